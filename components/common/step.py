@@ -1,0 +1,115 @@
+"""A pipeline step: what stands between KFP's executor and a stage's function.
+
+It joins the stage to the run: progress and errors go to the run's events, metrics to a nested MLflow run, the result to the artifact
+store. A step killed together with its run leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.common import hashing, places, process, tracking
+from components.common.artifacts import Artifact
+from components.common.errors import InterruptedRunError, TunelineError
+from components.common.places import Workdir
+from components.common.progress import Events, Plain, Reporter, Several
+
+UNEXPECTED = "This is a fault of tuneline, not of your input: the step's log has the traceback."
+
+
+@dataclass
+class Step:
+    """What a step's body works with: where to report, where things lie, the MLflow run if there is one."""
+
+    stage: str
+    reporter: Reporter
+    workdir: Workdir
+    tracked: tracking.MlflowReporter | None
+    cached: bool = False
+
+    def artifact(self, sha256: str, *kinds: str) -> Artifact:
+        """An input artifact from the store, every digest checked."""
+        return places.stored(self.workdir.store, sha256, *kinds)
+
+
+@contextmanager
+def running(stage: str) -> Iterator[Step]:
+    """Run a step's body: its start, end and any error are events of the run, and its metrics a nested MLflow run."""
+    events = _events(stage)
+    began = time.time()
+    if events:
+        events.write("started", pid=os.getpid())
+    try:
+        with _tracked(stage) as tracked:
+            step = Step(stage, _reporter(stage, events, tracked), Workdir.from_environment(), tracked)
+            yield step
+    except BaseException as error:
+        told = _told(error, stage)
+        traceback.print_exc()
+        if events:
+            events.write("failed", error=told.as_dict(), exit_code=told.exit_code, seconds=time.time() - began)
+        sys.exit(told.exit_code)
+    if events:
+        events.write("finished", seconds=time.time() - began, cached=step.cached)
+
+
+def produce(stage: str, parameters: Mapping[str, Any], build: Callable[[Path, Step], Artifact]) -> Artifact:
+    """Run a stage that makes an artifact. `parameters` are all the step was given: their digest, and the code's, is the key."""
+    key = hashing.digest({"stage": stage, "code": hashing.code_sha256(stage), "parameters": dict(parameters)})
+    with running(stage) as step:
+        artifact, step.cached = places.produce(step.workdir.store, stage, key, lambda folder: build(folder, step))
+        if step.tracked:
+            step.tracked.result(artifact)
+    return artifact
+
+
+def _events(stage: str) -> Events | None:
+    """The run's event file; a step of a run on this machine also ends with that run."""
+    path = os.environ.get("TUNELINE_EVENTS")
+    if os.environ.get("TUNELINE_RUN_PID"):
+        process.die_with(int(os.environ["TUNELINE_RUN_PID"]))
+    signal.signal(signal.SIGTERM, _interrupted)
+    return Events(Path(path), stage) if path else None
+
+
+def _interrupted(*_: object) -> None:
+    raise InterruptedRunError("the step was asked to stop", hint="Run the same command again: it goes on from where it stopped.")
+
+
+@contextmanager
+def _tracked(stage: str) -> Iterator[tracking.MlflowReporter | None]:
+    if not tracking.enabled():
+        yield None
+        return
+    with tracking.stage_run(stage) as reporter:
+        yield reporter
+
+
+def _reporter(stage: str, events: Events | None, tracked: tracking.MlflowReporter | None) -> Reporter:
+    """Events for the run's process where there is one, plain lines for the pod's log otherwise; metrics to MLflow either way."""
+    reporters: list[Reporter] = [events] if events else [Plain(sys.stdout)]
+    if tracked:
+        reporters.append(tracked)
+    return Several(reporters)
+
+
+def _told(error: BaseException, stage: str) -> TunelineError:
+    if isinstance(error, KeyboardInterrupt):
+        error = InterruptedRunError("interrupted", hint="Run the same command again: it goes on from where it stopped.")
+    if not isinstance(error, TunelineError):
+        told = TunelineError(f"{type(error).__name__}: {error}", hint=UNEXPECTED)
+        told.kind = "disk_full" if isinstance(error, OSError) and error.errno == 28 else "unexpected"
+        if told.kind == "disk_full":
+            told.hint = "Free some space and run the same command again: it goes on from where it stopped."
+        error = told
+    error.stage = error.stage or stage
+    return error

@@ -1,0 +1,190 @@
+"""MLflow runs: the only run logging of tuneline. A stage reports metrics to a Reporter; this is the one that keeps them.
+
+A stage's run is nested under the run named by MLFLOW_RUN_ID, which a scheduler may have set, or the pipeline. Without a tracking server
+in the environment nothing is tracked: stages used alone from the shell need no server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from components.common.artifacts import Artifact
+from components.common.errors import EngineMissingError
+
+EXPERIMENT = "tuneline"
+
+
+def enabled() -> bool:
+    """Whether this process was told where to track."""
+    return bool(os.environ.get("MLFLOW_TRACKING_URI"))
+
+
+def connect(uri: str | None = None) -> Any:
+    """The mlflow module, pointed at the tracking server. Raises EngineMissingError when the server does not answer."""
+    _quiet()
+    import mlflow
+
+    if uri:
+        mlflow.set_tracking_uri(uri)
+    address = mlflow.get_tracking_uri()
+    if address.startswith(("http://", "https://")):
+        _probe(address)
+    return mlflow
+
+
+def _quiet() -> None:
+    """MLflow migrates and greets on standard error, and a dead server keeps a client retrying for minutes."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    for name in ("mlflow", "alembic", "mlflow.store.db.utils"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _probe(address: str) -> None:
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(address.rstrip("/") + "/health", timeout=20):  # noqa: S310 - http(s) checked by the caller
+            return
+    except urllib.error.HTTPError:
+        return  # it answers; a server behind a path or with authentication may not serve /health
+    except OSError as error:
+        raise EngineMissingError(
+            f"the MLflow server {address} does not answer: {error}",
+            hint="Start it, or correct MLFLOW_TRACKING_URI or --tracking-uri.",
+        ) from None
+
+
+def start_run(name: str, tags: Mapping[str, str], artifact_root: Path | None = None) -> str:
+    """Open the parent run of a customization, nested under MLFLOW_RUN_ID where one is set. Returns its run id."""
+    mlflow = connect()
+    client = mlflow.MlflowClient()
+    all_tags = {**tags, "mlflow.runName": name, **_parent_tag()}
+    return str(client.create_run(_experiment(client, artifact_root), run_name=name, tags=all_tags).info.run_id)
+
+
+def _experiment(client: Any, artifact_root: Path | None) -> str:
+    """The experiment's id: that of MLFLOW_EXPERIMENT_NAME or "tuneline", created where it is missing."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    return str(client.create_experiment(name, artifact_location=artifact_root.as_uri() if artifact_root else None))
+
+
+def _parent_tag() -> dict[str, str]:
+    parent = os.environ.get("MLFLOW_RUN_ID")
+    return {"mlflow.parentRunId": parent} if parent else {}
+
+
+def end_run(run_id: str, status: str, tags: Mapping[str, Any] | None = None) -> None:
+    """Close a run as FINISHED, FAILED or KILLED, with last tags."""
+    client = connect().MlflowClient()
+    for name, value in (tags or {}).items():
+        client.set_tag(run_id, name, str(value))
+    client.set_terminated(run_id, status)
+
+
+class MlflowReporter:
+    """The Reporter that keeps metrics in an MLflow run; steps and progress are not its business."""
+
+    def __init__(self, client: Any, run_id: str) -> None:
+        self._client, self.run_id = client, run_id
+
+    def step(self, name: str) -> None: ...
+    def progress(self, done: int, total: int | None, unit: str) -> None: ...
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self.run_id, name.replace(":", "/"), float(value), step=step)
+
+    def note(self, text: str) -> None:
+        self._client.set_tag(self.run_id, "tuneline.note", text[:5000])
+
+    def result(self, artifact: Artifact) -> None:
+        """Keep what an artifact says of itself: configuration as parameters, digest and figures as tags, manifest and reports as files."""
+        manifest = artifact.manifest
+        for name, value in flatten(manifest.config).items():
+            self._client.log_param(self.run_id, name[:250], str(value)[:6000])
+        self._client.set_tag(self.run_id, f"tuneline.{manifest.kind}_sha256", manifest.content_sha256)
+        for name, value in flatten(manifest.summary).items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                self._client.log_metric(self.run_id, name.replace(":", "/"), float(value))
+        for name in ("manifest.json", "report.html", "training.jsonl", "evaluation.json"):
+            if (artifact.path / name).exists():
+                self._client.log_artifact(self.run_id, str(artifact.path / name))
+
+    def dataset(self, artifact: Artifact, *, name: str, source: Mapping[str, str]) -> None:
+        """Log a dataset version as a dataset input of type dvc: repository, path, revision and md5."""
+        from mlflow.data.meta_dataset import MetaDataset
+        from mlflow.entities import DatasetInput, InputTag
+
+        dataset = MetaDataset(_dvc_source(dict(source)), name=name, digest=artifact.sha256[:36])
+        entity = DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", "training")])
+        self._client.log_inputs(self.run_id, [entity])
+
+
+def _dvc_source(source: dict[str, str]) -> Any:
+    from mlflow.data.dataset_source import DatasetSource
+
+    class DvcSource(DatasetSource):  # type: ignore[misc] # mlflow is untyped
+        """Where a dataset version lies: {"repo", "path", "rev", "md5"}. Fetch it with `tuneline data fetch` or dvc."""
+
+        @staticmethod
+        def _get_source_type() -> str:
+            return "dvc"
+
+        def load(self, **_: Any) -> Any:
+            raise EngineMissingError("a DVC source is fetched, not loaded", hint=f"tuneline data fetch {source['rev']} -o DIR")
+
+        @staticmethod
+        def _can_resolve(raw_source: Any) -> bool:
+            return False
+
+        @classmethod
+        def _resolve(cls, raw_source: Any) -> Any:
+            raise EngineMissingError("a DVC source names its repository and revision itself")
+
+        def to_dict(self) -> dict[Any, Any]:
+            return source
+
+        @classmethod
+        def from_dict(cls, source_dict: dict[Any, Any]) -> Any:
+            return _dvc_source(source_dict)
+
+    return DvcSource()
+
+
+@contextmanager
+def stage_run(stage: str) -> Iterator[MlflowReporter]:
+    """A run for a stage, nested under MLFLOW_RUN_ID; FAILED when the stage raises."""
+    mlflow = connect()
+    client = mlflow.MlflowClient()
+    parent = os.environ.get("MLFLOW_RUN_ID")
+    experiment = client.get_run(parent).info.experiment_id if parent else _experiment(client, None)
+    run = client.create_run(experiment, run_name=stage, tags={"tuneline.stage": stage, **_parent_tag()})
+    try:
+        yield MlflowReporter(client, run.info.run_id)
+    except BaseException:
+        client.set_terminated(run.info.run_id, "FAILED")
+        raise
+    client.set_terminated(run.info.run_id, "FINISHED")
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}: MLflow's parameters and metrics are flat."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
