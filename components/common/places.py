@@ -83,15 +83,17 @@ def produce(store: Path, stage: str, key: str, build: Callable[[Path], Artifact]
     """
     note = store / "keys" / stage / key
     if note.exists():
-        return stored(store, note.read_text(encoding="utf-8").strip()), True
+        sha256 = note.read_text(encoding="utf-8").strip()
+        if (store / sha256 / artifacts.MANIFEST).exists():
+            return stored(store, sha256), True
     built = build(store / "unfinished" / f"{stage}-{key[:16]}")
-    artifact = _adopt(store, built)
+    artifact = adopt(store, built)
     note.parent.mkdir(parents=True, exist_ok=True)
     artifacts.write_atomically(note, artifact.sha256 + "\n")
     return artifact, False
 
 
-def _adopt(store: Path, built: Artifact) -> Artifact:
+def adopt(store: Path, built: Artifact) -> Artifact:
     """Move a finished artifact to store/<content_sha256>; where the same content already lies intact, keep that and drop this."""
     home = store / built.sha256
     if home.exists():

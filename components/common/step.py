@@ -7,6 +7,7 @@ store. A step killed together with its run leaves nothing running.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -34,7 +35,13 @@ class Step:
     reporter: Reporter
     workdir: Workdir
     tracked: tracking.MlflowReporter | None
+    events: Events | None = None
     cached: bool = False
+
+    def result(self, **values: Any) -> None:
+        """Tell the run what came of this step, for its summary."""
+        if self.events:
+            self.events.write("result", **values)
 
     def artifact(self, sha256: str, *kinds: str) -> Artifact:
         """An input artifact from the store, every digest checked."""
@@ -50,7 +57,7 @@ def running(stage: str) -> Iterator[Step]:
         events.write("started", pid=os.getpid())
     try:
         with _tracked(stage) as tracked:
-            step = Step(stage, _reporter(stage, events, tracked), Workdir.from_environment(), tracked)
+            step = Step(stage, _reporter(stage, events, tracked), Workdir.from_environment(), tracked, events)
             yield step
     except BaseException as error:
         told = _told(error, stage)
@@ -113,3 +120,9 @@ def _told(error: BaseException, stage: str) -> TunelineError:
         error = told
     error.stage = error.stage or stage
     return error
+
+
+def copy_report(artifact: Artifact, path: str) -> None:
+    """Show an artifact's report in the Kubeflow UI: an HTML output is a file at `path`."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(artifact.path / "report.html", path)

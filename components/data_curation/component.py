@@ -1,0 +1,23 @@
+"""Data curation as a Kubeflow component."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+from components.common.images import CURATION
+
+
+@dsl.component(base_image=CURATION, install_kfp_package=False)
+def data_curation(plan: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("dataset", str)]):  # type: ignore[valid-type]
+    """Clean, deduplicate and split raw text. `plan`: sources with digests, configuration, seed and code digest, as JSON."""
+    import json
+
+    from components.common import step
+    from components.data_curation.config import DataCurationConfig
+    from components.data_curation.stage import Source, curate
+
+    p = json.loads(plan)
+    sources, config = [Source(**s) for s in p["sources"]], DataCurationConfig(**p["config"])
+    made = step.produce("data_curation", p, lambda out, s: curate(sources, out, config, seed=p["seed"], reporter=s.reporter))
+    step.copy_report(made, report.path)
+    return (made.sha256,)

@@ -1,0 +1,28 @@
+"""Evaluation as a Kubeflow component."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+from components.common.images import EVALUATION
+
+
+@dsl.component(base_image=EVALUATION, install_kfp_package=False)
+def evaluation(plan: str, model: str, dataset: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("evaluation", str), ("verdict", str)]):  # type: ignore[valid-type]
+    """Measure a model against its base and the model in service. `plan`: configuration, incumbent digest, seed and code digest."""
+    import json
+
+    from components.common import models, step
+    from components.evaluation.config import EvaluationConfig
+    from components.evaluation.stage import evaluate
+
+    p = json.loads(plan)
+
+    def build(out, s):  # type: ignore[no-untyped-def]
+        opened = [models.from_artifact(s.artifact(sha, "model"), s.reporter) if sha else None for sha in (model, p["incumbent"])]
+        options = {"incumbent": opened[1], "seed": p["seed"], "state": s.workdir.state, "reporter": s.reporter}
+        return evaluate(opened[0], s.artifact(dataset, "dataset"), out, EvaluationConfig(**p["config"]), **options)
+
+    made = step.produce("evaluation", {"plan": p, "model": model, "dataset": dataset}, build)
+    step.copy_report(made, report.path)
+    return (made.sha256, made.manifest.summary["verdict"])

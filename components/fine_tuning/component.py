@@ -1,0 +1,28 @@
+"""Fine-tuning as a Kubeflow component."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+from components.common.images import TRAINING
+
+
+@dsl.component(base_image=TRAINING, install_kfp_package=False)
+def fine_tuning(plan: str, dataset: str, version: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("model", str)]):  # type: ignore[valid-type]
+    """Tune the base model on a dataset. `plan`: configuration, base model digest, seed and code digest; `version`: the dataset's revision."""
+    import json
+
+    from components.common import models, step
+    from components.fine_tuning.config import FineTuningConfig
+    from components.fine_tuning.stage import finetune
+
+    p, uri = json.loads(plan), json.loads(version)["uri"]
+
+    def build(out, s):  # type: ignore[no-untyped-def]
+        base = models.base_model(p["config"]["base_model"], s.reporter, p["base_sha256"])
+        options = {"seed": p["seed"], "state": s.workdir.state, "reporter": s.reporter, "dataset_uri": uri, "base": base}
+        return finetune(s.artifact(dataset, "dataset"), out, FineTuningConfig(**p["config"]), **options)
+
+    made = step.produce("fine_tuning", {"plan": p, "dataset": dataset, "uri": uri}, build)
+    step.copy_report(made, report.path)
+    return (made.sha256,)

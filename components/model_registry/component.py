@@ -1,0 +1,43 @@
+"""Registration and promotion as Kubeflow components. Neither is ever cached."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+from components.common.images import EVALUATION
+
+
+@dsl.component(base_image=EVALUATION, install_kfp_package=False)
+def registration(plan: str, version: str, dataset: str, model: str, evaluation: str, repository: str = "") -> NamedTuple("Outputs", [("version", str)]):  # type: ignore[valid-type]
+    """Register a model version with the digests of all it came from. `version`: the dataset's revision; `repository`: empty when refused."""
+    import json
+
+    from components.common import step
+    from components.model_registry.config import ModelRegistryConfig
+    from components.model_registry.stage import register
+
+    p, rev = json.loads(plan), json.loads(version)
+    with step.running("registration") as s:
+        s.artifact(dataset, "dataset")
+        package = s.artifact(repository, "repository") if repository else None
+        made = [s.artifact(model, "model"), s.artifact(evaluation, "evaluation"), package, ModelRegistryConfig(**p["config"])]
+        done = register(*made, reporter=s.reporter, dataset_version=rev, finetune_key=p["finetune_key"])
+        s.result(**done.model_dump(), repository=repository)
+    return (done.version,)
+
+
+@dsl.component(base_image=EVALUATION, install_kfp_package=False)
+def promotion(plan: str, version: str) -> NamedTuple("Outputs", [("champion", str)]):  # type: ignore[valid-type]
+    """Make an accepted model version the champion, where the configuration asks for it."""
+    import json
+
+    from components.common import step
+    from components.model_registry.config import ModelRegistryConfig
+    from components.model_registry.stage import promote
+
+    config = ModelRegistryConfig(**json.loads(plan)["config"])
+    with step.running("promotion") as s:
+        if config.auto_promote:
+            moved = promote(config.name, version, by="pipeline", reporter=s.reporter)
+            s.result(**moved.model_dump(by_alias=True))
+    return (version if config.auto_promote else "",)

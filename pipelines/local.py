@@ -1,0 +1,270 @@
+"""The whole pipeline on this machine, through kfp.local: real components, real cache, one process a step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from components.common import places, progress, tracking
+from components.common.errors import InterruptedRunError, TunelineError
+from components.common.places import Workdir
+from components.common.progress import Reporter
+from pipelines import runs
+from pipelines.config import Customization
+from pipelines.runs import Run
+
+STAGES = {
+    "resolve": "resolve",
+    "data_curation": "curate",
+    "data_versioning": "version",
+    "fine_tuning": "fine-tune",
+    "evaluation": "evaluate",
+    "triton_packaging": "package",
+    "registration": "register",
+    "promotion": "promote",
+}
+CONDITIONAL = ("triton_packaging", "promotion")
+
+
+@dataclass
+class Listener:
+    """Follows a run's events and shows them; remembers each stage's seconds, results and failure."""
+
+    run: Run
+    reporter: Reporter
+    seconds: dict[str, float] = field(default_factory=dict)
+    cached: dict[str, bool] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failure: TunelineError | None = None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Show one event."""
+        stage, kind = event["stage"], event["event"]
+        title = STAGES.get(stage, stage)
+        if kind == "started":
+            self.reporter.step(title)
+        elif kind == "step":
+            self.reporter.step(f"{title}: {event['name']}")
+        elif kind == "progress":
+            self.reporter.progress(event["done"], event["total"], event["unit"])
+        elif kind == "metrics":
+            self.reporter.metrics(event["values"], event["step"])
+        elif kind == "note":
+            self.reporter.note(event["text"])
+        elif kind == "result":
+            self.results[stage] = event
+        elif kind in ("finished", "failed"):
+            self.seconds[stage] = event["seconds"]
+            self.cached[stage] = bool(event.get("cached"))
+            if kind == "failed":
+                self.failure = TunelineError.from_dict(event["error"], event["exit_code"])
+
+    def follow(self, stop: threading.Event) -> None:
+        """Show events as they come, until `stop` is set and the file is read to its end."""
+        self.run.events.touch()
+        with self.run.events.open(encoding="utf-8") as file:
+            while True:
+                ended = stop.is_set()
+                for line in _whole_lines(file):
+                    self.take(json.loads(line))
+                if ended:
+                    return
+                stop.wait(0.2)
+
+
+def _whole_lines(file: IO[str]) -> Iterator[str]:
+    while True:
+        place = file.tell()
+        line = file.readline()
+        if not line.endswith("\n"):
+            file.seek(place)
+            return
+        yield line
+
+
+def run(config: Customization, workdir: Workdir, *, quiet: bool, uri: str | None = None) -> dict[str, Any]:
+    """Run the customization. Returns the object that `tuneline run --json` prints.
+
+    Raises the TunelineError of the step that failed, with its stage. A second run in the same workdir is refused.
+    """
+    began = time.monotonic()
+    with runs.exclusive(workdir):
+        _close_dead_runs(workdir)
+        this = runs.new_run(workdir)
+        reporter = progress.console(quiet=quiet)
+        try:
+            with _environment(workdir, this, uri):
+                parent = _open_tracking(config, workdir, this)
+                result = _run_tracked(config, workdir, this, reporter, parent, began)
+        except BaseException as error:
+            this.write(status="interrupted" if isinstance(error, (KeyboardInterrupt, InterruptedRunError)) else "failed", ended=time.time())
+            raise
+        finally:
+            progress.close(reporter)
+    return result
+
+
+@contextlib.contextmanager
+def _environment(workdir: Workdir, this: Run, uri: str | None) -> Iterator[None]:
+    """What the steps find in their environment; see components.common.places and step."""
+    values = {
+        "TUNELINE_WORKDIR": str(workdir.root),
+        "TUNELINE_EVENTS": str(this.events),
+        "TUNELINE_RUN_PID": str(os.getpid()),
+        "MLFLOW_TRACKING_URI": uri or workdir.tracking_uri,
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUTF8": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _open_tracking(config: Customization, workdir: Workdir, this: Run) -> str:
+    """The parent MLflow run; artifacts of a tracking store in the workdir lie in the workdir too."""
+    own = os.environ["MLFLOW_TRACKING_URI"].startswith("sqlite:")
+    tags = {"tuneline.run": this.name, "tuneline.model": config.model_registry.name}
+    parent = tracking.start_run(this.name, tags, workdir.root / "mlflow-artifacts" if own else None)
+    os.environ["MLFLOW_RUN_ID"] = parent
+    this.write(mlflow_run_id=parent, tracking_uri=os.environ["MLFLOW_TRACKING_URI"])
+    return parent
+
+
+def _close_dead_runs(workdir: Workdir) -> None:
+    """Note down runs whose process was killed: nobody else holds the workdir now."""
+    for folder in workdir.runs.glob("*/run.json"):
+        dead = Run(folder.parent)
+        if dead.read().get("status") == "running":
+            dead.write(status="killed")
+
+
+def _run_tracked(config: Customization, workdir: Workdir, this: Run, reporter: Reporter, parent: str, began: float) -> dict[str, Any]:
+    listener = Listener(this, reporter)
+    status = "FAILED"
+    try:
+        outputs = _run_pipeline(config, workdir, this, listener)
+        result = _result(outputs, listener, workdir, this, parent, began)
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise InterruptedRunError("the run was interrupted", hint="Run the same command again: it goes on from where it stopped.") from None
+    finally:
+        tracking.end_run(parent, status)
+    this.write(status="finished", ended=time.time(), result=result)
+    return result
+
+
+def _run_pipeline(config: Customization, workdir: Workdir, this: Run, listener: Listener) -> dict[str, Any]:
+    """Run through kfp.local; what it and the steps print goes to run.log, the events to the screen."""
+    from kfp import local
+
+    from pipelines.customization import customization
+
+    text = yaml.safe_dump(config.model_dump(mode="json", exclude_unset=False), sort_keys=False)
+    (this.folder / "customization.yaml").write_text(text, encoding="utf-8")
+    cache = workdir.root / "kfp-cache"
+    _forget_missing(cache, workdir.store)
+    local.init(
+        runner=local.SubprocessRunner(use_venv=False),
+        pipeline_root=str(this.folder / "kfp"),
+        raise_on_error=True,
+        enable_caching=True,
+        cache_root=str(cache),
+    )
+    with _following(listener), this.log.open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            task = customization(configuration=text)
+        except RuntimeError as error:
+            failed = _plain(str(error))
+        else:
+            return {name: task.outputs[name] for name in ("dataset", "version", "model", "evaluation", "verdict")}
+    raise listener.failure or TunelineError(failed, hint=f"Its log is in {this.log}.")
+
+
+def _plain(text: str) -> str:
+    """Without the terminal colours kfp puts into its messages."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@contextlib.contextmanager
+def _following(listener: Listener) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=listener.follow, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=10)
+
+
+def _forget_missing(cache: Path, store: Path) -> None:
+    """Drop cached outputs whose artifact is no longer in the store, else no run could ever make it again."""
+    for entry in cache.glob("*.json"):
+        digests = re.findall(r'"([0-9a-f]{64})"', entry.read_text(encoding="utf-8"))
+        if not all((store / sha256 / "manifest.json").exists() for sha256 in digests):
+            entry.unlink()
+
+
+def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this: Run, parent: str, began: float) -> dict[str, Any]:
+    registered = listener.results.get("registration", {})
+    moved = listener.results.get("promotion", {})
+    verdict = outputs["verdict"]
+    if verdict == "accepted" and moved and moved["from"] == moved["to"]:
+        verdict = "unchanged"
+    digests = {kind: outputs[kind] for kind in ("dataset", "model", "evaluation")}
+    digests["repository"] = registered.get("repository") or (registered.get("tags") or {}).get("tuneline.repository_sha256")
+    # Cached outputs are believed only after their digests check.
+    found = {kind: places.stored(workdir.store, sha256).path if sha256 else None for kind, sha256 in digests.items()}
+    return {
+        "verdict": verdict,
+        "workdir": str(workdir.root),
+        "artifacts": {kind: str(path) if path else None for kind, path in found.items()},
+        "mlflow": {
+            "tracking_uri": os.environ["MLFLOW_TRACKING_URI"],
+            "run_id": parent,
+            "model_name": registered.get("name"),
+            "model_version": registered.get("version"),
+            "aliases": moved.get("aliases") or registered.get("aliases", []),
+        },
+        "stages": _stages(listener, verdict),
+        "seconds": round(time.monotonic() - began, 2),
+        "report": str(found["evaluation"] / "report.html") if found["evaluation"] else None,
+        "run": this.name,
+    }
+
+
+def _stages(listener: Listener, verdict: str) -> list[dict[str, Any]]:
+    """Seconds a stage. One that kfp's cache answered has no events: it was cached unless the verdict left it out."""
+    stages = []
+    for stage in STAGES:
+        ran = stage in listener.seconds
+        if ran or stage not in CONDITIONAL or (stage == "triton_packaging" and verdict in ("accepted", "unchanged")):
+            cached = listener.cached.get(stage, True)
+            stages.append({"name": stage, "seconds": round(listener.seconds.get(stage, 0.0), 2), "cached": cached})
+    return stages
+
+
+def interrupted(*_: object) -> None:
+    """SIGTERM ends a run as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
