@@ -1,0 +1,61 @@
+"""What the data curation stage can be told."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Format = Literal["auto", "alpaca", "dolly", "hh", "kto", "openai", "preference", "prompt_completion", "scored_pair", "sharegpt", "text"]
+
+
+class Fractions(BaseModel):
+    """How the kept rows are divided. A row's place follows from its content and the seed, so the parts are met within chance."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    train: float = Field(0.92, gt=0, lt=1, description="Share of the rows that the model learns from.")
+    validation: float = Field(0.03, ge=0, lt=1, description="Share watched during training, for curves and early stopping.")
+    test: float = Field(0.05, gt=0, lt=1, description="Share that only the evaluation sees. The gate wants at least 200 rows.")
+
+    @model_validator(mode="after")
+    def _add_up(self) -> Fractions:
+        if abs(self.train + self.validation + self.test - 1) > 1e-6:
+            raise ValueError(f"train, validation and test add up to {self.train + self.validation + self.test:g}, not to 1")
+        return self
+
+
+class DataCurationConfig(BaseModel):
+    """Raw text in, clean train, validation and test rows out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sources: list[str] = Field(
+        ["demo:python-docs"],
+        min_length=1,
+        description="Files, globs and folders to read, relative to the configuration file. demo:python-docs builds the demo dataset.",
+    )
+    format: Format = Field(
+        "auto", description="auto recognises each record by its keys; a name reads every record that way or quarantines it."
+    )
+    text_unit: Literal["line", "paragraph", "file"] = Field(
+        "line", description="What is one row of a plain text file: a line, a block between blank lines, or the whole file."
+    )
+    max_line_bytes: int = Field(
+        10_000_000, ge=1_000, description="Bytes of a line (or a JSON array's element) above which it is quarantined."
+    )
+    min_prompt_characters: int = Field(1, ge=1, description="Characters below which what the user says is too short.")
+    min_answer_characters: int = Field(2, ge=1, description="Characters below which an answer, or a text, is too short.")
+    max_row_characters: int = Field(200_000, ge=1, description="Characters of all messages together above which a row is too long.")
+    near_duplicate_threshold: float = Field(
+        0.7,
+        ge=0.5,
+        le=1,
+        description="Jaccard similarity of two rows' word 5-grams from which the later one is dropped. Lower drops more.",
+    )
+    answer_min_words: int = Field(
+        8,
+        ge=1,
+        description="Words from which equal or similar answers keep their rows in one split. Lower is stricter.",
+    )
+    fractions: Fractions = Field(default_factory=Fractions, description="How the kept rows are divided; the three add up to 1.")

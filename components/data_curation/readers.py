@@ -1,0 +1,340 @@
+"""From files to records. What cannot be read is not lost: it becomes an Unread with its place and the reason.
+
+A record is what one line of JSONL, one element of a JSON array, one row of CSV or Parquet, or one unit of a text file holds.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.common.errors import InputError
+from components.data_curation.config import DataCurationConfig
+from components.data_curation.sources import Source, suffix
+
+CHUNK = 64 * 1024  # bytes read at once; bounds what a compressed chunk can swell to
+
+
+@dataclass(frozen=True)
+class Record:
+    """A readable record: its file's name, its line (of JSON and Parquet: its number, from 1) and its fields."""
+
+    file: str
+    line: int
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What could not be read, as quarantine.jsonl says it."""
+
+    file: str
+    line: int
+    why: str
+
+
+class BrokenOffError(Exception):
+    """A compressed file that ends, or stops making sense, in the middle."""
+
+
+def read(source: Source, config: DataCurationConfig) -> Iterator[Record | Unread]:
+    """Every record of a file, and every place where none could be read.
+
+    Raises InputError when the file is no longer the one that was listed.
+    """
+    kind = suffix(Path(source.uri))
+    reader = _READERS[kind]
+    with Path(source.uri).open("rb") as file:
+        digest = hashlib.sha256()
+        chunks = _chunks(file, digest.update)
+        yield from reader(_Content(source.name, _decompressed(chunks, Path(source.uri).suffix.lower())), config)
+        for _ in chunks:  # what a reader left unread still belongs to the digest
+            pass
+    if digest.hexdigest() != source.sha256:
+        raise InputError(
+            f"{source.uri} changed while it was read", hint="Wait until nobody writes to the file, then run the same command again."
+        )
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A file's name and its decompressed bytes, piece by piece."""
+
+    file: str
+    chunks: Iterator[bytes]
+
+    def everything(self) -> tuple[bytes, str]:
+        """All bytes that can be had, and why there are no more of them ("" at the file's true end)."""
+        pieces: list[bytes] = []
+        try:
+            pieces.extend(self.chunks)  # an exception leaves what came before it
+        except BrokenOffError as error:
+            return b"".join(pieces), str(error)
+        return b"".join(pieces), ""
+
+
+def _chunks(file: io.BufferedReader, seen: Callable[[bytes], object]) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK):
+        seen(chunk)
+        yield chunk
+
+
+def _decompressed(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
+    """The bytes behind gzip or zstd, several members or frames in a row included. Raises BrokenOffError."""
+    if compression == ".gz":
+        return _inflate(chunks, lambda: zlib.decompressobj(wbits=31))
+    if compression == ".zst":
+        import zstandard
+
+        return _inflate(chunks, lambda: zstandard.ZstdDecompressor().decompressobj())
+    return chunks
+
+
+def _inflate(chunks: Iterator[bytes], new: Callable[[], Any]) -> Iterator[bytes]:
+    current, began = new(), False
+    for chunk in chunks:
+        data = chunk
+        while data:
+            try:
+                plain = current.decompress(data)
+            except Exception as error:  # zlib.error or ZstdError, which share no base
+                raise BrokenOffError(f"the compressed data is damaged here: {error}") from None
+            began, data = True, b""
+            if current.eof:
+                data, current, began = current.unused_data.lstrip(b"\0"), new(), False
+            if plain:
+                yield plain
+    if began:
+        raise BrokenOffError("the compressed file breaks off here: its end is missing")
+
+
+def _lines(content: _Content, longest: int) -> Iterator[tuple[int, bytes | str]]:
+    """Numbered lines as bytes; as str the reason why a line is not there. An over-long line is passed over, never held."""
+    number, held, too_long = 1, bytearray(), False
+    try:
+        for chunk in content.chunks:
+            pieces = chunk.split(b"\n")
+            for piece in pieces[:-1]:
+                held += piece
+                yield number, f"longer than {longest:,} bytes" if too_long or len(held) > longest else bytes(held)
+                number, held, too_long = number + 1, bytearray(), False
+            held += pieces[-1]
+            if len(held) > longest:
+                held, too_long = bytearray(), True
+    except BrokenOffError as error:
+        yield number, str(error)
+        return
+    if held or too_long:
+        yield number, f"longer than {longest:,} bytes" if too_long else bytes(held)
+
+
+def _decoded(line: bytes) -> str:
+    """The text of a line; raises ValueError with a reason for people."""
+    try:
+        return line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: byte 0x{line[error.start]:02x} at position {error.start}") from None
+
+
+def _json_lines(content: _Content, config: DataCurationConfig) -> Iterator[Record | Unread]:
+    for number, line in _lines(content, config.max_line_bytes):
+        if isinstance(line, str):
+            yield Unread(content.file, number, line)
+        elif line.strip():
+            yield _json_record(content.file, number, line)
+
+
+def _json_record(file: str, number: int, line: bytes) -> Record | Unread:
+    try:
+        return _record(file, number, json.loads(_decoded(line), parse_constant=_nothing))
+    except (ValueError, RecursionError) as error:
+        why = str(error) if "UTF-8" in str(error) else f"invalid JSON: {error or 'nested too deeply'}"
+        return Unread(file, number, why)
+
+
+def _nothing(_: str) -> None:
+    """NaN and Infinity are not JSON, but common: no value."""
+
+
+def _record(file: str, number: int, value: Any) -> Record | Unread:
+    if isinstance(value, str):
+        value = {"text": value}
+    if not isinstance(value, dict):
+        return Unread(file, number, f"a JSON {type(value).__name__}, not an object")
+    return Record(file, number, value)
+
+
+def _json(content: _Content, config: DataCurationConfig) -> Iterator[Record | Unread]:
+    """A JSON array, an object, or JSON lines by another name. Of a damaged array, the elements before the damage."""
+    data, broken = content.everything()
+    try:
+        text = _decoded(data)
+    except ValueError as error:
+        yield Unread(content.file, 1, str(error))
+        return
+    if text.lstrip().startswith("["):
+        yield from _elements(content.file, text, broken, config.max_line_bytes)
+    elif _is_one_object(text):
+        yield _json_record(content.file, 1, data)
+    else:
+        yield from _json_lines(_Content(content.file, iter([data])), config)
+        if broken:
+            yield Unread(content.file, data.count(b"\n") + 1, broken)
+
+
+def _is_one_object(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _elements(file: str, text: str, broken: str, longest: int) -> Iterator[Record | Unread]:
+    decoder, position, number = json.JSONDecoder(parse_constant=_nothing), text.index("[") + 1, 0
+    while True:
+        position = _skip(text, position, " \t\r\n,")
+        if text[position : position + 1] == "]":
+            return
+        number += 1
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError) as error:
+            yield Unread(file, number, broken or f"invalid JSON: {error or 'nested too deeply'}; what follows in this array is unread")
+            return
+        yield Unread(file, number, f"longer than {longest:,} bytes") if end - position > longest else _record(file, number, value)
+        position = end
+
+
+def _skip(text: str, position: int, characters: str) -> int:
+    while position < len(text) and text[position] in characters:
+        position += 1
+    return position
+
+
+def _csv(content: _Content, config: DataCurationConfig, delimiter: str = ",") -> Iterator[Record | Unread]:
+    """Rows under a header line. Bytes that are not UTF-8 go through as surrogates, to be found in their own row."""
+    broken: list[Unread] = []
+    reader = csv.reader(_csv_lines(content, config.max_line_bytes, broken), delimiter=delimiter, strict=True)
+    csv.field_size_limit(config.max_line_bytes)
+    header: list[str] | None = None
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            yield Unread(content.file, reader.line_num, f"invalid CSV: {error}")
+            continue
+        if header is None:
+            header = row
+        elif row:
+            yield _csv_record(content.file, reader.line_num, header, row)
+    yield from broken
+
+
+def _csv_lines(content: _Content, longest: int, broken: list[Unread]) -> Iterator[str]:
+    for number, line in _lines(content, longest):
+        if isinstance(line, str):
+            broken.append(Unread(content.file, number, line))
+        else:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8", errors="surrogateescape") + "\n"
+
+
+def _csv_record(file: str, number: int, header: list[str], row: list[str]) -> Record | Unread:
+    if any("\udc80" <= character <= "\udcff" for cell in row for character in cell):
+        return Unread(file, number, "not UTF-8")
+    if len(row) != len(header):
+        return Unread(file, number, f"{len(row)} fields under a header of {len(header)}")
+    return Record(file, number, {name.strip(): _cell(value) for name, value in zip(header, row, strict=True)})
+
+
+def _cell(value: str) -> Any:
+    """A cell that holds a JSON list of objects (messages, tools) as that list; any other as it stands."""
+    if not value.startswith(("[{", "[ {")):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _tsv(content: _Content, config: DataCurationConfig) -> Iterator[Record | Unread]:
+    return _csv(content, config, delimiter="\t")
+
+
+def _parquet(content: _Content, config: DataCurationConfig) -> Iterator[Record | Unread]:
+    import pyarrow
+    from pyarrow import parquet
+
+    data, broken = content.everything()
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(pyarrow.BufferReader(data)).iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                number += 1
+                yield Record(content.file, number, {name: plain(value) for name, value in row.items()})
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        yield Unread(content.file, number + 1, broken or f"unreadable Parquet: {error}")
+
+
+def plain(value: Any) -> Any:
+    """A value of Parquet as JSON knows it: NaN becomes nothing, dates and decimals become text."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _text(content: _Content, config: DataCurationConfig) -> Iterator[Record | Unread]:
+    """Lines, blocks between blank lines, or the whole of a text file."""
+    if config.text_unit == "file":
+        data, broken = content.everything()
+        yield from _text_records(content.file, [(1, data)])
+        if broken:
+            yield Unread(content.file, data.count(b"\n") + 1, broken)
+        return
+    block: list[bytes] = []
+    began = 1
+    for number, line in _lines(content, config.max_line_bytes):
+        if isinstance(line, str):
+            yield Unread(content.file, number, line)
+        elif line.strip():
+            began = began if block else number
+            block.append(line)
+        if block and (config.text_unit == "line" or not isinstance(line, bytes) or not line.strip()):
+            yield from _text_records(content.file, [(began, b"\n".join(block))])
+            block = []
+    yield from _text_records(content.file, [(began, b"\n".join(block))] if block else [])
+
+
+def _text_records(file: str, units: Iterable[tuple[int, bytes]]) -> Iterator[Record | Unread]:
+    for number, data in units:
+        try:
+            yield Record(file, number, {"text": _decoded(data)})
+        except ValueError as error:
+            yield Unread(file, number, str(error))
+
+
+_READERS: dict[str, Callable[[_Content, DataCurationConfig], Iterator[Record | Unread]]] = {
+    ".csv": _csv,
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".md": _text,
+    ".ndjson": _json_lines,
+    ".parquet": _parquet,
+    ".text": _text,
+    ".tsv": _tsv,
+    ".txt": _text,
+}

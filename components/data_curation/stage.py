@@ -1,0 +1,182 @@
+"""Raw text in, clean train, validation and test rows out; every dropped row with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.common import artifacts, hashing
+from components.common.artifacts import Artifact, Input
+from components.common.errors import InputError
+from components.common.progress import Reporter
+from components.data_curation import cleaning, duplicates, formats, page, readers, splits, tables
+from components.data_curation.cleaning import Drop
+from components.data_curation.config import DataCurationConfig
+from components.data_curation.readers import Unread
+from components.data_curation.rows import Kind, Row, give_ids
+from components.data_curation.sources import Source, list_sources
+
+__all__ = ["Source", "curate", "list_sources"]
+
+STAGE = "data_curation"
+SPLIT_FILES = {name: f"{name}.parquet" for name in splits.SPLITS}
+PAYLOAD = (*SPLIT_FILES.values(), "rejected.parquet", "quarantine.jsonl")
+ENGINE_FOLDER = ".engine"
+
+
+@dataclass(frozen=True)
+class Curated:
+    """What became of the rows: kept ones by split, dropped ones with their reason, and the places that could not be read."""
+
+    kind: Kind
+    by_split: dict[str, list[Row]]
+    dropped: list[tuple[Row, Drop]]
+    unread: list[Unread]
+
+    @property
+    def kept(self) -> list[Row]:
+        """The rows of all splits."""
+        return [row for rows in self.by_split.values() for row in rows]
+
+
+def curate(
+    sources: Sequence[Source],
+    output: Path,
+    config: DataCurationConfig,
+    *,
+    seed: int,
+    reporter: Reporter,
+    overwrite: bool = False,
+) -> Artifact:
+    """Make a dataset of the sources in the folder `output` and return it; one finished there under the same key is returned as it is.
+
+    The dataset has train, validation and test rows, those rejected (with reason and detail) and a list of what was unreadable. Raises
+    InputError when a source has changed since it was listed, kinds of rows are mixed, nothing is kept or a split stays empty, and
+    EngineMissingError when Daft gives no result.
+    """
+    inputs = [Input(kind="raw", content_sha256=source.sha256, uri=source.name) for source in sources]
+    key = _key(inputs, config, seed)
+    if finished := artifacts.begin(output, key, overwrite=overwrite):
+        return finished
+    rows, unread = _read(sources, config, reporter)
+    curated = _curated(rows, unread, output, config, seed, reporter)
+    summary = _summary(curated, rows_in=len(rows) + len(unread))
+    reporter.step("writing the dataset")
+    _write(curated, output, page.render(summary, sources, curated.kept, curated.dropped, unread))
+    return artifacts.publish(
+        output, "dataset", payload=PAYLOAD, inputs=inputs, config=config.model_dump(), seed=seed, key=key, summary=summary
+    )
+
+
+def _key(inputs: Sequence[Input], config: DataCurationConfig, seed: int) -> str:
+    """What the result depends on: not where the sources lie, only what they hold and are called."""
+    settings = config.model_dump(exclude={"sources"})
+    named = [[one.uri, one.content_sha256] for one in inputs]
+    return hashing.digest({"stage": STAGE, "code": hashing.code_sha256(STAGE), "inputs": named, "config": settings, "seed": seed})
+
+
+def _read(sources: Sequence[Source], config: DataCurationConfig, reporter: Reporter) -> tuple[list[Row], list[Unread]]:
+    """All rows in input order, cleaned and with their ids, and all that is unreadable."""
+    reporter.step("reading")
+    rows: list[Row] = []
+    unread: list[Unread] = []
+    for number, one in enumerate(_each(sources, config), 1):
+        if isinstance(one, Unread):
+            unread.append(one)
+        else:
+            rows.append(one)
+        if number % 1000 == 0:
+            reporter.progress(number, None, "rows")
+    reporter.progress(len(rows) + len(unread), len(rows) + len(unread), "rows")
+    give_ids(rows)
+    return rows, unread
+
+
+def _each(sources: Sequence[Source], config: DataCurationConfig) -> Iterator[Row | Unread]:
+    for source in sources:
+        for record in readers.read(source, config):
+            if isinstance(record, Unread):
+                yield record
+                continue
+            try:
+                rows = formats.rows_of(record, config.format)
+            except formats.ShapeError as error:
+                yield Unread(record.file, record.line, str(error))
+                continue
+            for row in rows:
+                cleaning.clean(row)
+                yield row
+
+
+def _curated(rows: list[Row], unread: list[Unread], output: Path, config: DataCurationConfig, seed: int, reporter: Reporter) -> Curated:
+    kind = _one_kind(rows, unread)
+    reporter.step("filtering")
+    dropped = [(row, why) for row in rows if (why := cleaning.drop(row, config))]
+    gone = {id(row) for row, _ in dropped}
+    clean = [row for row in rows if id(row) not in gone]
+    _check_any(clean, dropped, unread)
+    reporter.step("comparing rows")
+    found = duplicates.compare(clean, output / ENGINE_FOLDER, config)
+    repeats = duplicates.drops(clean, found)
+    dropped += [(clean[place], why) for place, why in repeats.items()]
+    together = duplicates.clusters(clean, found)
+    places = splits.assign(clean, together, config.fractions, seed)
+    by_split = {name: [r for i, r in enumerate(clean) if places[i] == name and i not in repeats] for name in splits.SPLITS}
+    splits.check_filled({name: len(some) for name, some in by_split.items()}, len(set(together)), config.fractions)
+    if not by_split["validation"]:
+        reporter.note("no row fell into the validation split")
+    return Curated(kind, by_split, dropped, unread)
+
+
+def _one_kind(rows: Sequence[Row], unread: Sequence[Unread]) -> Kind:
+    """The kind that all rows have. Raises InputError when there is none, or more than one."""
+    first: dict[Kind, Row] = {}
+    for row in rows:
+        first.setdefault(row.kind, row)
+    if not first:
+        raise _nothing([], unread)
+    if len(first) > 1:
+        where = ", ".join(f"{kind} ({row.file}:{row.line})" for kind, row in first.items())
+        raise InputError(
+            f"the sources mix kinds of rows: {where}",
+            hint="A dataset has one kind: name only sources of one, or force one way to read them with data_curation.format.",
+        )
+    return next(iter(first))
+
+
+def _check_any(clean: Sequence[Row], dropped: Sequence[tuple[Row, Drop]], unread: Sequence[Unread]) -> None:
+    if not clean:
+        raise _nothing(dropped, unread)
+
+
+def _nothing(dropped: Sequence[tuple[Row, Drop]], unread: Sequence[Unread]) -> InputError:
+    """No row is left: the error counts why, and gives the first unreadable place."""
+    reasons = Counter(why.reason for _, why in dropped)
+    counted = [f"{count} {reason}" for reason, count in sorted(reasons.items())] + ([f"{len(unread)} unreadable"] if unread else [])
+    first = f"; first {unread[0].file}:{unread[0].line}: {unread[0].why}" if unread else ""
+    return InputError(
+        f"no row is left to keep: {', '.join(counted) or 'the sources are empty'}{first}",
+        hint="Check data_curation.sources and data_curation.format; docs/data.md shows the formats that are read.",
+    )
+
+
+def _summary(curated: Curated, rows_in: int) -> dict[str, Any]:
+    """The counts of the manifest. Rows in = kept + rejected + quarantined, or there is a fault here."""
+    reasons = Counter(why.reason for _, why in curated.dropped)
+    sizes = {name: len(rows) for name, rows in curated.by_split.items()}
+    kept = sum(sizes.values())
+    if rows_in != kept + reasons.total() + len(curated.unread):
+        raise AssertionError(f"rows were lost: {rows_in} in, {kept} kept, {reasons.total()} rejected, {len(curated.unread)} quarantined")
+    rows = {"in": rows_in, "kept": kept, "quarantined": len(curated.unread), "rejected": dict(sorted(reasons.items()))}
+    return {"rows": rows, "splits": sizes, "rows_kind": curated.kind}
+
+
+def _write(curated: Curated, output: Path, html: str) -> None:
+    for name, rows in curated.by_split.items():
+        tables.write_split(output / SPLIT_FILES[name], curated.kind, rows)
+    tables.write_rejected(output / "rejected.parquet", curated.dropped)
+    tables.write_quarantine(output / "quarantine.jsonl", curated.unread)
+    (output / "report.html").write_text(html, encoding="utf-8")
