@@ -230,13 +230,16 @@ def threads() -> int:
     return int(os.environ.get("TUNELINE_THREADS") or len(os.sched_getaffinity(0)))
 
 
-def load(model: Model, *, trainable: bool = False) -> Any:
-    """The transformers model, its adapter attached with PEFT where it has one: fp32 on CPU (bf16 is 60 times slower there), bf16 on GPUs."""
+def load(model: Model, *, trainable: bool = False, dtype: Any = None) -> Any:
+    """The transformers model, its adapter attached with PEFT where it has one: fp32 on CPU (bf16 is 60 times slower there), bf16 on GPUs.
+
+    `dtype` (a torch.dtype) replaces that choice.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     quiet_transformers()
-    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    dtype = dtype or (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
     loaded = AutoModelForCausalLM.from_pretrained(model.weights, dtype=dtype, trust_remote_code=False, use_safetensors=True)
     if model.adapter:
         from peft import PeftModel
