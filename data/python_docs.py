@@ -27,14 +27,38 @@ from components.common.errors import InputError
 
 # Not the language's own library, not written for its users, or packaged apart by some distributions of the same Python.
 SKIPPED = {
-    "__phello__", "__pycache__", "_distutils_hack", "dist-packages", "distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages",
-    "sitecustomize.py", "test", "tests", "tkinter", "turtle.py", "turtledemo", "usercustomize.py",
-}  # fmt: skip
+    *("__phello__", "__pycache__", "_distutils_hack", "_distutils_system_mod.py", "dist-packages", "distutils", "ensurepip", "idlelib"),
+    *(
+        "lib2to3",
+        "pydoc_data",
+        "site-packages",
+        "sitecustomize.py",
+        "test",
+        "tests",
+        "tkinter",
+        "turtle.py",
+        "turtledemo",
+        "usercustomize.py",
+    ),
+}
 COMPILED = (
-    "_bisect", "_collections", "_csv", "_datetime", "_decimal", "_functools", "_heapq", "_io", "_json", "_operator", "_random", "_struct", "_thread",
-    "_weakref", "array", "binascii", "builtins", "cmath", "gc", "itertools", "math", "time", "unicodedata", "zlib",
-)  # fmt: skip
-LONGEST = 1200  # characters of an answer: about what 256 tokens hold, together with the question
+    *(
+        "_bisect",
+        "_collections",
+        "_csv",
+        "_datetime",
+        "_decimal",
+        "_functools",
+        "_heapq",
+        "_io",
+        "_json",
+        "_operator",
+        "_random",
+        "_struct",
+    ),
+    *("_thread", "_weakref", "array", "binascii", "builtins", "cmath", "gc", "itertools", "math", "time", "unicodedata", "zlib"),
+)
+LONGEST = 1200  # characters of an answer: 96% of the rows then fit 256 tokens of SmolLM2's, question and template included
 SHORTEST = 2  # words of an answer
 
 QUESTIONS = {

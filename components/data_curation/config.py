@@ -45,7 +45,7 @@ class DataCurationConfig(BaseModel):
         10_000_000, ge=1_000, description="Bytes of a line (or a JSON array's element) above which it is quarantined."
     )
     min_prompt_characters: int = Field(1, ge=1, description="Characters below which what the user says is too short.")
-    min_answer_characters: int = Field(2, ge=1, description="Characters below which an answer, or a text, is too short.")
+    min_answer_characters: int = Field(1, ge=1, description="Characters below which an answer, or a text, is too short.")
     max_row_characters: int = Field(200_000, ge=1, description="Characters of all messages together above which a row is too long.")
     near_duplicate_threshold: float = Field(
         0.7,

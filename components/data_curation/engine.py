@@ -52,7 +52,7 @@ def _groups(frame: Any, name: str) -> Any:
     if not len(rows):
         return numpy.empty((0, 2), dtype=numpy.int64)
     starts = numpy.r_[0, ends[:-1]]
-    first = numpy.repeat(numpy.minimum.reduceat(rows, starts), ends - starts)
+    first: Any = numpy.repeat(numpy.minimum.reduceat(rows, starts), ends - starts)
     return numpy.stack([rows, first], axis=1)[numpy.argsort(rows)]
 
 
