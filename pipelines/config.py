@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,11 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Customizati
     Raises ConfigurationError naming the file, the field, what was found and what is allowed.
     """
     values = _read(path) if path else {}
+    if path:
+        _anchor(values, path.absolute().parent)
     for override in overrides:
         _override(values, override)
+    _anchor(values, Path.cwd())
     return parse(values, str(path) if path else "the configuration")
 
 
@@ -48,7 +52,9 @@ def parse(values: dict[str, Any], where: str) -> Customization:
     try:
         return _share(Customization.model_validate(values))
     except ValidationError as error:
-        raise ConfigurationError(_told(error, where), hint="docs/configuration.md lists every key; `tuneline init` writes a commented file.") from None
+        raise ConfigurationError(
+            _told(error, where), hint="docs/configuration.md lists every key; `tuneline init` writes a commented file."
+        ) from None
 
 
 def _share(config: Customization) -> Customization:
@@ -87,6 +93,22 @@ def _override(values: dict[str, Any], override: str) -> None:
         place[key] = inner if isinstance(inner, dict) else {}
         place = place[key]
     place[keys[-1]] = _number(value)
+
+
+def _anchor(values: dict[str, Any], base: Path) -> None:
+    """Make the paths among sources and base model absolute: those in a file count from the file's folder, others from the current one."""
+    curation, tuning = values.get("data_curation"), values.get("fine_tuning")
+    if isinstance(curation, dict) and isinstance(curation.get("sources"), list):
+        curation["sources"] = [_absolute(source, base) for source in curation["sources"]]
+    if isinstance(tuning, dict) and "base_model" in tuning:
+        tuning["base_model"] = _absolute(tuning["base_model"], base)
+
+
+def _absolute(source: Any, base: Path) -> Any:
+    """A path from `base`; anything with a scheme (demo:, embedded:, hf://) as it is."""
+    if not isinstance(source, str) or not source or re.match(r"[a-z0-9]+:", source):
+        return source
+    return str(base / Path(source).expanduser())
 
 
 def _number(value: Any) -> Any:

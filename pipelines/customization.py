@@ -12,7 +12,21 @@ from components.fine_tuning.component import fine_tuning
 from components.model_registry.component import promotion, registration
 from components.triton_packaging.component import triton_packaging
 
-Plans = NamedTuple(
+
+class Outcome(NamedTuple):
+    """What the pipeline gives: digests by kind, the dataset's revision, the verdict."""
+
+    dataset: str
+    version: str
+    model: str
+    evaluation: str
+    verdict: str
+
+
+@dsl.component(base_image=EVALUATION, install_kfp_package=False)
+def resolve(  # kfp writes this source into the step, so what it returns stands here in full
+    configuration: str,
+) -> NamedTuple(
     "Plans",
     [
         ("data_curation", str),
@@ -22,12 +36,7 @@ Plans = NamedTuple(
         ("triton_packaging", str),
         ("model_registry", str),
     ],
-)
-Outcome = NamedTuple("Outcome", [("dataset", str), ("version", str), ("model", str), ("evaluation", str), ("verdict", str)])
-
-
-@dsl.component(base_image=EVALUATION, install_kfp_package=False)
-def resolve(configuration: str) -> NamedTuple("Plans", [("data_curation", str), ("data_versioning", str), ("fine_tuning", str), ("evaluation", str), ("triton_packaging", str), ("model_registry", str)]):  # type: ignore[valid-type]  # fmt: skip
+):  # type: ignore[valid-type]
     """Look at everything the customization depends on, and hand each stage a plan with its digests."""
     import yaml
 

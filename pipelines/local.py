@@ -266,5 +266,3 @@ def _stages(listener: Listener, verdict: str) -> list[dict[str, Any]]:
 def interrupted(*_: object) -> None:
     """SIGTERM ends a run as Ctrl-C does."""
     raise KeyboardInterrupt
-
-

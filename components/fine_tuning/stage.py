@@ -141,8 +141,15 @@ def _write_canonically(path: Path, base: Base) -> None:
     values = {k: sorted(v) if isinstance(v, list) and all(isinstance(x, str) for x in v) else v for k, v in values.items()}
     for name in ("base_model_name_or_path", "_name_or_path"):
         if name in values:
-            values[name] = base.uri
+            values[name] = _public_name(base.uri)
     path.write_text(json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _public_name(uri: str) -> str:
+    """A base model's name without the place it lies in, which would make equal weights differ from machine to machine."""
+    if uri.startswith("hf://"):
+        return uri.removeprefix("hf://").partition("@")[0]
+    return uri if uri.startswith("embedded:") else Path(uri).name
 
 
 def _summary(trained: Trained, examples: Examples) -> dict[str, Any]:

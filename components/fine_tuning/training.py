@@ -16,7 +16,7 @@ from typing import Any
 
 from components.common.errors import InterruptedRunError, TrainingError
 from components.common.progress import Reporter
-from components.fine_tuning import checkpoints
+from components.fine_tuning import checkpoints, sampling
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.data import Examples
 
@@ -55,9 +55,15 @@ def train(
     from datasets import Dataset
     from trl import SFTTrainer
 
+    class Trainer(SFTTrainer):  # type: ignore[misc] # trl is untyped
+        """SFTTrainer with our order of rows."""
+
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return sampling.sampler([row["length"] for row in training.rows], config.batch_size, seed=seed)
+
     stop = threading.Event()
     watch = _watcher(config, state, reporter, stop)
-    trainer = SFTTrainer(
+    trainer = Trainer(
         model=model,
         args=_arguments(config, seed=seed, state=state, validated=bool(validation.rows)),
         train_dataset=Dataset.from_list(training.rows),
@@ -98,7 +104,6 @@ def _arguments(config: FineTuningConfig, *, seed: int, state: Path, validated: b
         max_length=config.max_length,
         dataset_kwargs={"skip_prepare_dataset": True},  # rows come with tokens and labels
         remove_unused_columns=True,
-        train_sampling_strategy="group_by_length",  # rows of like length share a batch: less padding to compute
         eval_strategy="steps" if validated else "no",
         eval_steps=config.checkpoint_every,
         save_strategy="steps",
@@ -150,7 +155,8 @@ def _watcher(config: FineTuningConfig, state: Path, reporter: Reporter, stop: th
             if values:
                 reporter.metrics(values, state.global_step)
                 _append(Path(args.output_dir) / LOG, {"step": state.global_step, "time": time.time(), **values})
-            _check_finite(values, state.global_step)
+            rates = [entry["learning_rate"] for entry in state.log_history if "learning_rate" in entry]
+            _check_finite(values, state.global_step, rates[-1] if rates else config.learning_rate)
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             checkpoints.mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
@@ -185,12 +191,11 @@ def _forget_after(path: Path, step: int) -> None:
     path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
 
-def _check_finite(values: dict[str, float], step: int) -> None:
+def _check_finite(values: dict[str, float], step: int, rate: float) -> None:
     for name in ("train_loss", "validation_loss", "gradient_norm"):
         if not math.isfinite(values.get(name, 0.0)):
-            rate = values.get("learning_rate")
             raise TrainingError(
-                f"the {name.replace('_', ' ')} is {values[name]} at step {step}" + (f", learning rate {rate:.3g}" if rate else ""),
+                f"the {name.replace('_', ' ')} is {values[name]} at step {step}, learning rate {rate:.3g}",
                 hint="Lower fine_tuning.learning_rate or raise warmup_steps; training again starts from the last checkpoint before this.",
             )
 

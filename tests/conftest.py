@@ -1,0 +1,20 @@
+"""What every test shares: no network, no workdir but the test's own, and engines that may not be missing in CI."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ.pop("MLFLOW_RUN_ID", None)
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workdir of the test's own; base models stay in the user's cache, since converting one takes half a minute."""
+    for name in ("TUNELINE_STORE", "TUNELINE_STATE", "TUNELINE_EVENTS", "TUNELINE_RUN_PID", "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TUNELINE_WORKDIR", str(tmp_path / "workdir"))

@@ -1,0 +1,123 @@
+"""Evaluating a tiny tuned Llama: equal items for all, scores kept, and the verdict in an artifact."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+
+from components.common import artifacts, models
+from components.common.artifacts import Artifact
+from components.common.errors import InputError
+from components.common.progress import Silent
+from components.evaluation import scoring
+from components.evaluation.config import EvaluationConfig
+from components.evaluation.items import read_items
+from components.evaluation.stage import evaluate
+from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.stage import finetune
+from tests.datasets import small_dataset
+from tests.tiny import tiny_model
+
+CONFIG = EvaluationConfig(max_length=96, generations=2, generation_tokens=4, bootstrap_samples=1000)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, Artifact, Path]:
+    """A dataset, a model tuned on it, and the folder of both."""
+    folder = tmp_path_factory.mktemp("world")
+    dataset = small_dataset(folder / "dataset", test=24)
+    values = {"base_model": str(tiny_model(folder / "tiny")), "max_steps": 25, "batch_size": 4, "learning_rate": 5e-3, "max_length": 96}
+    model = finetune(dataset, folder / "model", FineTuningConfig.model_validate(values), seed=1, state=folder / "state", reporter=Silent())
+    return dataset, model, folder
+
+
+def judge(world: tuple[Artifact, Artifact, Path], output: Path, incumbent: models.Model | None = None, **changes: object) -> Artifact:
+    dataset, model, folder = world
+    config = CONFIG.model_copy(update=changes)
+    opened = models.from_artifact(model)
+    return evaluate(opened, dataset, output, config, incumbent=incumbent, seed=5, state=folder / "state", reporter=Silent())
+
+
+def test_a_model_that_learned_is_accepted_with_an_interval_that_excludes_zero(
+    world: tuple[Artifact, Artifact, Path], tmp_path: Path
+) -> None:
+    made = judge(world, tmp_path / "evaluation")
+    result = json.loads((made.path / "evaluation.json").read_text())
+    loss = result["metrics"]["held_out"]["loss"]
+    assert result["verdict"] == "accepted"
+    assert loss["candidate"] < loss["base"]
+    assert loss["ci95"][1] < 0
+    assert loss["n"] == 24
+    assert loss["incumbent"] is None
+    assert result["metrics"]["held_out"]["perplexity"]["base"] == pytest.approx(math.exp(loss["base"]))
+    assert len(result["reasons"]) == len(result["rules"]) == 2
+
+
+def test_predictions_add_up_to_the_reported_loss(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+    made = judge(world, tmp_path / "evaluation")
+    table = parquet.read_table(made.path / "predictions.parquet").to_pydict()
+    loss = made.manifest.summary["metrics"]["held_out"]["loss"]
+    for role in ("candidate", "base"):
+        assert sum(table[f"{role}_nll"]) / sum(table["answer_tokens"]) == pytest.approx(loss[role])
+    assert sum(answer is not None for answer in table["candidate_answer"]) == 2
+
+
+def test_the_base_scored_with_its_adapter_off_scores_as_the_base_alone(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+    dataset, model, _ = world
+    opened = models.from_artifact(model)
+    items = read_items(dataset, models.load_tokenizer(opened.tokenizer), CONFIG, Silent())
+    alone = models.load(models.Model(opened.base.sha256, opened.base, opened.base.path, None, None))
+    with models.load(opened).disable_adapter() as _:
+        pass
+    table = parquet.read_table(judge(world, tmp_path / "evaluation").path / "predictions.parquet").to_pydict()
+    by_id = dict(zip(table["id"], table["base_nll"], strict=True))
+    for item, nll in zip(items, scoring.losses(alone, items, 2048, Silent()), strict=True):
+        assert by_id[item.id] == pytest.approx(nll, rel=1e-5)
+
+
+def test_batching_does_not_change_the_losses(world: tuple[Artifact, Artifact, Path]) -> None:
+    dataset, model, _ = world
+    opened = models.from_artifact(model)
+    items = read_items(dataset, models.load_tokenizer(opened.tokenizer), CONFIG, Silent())
+    loaded = models.load(opened)
+    assert scoring.losses(loaded, items, 1, Silent()) == pytest.approx(scoring.losses(loaded, items, 4096, Silent()), rel=1e-4)
+
+
+def test_a_candidate_that_is_the_incumbent_is_unchanged(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+    made = judge(world, tmp_path / "evaluation", incumbent=models.from_artifact(world[1]))
+    assert made.manifest.summary["verdict"] == "unchanged"
+
+
+def test_a_base_model_as_candidate_is_refused_since_it_gains_nothing(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+    dataset, _, folder = world
+    base = models.open_model(folder / "tiny")
+    made = evaluate(base, dataset, tmp_path / "e", CONFIG, incumbent=None, seed=5, state=folder / "state", reporter=Silent())
+    assert made.manifest.summary["verdict"] == "refused"
+    assert "too small a difference" in made.manifest.summary["reasons"][0]
+
+
+def test_an_unchanged_model_is_not_measured_twice_and_a_broken_score_file_is_not_believed(
+    world: tuple[Artifact, Artifact, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = judge(world, tmp_path / "1")
+    measured: list[str] = []
+    real = scoring.measure
+    monkeypatch.setattr(scoring, "measure", lambda *a, **k: measured.append(k["name"]) or real(*a, **k))
+    two = judge(world, tmp_path / "2", bootstrap_samples=2000)
+    assert measured == []
+    for kept in (world[2] / "state" / "evaluation" / "scores").glob("*.json"):
+        kept.write_text(kept.read_text()[:-20])
+    three = judge(world, tmp_path / "3")
+    assert measured == ["candidate", "base"]
+    assert one.sha256 == three.sha256 != two.sha256
+
+
+def test_an_evaluation_needs_two_items(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+    dataset = small_dataset(tmp_path / "dataset", test=1)
+    with pytest.raises(InputError, match="has 1 rows that can be measured"):
+        evaluate(models.from_artifact(world[1]), dataset, tmp_path / "e", CONFIG, incumbent=None, seed=5, state=tmp_path, reporter=Silent())
+    assert not (tmp_path / "e" / artifacts.MANIFEST).exists()
