@@ -1,0 +1,68 @@
+"""How a model is packaged for Triton."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+GOLDEN_PROMPTS = (
+    "What is the capital of France?",
+    "Explain in one sentence what a Python dictionary is.",
+    "Write a haiku about the sea.",
+    'Translate to French: "Good morning, how are you?"',
+    "What does the function os.path.join do?",
+)
+
+
+class TritonPackagingConfig(BaseModel):
+    """The section `triton_packaging` of customization.yaml."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    backend: Literal["python"] = Field("python", description="The Triton backend that serves the model: python runs on CPUs and GPUs.")
+    model_name: str = Field(
+        "tuneline",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        max_length=100,
+        description="The model's name in Triton, part of every request's URL: letters, digits, dots, dashes and underscores.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Number format of merged weights and of GPU arithmetic. auto: bfloat16 where this machine has a GPU, else float32. "
+        "On CPUs the arithmetic is always float32, which is many times faster there.",
+    )
+    max_prompt_tokens: int = Field(
+        4096,
+        ge=1,
+        le=10_000_000,
+        description="Longest prompt a request may bring, in tokens, the chat template's counted; never above the model's context.",
+    )
+    max_tokens: int = Field(
+        1024, ge=1, le=10_000_000, description="Most tokens a request may ask for. A request that names none gets default_max_tokens."
+    )
+    default_max_tokens: int = Field(256, ge=1, le=10_000_000, description="Tokens generated at most when a request does not say.")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads the served model computes with. 0: all cores the server may use.")
+    prove: bool = Field(
+        True,
+        description="Load the package in a real Triton server and compare its answers. An unproven package cannot be promoted.",
+    )
+    golden_prompts: list[str] = Field(
+        list(GOLDEN_PROMPTS),
+        min_length=1,
+        max_length=100,
+        description="Prompts whose greedy answers must be the same from Triton and from transformers.",
+    )
+    golden_max_tokens: int = Field(
+        24, ge=1, le=4096, description="Tokens compared for each golden prompt; more takes longer and proves more."
+    )
+    ready_timeout_seconds: float = Field(
+        300.0, gt=0, le=86_400, description="How long the server may take to load the package, in seconds, before the proof fails."
+    )
+
+    @field_validator("golden_prompts")
+    @classmethod
+    def _no_empty_prompt(cls, prompts: list[str]) -> list[str]:
+        if any(not prompt.strip() for prompt in prompts):
+            raise ValueError("a golden prompt is empty")
+        return prompts

@@ -1,0 +1,58 @@
+"""report.html of a package: what it holds, how it was proven, how to talk to it."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+
+from components.common import report
+from components.common.models import Model
+from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.proof import Proof
+
+
+def render(model: Model, output: Path, config: TritonPackagingConfig, proven: Proof | None, unproven: str | None) -> str:
+    """The page for a written, not yet published package."""
+    return report.page(
+        f"Triton package {config.model_name}",
+        f"From the model {model.sha256[:12]}, base {model.base.uri}",
+        {
+            "Proof": _proof(proven, unproven),
+            "Golden prompts": _answers(proven),
+            "Talk to it": _usage(config),
+            "Files": _files(output, config),
+        },
+    )
+
+
+def _proof(proven: Proof | None, unproven: str | None) -> str:
+    if proven is None:
+        return report.paragraph(f"Not proven: {unproven}. An unproven package cannot be promoted.", "bad")
+    told = "A Triton server loaded this package, and its greedy answers over HTTP and gRPC are those of transformers before packaging."
+    figures = {
+        "Triton": proven.server_version,
+        "seconds to ready": proven.ready_seconds,
+        "golden prompts": proven.golden_prompts,
+        "matched": proven.matched,
+        "arithmetic": proven.dtype,
+    }
+    return report.tiles(figures) + report.paragraph(told, "good")
+
+
+def _answers(proven: Proof | None) -> str:
+    if proven is None:
+        return ""
+    rows = [[answer["prompt"], answer["text"], answer["prompt_tokens"], answer["match"]] for answer in proven.answers]
+    return report.table(["prompt", "answer", "prompt tokens", "match"], rows)
+
+
+def _usage(config: TritonPackagingConfig) -> str:
+    body = json.dumps({"text_input": config.golden_prompts[0], "max_tokens": 64}, ensure_ascii=False).replace("'", "'\\''")
+    lines = ["tuneline serve REPOSITORY", f"curl -d '{body}' http://127.0.0.1:8000/v2/models/{config.model_name}/generate"]
+    return f"<pre>{escape(chr(10).join(lines))}</pre>"
+
+
+def _files(output: Path, config: TritonPackagingConfig) -> str:
+    files = sorted(p for p in (output / config.model_name).rglob("*") if p.is_file())
+    return report.table(["file", "bytes"], [[p.relative_to(output).as_posix(), p.stat().st_size] for p in files])

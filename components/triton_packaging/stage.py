@@ -1,0 +1,132 @@
+"""Triton packaging: a model in, a Triton model repository out, proven by loading it in a real server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from components.common import artifacts, hashing
+from components.common.artifacts import Artifact
+from components.common.errors import ConfigurationError
+from components.common.models import Model
+from components.common.progress import Reporter
+from components.triton_packaging import engine, pbtxt, proof, report, weights
+from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.proof import Proof
+
+STAGE = "triton_packaging"
+VERSION = "1"
+MODEL_PY = Path(__file__).parent / "python_backend" / "model.py"
+
+
+def package(
+    model: Model, output: Path, config: TritonPackagingConfig, *, seed: int, reporter: Reporter, overwrite: bool = False
+) -> Artifact:
+    """Write a Triton model repository for `model` into `output`, prove it, and publish it as an artifact of kind repository.
+
+    The payload is everything under <model_name>/; report.html and proof.json are not. Where no Triton can run, the package is made all
+    the same, its summary's `proof` is null and `unproven_because` says why. Raises InputError for an adapter that cannot be merged,
+    ProofError when the server's answers differ from the model's, ModelLoadError when the server does not load the package.
+    """
+    unproven = _unproven(config)
+    key = _key(model, config, seed, unproven)
+    finished = artifacts.begin(output, key, overwrite=overwrite)
+    if finished:
+        return finished
+    weights.check_mergeable(model)
+    dtype = weights.served_dtype(config.dtype)
+    reporter.step("writing the model repository")
+    write_repository(model, output, config, dtype)
+    proven = None if unproven else _prove(model, output, config, dtype, seed, reporter)
+    if unproven:
+        reporter.note(f"the package is not proven: {unproven}")
+    return _publish(model, output, config, proven, unproven, key=key, seed=seed)
+
+
+def _unproven(config: TritonPackagingConfig) -> str | None:
+    return engine.availability() if config.prove else "triton_packaging.prove is false"
+
+
+def _key(model: Model, config: TritonPackagingConfig, seed: int, unproven: str | None) -> str:
+    """Whether it can be proven is part of the key: an unproven package is not the answer once Triton runs here."""
+    inputs = [model.sha256, model.base.sha256]
+    return hashing.digest(
+        {
+            "stage": STAGE,
+            "code": hashing.code_sha256(STAGE),
+            "inputs": inputs,
+            "config": config.model_dump(),
+            "seed": seed,
+            "unproven": unproven,
+        }
+    )
+
+
+def write_repository(model: Model, output: Path, config: TritonPackagingConfig, dtype: str) -> Path:
+    """Write <output>/<model_name>/ with config.pbtxt, the model's code and its weights. Returns that folder."""
+    folder = output / config.model_name
+    version = folder / VERSION
+    weights.write_weights(model, version / "weights", dtype)
+    shutil.copyfile(MODEL_PY, version / "model.py")
+    pbtxt.write(folder, {**_limits(version / "weights", config), "threads": str(config.threads), "dtype": dtype, **_lineage(model)})
+    weights.make_readable(folder)
+    return folder
+
+
+def _limits(folder: Path, config: TritonPackagingConfig) -> dict[str, str]:
+    """What a request may ask for, in tokens, held within the model's context."""
+    context = weights.context_tokens(folder, config.max_prompt_tokens + config.max_tokens)
+    if context < 2:
+        raise ConfigurationError(f"the model's context is {context} tokens", hint="Correct max_position_embeddings in its config.json.")
+    within = context - 1
+    limits = {
+        "context": context,
+        "max_prompt_tokens": min(config.max_prompt_tokens, within),
+        "max_tokens": min(config.max_tokens, within),
+        "default_max_tokens": min(config.default_max_tokens, config.max_tokens, within),
+    }
+    return {name: str(value) for name, value in limits.items()}
+
+
+def _lineage(model: Model) -> dict[str, str]:
+    """What the package was made from, for anyone who asks a running server for its model's configuration."""
+    dataset = model.artifact.manifest.input("dataset") if model.artifact else None
+    lineage = {"model_sha256": model.sha256, "base_model": _source(model), "base_model_sha256": model.base.sha256}
+    return {**lineage, "dataset_sha256": dataset.content_sha256} if dataset else lineage
+
+
+def _source(model: Model) -> str:
+    """The base model's source; of a folder only its name, because a path is this machine's."""
+    return model.base.uri if ":" in model.base.uri else Path(model.base.uri).name
+
+
+def _prove(model: Model, output: Path, config: TritonPackagingConfig, dtype: str, seed: int, reporter: Reporter) -> Proof:
+    """The log stays in the unfinished folder when the proof fails. What Python may have compiled there is no part of the package."""
+    log = output / "triton.log"
+    proven = proof.prove(model, output, config, dtype, seed=seed, log=log, reporter=reporter)
+    log.unlink()
+    shutil.rmtree(output / config.model_name / VERSION / "__pycache__", ignore_errors=True)
+    return proven
+
+
+def _publish(
+    model: Model, output: Path, config: TritonPackagingConfig, proven: Proof | None, unproven: str | None, *, key: str, seed: int
+) -> Artifact:
+    summary = {"model_name": config.model_name, "backend": config.backend, "proof": proven.figures() if proven else None}
+    if unproven:
+        summary["unproven_because"] = unproven
+    full = asdict(proven) if proven else {"proof": None, "unproven_because": unproven}
+    (output / "proof.json").write_text(json.dumps(full, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (output / "report.html").write_text(report.render(model, output, config, proven, unproven), encoding="utf-8")
+    return artifacts.publish(
+        output,
+        "repository",
+        payload=lambda path: path.startswith(f"{config.model_name}/"),
+        inputs=[model.as_input()] if model.artifact is None else [model.as_input(), model.base.as_input()],
+        config=config.model_dump(mode="json"),
+        seed=seed,
+        key=key,
+        summary=summary,
+    )

@@ -1,0 +1,106 @@
+"""The weights folder of a package: a complete model in the Hugging Face layout, readable by a server of another user."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+from components.common import artifacts, models
+from components.common.errors import InputError
+from components.common.models import Model
+
+# Where a model was loaded from is no property of it, and would give equal models unequal bytes.
+LOCAL_KEYS = ("_name_or_path", "name_or_path")
+
+
+def served_dtype(configured: str) -> str:
+    """float32 or bfloat16: the number format of merged weights and of a GPU's arithmetic."""
+    if configured != "auto":
+        return configured
+    import torch
+
+    return "bfloat16" if torch.cuda.is_available() else "float32"
+
+
+def check_mergeable(model: Model) -> None:
+    """Raise InputError for an adapter whose effect no plain weights can have."""
+    if model.adapter is None:
+        return
+    kind = json.loads((model.adapter / models.ADAPTER_CONFIG).read_text(encoding="utf-8")).get("peft_type")
+    if kind != "LORA":
+        raise InputError(
+            f"the model's adapter is of type {kind}; only LoRA adapters can be merged into the weights",
+            hint="Fine-tune with adaptation lora or full.",
+        )
+
+
+def write_weights(model: Model, folder: Path, dtype: str) -> None:
+    """Fill `folder` with the model's weights, configuration, tokenizer and chat template.
+
+    An adapter is merged in float32 and stored as `dtype`; full weights are taken over unchanged. Float32 keeps greedy answers on a CPU
+    those of the model before merging; bfloat16 halves the package and is what a GPU computes with.
+    """
+    folder.mkdir(parents=True)
+    if model.adapter:
+        _merge(model, folder, dtype)
+    else:
+        _take_over(model.weights, folder)
+    models.load_tokenizer(model.tokenizer).save_pretrained(folder)
+    for path in sorted(folder.glob("*.json")):
+        _strip_local_keys(path)
+
+
+def _merge(model: Model, folder: Path, dtype: str) -> None:
+    import torch
+
+    merged: Any = models.load(model, dtype=torch.float32).merge_and_unload()
+    merged.to(getattr(torch, dtype)).save_pretrained(folder)
+
+
+def _take_over(source: Path, folder: Path) -> None:
+    """The weights as links, so that their bytes lie once; the small files as copies, because they are cleaned."""
+    for path in sorted(p for p in source.iterdir() if p.is_file() and models.MODEL_FILES.fullmatch(p.name)):
+        if path.suffix == ".safetensors":
+            link_or_copy(path.resolve(), folder / path.name)
+        else:
+            shutil.copyfile(path, folder / path.name)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A hard link where the file system allows one and others may read the file already; else a copy.
+
+    A link shares its permissions with the original, whose owner may have had reasons for them.
+    """
+    if source.stat().st_mode & stat.S_IROTH:
+        try:
+            target.hardlink_to(source)
+        except OSError:
+            pass
+        else:
+            return
+    shutil.copyfile(source, target)
+
+
+def _strip_local_keys(path: Path) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(content, dict) and any(key in content for key in LOCAL_KEYS):
+        kept = {key: value for key, value in content.items() if key not in LOCAL_KEYS}
+        artifacts.write_atomically(path, json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+
+
+def context_tokens(folder: Path, otherwise: int) -> int:
+    """The longest sequence the model was made for, in tokens; `otherwise` where its configuration does not say."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config.get("text_config", config)
+    return int(config.get("max_position_embeddings") or config.get("n_positions") or otherwise)
+
+
+def make_readable(folder: Path) -> None:
+    """Let any user read the package: safetensors files are born private, and Triton often runs as another user."""
+    for path in (folder, *folder.rglob("*")):
+        wanted = 0o755 if path.is_dir() else 0o644
+        if stat.S_IMODE(path.stat().st_mode) & wanted != wanted:
+            path.chmod(wanted)
