@@ -243,7 +243,7 @@ def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this:
             "run_id": parent,
             "model_name": registered.get("name"),
             "model_version": registered.get("version"),
-            "aliases": moved.get("aliases") or registered.get("aliases", []),
+            "aliases": sorted({*registered.get("aliases", []), *([moved["alias"]] if moved else [])}),
         },
         "stages": _stages(listener, verdict),
         "seconds": round(time.monotonic() - began, 2),

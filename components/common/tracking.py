@@ -68,10 +68,10 @@ def start_run(name: str, tags: Mapping[str, str], artifact_root: Path | None = N
     mlflow = connect()
     client = mlflow.MlflowClient()
     all_tags = {**tags, "mlflow.runName": name, **_parent_tag()}
-    return str(client.create_run(_experiment(client, artifact_root), run_name=name, tags=all_tags).info.run_id)
+    return str(client.create_run(experiment_id(client, artifact_root), run_name=name, tags=all_tags).info.run_id)
 
 
-def _experiment(client: Any, artifact_root: Path | None) -> str:
+def experiment_id(client: Any, artifact_root: Path | None = None) -> str:
     """The experiment's id: that of MLFLOW_EXPERIMENT_NAME or "tuneline", created where it is missing."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
     found = client.get_experiment_by_name(name)
@@ -132,6 +132,14 @@ class MlflowReporter:
         self._client.log_inputs(self.run_id, [entity])
 
 
+def log_dataset(artifact: Artifact, version: Mapping[str, str]) -> None:
+    """Log a dataset version as an input of the run that MLFLOW_RUN_ID names, where there is one."""
+    parent = os.environ.get("MLFLOW_RUN_ID")
+    if parent and enabled():
+        source = {name: version[name] for name in ("repo", "path", "rev", "md5", "tag", "remote")}
+        MlflowReporter(connect().MlflowClient(), parent).dataset(artifact, name=version["tag"], source=source)
+
+
 def _dvc_source(source: dict[str, str]) -> Any:
     from mlflow.data.dataset_source import DatasetSource
 
@@ -169,7 +177,7 @@ def stage_run(stage: str) -> Iterator[MlflowReporter]:
     mlflow = connect()
     client = mlflow.MlflowClient()
     parent = os.environ.get("MLFLOW_RUN_ID")
-    experiment = client.get_run(parent).info.experiment_id if parent else _experiment(client, None)
+    experiment = client.get_run(parent).info.experiment_id if parent else experiment_id(client)
     run = client.create_run(experiment, run_name=stage, tags={"tuneline.stage": stage, **_parent_tag()})
     try:
         yield MlflowReporter(client, run.info.run_id)

@@ -22,5 +22,5 @@ def data_versioning(plan: str, dataset: str) -> NamedTuple("Outputs", [("version
         version = publish(found, DataVersioningConfig(**p["config"]), workdir=s.workdir.root, reporter=s.reporter)
         s.cached = not version.created
         if s.tracked:
-            s.tracked.dataset(found, name=p["config"]["name"], source=version.source())
+            s.tracked.dataset(found, name=version.tag, source=version.source())
     return (version.model_dump_json(exclude={"created"}),)

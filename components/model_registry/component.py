@@ -8,20 +8,23 @@ from components.common.images import EVALUATION
 
 
 @dsl.component(base_image=EVALUATION, install_kfp_package=False)
-def registration(plan: str, version: str, dataset: str, model: str, evaluation: str, repository: str = "") -> NamedTuple("Outputs", [("version", str)]):  # type: ignore[valid-type]
+def registration(plan: str, version: str, dataset: str, model: str, evaluation: str, repository: str = "") -> NamedTuple(
+    "Outputs", [("version", str)]
+):  # type: ignore[valid-type]
     """Register a model version with the digests of all it came from. `version`: the dataset's revision; `repository`: empty when refused."""
     import json
 
-    from components.common import step
+    from components.common import step, tracking
     from components.model_registry.config import ModelRegistryConfig
     from components.model_registry.stage import register
 
     p, rev = json.loads(plan), json.loads(version)
     with step.running("registration") as s:
-        s.artifact(dataset, "dataset")
+        data = s.artifact(dataset, "dataset")
         package = s.artifact(repository, "repository") if repository else None
         made = [s.artifact(model, "model"), s.artifact(evaluation, "evaluation"), package, ModelRegistryConfig(**p["config"])]
         done = register(*made, reporter=s.reporter, dataset_version=rev, finetune_key=p["finetune_key"])
+        tracking.log_dataset(data, rev)
         s.result(**done.model_dump(), repository=repository)
     return (done.version,)
 
