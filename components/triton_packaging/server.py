@@ -42,8 +42,9 @@ class ModelLoadError(TunelineError):
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: where it answers, which version it is, and how long it took to be ready."""
+    """A running server: its models, where it answers, which version it is, and how long it took to be ready."""
 
+    models: list[str]
     host: str
     http_port: int
     grpc_port: int
@@ -111,7 +112,7 @@ def running_server(
         child = _start(command, Path(work), log)
         try:
             version = _wait_ready(child, f"http://{_literal(host)}:{ports[0]}", names, log, ready_timeout, reporter or Silent())
-            yield Server(host, *ports, version, time.monotonic() - began, log, child)
+            yield Server(names, host, *ports, version, time.monotonic() - began, log, child)
         finally:
             _stop(child)
             _remove_shared_memory(prefix)
