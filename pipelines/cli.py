@@ -245,7 +245,11 @@ def package(
     names = ("model_name", "backend", "proof")
     result = {"repository": str(output), "sha256": made.sha256} | {name: made.manifest.summary[name] for name in names}
     proof = result["proof"]
-    told = f"{proof['matched']} of {proof['golden_prompts']} golden prompts answered alike" if proof else "unproven: Triton did not run"
+    told = (
+        f"{proof['matched']} of {proof['golden_prompts']} golden prompts answered alike"
+        if proof
+        else f"unproven: {made.manifest.summary['unproven_because']}"
+    )
     _print(result, as_json, [told, f"talk to it: tuneline serve {output}"])
 
 
@@ -341,8 +345,7 @@ def serve(
         _print(result, as_json, [f"ready on {server.http_url} (gRPC {server.grpc_url}); Ctrl-C ends it", told])
         sys.stdout.flush()
 
-    ports = {"http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
-    stage(repository, **ports, host=host, on_ready=ready, reporter=reporter)
+    stage(repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, host=host, on_ready=ready, reporter=reporter)
 
 
 @app.command()

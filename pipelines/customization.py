@@ -36,7 +36,7 @@ def resolve(  # kfp writes this source into the step, so what it returns stands 
         ("triton_packaging", str),
         ("model_registry", str),
     ],
-):  # type: ignore[valid-type]
+):
     """Look at everything the customization depends on, and hand each stage a plan with its digests."""
     import yaml
 
@@ -71,7 +71,7 @@ def customization(configuration: str = "") -> Outcome:
         packaged = triton_packaging(plan=plans.outputs["triton_packaging"], model=model)
         registered = registration(plan=registry, repository=packaged.outputs["repository"], **lineage)
         registered.set_caching_options(enable_caching=False)
-        promoted = promotion(plan=registry, version=registered.outputs["version"])
+        promoted = promotion(plan=registry, version=registered.outputs["version"], proof=registered.outputs["proof"])
         promoted.set_caching_options(enable_caching=False)
     with dsl.Else(name="not-accepted"):
         kept = registration(plan=registry, **lineage)

@@ -15,6 +15,7 @@ from components.common.places import Workdir
 from components.common.progress import Reporter
 from components.data_curation.stage import list_sources
 from components.model_registry.stage import champion
+from components.triton_packaging import engine
 from pipelines.config import Customization
 
 DEMO = "demo:python-docs"
@@ -51,9 +52,17 @@ def resolve(config: Customization, workdir: Workdir, reporter: Reporter) -> Plan
         data_versioning=_plan("data_versioning", config),
         fine_tuning=tuning,
         evaluation={**_plan("evaluation", config), "incumbent": _incumbent(config, workdir, finetune_key, reporter)},
-        triton_packaging=_plan("triton_packaging", config),
+        triton_packaging={**_plan("triton_packaging", config), "unproven": _unproven(config, reporter)},
         model_registry={**_plan("model_registry", config), "finetune_key": finetune_key},
     )
+
+
+def _unproven(config: Customization, reporter: Reporter) -> str | None:
+    """Why no server can prove the package here. Said now: whoever waits for a champion should not learn it at the end."""
+    reason = engine.availability() if config.triton_packaging.prove else "triton_packaging.prove is off"
+    if reason:
+        reporter.note(f"the model will be packaged unproven and not be promoted: {reason}. {engine.hint()}")
+    return reason
 
 
 def _plan(stage: str, config: Customization) -> dict[str, Any]:

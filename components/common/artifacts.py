@@ -141,12 +141,12 @@ def publish(
     """
     is_payload = payload if callable(payload) else set(payload).__contains__
     files = []
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != UNFINISHED):
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in (folder / UNFINISHED, folder / MANIFEST)):
         relative = path.relative_to(folder).as_posix()
         _fsync(path)
         files.append(File(path=relative, bytes=path.stat().st_size, sha256=hashing.sha256_file(path), payload=is_payload(relative)))
     manifest = Manifest(
-        schema=f"tuneline/{kind}/v1",
+        schema_=f"tuneline/{kind}/v1",
         content_sha256=hashing.content_sha256((f.path, f.sha256) for f in files if f.payload),
         inputs=list(inputs),
         files=files,

@@ -94,15 +94,35 @@ def produce(store: Path, stage: str, key: str, build: Callable[[Path], Artifact]
 
 
 def adopt(store: Path, built: Artifact) -> Artifact:
-    """Move a finished artifact to store/<content_sha256>; where the same content already lies intact, keep that and drop this."""
+    """Move a finished artifact to store/<content_sha256>.
+
+    Where the same content already lies intact and says the same, that is kept and this is dropped. Where this one says something new (a
+    package that is proven now, other inputs), it takes the place: the old one is moved aside first, so a kill leaves none, never half.
+    """
     home = store / built.sha256
     if home.exists():
-        try:
-            kept = stored(store, built.sha256)
-        except ArtifactDamagedError:
-            shutil.rmtree(home)
-        else:
+        kept = _intact(store, built.sha256)
+        if kept and _says(kept) == _says(built):
             shutil.rmtree(built.path)
             return kept
-    built.path.rename(home)
+        aside = store / "unfinished" / f"replaced-{built.sha256}"
+        shutil.rmtree(aside, ignore_errors=True)
+        home.rename(aside)
+        built.path.rename(home)
+        shutil.rmtree(aside)
+    else:
+        built.path.rename(home)
     return Artifact(home, built.manifest)
+
+
+def _intact(store: Path, sha256: str) -> Artifact | None:
+    try:
+        return stored(store, sha256)
+    except ArtifactDamagedError:
+        return None
+
+
+def _says(artifact: Artifact) -> tuple[object, ...]:
+    """What an artifact says beside its content."""
+    manifest = artifact.manifest
+    return manifest.inputs, manifest.config, manifest.summary

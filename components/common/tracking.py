@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from components.common.artifacts import Artifact
-from components.common.errors import EngineMissingError
+from components.common.errors import EngineMissingError, InterruptedRunError, UsageError
 
 EXPERIMENT = "tuneline"
+BATCH = 100  # parameters that MLflow takes in one request
 
 
 def enabled() -> bool:
@@ -42,9 +45,9 @@ def _quiet() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    for name in ("mlflow", "alembic", "mlflow.store.db.utils"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def _probe(address: str) -> None:
@@ -68,7 +71,23 @@ def start_run(name: str, tags: Mapping[str, str], artifact_root: Path | None = N
     mlflow = connect()
     client = mlflow.MlflowClient()
     all_tags = {**tags, "mlflow.runName": name, **_parent_tag()}
-    return str(client.create_run(experiment_id(client, artifact_root), run_name=name, tags=all_tags).info.run_id)
+    return str(client.create_run(home(client, artifact_root), run_name=name, tags=all_tags).info.run_id)
+
+
+def home(client: Any, artifact_root: Path | None = None) -> str:
+    """The experiment that new runs and models belong to: that of the run named by MLFLOW_RUN_ID, else our own."""
+    from mlflow.exceptions import MlflowException
+
+    parent = os.environ.get("MLFLOW_RUN_ID")
+    if not parent:
+        return experiment_id(client, artifact_root)
+    try:
+        return str(client.get_run(parent).info.experiment_id)
+    except MlflowException as error:
+        raise UsageError(
+            f"MLFLOW_RUN_ID names {parent}, which the tracking server does not have: {error.message}",
+            hint="Unset MLFLOW_RUN_ID, or set MLFLOW_TRACKING_URI to the server that has this run.",
+        ) from None
 
 
 def experiment_id(client: Any, artifact_root: Path | None = None) -> str:
@@ -77,7 +96,20 @@ def experiment_id(client: Any, artifact_root: Path | None = None) -> str:
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    return str(client.create_experiment(name, artifact_location=artifact_root.as_uri() if artifact_root else None))
+    root = artifact_root or _beside_sqlite()
+    try:
+        return str(client.create_experiment(name, artifact_location=root.as_uri() if root else None))
+    except Exception:
+        made_meanwhile = client.get_experiment_by_name(name)
+        if made_meanwhile is None:
+            raise
+        return str(made_meanwhile.experiment_id)
+
+
+def _beside_sqlite() -> Path | None:
+    """Where artifacts of a SQLite store go; MLflow itself would put them into the current folder. None: a server decides."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    return Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlflow-artifacts" if uri.startswith("sqlite:///") else None
 
 
 def _parent_tag() -> dict[str, str]:
@@ -103,21 +135,24 @@ class MlflowReporter:
     def progress(self, done: int, total: int | None, unit: str) -> None: ...
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self._client.log_metric(self.run_id, name.replace(":", "/"), float(value), step=step)
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._client.log_batch(self.run_id, metrics=[Metric(_name(name), float(value), now, step) for name, value in values.items()])
 
     def note(self, text: str) -> None:
         self._client.set_tag(self.run_id, "tuneline.note", text[:5000])
 
     def result(self, artifact: Artifact) -> None:
         """Keep what an artifact says of itself: configuration as parameters, digest and figures as tags, manifest and reports as files."""
+        from mlflow.entities import Param
+
         manifest = artifact.manifest
-        for name, value in flatten(manifest.config).items():
-            self._client.log_param(self.run_id, name[:250], str(value)[:6000])
+        params = [Param(_name(name), str(value)[:6000]) for name, value in flatten(manifest.config).items()]
+        for first in range(0, len(params), BATCH):
+            self._client.log_batch(self.run_id, params=params[first : first + BATCH])
         self._client.set_tag(self.run_id, f"tuneline.{manifest.kind}_sha256", manifest.content_sha256)
-        for name, value in flatten(manifest.summary).items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self._client.log_metric(self.run_id, name.replace(":", "/"), float(value))
+        self.metrics(figures(manifest.summary), 0)
         for name in ("manifest.json", "report.html", "training.jsonl", "evaluation.json"):
             if (artifact.path / name).exists():
                 self._client.log_artifact(self.run_id, str(artifact.path / name))
@@ -173,18 +208,27 @@ def _dvc_source(source: dict[str, str]) -> Any:
 
 @contextmanager
 def stage_run(stage: str) -> Iterator[MlflowReporter]:
-    """A run for a stage, nested under MLFLOW_RUN_ID; FAILED when the stage raises."""
+    """A run for a stage, nested under MLFLOW_RUN_ID; FAILED when the stage raises, KILLED when it was interrupted."""
     mlflow = connect()
     client = mlflow.MlflowClient()
-    parent = os.environ.get("MLFLOW_RUN_ID")
-    experiment = client.get_run(parent).info.experiment_id if parent else experiment_id(client)
-    run = client.create_run(experiment, run_name=stage, tags={"tuneline.stage": stage, **_parent_tag()})
+    run = client.create_run(home(client), run_name=stage, tags={"tuneline.stage": stage, **_parent_tag()})
     try:
         yield MlflowReporter(client, run.info.run_id)
-    except BaseException:
-        client.set_terminated(run.info.run_id, "FAILED")
+    except BaseException as error:
+        with suppress(Exception):  # the stage's own error is the one to tell
+            client.set_terminated(run.info.run_id, "KILLED" if isinstance(error, (InterruptedRunError, KeyboardInterrupt)) else "FAILED")
         raise
     client.set_terminated(run.info.run_id, "FINISHED")
+
+
+def _name(name: str) -> str:
+    """A name that MLflow takes for a metric or a parameter."""
+    return re.sub(r"[^\w\-. /]", "_", name.replace(":", "/"))[:250]
+
+
+def figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers in a summary, by flat name."""
+    return {name: float(v) for name, v in flatten(summary).items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from components.common.images import CURATION
 
 
 @dsl.component(base_image=CURATION, install_kfp_package=False)
-def data_curation(plan: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("dataset", str)]):  # type: ignore[valid-type]
+def data_curation(plan: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("dataset", str)]):
     """Clean, deduplicate and split raw text. `plan`: sources with digests, configuration, seed and code digest, as JSON."""
     import json
 

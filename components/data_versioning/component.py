@@ -8,7 +8,7 @@ from components.common.images import CURATION
 
 
 @dsl.component(base_image=CURATION, install_kfp_package=False)
-def data_versioning(plan: str, dataset: str) -> NamedTuple("Outputs", [("version", str)]):  # type: ignore[valid-type]
+def data_versioning(plan: str, dataset: str) -> NamedTuple("Outputs", [("version", str)]):
     """Publish a dataset as a DVC revision. `plan`: configuration and code digest. Returns repository, path, revision and md5 as JSON."""
     import json
 

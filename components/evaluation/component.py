@@ -8,7 +8,9 @@ from components.common.images import EVALUATION
 
 
 @dsl.component(base_image=EVALUATION, install_kfp_package=False)
-def evaluation(plan: str, model: str, dataset: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("evaluation", str), ("verdict", str)]):  # type: ignore[valid-type]
+def evaluation(plan: str, model: str, dataset: str, report: dsl.Output[dsl.HTML]) -> NamedTuple(
+    "Outputs", [("evaluation", str), ("verdict", str)]
+):
     """Measure a model against its base and the model in service. `plan`: configuration, incumbent digest, seed and code digest."""
     import json
 
@@ -19,8 +21,8 @@ def evaluation(plan: str, model: str, dataset: str, report: dsl.Output[dsl.HTML]
     p = json.loads(plan)
 
     def build(out, s):  # type: ignore[no-untyped-def]
-        opened = [models.from_artifact(s.artifact(sha, "model"), s.reporter) if sha else None for sha in (model, p["incumbent"])]
-        options = {"incumbent": opened[1], "seed": p["seed"], "state": s.workdir.state, "reporter": s.reporter}
+        opened = [models.from_artifact(s.artifact(sha, "model"), s.reporter) for sha in (model, p["incumbent"]) if sha]
+        options = {"incumbent": opened[1] if p["incumbent"] else None, "seed": p["seed"], "state": s.workdir.state, "reporter": s.reporter}
         return evaluate(opened[0], s.artifact(dataset, "dataset"), out, EvaluationConfig(**p["config"]), **options)
 
     made = step.produce("evaluation", {"plan": p, "model": model, "dataset": dataset}, build)

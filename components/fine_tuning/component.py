@@ -8,7 +8,7 @@ from components.common.images import TRAINING
 
 
 @dsl.component(base_image=TRAINING, install_kfp_package=False)
-def fine_tuning(plan: str, dataset: str, version: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("model", str)]):  # type: ignore[valid-type]
+def fine_tuning(plan: str, dataset: str, version: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("model", str)]):
     """Tune the base model on a dataset. `plan`: configuration, base model digest, seed and code digest; `version`: the dataset's revision."""
     import json
 

@@ -49,7 +49,7 @@ class FineTuningConfig(BaseModel):
     checkpoint_every: int = Field(10, ge=1, description="Optimizer steps between checkpoints: a killed run loses at most this much.")
     keep_checkpoints: int = Field(2, ge=2, description="Newest checkpoints kept. At least two: the newest may be torn by a crash.")
     validation_rows: int = Field(
-        64, ge=0, description="Validation rows whose loss is measured at every checkpoint, the first ones. 0: none."
+        32, ge=0, description="Validation rows whose loss is measured at every checkpoint, the first ones. 0: none."
     )
 
     @model_validator(mode="after")

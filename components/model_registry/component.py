@@ -9,8 +9,8 @@ from components.common.images import EVALUATION
 
 @dsl.component(base_image=EVALUATION, install_kfp_package=False)
 def registration(plan: str, version: str, dataset: str, model: str, evaluation: str, repository: str = "") -> NamedTuple(
-    "Outputs", [("version", str)]
-):  # type: ignore[valid-type]
+    "Outputs", [("version", str), ("proof", str)]
+):
     """Register a model version with the digests of all it came from. `version`: the dataset's revision; `repository`: empty when refused."""
     import json
 
@@ -22,16 +22,16 @@ def registration(plan: str, version: str, dataset: str, model: str, evaluation: 
     with step.running("registration") as s:
         data = s.artifact(dataset, "dataset")
         package = s.artifact(repository, "repository") if repository else None
-        made = [s.artifact(model, "model"), s.artifact(evaluation, "evaluation"), package, ModelRegistryConfig(**p["config"])]
-        done = register(*made, reporter=s.reporter, dataset_version=rev, finetune_key=p["finetune_key"])
+        made = s.artifact(model, "model"), s.artifact(evaluation, "evaluation"), package
+        done = register(*made, ModelRegistryConfig(**p["config"]), reporter=s.reporter, dataset_version=rev, finetune_key=p["finetune_key"])
         tracking.log_dataset(data, rev)
         s.result(**done.model_dump(), repository=repository)
-    return (done.version,)
+    return (done.version, done.tags["tuneline.proof"])
 
 
 @dsl.component(base_image=EVALUATION, install_kfp_package=False)
-def promotion(plan: str, version: str) -> NamedTuple("Outputs", [("champion", str)]):  # type: ignore[valid-type]
-    """Make an accepted model version the champion, where the configuration asks for it."""
+def promotion(plan: str, version: str, proof: str) -> NamedTuple("Outputs", [("champion", str)]):
+    """Make an accepted and proven model version the champion, where the configuration asks for it."""
     import json
 
     from components.common import step
@@ -39,8 +39,11 @@ def promotion(plan: str, version: str) -> NamedTuple("Outputs", [("champion", st
     from components.model_registry.stage import promote
 
     config = ModelRegistryConfig(**json.loads(plan)["config"])
+    wanted = config.auto_promote and proof == "proven"
     with step.running("promotion") as s:
-        if config.auto_promote:
+        if wanted:
             moved = promote(config.name, version, by="pipeline", reporter=s.reporter)
             s.result(**moved.model_dump(by_alias=True))
-    return (version if config.auto_promote else "",)
+        elif config.auto_promote:
+            s.reporter.note(f"{config.name} version {version} is {proof}, so it is not promoted")
+    return (version if wanted else "",)

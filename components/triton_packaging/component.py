@@ -8,7 +8,7 @@ from components.common.images import SERVING
 
 
 @dsl.component(base_image=SERVING, install_kfp_package=False)
-def triton_packaging(plan: str, model: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("repository", str)]):  # type: ignore[valid-type]
+def triton_packaging(plan: str, model: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("repository", str)]):
     """Make a Triton model repository and prove it in a real server. `plan`: configuration, seed and code digest, as JSON."""
     import json
 

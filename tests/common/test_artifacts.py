@@ -118,6 +118,21 @@ def test_the_store_builds_once_a_key_and_keeps_equal_content_once(tmp_path: Path
     assert not list((tmp_path / "unfinished").iterdir())
 
 
+def test_equal_content_that_says_something_new_takes_the_place_of_the_old(tmp_path: Path) -> None:
+    old, _ = places.produce(tmp_path, "package", "without-server", make)
+
+    def prove(folder: Path) -> Artifact:
+        made = make(folder, report="proven")
+        summary = {"proof": "matched"}
+        return artifacts.publish(made.path, "dataset", payload=["data/rows.txt"], inputs=[], config={}, seed=7, key="p", summary=summary)
+
+    new, _ = places.produce(tmp_path, "package", "with-server", prove)
+    assert new.path == old.path
+    assert places.stored(tmp_path, old.sha256).manifest.summary == {"proof": "matched"}
+    assert (new.path / "report.html").read_text() == "proven"
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
 def test_a_stored_artifact_that_was_damaged_is_refused_and_one_that_was_removed_is_built_again(tmp_path: Path) -> None:
     made, _ = places.produce(tmp_path, "curate", "key", make)
     (made.path / "data" / "rows.txt").write_text("rowz")
