@@ -19,6 +19,7 @@ from components.common.artifacts import Artifact
 from components.common.errors import EngineMissingError, InterruptedRunError, UsageError
 
 EXPERIMENT = "tuneline"
+PROBE_SECONDS = 20.0
 BATCH = 100  # parameters that MLflow takes in one request
 
 
@@ -55,7 +56,7 @@ def _probe(address: str) -> None:
     import urllib.request
 
     try:
-        with urllib.request.urlopen(address.rstrip("/") + "/health", timeout=20):  # noqa: S310 - http(s) checked by the caller
+        with urllib.request.urlopen(address.rstrip("/") + "/health", timeout=PROBE_SECONDS):  # noqa: S310 - http(s) checked by the caller
             return
     except urllib.error.HTTPError:
         return  # it answers; a server behind a path or with authentication may not serve /health

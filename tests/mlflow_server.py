@@ -1,0 +1,52 @@
+"""A real MLflow server for tests: one worker, its own port and folder, ended by its process id."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+READY_WITHIN = 240.0  # seconds: a busy machine takes more than a minute
+
+
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """Start a server that keeps everything in `folder`; yields its address."""
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        _wait(server, address, folder / "server.log")
+        yield address
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _wait(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    end = time.monotonic() + READY_WITHIN
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.3)
+    raise AssertionError(f"the MLflow server did not start:\n{log.read_text(errors='replace')[-3000:]}")
