@@ -1,4 +1,4 @@
-"""Configuration of the registry: the model's name, and whether an accepted model goes into service by itself."""
+"""Settings of the model registry stage."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ModelRegistryConfig(BaseModel):
-    """Where a model version is registered."""
+    """Under which name models are registered, and what follows."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid")
 
-    name: str = Field("tuneline-demo", min_length=1, description="The registered model's name in MLflow.")
-    auto_promote: bool = Field(True, description="Make an accepted model the champion at once. false: a person promotes it.")
+    name: str = Field(
+        "tuneline-demo",
+        min_length=1,
+        pattern=r"^[^/:]+$",
+        description="Name of the registered model in MLflow; without a slash or a colon.",
+    )
+    auto_promote: bool = Field(
+        True,
+        description="Make an accepted and proven version the champion at once. false: a person promotes it.",
+    )
     copy_limit_mb: int = Field(
         512,
         ge=0,
-        description="Model files up to this size (MB) are copied into MLflow; of larger ones only manifest, report and a pointer.",
+        description="Largest model, in MB of 10^6 bytes, whose files are copied into MLflow. A larger one is registered by its manifest "
+        "and a pointer to the artifact store.",
     )

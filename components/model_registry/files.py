@@ -1,85 +1,96 @@
-"""A model's files in MLflow: copied in where they are small, described by manifest and pointer where they are not."""
+"""A model's files in MLflow: copied there, or a manifest and a pointer when they are large; and fetched from there."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlparse
 
 from components.common import artifacts, tracking
 from components.common.artifacts import Artifact
-from components.common.errors import RegistryError
-from components.model_registry.config import ModelRegistryConfig
+from components.common.errors import ArtifactDamagedError, RegistryError
+from components.model_registry.versions import PREFIX
 
-DESCRIPTION = ("manifest.json", "report.html")
+POINTER = "pointer.json"
+EVALUATION = "evaluation"  # the folder beside the model's files that holds its evaluation
 
 
-def create_version(client: Any, config: ModelRegistryConfig, model: Artifact, evaluation: Artifact, tags: dict[str, str]) -> str:
-    """Log the files as a logged model and register it: the files are uploaded as they are, the model is never loaded.
+def log(client: Any, name: str, model: Artifact, evaluation: Artifact, copy_limit_mb: int) -> Any:
+    """A finished logged model with the files of `model`; one that an interrupted registration had finished is used again.
 
-    MLflow accepts an empty logged model, so what was uploaded is counted before the version is made. The version is created with its
-    tags, so a process killed at any point leaves either no version or one that its digest finds again.
+    The files are uploaded as they are, the model is never loaded. Raises RegistryError when MLflow does not list them afterwards: it
+    would register an empty model too.
     """
-    from mlflow.exceptions import MlflowException
+    experiment = tracking.home(client)
+    earlier = client.search_logged_models([experiment], filter_string=f"tags.`{PREFIX}model_sha256` = '{model.sha256}'")
+    finished = next((m for m in earlier if m.name == name and str(m.status) == "READY"), None)
+    if finished:
+        return finished
+    tags = {f"{PREFIX}model_sha256": model.sha256}
+    logged = client.create_logged_model(experiment, name=name, source_run_id=os.environ.get("MLFLOW_RUN_ID"), tags=tags)
+    whole = sum(file.bytes for file in model.manifest.files) <= copy_limit_mb * 10**6
+    if whole:
+        client.log_model_artifacts(logged.model_id, str(model.path))
+    else:
+        _log_pointer(client, logged.model_id, model)
+    client.log_model_artifacts(logged.model_id, str(evaluation.path), EVALUATION)
+    _check_upload(client, logged.model_id, model, whole)
+    return client.finalize_logged_model(logged.model_id, "READY")
 
-    run_id = os.environ.get("MLFLOW_RUN_ID")
-    experiment = client.get_run(run_id).info.experiment_id if run_id else tracking.experiment_id(client)
-    logged = client.create_logged_model(experiment, name=config.name, source_run_id=run_id, model_type="tuneline")
-    names = _names(model, config.copy_limit_mb)
+
+def _check_upload(client: Any, model_id: str, model: Artifact, whole: bool) -> None:
+    expected = {Path(file.path).parts[0] for file in model.manifest.files} if whole else {POINTER}
+    listed = {Path(file.path).parts[0] for file in client.list_logged_model_artifacts(model_id)}
+    missing = sorted((expected | {artifacts.MANIFEST}) - listed)
+    if missing:
+        raise RegistryError(f"MLflow did not keep {', '.join(missing)} of the model", hint="Check the server's artifact store and its log.")
+
+
+def _log_pointer(client: Any, model_id: str, model: Artifact) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _gather(model, names, Path(folder))
-        shutil.copyfile(evaluation.path / "evaluation.json", Path(folder) / "evaluation.json")
-        client.log_model_artifacts(logged.model_id, folder)
-    uploaded = {Path(f.path).name for f in client.list_logged_model_artifacts(logged.model_id)}
-    if not {Path(name).parts[0] for name in names} <= uploaded:
-        raise RegistryError(f"MLflow kept {len(uploaded)} of {len(names)} files of the model", hint="Look at the server's artifact store.")
-    client.finalize_logged_model(logged.model_id, "READY")
-    try:
-        client.create_registered_model(config.name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    made = client.create_model_version(
-        config.name, logged.model_uri, run_id=run_id, tags=tags, model_id=logged.model_id, description=_described(evaluation)
-    )
-    return str(made.version)
+        for file in (artifacts.MANIFEST, "report.html"):
+            if (model.path / file).exists():
+                shutil.copyfile(model.path / file, Path(folder) / file)
+        pointer = {"content_sha256": model.sha256, "store_uri": model.path.absolute().as_uri()}
+        (Path(folder) / POINTER).write_text(json.dumps(pointer, indent=2) + "\n", encoding="utf-8")
+        client.log_model_artifacts(model_id, folder)
 
 
-def _names(model: Artifact, limit_mb: int) -> list[str]:
-    """The files to copy: all of them up to the limit, otherwise only what describes them."""
-    every = ["manifest.json", *(file.path for file in model.manifest.files)]
-    if sum(file.bytes for file in model.manifest.files) <= limit_mb * 1_000_000:
-        return every
-    return [name for name in every if name in DESCRIPTION]
-
-
-def _gather(model: Artifact, names: list[str], folder: Path) -> None:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(model.path / name, folder / name)
-
-
-def _described(evaluation: Artifact) -> str:
-    """The verdict in words, for whoever looks at the version in MLflow."""
-    summary = evaluation.manifest.summary
-    return f"{summary['verdict']}: " + " ".join(summary["reasons"])
-
-
-def download(client: Any, name: str, version: str, folder: Path) -> Artifact:
-    """The model artifact of a registered version, checked. Raises RegistryError where the registry holds only its description."""
-    import mlflow
-
-    source = client.get_model_version(name, version).source
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    got = Path(mlflow.artifacts.download_artifacts(artifact_uri=source, dst_path=str(folder / "download")))
-    manifest = artifacts.read_manifest(got)
-    if not all((got / file.path).exists() for file in manifest.files):
-        raise RegistryError(
-            f"{name} version {version} was too large to be copied into MLflow, and its files are not in this store",
-            hint="Copy it into this store, or use the store it was made in (TUNELINE_STORE).",
+def fetch(name: str, version: str, sha256: str, store_uri: str, folder: Path) -> Artifact:
+    """Lay a registered model out in `folder` and check every digest. Raises RegistryError when its files are neither in MLflow nor at
+    their pointer, ArtifactDamagedError when they are not what was registered."""
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    _download(name, version, part)
+    if (part / POINTER).exists():
+        shutil.rmtree(part)
+        shutil.copytree(_pointed(name, version, store_uri), part)
+    shutil.rmtree(part / EVALUATION, ignore_errors=True)
+    found = artifacts.read(part, "model")
+    if found.sha256 != sha256:
+        raise ArtifactDamagedError(
+            f"{name} version {version} holds {found.sha256}, it was registered as {sha256}", hint="Register it again."
         )
-    (got / "evaluation.json").unlink(missing_ok=True)
-    return artifacts.read(got, "model")
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+    return Artifact(folder, found.manifest)
+
+
+def _download(name: str, version: str, part: Path) -> None:
+    mlflow = tracking.connect()
+    part.mkdir(parents=True)
+    mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name}/{version}", dst_path=str(part))
+
+
+def _pointed(name: str, version: str, store_uri: str) -> Path:
+    path = Path(unquote(urlparse(store_uri).path))
+    if not store_uri.startswith("file://") or not (path / artifacts.MANIFEST).exists():
+        raise RegistryError(
+            f"the files of {name} version {version} are not in MLflow, and {store_uri} does not hold them",
+            hint="Mount the artifact store it was registered from, or register it again with a higher model_registry.copy_limit_mb.",
+        )
+    return path

@@ -1,24 +1,24 @@
-"""The registry: register a model version with all it came from, promote it when its evaluation accepted it, and find the way back."""
+"""The model registry: a model version in MLflow for every evaluated model, with the digests of all it came from."""
 
 from __future__ import annotations
 
-import getpass
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
 from components.common import tracking
 from components.common.artifacts import Artifact
-from components.common.errors import RegistryError, UsageError
+from components.common.errors import RegistryError
 from components.common.progress import Reporter
-from components.model_registry import files
+from components.model_registry import files, lineage, versions
 from components.model_registry.config import ModelRegistryConfig
+from components.model_registry.promotion import CHAMPION, Promotion, promote, rollback
+from components.model_registry.versions import PREFIX
 
-CANDIDATE, CHALLENGER, CHAMPION = "candidate", "challenger", "champion"
-PROVEN, UNPROVEN, UNPACKAGED = "proven", "unproven", "unpackaged"
-TAG = "tuneline."
+__all__ = ["Champion", "Promotion", "Registration", "champion", "promote", "register", "rollback"]
+CANDIDATE, CHALLENGER = "candidate", "challenger"
 
 
 class Registration(BaseModel):
@@ -30,33 +30,21 @@ class Registration(BaseModel):
     tags: dict[str, str]
 
 
-class Promotion(BaseModel):
-    """An alias that moved: from a version (None: it was nowhere) to a version. Equal ones: nothing moved."""
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    name: str
-    alias: str
-    from_: str | None = Field(alias="from")
-    to: str
-
-
 class Champion(BaseModel):
-    """The model in service, as its tags describe it."""
+    """The model version in service."""
 
     name: str
     version: str
     model_sha256: str
     incumbent_sha256: str | None
-    finetune_key: str | None
+    finetune_key: str
+    store_uri: str
+    tags: dict[str, str]
 
     def fetch(self, folder: Path) -> Artifact:
-        """Its model artifact, downloaded from the registry into `folder` and checked."""
-        return files.download(_client(), self.name, self.version, folder)
-
-
-def _client() -> Any:
-    return tracking.connect().MlflowClient()
+        """Lay its files out in `folder`, every digest checked. Raises RegistryError when they cannot be had any more."""
+        with versions.talking():
+            return files.fetch(self.name, self.version, self.model_sha256, self.store_uri, folder)
 
 
 def register(
@@ -66,181 +54,110 @@ def register(
     config: ModelRegistryConfig,
     *,
     reporter: Reporter,
-    dataset_version: dict[str, Any] | None = None,
+    dataset_version: Mapping[str, Any] | None = None,
     finetune_key: str = "",
 ) -> Registration:
-    """Register the model, or find the version it already is: the digest decides.
+    """Register an evaluated model under `config.name`, or find the version that this very model has and refresh its tags.
 
-    The version gets the alias `candidate`, and `challenger` when the evaluation accepted it; a version in service keeps what it has.
-    Raises UsageError when evaluation or repository belong to another model.
+    The version gets the alias `candidate`, and `challenger` when its evaluation was accepted; no alias moves to or from the version in
+    service. An evaluation that found the model to be that very one (`unchanged`) says nothing new: the version keeps its verdict.
+    `dataset_version` is the dataset's revision as data_versioning returned it; `finetune_key` names the recipe. Raises UsageError when
+    evaluation or package were made from another model.
     """
-    _check_same_model(model, evaluation, repository)
-    client = _client()
-    tags = _tags(model, evaluation, repository, dataset_version or {}, finetune_key)
-    version = _find(client, config.name, model.sha256)
-    if version is None:
-        reporter.step("registering the model's files")
-        version = files.create_version(client, config, model, evaluation, tags)
-    else:
-        for key, value in tags.items():
-            client.set_model_version_tag(config.name, version, key, value)
-    if CHAMPION not in _aliases(client, config.name, version):
-        accepted = evaluation.manifest.summary["verdict"] == "accepted"
-        for alias in (CANDIDATE, CHALLENGER) if accepted else (CANDIDATE,):
-            client.set_registered_model_alias(config.name, alias, version)
-    return Registration(name=config.name, version=version, aliases=_aliases(client, config.name, version), tags=tags)
+    lineage.check(model, evaluation, repository)
+    tags = lineage.tags(model, evaluation, repository, dataset_version, finetune_key)
+    verdict = lineage.verdict(evaluation)
+    with versions.talking() as client:
+        known = _registered(client, config.name, model.sha256)
+        if known:
+            reporter.note(f"{config.name} version {known.version} is this very model")
+            _refresh(client, known, tags, verdict)
+        else:
+            reporter.step(f"registering {config.name}")
+            known = _create(client, config, model, evaluation, tags)
+        if CHAMPION not in known.aliases:
+            _alias(client, known, verdict)
+        return _told(client, known)
 
 
-def _check_same_model(model: Artifact, evaluation: Artifact, repository: Artifact | None) -> None:
-    for other in (evaluation, repository):
-        of = other.manifest.input("model") if other else None
-        if other and (of is None or of.content_sha256 != model.sha256):
-            named = of.content_sha256[:12] if of else "no tuned model"
-            raise UsageError(
-                f"the {other.manifest.kind} in {other.path} is of {named}, not of the model {model.sha256[:12]}",
-                hint="Evaluate and package the model that you register.",
-            )
-
-
-def _tags(model: Artifact, evaluation: Artifact, repository: Artifact | None, version: dict[str, Any], finetune_key: str) -> dict[str, str]:
-    """Every digest the version came from, the verdict and the proof. MLflow's tags are strings; what is absent is left out."""
-    inputs = {kind: model.manifest.input(kind) for kind in ("dataset", "base_model")}
-    incumbent = evaluation.manifest.input("incumbent")
-    tags = {
-        "model_sha256": model.sha256,
-        "evaluation_sha256": evaluation.sha256,
-        "repository_sha256": repository.sha256 if repository else None,
-        "dataset_sha256": inputs["dataset"].content_sha256 if inputs["dataset"] else None,
-        "base_model_sha256": inputs["base_model"].content_sha256 if inputs["base_model"] else None,
-        "base_model_uri": inputs["base_model"].uri if inputs["base_model"] else None,
-        "dataset_uri": version.get("uri") or (inputs["dataset"].uri if inputs["dataset"] else None),
-        "dataset_rev": version.get("rev"),
-        "dataset_md5": version.get("md5"),
-        "incumbent_sha256": incumbent.content_sha256 if incumbent else None,
-        "verdict": evaluation.manifest.summary["verdict"],
-        "proof": _proof(repository),
-        "finetune_key": finetune_key,
-        "git_commit": model.manifest.produced_by.get("git_commit"),
-        "model_path": str(model.path),
-        "repository_path": str(repository.path) if repository else None,
-    }
-    return {TAG + name: str(value) for name, value in tags.items() if value}
-
-
-def _proof(repository: Artifact | None) -> str:
-    if repository is None:
-        return UNPACKAGED
-    return PROVEN if repository.manifest.summary.get("proof") else UNPROVEN
-
-
-def _find(client: Any, name: str, model_sha256: str) -> str | None:
-    """The version of this model digest, the newest if there are several."""
-    found = client.search_model_versions(f"name = '{name}' and tags.`{TAG}model_sha256` = '{model_sha256}'")
-    return max((str(v.version) for v in found), key=int, default=None)
-
-
-def _aliases(client: Any, name: str, version: str) -> list[str]:
-    return sorted(alias for alias, at in client.get_registered_model(name).aliases.items() if str(at) == version)
-
-
-def champion(name: str) -> Champion | None:
-    """The model in service under this name, or None."""
-    client = _client()
-    version = _holder(client, name, CHAMPION)
-    if version is None:
+def _registered(client: Any, name: str, model_sha256: str) -> Any | None:
+    """The version with these files, once it is whole."""
+    if versions.model(client, name) is None:
         return None
-    tags = client.get_model_version(name, version).tags
-    if TAG + "model_sha256" not in tags:
-        raise RegistryError(
-            f"{name} version {version} is the champion and was not registered by tuneline",
-            hint="Register under another model_registry.name, or remove the alias champion.",
-        )
-    return Champion(
-        name=name,
-        version=version,
-        model_sha256=tags[TAG + "model_sha256"],
-        incumbent_sha256=tags.get(TAG + "incumbent_sha256"),
-        finetune_key=tags.get(TAG + "finetune_key"),
+    found = versions.listed(client, name, (f"{PREFIX}model_sha256", model_sha256))
+    return client.get_model_version(name, found[0].version) if found else None
+
+
+def _refresh(client: Any, known: Any, tags: Mapping[str, str], verdict: str) -> None:
+    if verdict == "unchanged":
+        tags = {key: value for key, value in tags.items() if key.removeprefix(PREFIX) not in lineage.OF_EVALUATION}
+    else:
+        versions.untag(client, known, [PREFIX + name for name in lineage.OF_EVALUATION if PREFIX + name not in tags])
+    versions.tag(client, known, tags)
+
+
+def _create(client: Any, config: ModelRegistryConfig, model: Artifact, evaluation: Artifact, tags: Mapping[str, str]) -> Any:
+    """Files first, the version with all its tags last: a killed registration leaves no version, and the next one uses its files."""
+    logged = files.log(client, config.name, model, evaluation, config.copy_limit_mb)
+    if versions.model(client, config.name) is None:
+        _create_model(client, config.name)
+    return client.create_model_version(
+        config.name,
+        f"models:/{logged.model_id}",
+        run_id=logged.source_run_id,
+        tags={f"{PREFIX}proof": lineage.UNPACKAGED, **tags},
+        description=lineage.described(tags),
+        model_id=logged.model_id,
     )
 
 
-def _holder(client: Any, name: str, alias: str) -> str | None:
+def _create_model(client: Any, name: str) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
-        at = client.get_registered_model(name).aliases.get(alias)
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise
-    return str(at) if at is not None else None
-
-
-def promote(
-    name: str, version: str, *, reporter: Reporter, alias: str = CHAMPION, by: str = "", force: bool = False, reason: str = ""
-) -> Promotion:
-    """Move `alias` to a version that its evaluation accepted and a real server proved.
-
-    Anything else is refused with RegistryError, unless `force` with a `reason`, which is kept with the version.
-    """
-    client = _client()
-    tags = _version_tags(client, name, version)
-    held = _holder(client, name, alias)
-    if held == version:
-        reporter.note(f"{name} version {version} already is the {alias}")
-        return Promotion(name=name, alias=alias, from_=held, to=version)
-    if force and not reason:
-        raise UsageError("--force needs --reason", hint="Say why; it is kept with the version.")
-    against = _objection(tags)
-    if against and not force:
-        raise RegistryError(f"{name} version {version} {against}", hint="Promote another version, or --force with a --reason.")
-    record = {f"previous_{alias}": held or "", "promoted_by": by or getpass.getuser(), "promoted_at": _now()}
-    if against:
-        record |= {"forced": against, "forced_reason": reason}
-    for key, value in record.items():
-        client.set_model_version_tag(name, version, TAG + key, value)
-    client.set_registered_model_alias(name, alias, version)
-    return Promotion(name=name, alias=alias, from_=held, to=version)
-
-
-def _objection(tags: dict[str, str]) -> str | None:
-    """Why a version may not go into service, or None."""
-    verdict, proof = tags.get(TAG + "verdict", "none"), tags.get(TAG + "proof", UNPACKAGED)
-    if verdict != "accepted":
-        return f"was not accepted by its evaluation (verdict: {verdict})"
-    if proof != PROVEN:
-        return f"is {proof}: no Triton server has shown that it answers as it should"
-    return None
-
-
-def _version_tags(client: Any, name: str, version: str) -> dict[str, str]:
-    """Raises RegistryError naming what there is when the version is not."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return dict(client.get_model_version(name, version).tags)
+        client.create_registered_model(name)
     except MlflowException:
-        known = sorted({str(v.version) for v in client.search_model_versions(f"name = '{name}'")}, key=int)
-        if known:
-            raise RegistryError(f"{name} has no version {version}", hint=f"It has {', '.join(known)}.") from None
-        names = ", ".join(m.name for m in client.search_registered_models()) or "none yet"
-        raise RegistryError(f"there is no registered model {name}", hint=f"There are: {names}.") from None
+        if versions.model(client, name) is None:  # otherwise another job made it just now
+            raise
 
 
-def rollback(name: str, *, reporter: Reporter, by: str = "") -> Promotion:
-    """Give the alias champion back to the version that held it before this one."""
-    client = _client()
-    held = _holder(client, name, CHAMPION)
-    if held is None:
-        raise RegistryError(f"{name} has no champion", hint="Promote a version first.")
-    previous = _version_tags(client, name, held).get(f"{TAG}previous_{CHAMPION}")
-    if not previous:
-        raise RegistryError(f"nothing was in service before {name} version {held}", hint="Promote the version you want instead.")
-    client.set_registered_model_alias(name, CHAMPION, previous)
-    client.set_model_version_tag(name, held, TAG + "rolled_back_by", by or getpass.getuser())
-    client.set_model_version_tag(name, held, TAG + "rolled_back_at", _now())
-    return Promotion(name=name, alias=CHAMPION, from_=held, to=previous)
+def _alias(client: Any, version: Any, verdict: str) -> None:
+    client.set_registered_model_alias(version.name, CANDIDATE, version.version)
+    if verdict == "accepted":
+        client.set_registered_model_alias(version.name, CHALLENGER, version.version)
+    elif verdict == "refused" and CHALLENGER in version.aliases:
+        client.delete_registered_model_alias(version.name, CHALLENGER)
 
 
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def _told(client: Any, version: Any) -> Registration:
+    now = client.get_model_version(version.name, version.version)
+    tags = {key: value for key, value in sorted(now.tags.items()) if key.startswith(PREFIX)}
+    return Registration(name=now.name, version=str(now.version), aliases=sorted(now.aliases), tags=tags)
+
+
+def champion(name: str, alias: str = CHAMPION) -> Champion | None:
+    """The version in service; None when there is no registry, no such model, or no version with the alias yet.
+
+    Raises RegistryError for a version that tuneline did not register: nothing is known of it.
+    """
+    if not tracking.enabled() or versions.store_is_missing():
+        return None
+    with versions.talking() as client:
+        found = versions.holder(client, name, alias)
+    if found is None:
+        return None
+    if f"{PREFIX}model_sha256" not in found.tags:
+        raise RegistryError(
+            f"{name} version {found.version} is the {alias} and was not registered by tuneline",
+            hint=f"Register under another model_registry.name, or remove the alias {alias}.",
+        )
+    tags = {key.removeprefix(PREFIX): value for key, value in found.tags.items() if key.startswith(PREFIX)}
+    return Champion(
+        name=name,
+        version=str(found.version),
+        model_sha256=tags["model_sha256"],
+        incumbent_sha256=tags.get("incumbent_sha256"),
+        finetune_key=tags.get("finetune_key", ""),
+        store_uri=tags.get("store_uri", ""),
+        tags=dict(found.tags),
+    )
