@@ -31,6 +31,7 @@ def tamper(path: Path) -> None:
     content = path.read_bytes()
     path.chmod(0o644)
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    path.chmod(0o444)  # DVC writes objects read-only
 
 
 def test_the_same_content_is_published_once(tmp_path: Path, make_dataset) -> None:
@@ -100,6 +101,7 @@ def test_every_object_of_the_remote_is_refused_by_name_when_tampered_with(tmp_pa
             fetch("dataset-v1", tmp_path / "out", CONFIG, workdir=tmp_path, reporter=Silent())
         assert f"{damaged.parent.name}/{damaged.name}" in refused.value.message
         assert not (tmp_path / "out").exists()
+        damaged.chmod(0o644)
         damaged.write_bytes(whole)
     fetch("dataset-v1", tmp_path / "out", CONFIG, workdir=tmp_path, reporter=Silent())
 
