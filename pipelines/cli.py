@@ -293,6 +293,8 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Move an alias to a model version that its evaluation accepted."""
+    if force and not reason:
+        raise UsageError("--force needs --reason", hint="Say why; it is kept with the version.")
     reporter, work = _alone("promote", as_json, workdir, tracking_uri)
     from components.model_registry.stage import promote as stage
 

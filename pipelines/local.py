@@ -245,7 +245,7 @@ def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this:
             "model_version": registered.get("version"),
             "aliases": sorted({*registered.get("aliases", []), *([moved["alias"]] if moved else [])}),
         },
-        "stages": _stages(listener, verdict),
+        "stages": _stages(listener, outputs["verdict"]),
         "seconds": round(time.monotonic() - began, 2),
         "report": str(found["evaluation"] / "report.html") if found["evaluation"] else None,
         "run": this.name,
@@ -257,7 +257,7 @@ def _stages(listener: Listener, verdict: str) -> list[dict[str, Any]]:
     stages = []
     for stage in STAGES:
         ran = stage in listener.seconds
-        if ran or stage not in CONDITIONAL or (stage == "triton_packaging" and verdict in ("accepted", "unchanged")):
+        if ran or stage not in CONDITIONAL or (stage == "triton_packaging" and verdict == "accepted"):
             cached = listener.cached.get(stage, True)
             stages.append({"name": stage, "seconds": round(listener.seconds.get(stage, 0.0), 2), "cached": cached})
     return stages
