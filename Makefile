@@ -35,6 +35,7 @@ lint: $(VENV)/.ready ## ruff, mypy and import-linter
 	@$(BIN)/lint-imports --no-cache
 
 ui: $(VENV)/.ready ## The MLflow UI of the workdir on http://127.0.0.1:5000
+	@mkdir -p $(WORKDIR)
 	@$(BIN)/mlflow server --backend-store-uri sqlite:///$(abspath $(WORKDIR))/mlflow.db --host 127.0.0.1 --port 5000 --workers 1
 
 clean: ## Remove the environment; the workdir stays

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import yaml
 
 from components.common import places, progress, tracking
@@ -34,6 +35,7 @@ STAGES = {
     "registration": "register",
     "promotion": "promote",
 }
+SECONDS_TO_SAVE = 60  # a training step may have to end before its checkpoint is written
 CONDITIONAL = ("triton_packaging", "promotion")
 
 
@@ -194,9 +196,23 @@ def _run_pipeline(config: Customization, workdir: Workdir, this: Run, listener: 
             task = customization(configuration=text)
         except RuntimeError as error:
             failed = _plain(str(error))
+        except KeyboardInterrupt:
+            _end_steps()
+            raise
         else:
             return {name: task.outputs[name] for name in ("dataset", "version", "model", "evaluation", "verdict")}
     raise listener.failure or TunelineError(failed, hint=f"Its log is in {this.log}.")
+
+
+def _end_steps() -> None:
+    """Ask the running step to stop, give it time to save what it has, and end what does not listen."""
+    steps = psutil.Process().children(recursive=True)
+    for step in steps:
+        with contextlib.suppress(psutil.Error):
+            step.terminate()
+    for step in psutil.wait_procs(steps, timeout=SECONDS_TO_SAVE)[1]:
+        with contextlib.suppress(psutil.Error):
+            step.kill()
 
 
 def _plain(text: str) -> str:
@@ -261,8 +277,3 @@ def _stages(listener: Listener, verdict: str) -> list[dict[str, Any]]:
             cached = listener.cached.get(stage, True)
             stages.append({"name": stage, "seconds": round(listener.seconds.get(stage, 0.0), 2), "cached": cached})
     return stages
-
-
-def interrupted(*_: object) -> None:
-    """SIGTERM ends a run as Ctrl-C does."""
-    raise KeyboardInterrupt

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,15 @@ def run(result: dict[str, Any], workdir: str) -> list[str]:
     lines += [f"model: {registered['model_name']} version {registered['model_version']} ({aliases})"]
     lines += [f"report: {result['report']}"]
     if result["artifacts"]["repository"]:
-        lines += [f"talk to it: tuneline serve {result['artifacts']['repository']}"]
+        lines += [f"talk to it: {_command()} serve {result['artifacts']['repository']}"]
     lines += [f"look at the runs: make ui   (or: mlflow ui --backend-store-uri {registered['tracking_uri']})"]
     cached = [stage["name"] for stage in result["stages"] if stage["cached"]]
     return [*lines, f"{result['seconds']:.0f} seconds in all" + (f"; from the cache: {', '.join(cached)}" if cached else "")]
+
+
+def _command() -> str:
+    """How this person starts tuneline: by name where it is on the PATH, by the path they used otherwise."""
+    return "tuneline" if shutil.which("tuneline") else os.path.relpath(sys.argv[0])
 
 
 def _stage(stage: dict[str, Any]) -> str:

@@ -186,11 +186,11 @@ def events(workdir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def kill_in(stage: str, project: Path, workdir: str, after: str) -> None:
-    """Start a run and SIGKILL its process while `stage` is at work; its steps must end with it."""
+def kill_in(stage: str, project: Path, workdir: str, after: str, sent: signal.Signals = signal.SIGKILL) -> tuple[int, str]:
+    """Start a run and end its process while `stage` is at work; its steps must end with it. Returns its exit status and output."""
     before = len(events(project / workdir))
-    command = [*COMMAND, "run", "-c", "customization.yaml", "--workdir", workdir]
-    child = subprocess.Popen(command, cwd=project, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [*COMMAND, "run", "-c", "customization.yaml", "--workdir", workdir, "--json"]
+    child = subprocess.Popen(command, cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     pids = []
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
@@ -200,9 +200,10 @@ def kill_in(stage: str, project: Path, workdir: str, after: str) -> None:
             break
         assert child.poll() is None, f"the run ended before {stage} reached {after}"
         time.sleep(0.02)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    child.send_signal(sent)
+    said = child.communicate(timeout=120)[0]
     wait_until_gone(pids)
+    return child.returncode, said
 
 
 def wait_until_gone(pids: list[int]) -> None:
@@ -232,6 +233,9 @@ def test_killed_in_each_stage_the_same_command_finishes_with_the_same_digests(fi
     }
     for stage, after in moments.items():
         kill_in(stage, project, "killed", after)
+        if stage == "fine_tuning":
+            status, said = kill_in(stage, project, "killed", after, signal.SIGTERM)
+            assert (status, json.loads(said)["error"]["kind"]) == (75, "interrupted")
     result = run(project, "killed")
     assert digests(result) == digests(first)
     assert "champion" in result["mlflow"]["aliases"]
