@@ -44,6 +44,7 @@ TrackingUri = Annotated[
 ]
 RefusalFails = Annotated[bool, typer.Option("--fail-on-refusal", help="Exit 3 when the gate refuses.")]
 HERE = Path(DEFAULT_WORKDIR)
+INTERRUPTED_BY_TYPER = 130  # what typer makes of a KeyboardInterrupt
 
 
 def main() -> None:
@@ -52,10 +53,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         code = app(arguments, standalone_mode=False)
+        if code == INTERRUPTED_BY_TYPER:
+            code = _tell(InterruptedRunError("interrupted", hint="Run the same command again."), arguments)
     except TunelineError as error:
         code = _tell(error, arguments)
-    except KeyboardInterrupt:
-        code = _tell(InterruptedRunError("interrupted", hint="Run the same command again: it goes on from where it stopped."), arguments)
     except OSError as error:
         code = _tell(_from_os(error), arguments)
     except Exception as error:  # click's usage errors have a message and an exit code; anything else is a fault of ours
@@ -157,7 +158,8 @@ def curate(
     from pipelines.resolve import expand_demo
 
     found = list_sources(expand_demo(sources, work), Path.cwd())
-    made = stage(found, output, customization.data_curation, seed=customization.seed, reporter=reporter, overwrite=overwrite)
+    settings = customization.data_curation.model_copy(update={"sources": sources})
+    made = stage(found, output, settings, seed=customization.seed, reporter=reporter, overwrite=overwrite)
     _done(reporter)
     rows, splits = made.manifest.summary["rows"], made.manifest.summary["splits"]
     result = {"dataset": str(output), "sha256": made.sha256, "rows": rows, "splits": splits}

@@ -22,7 +22,7 @@ from components.triton_packaging.config import TritonPackagingConfig
 class Customization(BaseModel):
     """A whole customization. The defaults run the demo."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     seed: int = Field(42, ge=0, lt=2**32, description="One seed for the split, the training and the intervals.")
     data_curation: DataCurationConfig = Field(DataCurationConfig(), description="From raw text to clean splits.")
@@ -113,11 +113,8 @@ def _absolute(source: Any, base: Path) -> Any:
 
 def _number(value: Any) -> Any:
     """5e-4 is a number to everyone but YAML 1.1, which wants 5.0e-4."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+[eE][+-]?\d+", value):
+        return float(value)
     return value
 
 

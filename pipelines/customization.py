@@ -61,6 +61,7 @@ def customization(configuration: str = "") -> Outcome:
     curated = data_curation(plan=plans.outputs["data_curation"])
     dataset = curated.outputs["dataset"]
     versioned = data_versioning(plan=plans.outputs["data_versioning"], dataset=dataset)
+    versioned.set_caching_options(enable_caching=False)  # it looks whether the remote still has the revision, which no key can say
     version = versioned.outputs["version"]
     tuned = fine_tuning(plan=plans.outputs["fine_tuning"], dataset=dataset, version=version)
     model = tuned.outputs["model"]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import threading
 import time
 import warnings
@@ -18,7 +19,7 @@ import psutil
 import yaml
 
 from components.common import places, progress, tracking
-from components.common.errors import InterruptedRunError, TunelineError
+from components.common.errors import EXIT_INTERRUPTED, InterruptedRunError, TunelineError
 from components.common.places import Workdir
 from components.common.progress import Reporter
 from pipelines import runs
@@ -110,7 +111,7 @@ def run(config: Customization, workdir: Workdir, *, quiet: bool, uri: str | None
                 parent = _open_tracking(config, workdir, this)
                 result = _run_tracked(config, workdir, this, reporter, parent, began)
         except BaseException as error:
-            this.write(status="interrupted" if isinstance(error, (KeyboardInterrupt, InterruptedRunError)) else "failed", ended=time.time())
+            this.write(status="interrupted" if _is_interruption(error) else "failed", ended=time.time())
             raise
         finally:
             progress.close(reporter)
@@ -149,26 +150,32 @@ def _open_tracking(config: Customization, workdir: Workdir, this: Run) -> str:
     return parent
 
 
+def _is_interruption(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt) or getattr(error, "exit_code", 0) == EXIT_INTERRUPTED
+
+
 def _close_dead_runs(workdir: Workdir) -> None:
-    """Note down runs whose process was killed: nobody else holds the workdir now."""
+    """Close the runs whose process was killed, here and in MLflow: nobody else holds the workdir now."""
+    for left in (workdir.store / "unfinished").glob("replaced-*"):
+        shutil.rmtree(left)
     for folder in workdir.runs.glob("*/run.json"):
         dead = Run(folder.parent)
-        if dead.read().get("status") == "running":
+        known = dead.read()
+        if known.get("status") == "running":
+            tracking.end_dead_run(known.get("tracking_uri"), known.get("mlflow_run_id"))
             dead.write(status="killed")
 
 
 def _run_tracked(config: Customization, workdir: Workdir, this: Run, reporter: Reporter, parent: str, began: float) -> dict[str, Any]:
     listener = Listener(this, reporter)
-    status = "FAILED"
     try:
         outputs = _run_pipeline(config, workdir, this, listener)
         result = _result(outputs, listener, workdir, this, parent, began)
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise InterruptedRunError("the run was interrupted", hint="Run the same command again: it goes on from where it stopped.") from None
-    finally:
-        tracking.end_run(parent, status)
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # a server that is gone too must not hide what failed
+            tracking.end_run(parent, "KILLED" if _is_interruption(error) else "FAILED")
+        raise
+    tracking.end_run(parent, "FINISHED")
     this.write(status="finished", ended=time.time(), result=result)
     return result
 
@@ -198,7 +205,8 @@ def _run_pipeline(config: Customization, workdir: Workdir, this: Run, listener: 
             failed = _plain(str(error))
         except KeyboardInterrupt:
             _end_steps()
-            raise
+            hint = "Run the same command again: it goes on from where it stopped."
+            raise InterruptedRunError("the run was interrupted", hint=hint) from None
         else:
             return {name: task.outputs[name] for name in ("dataset", "version", "model", "evaluation", "verdict")}
     raise listener.failure or TunelineError(failed, hint=f"Its log is in {this.log}.")
@@ -244,7 +252,7 @@ def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this:
     registered = listener.results.get("registration", {})
     moved = listener.results.get("promotion", {})
     verdict = outputs["verdict"]
-    if verdict == "accepted" and moved and moved["from"] == moved["to"]:
+    if "champion" in registered.get("aliases", []):  # the promotion comes after: it was in service before this run
         verdict = "unchanged"
     digests = {kind: outputs[kind] for kind in ("dataset", "model", "evaluation")}
     digests["repository"] = registered.get("repository") or (registered.get("tags") or {}).get("tuneline.repository_sha256")

@@ -6,6 +6,7 @@ service, and hands every stage a plan: all that its result depends on, and nothi
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,16 +45,17 @@ def resolve(config: Customization, workdir: Workdir, reporter: Reporter) -> Plan
     reporter.step("looking at the base model")
     base = models.base_model(config.fine_tuning.base_model, reporter)
     curation = {**_plan("data_curation", config), "sources": sources}
-    tuning = {**_plan("fine_tuning", config), "base_sha256": base.sha256}
+    tuning = {**_plan("fine_tuning", config), "base_sha256": base.sha256, "threads": os.environ.get("TUNELINE_THREADS", "")}
     finetune_key = hashing.digest([curation, tuning])
     reporter.step("looking at the model in service")
+    incumbent = _incumbent(config, workdir, finetune_key, reporter)
     return Plans(
         data_curation=curation,
         data_versioning=_plan("data_versioning", config),
         fine_tuning=tuning,
-        evaluation={**_plan("evaluation", config), "incumbent": _incumbent(config, workdir, finetune_key, reporter)},
+        evaluation={**_plan("evaluation", config), "incumbent": incumbent},
         triton_packaging={**_plan("triton_packaging", config), "unproven": _unproven(config, reporter)},
-        model_registry={**_plan("model_registry", config), "finetune_key": finetune_key},
+        model_registry={**_plan("model_registry", config), "finetune_key": finetune_key, "incumbent": incumbent},
     )
 
 

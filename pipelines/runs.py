@@ -48,13 +48,6 @@ class Run:
         path = self.folder / "run.json"
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
-    def each_event(self) -> list[dict[str, Any]]:
-        """The run's events so far; a line that is still being written is left out."""
-        if not self.events.exists():
-            return []
-        lines = self.events.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1] if line]
-
 
 def new_run(workdir: Workdir) -> Run:
     """A new run's folder, named by time so that names sort."""
@@ -95,10 +88,21 @@ def _take(lock: Path) -> None:
                     f"another run (process {holder}) works in {lock.parent}",
                     hint="Wait for it, end it, or use another --workdir.",
                 )
-            lock.unlink(missing_ok=True)
+            _remove_dead(lock)
     finally:
         draft.unlink(missing_ok=True)
     raise UsageError(f"{lock} is being taken by other processes", hint="Try again.")
+
+
+def _remove_dead(lock: Path) -> None:
+    """Take a dead process's lock away, unless another process has taken it over since it was judged."""
+    private = lock.with_name(f".dead-lock.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        lock.rename(private)
+        if _holder(private) is not None:
+            with contextlib.suppress(FileExistsError):
+                os.link(private, lock)
+        private.unlink()
 
 
 def _holder(lock: Path) -> int | None:

@@ -95,7 +95,7 @@ def begin(folder: Path, key: str, *, overwrite: bool = False) -> Artifact | None
     """
     if folder.is_file():
         raise OutputOccupiedError(f"{folder} is a file", hint="Name a folder with -o.")
-    if (folder / MANIFEST).exists():
+    if (folder / MANIFEST).exists() and not (overwrite and _is_torn(folder)):
         found = read_manifest(folder)
         if found.produced_by.get("key") == key and not overwrite:
             return read(folder)
@@ -104,10 +104,19 @@ def begin(folder: Path, key: str, *, overwrite: bool = False) -> Artifact | None
                 f"{folder} already holds another {found.kind} ({found.content_sha256[:12]})",
                 hint="Choose another folder, or give --overwrite to replace it.",
             )
-    elif folder.is_dir() and any(folder.iterdir()) and not (folder / UNFINISHED).exists():
+    elif folder.is_dir() and any(folder.iterdir()) and not any((folder / name).exists() for name in (UNFINISHED, MANIFEST)):
         raise OutputOccupiedError(f"{folder} is not empty and was not written by tuneline", hint="Choose an empty or a new folder for -o.")
     _clear(folder)
     return None
+
+
+def _is_torn(folder: Path) -> bool:
+    """Whether the manifest is one of ours that cannot be read any more."""
+    try:
+        read_manifest(folder)
+    except ArtifactDamagedError:
+        return "tuneline/" in (folder / MANIFEST).read_text(encoding="utf-8", errors="replace")[:200]
+    return False
 
 
 def _clear(folder: Path) -> None:

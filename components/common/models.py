@@ -210,6 +210,22 @@ def from_artifact(artifact: Artifact, reporter: Reporter | None = None) -> Model
     return Model(artifact.sha256, base, base.path if adapter else artifact.path, adapter, artifact)
 
 
+def same_tokens(one: Path, other: Path) -> bool:
+    """Whether two tokenizers and chat templates write a conversation as the same tokens."""
+    first, second = load_tokenizer(one), load_tokenizer(other)
+    if first.chat_template != second.chat_template or not (first.is_fast and second.is_fast):
+        return False
+    return bool(first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str())
+
+
+def arithmetic() -> dict[str, Any]:
+    """What the last bits of every result depend on: the device, and the threads that share its sums."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    return {"device": torch.cuda.get_device_name(0) if on_gpu else "cpu", "threads": threads()}
+
+
 def prepare_torch(seed: int) -> Any:
     """torch, seeded, with as many threads as this process may use. Returns the device: "cuda" or "cpu".
 
@@ -245,7 +261,8 @@ def load(model: Model, *, trainable: bool = False, dtype: Any = None) -> Any:
         from peft import PeftModel
 
         loaded = PeftModel.from_pretrained(loaded, str(model.adapter), is_trainable=trainable)
-    return loaded if trainable else loaded.eval()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return loaded if trainable else loaded.to(device).eval()
 
 
 def load_tokenizer(folder: Path) -> Any:

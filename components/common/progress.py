@@ -150,7 +150,7 @@ class Bar:
         self._console = Console(stderr=True)
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
@@ -160,13 +160,16 @@ class Bar:
         )
         self._task, self._name, self._began = self._progress.add_task("", rate="", total=None), "", time.monotonic()
 
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.print(self._prefix + text, style=style, highlight=False, markup=False)
+
     def close(self) -> None:
         """Take the bar off the screen."""
         self._progress.stop()
 
     def step(self, name: str) -> None:
         if self._name:
-            self._console.print(f"{self._prefix}[dim]{self._name} ({time.monotonic() - self._began:.0f} s)[/dim]", highlight=False)
+            self._print(f"{self._name} ({time.monotonic() - self._began:.0f} s)", style="dim")
         self._name, self._began = name, time.monotonic()
         self._progress.start()
         self._progress.reset(self._task, description=self._prefix + name, rate="", total=None)
@@ -178,10 +181,10 @@ class Bar:
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        self._console.print(f"{self._prefix}step {step}: {text}", highlight=False)
+        self._print(f"step {step}: {text}")
 
     def note(self, text: str) -> None:
-        self._console.print(f"{self._prefix}[yellow]{text}[/yellow]", highlight=False)
+        self._print(text, style="yellow")
 
 
 def console(*, quiet: bool = False, prefix: str = "") -> Reporter:

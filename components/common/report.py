@@ -18,7 +18,7 @@ p.sub, .soft, figcaption { color: var(--soft) } .good { color: var(--good) } .ba
 .scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; font-size: .85rem }
-code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { max-width: 100%; height: auto; display: block }
+code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; height: auto; display: block }
 """
 
 
@@ -38,14 +38,19 @@ def tiles(figures: Mapping[str, Any]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table; numbers stand right. Cells are escaped."""
+    """A table; numbers, and the heads above them, stand right. Cells are escaped."""
+    numeric = [any(_is_number(row[i]) for row in rows) for i in range(len(head))]
 
-    def cell(value: Any, tag: str) -> str:
-        number = ' class="n"' if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
-        return f"<{tag}{number}>{show(value)}</{tag}>"
+    def cell(tag: str, column: int, value: Any) -> str:
+        return f'<{tag} class="n">{show(value)}</{tag}>' if numeric[column] else f"<{tag}>{show(value)}</{tag}>"
 
-    lines = "".join("<tr>" + "".join(cell(v, "td") for v in row) + "</tr>" for row in rows)
-    return '<div class="scroll"><table><tr>' + "".join(f"<th>{escape(h)}</th>" for h in head) + f"</tr>{lines}</table></div>"
+    top = "".join(cell("th", i, name) for i, name in enumerate(head))
+    lines = "".join("<tr>" + "".join(cell("td", i, v) for i, v in enumerate(row)) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{top}</tr>{lines}</table></div>'
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def show(value: Any) -> str:

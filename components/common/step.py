@@ -89,7 +89,7 @@ def _events(stage: str) -> Events | None:
 
 
 def _interrupted(*_: object) -> None:
-    raise InterruptedRunError("the step was asked to stop", hint="Run the same command again: it goes on from where it stopped.")
+    raise KeyboardInterrupt  # no `except Exception` on the way takes it for a fault of what was just being read
 
 
 @contextmanager

@@ -35,10 +35,23 @@ def connect(uri: str | None = None) -> Any:
 
     if uri:
         mlflow.set_tracking_uri(uri)
+    _check_scheme(mlflow.get_tracking_uri())
     address = mlflow.get_tracking_uri()
     if address.startswith(("http://", "https://")):
         _probe(address)
     return mlflow
+
+
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+
+
+def _check_scheme(address: str) -> None:
+    scheme = address.partition(":")[0].partition("+")[0]
+    if scheme not in SCHEMES:
+        raise UsageError(
+            f"{address} is no MLflow tracking server",
+            hint=f"Use an address that begins with {', '.join(SCHEMES[:3])}, for example http://host:5000.",
+        )
 
 
 def _quiet() -> None:
@@ -72,7 +85,22 @@ def start_run(name: str, tags: Mapping[str, str], artifact_root: Path | None = N
     mlflow = connect()
     client = mlflow.MlflowClient()
     all_tags = {**tags, "mlflow.runName": name, **_parent_tag()}
-    return str(client.create_run(home(client, artifact_root), run_name=name, tags=all_tags).info.run_id)
+    with _told():
+        return str(client.create_run(home(client, artifact_root), run_name=name, tags=all_tags).info.run_id)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tell what the tracking server refused (no permission, no such store) as an error for people."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        raise EngineMissingError(
+            f"the MLflow server refuses: {str(error.message).splitlines()[0]}",
+            hint="Check MLFLOW_TRACKING_URI or --tracking-uri, and MLFLOW_TRACKING_TOKEN or user and password.",
+        ) from None
 
 
 def home(client: Any, artifact_root: Path | None = None) -> str:
@@ -89,6 +117,18 @@ def home(client: Any, artifact_root: Path | None = None) -> str:
             f"MLFLOW_RUN_ID names {parent}, which the tracking server does not have: {error.message}",
             hint="Unset MLFLOW_RUN_ID, or set MLFLOW_TRACKING_URI to the server that has this run.",
         ) from None
+
+
+def end_dead_run(uri: str | None, run_id: str | None) -> None:
+    """Close as KILLED a run whose process is gone, with the stages nested in it. Where its server is gone too, nothing is left to close."""
+    if not uri or not run_id:
+        return
+    with suppress(Exception):
+        client = connect(uri).MlflowClient()
+        run = client.get_run(run_id)
+        nested = client.search_runs([run.info.experiment_id], f"tags.mlflow.parentRunId = '{run_id}' and attributes.status = 'RUNNING'")
+        for left in [*nested, run]:
+            client.set_terminated(left.info.run_id, "KILLED")
 
 
 def experiment_id(client: Any, artifact_root: Path | None = None) -> str:

@@ -12,11 +12,11 @@ Format = Literal["auto", "alpaca", "dolly", "hh", "kto", "openai", "preference",
 class Fractions(BaseModel):
     """How the kept rows are divided. A row's place follows from its content and the seed, so the parts are met within chance."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     train: float = Field(0.92, gt=0, lt=1, description="Share of the rows that the model learns from.")
-    validation: float = Field(0.03, ge=0, lt=1, description="Share watched during training, for curves and early stopping.")
-    test: float = Field(0.05, gt=0, lt=1, description="Share that only the evaluation sees. The gate wants at least 200 rows.")
+    validation: float = Field(0.03, ge=0, lt=1, description="Share watched during training, for the curves.")
+    test: float = Field(0.05, gt=0, lt=1, description="Share that only the evaluation sees. 200 rows and more give useful intervals.")
 
     @model_validator(mode="after")
     def _add_up(self) -> Fractions:
@@ -28,7 +28,7 @@ class Fractions(BaseModel):
 class DataCurationConfig(BaseModel):
     """Raw text in, clean train, validation and test rows out."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     sources: list[str] = Field(
         ["demo:python-docs"],

@@ -90,22 +90,22 @@ def _chunks(file: io.BufferedReader, seen: Callable[[bytes], object]) -> Iterato
 def _decompressed(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
     """The bytes behind gzip or zstd, several members or frames in a row included. Raises BrokenOffError."""
     if compression == ".gz":
-        return _inflate(chunks, lambda: zlib.decompressobj(wbits=31))
+        return _inflate(chunks, lambda: zlib.decompressobj(wbits=31), zlib.error)
     if compression == ".zst":
         import zstandard
 
-        return _inflate(chunks, lambda: zstandard.ZstdDecompressor().decompressobj())
+        return _inflate(chunks, lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError)
     return chunks
 
 
-def _inflate(chunks: Iterator[bytes], new: Callable[[], Any]) -> Iterator[bytes]:
+def _inflate(chunks: Iterator[bytes], new: Callable[[], Any], damage: type[Exception]) -> Iterator[bytes]:
     current, began = new(), False
     for chunk in chunks:
         data = chunk
         while data:
             try:
                 plain = current.decompress(data)
-            except Exception as error:  # zlib.error or ZstdError, which share no base
+            except damage as error:
                 raise BrokenOffError(f"the compressed data is damaged here: {error}") from None
             began, data = True, b""
             if current.eof:
@@ -203,7 +203,14 @@ def _elements(file: str, text: str, broken: str, longest: int) -> Iterator[Recor
     while True:
         position = _skip(text, position, " \t\r\n,")
         if text[position : position + 1] == "]":
-            return
+            position = _skip(text, position + 1, " \t\r\n")
+            if position == len(text):
+                return
+            if text[position] != "[":  # several arrays, one after the other, are read like one
+                yield Unread(file, number + 1, "something other than an array follows the array; it is unread")
+                return
+            position += 1
+            continue
         number += 1
         try:
             value, end = decoder.raw_decode(text, position)

@@ -1,4 +1,8 @@
-"""Train, validation and test: by the hash of a row's duplicate cluster, so that a row's place does not depend on the other rows."""
+"""Train, validation and test: by the hash of a row's duplicate cluster.
+
+A row's place depends on its cluster alone: other rows come and go without moving it, but one that joins its cluster with a smaller digest
+moves the cluster. Earlier published placements are not looked at.
+"""
 
 from __future__ import annotations
 

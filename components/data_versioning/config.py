@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class DataVersioningConfig(BaseModel):
     """Where dataset versions are kept."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     repository: str = Field(
         "",

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class Rule(BaseModel):
     """One rule of the gate. A gain is an improvement in the metric's own direction: a lower loss, a higher score."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     metric: Literal["held_out.loss", "held_out.perplexity"] = Field("held_out.loss", description="What is compared: task.metric.")
     against: Literal["base", "incumbent"] | float = Field(
@@ -30,7 +30,7 @@ class Rule(BaseModel):
 class EvaluationConfig(BaseModel):
     """What is measured on the test split, and when a candidate is accepted."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     max_items: int | None = Field(None, ge=2, description="Test rows measured, the first ones by id. null: all of them.")
     max_length: int = Field(256, ge=8, description="Tokens a row; longer rows are cut alike for every model.")

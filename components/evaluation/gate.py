@@ -31,6 +31,8 @@ def _judge(rule: Rule, nll: Mapping[str, Sequence[float]], tokens: Sequence[int]
     against = str(rule.against)
     if against == "incumbent" and "incumbent" not in nll:
         return Ruling(rule, True, "There is no model in service to compare with.", None)
+    if against == "incumbent" and not nll["incumbent"]:
+        return Ruling(rule, False, f"The {rule.metric} cannot be compared: the model in service has another tokenizer.", None)
     if not all(math.isfinite(v) for name in ("candidate", against) for v in nll.get(name, ())):
         return Ruling(rule, False, f"The {rule.metric} of the candidate or of {against} is not a finite number.", None)
     gain = _gain(rule, nll, tokens, config, seed)

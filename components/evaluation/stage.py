@@ -51,6 +51,7 @@ def evaluate(
             "inputs": [i.model_dump(exclude={"uri"}) for i in inputs],
             "config": config.model_dump(),
             "seed": seed,
+            "arithmetic": models.arithmetic(),
         }
     )
     finished = artifacts.begin(output, key, overwrite=overwrite)
@@ -101,7 +102,8 @@ def _scores(
         return loaded[model.sha256]
 
     def scores(role: str, model: Model, on: Model, *, without_adapter: bool = False) -> Scores:
-        path = state / "scores" / f"{hashing.digest([model.sha256, task, hashing.code_sha256(STAGE)])}.json"
+        measured_on = [model.sha256, task, hashing.code_sha256(STAGE), config.batch_tokens, models.arithmetic()]
+        path = state / "scores" / f"{hashing.digest(measured_on)}.json"
         return scoring.kept_or_measured(
             path,
             role,
@@ -113,8 +115,11 @@ def _scores(
     found = {"candidate": scores("candidate", candidate, candidate)}
     shared = candidate.adapter is not None
     found["base"] = scores("base", base, candidate if shared else base, without_adapter=shared)
-    if incumbent:
+    if incumbent and models.same_tokens(incumbent.tokenizer, candidate.tokenizer):
         found["incumbent"] = scores("incumbent", incumbent, incumbent)
+    elif incumbent:
+        reporter.note("the model in service has another tokenizer: its loss a token cannot be compared")
+        found["incumbent"] = Scores([], {})
     return found
 
 
@@ -146,11 +151,11 @@ def _result(
 def _metrics(scores: Mapping[str, Scores], items: Sequence[Item], config: EvaluationConfig, seed: int) -> dict[str, Any]:
     """Loss and perplexity of every model; ci95 is the 95% interval of candidate − base, by paired bootstrap over items."""
     tokens = _tokens(items)
-    loss = {role: _finite(statistics.ratio(s.nll, tokens)) for role, s in scores.items()}
+    loss = {role: _finite(statistics.ratio(s.nll, tokens)) if s.nll else None for role, s in scores.items()}
     options: dict[str, Any] = {"samples": config.bootstrap_samples, "confidence": 0.95, "seed": seed}
     pair = (scores["candidate"].nll, scores["base"].nll, tokens)
     ci = {"loss": None, "perplexity": None}
-    if all(value is not None for value in loss.values()):
+    if loss["candidate"] is not None and loss["base"] is not None:
         difference, gain = statistics.paired_bootstrap(*pair, **options), statistics.paired_perplexity(*pair, **options)
         ci = {"loss": [difference.low, difference.high], "perplexity": [-gain.high, -gain.low]}  # type: ignore[dict-item]
     perplexity = {role: _finite(math.exp(min(value, 700.0))) if value is not None else None for role, value in loss.items()}
@@ -194,6 +199,7 @@ def _write_predictions(path: Path, scores: Mapping[str, Scores], items: Sequence
         "reference": [item.reference for item in items],
     }
     for role, found in scores.items():
-        columns[f"{role}_nll"] = pa.array(found.nll, pa.float64())
+        nll: list[float | None] = [*found.nll] or [None] * len(items)
+        columns[f"{role}_nll"] = pa.array(nll, pa.float64())
         columns[f"{role}_answer"] = pa.array([found.answers.get(item.id) for item in items], pa.string())
     parquet.write_table(pa.table(columns), path, compression="zstd")

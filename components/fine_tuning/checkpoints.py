@@ -32,12 +32,23 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def newest(folder: Path, reporter: Reporter) -> Path | None:
-    """The newest whole checkpoint, or None. A torn one is skipped, and said."""
+    """The newest whole checkpoint that has steps left, or None. A torn one is skipped, and said.
+
+    One saved after the last step is passed over: the trainer would do another step before it looks whether any is left. The steps from
+    the checkpoint before are done again, with the same result.
+    """
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
         if is_complete(checkpoint):
-            return checkpoint
+            if _has_steps_left(checkpoint):
+                return checkpoint
+            continue
         reporter.note(f"{checkpoint.name} is not whole and is skipped")
     return None
+
+
+def _has_steps_left(checkpoint: Path) -> bool:
+    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    return bool(state["global_step"] < state["max_steps"])
 
 
 def step_of(checkpoint: Path) -> int:

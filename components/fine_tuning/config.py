@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class LoraConfig(BaseModel):
     """Low-rank adaptation (Hu et al., arXiv 2106.09685)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     rank: int = Field(16, ge=1, description="Rank r of the update. Higher learns more and costs r(d_in + d_out) parameters a matrix.")
     alpha: float = Field(32.0, gt=0, description="The update is scaled by alpha/rank: higher learns faster and less stably.")
@@ -23,7 +23,7 @@ class LoraConfig(BaseModel):
 class FineTuningConfig(BaseModel):
     """The recipe: objective × adaptation, and the optimizer's settings."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     base_model: str = Field(
         "embedded:smollm2-135m-instruct",

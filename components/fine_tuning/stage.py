@@ -21,6 +21,8 @@ from components.fine_tuning.training import Trained
 STAGE = "fine_tuning"
 # Everything but these in the output folder is payload.
 EVIDENCE = ("report.html", "training.jsonl")
+# Lists of adapter_config.json whose order means nothing. Others, such as a model's layer_types, are one entry a layer.
+SETS = ("target_modules", "modules_to_save", "exclude_modules")
 
 
 def finetune(
@@ -72,7 +74,7 @@ def finetune(
 
 
 def _key(dataset: Artifact, base: Base, config: FineTuningConfig, seed: int) -> str:
-    """Digest of everything the weights depend on, the thread count among it: sums in another order differ in their last bits."""
+    """Digest of everything the weights depend on, device and threads among it: sums in another order differ in their last bits."""
     return hashing.digest(
         {
             "stage": STAGE,
@@ -80,7 +82,7 @@ def _key(dataset: Artifact, base: Base, config: FineTuningConfig, seed: int) -> 
             "inputs": [dataset.sha256, base.sha256],
             "config": config.model_dump(),
             "seed": seed,
-            "threads": models.threads(),
+            "arithmetic": models.arithmetic(),
         }
     )
 
@@ -115,8 +117,12 @@ def _train(
 ) -> Trained:
     training.quiet_hub()
     reporter.step("loading the base model")
+    import torch
+
     models.prepare_torch(seed)
-    model = models.load(models.Model(base.sha256, base, base.path, None, None), trainable=True)
+    # Frozen weights may be bf16 on a GPU; weights that are trained are float32 under bf16 autocast, or small updates round away.
+    dtype = torch.float32 if config.adaptation == "full" else None
+    model = models.load(models.Model(base.sha256, base, base.path, None, None), trainable=True, dtype=dtype)
     model = ADAPTATIONS[config.adaptation](model, config)
     reporter.step("training")
     return training.train(model, tokenizer, examples, validation, config, seed=seed, state=work, reporter=reporter)
@@ -129,8 +135,8 @@ def _write_model(model: Any, tokenizer: Any, base: Base, output: Path) -> None:
     (output / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
     for path in output.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes 0600, and whoever serves it may be another user
-    _write_canonically(output / models.ADAPTER_CONFIG, base)
-    _write_canonically(output / "config.json", base)
+    for name in (models.ADAPTER_CONFIG, "config.json"):
+        _write_canonically(output / name, base)
 
 
 def _write_canonically(path: Path, base: Base) -> None:
@@ -138,7 +144,9 @@ def _write_canonically(path: Path, base: Base) -> None:
     if not path.exists():
         return
     values = json.loads(path.read_text(encoding="utf-8"))
-    values = {k: sorted(v) if isinstance(v, list) and all(isinstance(x, str) for x in v) else v for k, v in values.items()}
+    for name in SETS:
+        if isinstance(values.get(name), list):
+            values[name] = sorted(values[name])
     for name in ("base_model_name_or_path", "_name_or_path"):
         if name in values:
             values[name] = _public_name(base.uri)

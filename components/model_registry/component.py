@@ -38,11 +38,12 @@ def promotion(plan: str, version: str, proof: str) -> NamedTuple("Outputs", [("c
     from components.model_registry.config import ModelRegistryConfig
     from components.model_registry.stage import promote
 
-    config = ModelRegistryConfig(**json.loads(plan)["config"])
+    p = json.loads(plan)
+    config = ModelRegistryConfig(**p["config"])
     wanted = config.auto_promote and proof == "proven"
     with step.running("promotion") as s:
         if wanted:
-            moved = promote(config.name, version, by="pipeline", reporter=s.reporter)
+            moved = promote(config.name, version, by="pipeline", compared_with=p["incumbent"], reporter=s.reporter)
             s.result(**moved.model_dump(by_alias=True))
         elif config.auto_promote:
             s.reporter.note(f"{config.name} version {version} is {proof}, so it is not promoted")

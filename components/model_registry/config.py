@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class ModelRegistryConfig(BaseModel):
     """Under which name models are registered, and what follows."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: str = Field(
         "tuneline-demo",

@@ -19,6 +19,8 @@ from components.model_registry.versions import PREFIX
 CHAMPION = "champion"
 REMEMBERED = 50
 
+ANYTHING = "anything"  # the caller does not say what the version was compared with
+
 
 class Promotion(BaseModel):
     """An alias that moved, or stayed (`from` equals `to`)."""
@@ -39,18 +41,21 @@ def promote(
     by: str = "",
     force: bool = False,
     reason: str = "",
+    compared_with: str | None = ANYTHING,
     reporter: Reporter,
 ) -> Promotion:
     """Give `alias` to a version whose evaluation was accepted and whose package was proven; `force` with a reason overrides that.
 
     `by` defaults to the user of this system. Raises RegistryError for an unknown model or version, naming those that exist, and when
-    the version may not be promoted, saying why.
+    the version may not be promoted, saying why. `compared_with` is the digest of the model in service that the version was evaluated
+    against (None: there was none); where another holds the alias by now, the version is not promoted.
     """
     with versions.talking() as client:
         found = versions.get(client, name, str(version))
         current = versions.holder(client, name, alias)
         if current and current.version == found.version:
             return Promotion(name=name, alias=alias, from_=str(current.version), to=str(found.version))
+        _check_compared(current, compared_with, alias)
         objections = _objections(found)
         _check(found, objections, force=force, reason=reason)
         _remember(client, name, alias, _earlier(client, name, alias) + ([str(current.version)] if current else []))
@@ -59,6 +64,16 @@ def promote(
     for objection in objections:
         reporter.note(f"promoted by force although {objection}")
     return moved
+
+
+def _check_compared(current: Any | None, compared_with: str | None, alias: str) -> None:
+    """Raise RegistryError when the alias was given to another model while this one was being made."""
+    present = current.tags.get(f"{PREFIX}model_sha256") if current else None
+    if compared_with != ANYTHING and present != compared_with:
+        raise RegistryError(
+            f"the {alias} changed to version {current.version if current else 'none'} while this model was being made",
+            hint="Run again: the model is then compared with the one in service now.",
+        )
 
 
 def _objections(version: Any) -> list[str]:

@@ -60,7 +60,7 @@ def register(
     """Register an evaluated model under `config.name`, or find the version that this very model has and refresh its tags.
 
     The version gets the alias `candidate`, and `challenger` when its evaluation was accepted; no alias moves to or from the version in
-    service. An evaluation that found the model to be that very one (`unchanged`) says nothing new: the version keeps its verdict.
+    service. An evaluation that found the model to be that very one (`unchanged`) says nothing new: the version keeps its tags.
     `dataset_version` is the dataset's revision as data_versioning returned it; `finetune_key` names the recipe. Raises UsageError when
     evaluation or package were made from another model.
     """
@@ -89,10 +89,10 @@ def _registered(client: Any, name: str, model_sha256: str) -> Any | None:
 
 
 def _refresh(client: Any, known: Any, tags: Mapping[str, str], verdict: str) -> None:
+    """What is in service keeps the lineage it was promoted with, also when other data or another recipe leads to the same weights."""
     if verdict == "unchanged":
-        tags = {key: value for key, value in tags.items() if key.removeprefix(PREFIX) not in lineage.OF_EVALUATION}
-    else:
-        versions.untag(client, known, [PREFIX + name for name in lineage.OF_EVALUATION if PREFIX + name not in tags])
+        return
+    versions.untag(client, known, [PREFIX + name for name in lineage.OF_EVALUATION if PREFIX + name not in tags])
     versions.tag(client, known, tags)
 
 

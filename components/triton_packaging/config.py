@@ -18,7 +18,7 @@ GOLDEN_PROMPTS = (
 class TritonPackagingConfig(BaseModel):
     """The section `triton_packaging` of customization.yaml."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     backend: Literal["python"] = Field("python", description="The Triton backend that serves the model: python runs on CPUs and GPUs.")
     model_name: str = Field(

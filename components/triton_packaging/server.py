@@ -254,7 +254,8 @@ def _remove_abandoned_shared_memory() -> None:
     for region in SHARED_MEMORY.glob(f"{SHM_PREFIX}_*"):
         owner = region.name.split("_")[1]
         if owner.isdigit() and not Path("/proc", owner).exists():
-            region.unlink(missing_ok=True)
+            with suppress(PermissionError):  # another user's
+                region.unlink(missing_ok=True)
 
 
 def _died(child: subprocess.Popen[bytes], log: Path) -> EngineMissingError:

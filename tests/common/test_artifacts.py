@@ -83,6 +83,19 @@ def test_the_same_key_returns_what_is_finished_and_another_needs_overwrite(tmp_p
     assert not (tmp_path / "a" / "report.html").exists()
 
 
+def test_a_torn_manifest_is_replaced_when_overwrite_says_so(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    manifest = tmp_path / "a" / "manifest.json"
+    manifest.write_text(manifest.read_text()[:60])
+    with pytest.raises(ArtifactDamagedError, match="unreadable"):
+        artifacts.begin(tmp_path / "a", "k")
+    assert artifacts.begin(tmp_path / "a", "k", overwrite=True) is None
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "manifest.json").write_text("{ a web app's manifest")
+    with pytest.raises(ArtifactDamagedError):
+        artifacts.begin(tmp_path / "b", "k", overwrite=True)
+
+
 def test_files_that_tuneline_did_not_write_are_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(OutputOccupiedError, match="not written by tuneline"):

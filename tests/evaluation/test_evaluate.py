@@ -121,3 +121,21 @@ def test_an_evaluation_needs_two_items(world: tuple[Artifact, Artifact, Path], t
     with pytest.raises(InputError, match="has 1 rows that can be measured"):
         evaluate(models.from_artifact(world[1]), dataset, tmp_path / "e", CONFIG, incumbent=None, seed=5, state=tmp_path, reporter=Silent())
     assert not (tmp_path / "e" / artifacts.MANIFEST).exists()
+
+
+def test_a_model_in_service_with_another_template_refuses_instead_of_being_measured_on_foreign_tokens(
+    world: tuple[Artifact, Artifact, Path], tmp_path: Path
+) -> None:
+    other = tiny_model(tmp_path / "other", seed=9)
+    (other / "chat_template.jinja").write_text("{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}")
+    made = judge(world, tmp_path / "evaluation", incumbent=models.open_model(other))
+    assert made.manifest.summary["verdict"] == "refused"
+    assert "another tokenizer" in made.manifest.summary["reasons"][1]
+    assert made.manifest.summary["metrics"]["held_out"]["loss"]["incumbent"] is None
+
+
+def test_a_dataset_of_preferences_is_refused_with_what_is_needed(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+    dataset = small_dataset(tmp_path / "dataset")
+    manifest = dataset.manifest.model_copy(update={"summary": {"rows_kind": "preference"}})
+    with pytest.raises(InputError, match="holds preference rows"):
+        read_items(artifacts.Artifact(dataset.path, manifest), None, CONFIG, Silent())

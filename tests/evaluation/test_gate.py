@@ -70,3 +70,9 @@ def test_a_score_that_is_not_a_number_refuses(broken: float) -> None:
     ruling = judge([broken, *BASE[1:]], Rule(against="base", min_gain=0.0))
     assert not ruling.holds
     assert "not a finite number" in ruling.reason
+
+
+def test_an_incumbent_whose_tokens_differ_is_not_compared_and_refuses() -> None:
+    ruling = judge([v - 5 for v in BASE], Rule(against="incumbent", min_gain=0.0), incumbent=[])
+    assert not ruling.holds
+    assert ruling.reason == "The held_out.loss cannot be compared: the model in service has another tokenizer."

@@ -14,7 +14,7 @@ from components.common import artifacts, models, process
 from components.common.artifacts import Artifact
 from components.common.errors import ConfigurationError, InputError, TrainingError
 from components.common.progress import Silent
-from components.fine_tuning import checkpoints
+from components.fine_tuning import checkpoints, stage
 from components.fine_tuning.config import FineTuningConfig, LoraConfig
 from components.fine_tuning.data import IGNORED, read_examples
 from components.fine_tuning.sampling import epoch_order
@@ -187,3 +187,25 @@ def test_a_checkpoint_without_its_marker_is_not_whole(tmp_path: Path) -> None:
     assert checkpoints.is_complete(folder)
     (folder / "weights").write_text("x")
     assert not checkpoints.is_complete(folder)
+
+
+def test_a_training_killed_after_its_last_step_does_no_further_one(tiny: Path, dataset: Artifact, tmp_path: Path) -> None:
+    whole = tune(dataset, tiny, tmp_path / "1" / "model", schedule="constant_with_warmup")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("components.fine_tuning.stage._write_model", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            tune(dataset, tiny, tmp_path / "2" / "model", schedule="constant_with_warmup")
+    again = tune(dataset, tiny, tmp_path / "2" / "model", schedule="constant_with_warmup")
+    assert (again.sha256, again.manifest.summary["steps"]) == (whole.sha256, 6)
+    assert again.manifest.summary["resumed_from"] == 4
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_lists_with_one_entry_a_layer_keep_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"layer_types": ["sliding", "full", "sliding"], "target_modules": ["v", "q"]}))
+    stage._write_canonically(path, models.Base(tmp_path, "0", "hf://org/name@abc"))
+    assert json.loads(path.read_text()) == {"layer_types": ["sliding", "full", "sliding"], "target_modules": ["q", "v"]}

@@ -122,7 +122,7 @@ def test_an_unchanged_champion_keeps_its_verdict_and_nothing_moves(registry: Any
     assert (done.version, done.aliases) == ("1", ["challenger", "champion"])
     assert done.tags["tuneline.verdict"] == "accepted"
     assert done.tags["tuneline.evaluation_sha256"] == made.evaluation.sha256
-    assert done.tags["tuneline.finetune_key"] == "another recipe"
+    assert done.tags["tuneline.finetune_key"] != "another recipe", "what is in service keeps the lineage it was promoted with"
     assert str(registry.get_registered_model("helper").aliases["candidate"]) == "2"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from components.common import artifacts
-from tests.pipelines.command import ROOT, answer, environment, refusal, tuneline
+from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
 from tests.pipelines.test_pipeline import write_rows
 from tests.tiny import tiny_model
 
@@ -173,3 +174,23 @@ def test_every_command_the_documentation_names_exists(folder: Path) -> None:
     assert {"run", "curate", "finetune", "evaluate", "package", "register", "promote", "serve", "doctor"} <= commands
     for command in commands:
         assert re.search(rf"\b{command}\b", listed), command
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_command_exits_75_with_an_error_object(chain: dict[str, Any], folder: Path, sent: signal.Signals) -> None:
+    command = [*COMMAND, "evaluate", "model", "--dataset", "dataset", "-o", f"stopped-{sent}", *SETS, "--json"]
+    child = subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (folder / f"stopped-{sent}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    child.send_signal(sent)
+    said, _ = child.communicate(timeout=60)
+    assert (child.returncode, json.loads(said)["error"]["kind"]) == (75, "interrupted")
+    assert not (folder / f"stopped-{sent}" / "manifest.json").exists()
+
+
+def test_an_address_that_is_no_tracking_server_is_said(chain: dict[str, Any], folder: Path) -> None:
+    error = refusal(2, "run", "--tracking-uri", "nonsense://x", "--workdir", "other", cwd=folder)
+    assert error["message"] == "nonsense://x is no MLflow tracking server"
+    assert refusal(1, "run", "--tracking-uri", "http://127.0.0.1:9", "--workdir", "other", cwd=folder)["kind"] == "engine_missing"

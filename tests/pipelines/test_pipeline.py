@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 
 from components.common import artifacts
@@ -152,7 +154,7 @@ def test_another_learning_rate_runs_again_from_fine_tuning_on(first: dict[str, A
 
 
 def test_another_raw_row_runs_again_from_curation_on(first: dict[str, Any], project: Path) -> None:
-    write_rows(project / "raw.jsonl", changed=3)
+    write_rows(project / "raw.jsonl", changed=a_training_row(first))
     try:
         result = run(project, "wd", "--set", "model_registry.auto_promote=false")
     finally:
@@ -160,6 +162,12 @@ def test_another_raw_row_runs_again_from_curation_on(first: dict[str, Any], proj
     assert cached(result) == set()
     assert digests(result)["dataset"] != digests(first)["dataset"]
     assert "champion" not in result["mlflow"]["aliases"]
+
+
+def a_training_row(result: dict[str, Any]) -> int:
+    """The number of a raw row that the model learned from."""
+    train = parquet.read_table(Path(result["artifacts"]["dataset"]) / "train.parquet").to_pylist()
+    return int(re.findall(r"in case (\d+)\?", train[0]["messages"][0]["content"])[0])
 
 
 def test_an_edited_stage_runs_again_and_only_that_one(first: dict[str, Any], project: Path, tmp_path: Path) -> None:
@@ -232,7 +240,7 @@ def test_killed_in_each_stage_the_same_command_finishes_with_the_same_digests(fi
         "promotion": "started",
     }
     for stage, after in moments.items():
-        kill_in(stage, project, "killed", after)
+        assert kill_in(stage, project, "killed", after)[0] == -signal.SIGKILL
         if stage == "fine_tuning":
             status, said = kill_in(stage, project, "killed", after, signal.SIGTERM)
             assert (status, json.loads(said)["error"]["kind"]) == (75, "interrupted")

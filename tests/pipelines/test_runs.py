@@ -42,9 +42,3 @@ def test_a_lock_that_a_dead_process_left_is_taken_over(tmp_path: Path, left: str
     (tmp_path / "lock.json").write_text(left)
     with runs.exclusive(Workdir(tmp_path)):
         assert json.loads((tmp_path / "lock.json").read_text())["pid"] > 0
-
-
-def test_events_are_read_up_to_the_line_that_is_being_written(tmp_path: Path) -> None:
-    run = runs.new_run(Workdir(tmp_path))
-    run.events.write_text('{"event": "step"}\n{"event": "ste')
-    assert run.each_event() == [{"event": "step"}]
