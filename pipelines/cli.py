@@ -353,6 +353,18 @@ def serve(
 
 
 @app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="The folder to write into.")] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Write a commented customization.yaml: every key with its default and its effect."""
+    from pipelines.reference import write
+
+    path = write(folder)
+    _print({"customization": str(path)}, as_json, [f"wrote {path}; run it with: tuneline run -c {path}"])
+
+
+@app.command()
 def doctor(workdir: WorkdirOption = HERE, as_json: AsJson = False) -> int:
     """Say what works on this machine, what is missing, and how to get it."""
     from pipelines.doctor import examine
