@@ -7,7 +7,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from components.common import artifacts, hashing
+from components.common import artifacts, hashing, models
 from components.common.artifacts import Artifact
 from components.common.errors import ConfigurationError
 from components.common.models import Model
@@ -50,7 +50,8 @@ def _unproven(config: TritonPackagingConfig) -> str | None:
 
 
 def _key(model: Model, config: TritonPackagingConfig, seed: int, unproven: str | None) -> str:
-    """Whether it can be proven is part of the key: an unproven package is not the answer once Triton runs here."""
+    """Whether it can be proven is part of the key: an unproven package is not the answer once Triton runs here. So is the device, since
+    dtype auto writes other bytes on a GPU."""
     inputs = [model.sha256, model.base.sha256]
     return hashing.digest(
         {
@@ -60,6 +61,7 @@ def _key(model: Model, config: TritonPackagingConfig, seed: int, unproven: str |
             "config": config.model_dump(),
             "seed": seed,
             "unproven": unproven,
+            "device": models.arithmetic()["device"],
         }
     )
 
