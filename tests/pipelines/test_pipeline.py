@@ -9,9 +9,11 @@ import shutil
 import signal
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
@@ -127,6 +129,31 @@ def test_one_mlflow_run_holds_a_nested_run_a_stage_with_metrics_and_the_dataset_
     tags = client.get_model_version("tiny-helper", "1").tags
     assert tags["tuneline.model_sha256"] == artifacts.read(Path(first["artifacts"]["model"])).sha256
     assert (tags["tuneline.verdict"], tags["tuneline.proof"]) == ("accepted", "proven")
+
+
+def test_the_packaged_model_is_served_over_http_and_grpc_until_it_is_asked_to_stop(first: dict[str, Any], project: Path) -> None:
+    from tritonclient import grpc
+
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    command = [*COMMAND, "serve", first["artifacts"]["repository"], *ports, "--json"]
+    server = subprocess.Popen(command, cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert server.stdout is not None
+        ready = json.loads(server.stdout.readline())
+        [name] = ready["models"]
+        body = json.dumps({"text_input": "What opens a file in case 0?", "max_tokens": 4}).encode()
+        with urllib.request.urlopen(f"{ready['http']}/v2/models/{name}/generate", body, timeout=60) as response:
+            over_http = json.loads(response.read())
+        text = grpc.InferInput("text_input", [1], "BYTES")
+        text.set_data_from_numpy(np.array([b"What opens a file in case 0?"], dtype=object))
+        tokens = grpc.InferInput("max_tokens", [1], "INT32")
+        tokens.set_data_from_numpy(np.array([4], dtype=np.int32))
+        over_grpc = grpc.InferenceServerClient(ready["grpc"]).infer(name, [text, tokens]).as_numpy("text_output")[0]
+        assert over_grpc.decode() == over_http["text_output"]
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
+    assert server.returncode == 0
 
 
 def test_the_second_run_finds_every_stage_cached_and_nothing_moves(first: dict[str, Any], project: Path) -> None:
