@@ -109,7 +109,9 @@ def _holder(lock: Path) -> int | None:
     """The pid of the living process that holds the lock."""
     try:
         held = json.loads(lock.read_text(encoding="utf-8"))
-        alive = abs(psutil.Process(held["pid"]).create_time() - held["started"]) < 1
+        process = psutil.Process(held["pid"])
+        # A killed process stays as a zombie until its parent asks for it, which in a container may be never.
+        alive = process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - held["started"]) < 1
         return int(held["pid"]) if alive else None
     except (OSError, ValueError, KeyError, psutil.Error):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,14 @@ def test_a_second_run_in_a_workdir_is_refused_with_the_process_that_holds_it(tmp
         with pytest.raises(UsageError, match=f"another run \\(process {child.pid}\\)") as error, runs.exclusive(Workdir(tmp_path)):
             pass
         assert "--workdir" in error.value.hint
+        child.kill()
+        while Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+            time.sleep(0.01)
+        with runs.exclusive(Workdir(tmp_path)):  # killed, and not yet waited for: a zombie holds nothing
+            assert (tmp_path / "lock.json").exists()
     finally:
         child.kill()
         child.wait()
-    with runs.exclusive(Workdir(tmp_path)):
-        assert (tmp_path / "lock.json").exists()
     assert not (tmp_path / "lock.json").exists()
 
 
