@@ -98,21 +98,23 @@ class Plain:
     def __init__(self, stream: IO[str] | None = None, prefix: str = "", seconds_between: float = 10.0) -> None:
         self._stream, self._prefix, self._between = stream or sys.stderr, prefix, seconds_between
         self._name, self._began, self._last = "", time.monotonic(), 0.0
+        self._before: int | None = None
 
     def _say(self, text: str) -> None:
         self._stream.write(f"{self._prefix}{text}\n")
         self._stream.flush()
 
     def step(self, name: str) -> None:
-        self._name, self._began, self._last = name, time.monotonic(), time.monotonic()
+        self._name, self._began, self._last, self._before = name, time.monotonic(), time.monotonic(), None
         self._say(name)
 
     def progress(self, done: int, total: int | None, unit: str) -> None:
         now = time.monotonic()
+        self._before = done if self._before is None else self._before
         if now - self._last < self._between:
             return
         self._last = now
-        self._say(f"{self._name}: {describe(done, total, unit, now - self._began)}")
+        self._say(f"{self._name}: {describe(done, total, unit, now - self._began, self._before)}")
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         self._say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
@@ -121,9 +123,9 @@ class Plain:
         self._say(text)
 
 
-def describe(done: int, total: int | None, unit: str, seconds: float) -> str:
-    """ "120 of 400 rows, 24/s, 12 s left" from counts and elapsed seconds."""
-    rate = done / seconds if seconds > 0 else 0.0
+def describe(done: int, total: int | None, unit: str, seconds: float, before: int = 0) -> str:
+    """ "120 of 400 rows, 24/s, 12 s left" from counts and elapsed seconds; `before` were done when the time began (a resume)."""
+    rate = (done - before) / seconds if seconds > 0 else 0.0
     text = f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}"
     if rate > 0:
         text += f", {rate:.3g}/s"
@@ -158,6 +160,7 @@ class Bar:
             console=self._console,
             transient=True,
         )
+        self._before: int | None = None
         self._task, self._name, self._began = self._progress.add_task("", rate="", total=None), "", time.monotonic()
 
     def _print(self, text: str, style: str | None = None) -> None:
@@ -170,13 +173,14 @@ class Bar:
     def step(self, name: str) -> None:
         if self._name:
             self._print(f"{self._name} ({time.monotonic() - self._began:.0f} s)", style="dim")
-        self._name, self._began = name, time.monotonic()
+        self._name, self._began, self._before = name, time.monotonic(), None
         self._progress.start()
         self._progress.reset(self._task, description=self._prefix + name, rate="", total=None)
 
     def progress(self, done: int, total: int | None, unit: str) -> None:
         elapsed = time.monotonic() - self._began
-        rate = f"{done / elapsed:.3g} {unit}/s" if elapsed > 0 else ""
+        self._before = done if self._before is None else self._before
+        rate = f"{(done - self._before) / elapsed:.3g} {unit}/s" if done > self._before else ""
         self._progress.update(self._task, completed=done, total=total, rate=rate)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:

@@ -36,10 +36,18 @@ def sweep(parent: Path, prefix: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _is_gone(pid: int) -> bool:
+    """Whether a process has ended; a killed one may stay as a zombie until its parent asks for it."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
 def _abandoned(folder: Path, prefix: str) -> bool:
     host, pid = folder.name.removeprefix(f"{prefix}.").rsplit(".", 2)[:2]
     if host == socket.gethostname() and pid.isdecimal():
-        return not psutil.pid_exists(int(pid))
+        return _is_gone(int(pid))
     try:
         return time.time() - folder.stat().st_mtime > ABANDONED_AFTER
     except FileNotFoundError:
