@@ -21,7 +21,7 @@ from components.common.places import Workdir
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder: events.jsonl, run.log, customization.yaml, run.json and, at the end, result.json."""
+    """A run's folder: events.jsonl, run.log, customization.yaml, and run.json, which at the end holds the result."""
 
     folder: Path
 

@@ -49,12 +49,6 @@ class Workdir:
         """MLFLOW_TRACKING_URI, or the SQLite store of this workdir."""
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root / 'mlflow.db'}"
 
-    def state_of(self, stage: str, key: str) -> Path:
-        """The home of a stage's unfinished work: the same for a new run, a retried pod and a requeued job."""
-        folder = self.state / stage / key
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
 
 def cache_dir() -> Path:
     """Where converted base models are kept for all workdirs: TUNELINE_CACHE, else the user's cache folder."""

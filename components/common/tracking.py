@@ -1,7 +1,7 @@
 """MLflow runs: the only run logging of tuneline. A stage reports metrics to a Reporter; this is the one that keeps them.
 
-A stage's run is nested under the run named by MLFLOW_RUN_ID, which a scheduler may have set, or the pipeline. Without a tracking server
-in the environment nothing is tracked: stages used alone from the shell need no server.
+A stage's run is nested under the run named by MLFLOW_RUN_ID, which a scheduler may have set, or the pipeline. A pipeline step
+without a tracking server in its environment is not tracked, and neither is a stage used alone from the shell.
 """
 
 from __future__ import annotations
