@@ -62,7 +62,7 @@ def test_help_answers_within_a_second(folder: Path) -> None:
 
 
 def test_help_and_configuration_errors_import_nothing_heavy(folder: Path) -> None:
-    code = "import sys; sys.argv = ['tuneline', 'run', '--set', 'seed=x']\nfrom pipelines.cli import main\ntry: main()\n"
+    code = "import sys; sys.argv = ['tuneline', 'run', '--set', 'seed=x']\nfrom pipelines.cli.main import main\ntry: main()\n"
     code += "except SystemExit: pass\n"
     code += (
         "heavy = {'torch', 'transformers', 'mlflow', 'daft', 'dvc', 'kfp', 'numpy', 'pyarrow'} & set(sys.modules)\nassert not heavy, heavy"

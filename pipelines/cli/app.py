@@ -1,0 +1,90 @@
+"""What the commands share: the application, its common options, and how a result is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from components.common.places import DEFAULT_WORKDIR, Workdir
+
+if TYPE_CHECKING:
+    from components.common.progress import Reporter
+    from pipelines.config import Customization
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Customise a large language model on your own text and bring it into service.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Dataset versions in the data repository.")
+app.add_typer(data_app, name="data")
+
+Config = Annotated[Path | None, typer.Option("-c", "--config", help="customization.yaml. Without one the defaults run the demo.")]
+Sets = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the configuration. Repeatable.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another artifact in the output folder.")]
+WorkdirOption = Annotated[
+    Path, typer.Option("--workdir", envvar="TUNELINE_WORKDIR", help="Store, state, tracking and runs of a customization.")
+]
+TrackingUri = Annotated[
+    str, typer.Option("--tracking-uri", help="The MLflow server. Default: MLFLOW_TRACKING_URI, or the workdir's own store.")
+]
+RefusalFails = Annotated[bool, typer.Option("--fail-on-refusal", help="Exit 3 when the gate refuses.")]
+HERE = Path(DEFAULT_WORKDIR)
+
+
+def show(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    """Print a result: one JSON object, or lines for people."""
+    print(json.dumps(result, default=str) if as_json else "\n".join(lines))
+
+
+def load_config(config: Path | None, sets: list[str]) -> Customization:
+    """The configuration file with its overrides; defaults without one."""
+    from pipelines.config import load
+
+    return load(config, sets)
+
+
+def alone(stage: str, as_json: bool, workdir: Path, tracking_uri: str = "") -> tuple[Reporter, Workdir]:
+    """What a stage used alone works with."""
+    from components.common import progress
+
+    os.environ["TUNELINE_WORKDIR"] = str(workdir.absolute())
+    if tracking_uri:
+        os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
+    return progress.console(quiet=as_json, prefix=f"{stage}: "), Workdir.from_environment()
+
+
+def tracked(work: Workdir) -> None:
+    """Point MLflow at the server that was named, or at the workdir's own store."""
+    os.environ["MLFLOW_TRACKING_URI"] = work.tracking_uri
+    work.root.mkdir(parents=True, exist_ok=True)
+
+
+def finish(reporter: Reporter) -> None:
+    """Give the screen back before a result is printed."""
+    from components.common import progress
+
+    progress.close(reporter)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from components.common.artifacts import produced_by
+
+        print(f"tuneline {produced_by()['tuneline']}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Options of tuneline itself."""

@@ -1,0 +1,56 @@
+"""The console script: errors as people and scripts are told them, and the exit codes of the contract."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+from components.common.errors import InterruptedRunError, TunelineError, UsageError
+from pipelines.cli import run, stages, registry, data
+from pipelines.cli.app import app
+
+INTERRUPTED_BY_TYPER = 130  # what typer makes of a KeyboardInterrupt
+
+
+def main() -> None:
+    """The console script: run the command, tell errors as errors are told, exit with the contract's codes."""
+    arguments = sys.argv[1:]
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        code = app(arguments, standalone_mode=False)
+        if code == INTERRUPTED_BY_TYPER:
+            code = _tell(InterruptedRunError("interrupted", hint="Run the same command again."), arguments)
+    except TunelineError as error:
+        code = _tell(error, arguments)
+    except OSError as error:
+        code = _tell(_from_os(error), arguments)
+    except Exception as error:  # click's usage errors have a message and an exit code; anything else is a fault of ours
+        if not hasattr(error, "format_message"):
+            raise
+        hint = "tuneline --help lists the commands, tuneline COMMAND --help their options."
+        code = _tell(UsageError(error.format_message(), hint=hint), arguments)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminated(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _from_os(error: OSError) -> TunelineError:
+    told = TunelineError(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), hint="Check the folder's permissions.")
+    told.kind = "disk_full" if error.errno == 28 else "system"
+    told.hint = "Free some space and run the same command again." if error.errno == 28 else told.hint
+    return told
+
+
+def _tell(error: TunelineError, arguments: list[str]) -> int:
+    """Print an error for a person, or as an object for a script."""
+    if "--json" in arguments:
+        print(json.dumps({"error": error.as_dict()}))
+    else:
+        where = f"{error.stage}: " if error.stage else ""
+        print(f"tuneline: {where}{error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"  {error.hint}", file=sys.stderr)
+    return error.exit_code

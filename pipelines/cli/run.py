@@ -1,0 +1,69 @@
+"""The whole pipeline on this machine, its configuration, and what this machine can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from components.common.errors import EXIT_FAILED, EXIT_REFUSED
+from components.common.places import Workdir
+from pipelines.cli.app import (
+    HERE,
+    AsJson,
+    Config,
+    RefusalFails,
+    Sets,
+    TrackingUri,
+    WorkdirOption,
+    app,
+    load_config,
+    show,
+)
+
+
+@app.command()
+def run(
+    config: Config = None,
+    sets: Sets = [],  # noqa: B006 - typer reads it, nobody writes it
+    workdir: WorkdirOption = HERE,
+    tracking_uri: TrackingUri = "",
+    fail_on_refusal: RefusalFails = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run the whole pipeline on this machine: curate, version, fine-tune, evaluate, package, register, promote."""
+    customization = load_config(config, sets)
+    from pipelines import local, summary
+
+    result = local.run(customization, Workdir(workdir.absolute()), quiet=as_json, uri=tracking_uri or None)
+    show(result, as_json, summary.run(result, str(workdir)))
+    return EXIT_REFUSED if fail_on_refusal and result["verdict"] == "refused" else 0
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="The folder to write into.")] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Write a commented customization.yaml: every key with its default and its effect."""
+    from pipelines.reference import write
+
+    path = write(folder)
+    show({"customization": str(path)}, as_json, [f"wrote {path}; run it with: tuneline run -c {path}"])
+
+
+@app.command()
+def doctor(workdir: WorkdirOption = HERE, as_json: AsJson = False) -> int:
+    """Say what works on this machine, what is missing, and how to get it."""
+    from pipelines.doctor import examine
+
+    findings = examine(Workdir(workdir.absolute()))
+    ok = all(f["ok"] or not f["needed"] for f in findings)
+    lines = [f"{'ok     ' if f['ok'] else 'MISSING' if f['needed'] else 'without'}  {f['name']}: {f['found']}{_how(f)}" for f in findings]
+    show({"ok": ok, "findings": findings}, as_json, lines)
+    return 0 if ok else EXIT_FAILED
+
+
+def _how(finding: dict[str, Any]) -> str:
+    return f"\n         {finding['hint']}" if finding["hint"] else ""

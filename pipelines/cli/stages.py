@@ -1,0 +1,172 @@
+"""One stage at a time, from folder to folder, and serving what came out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from components.common.errors import EXIT_REFUSED
+from pipelines.cli.app import (
+    HERE,
+    AsJson,
+    Config,
+    Output,
+    Overwrite,
+    RefusalFails,
+    Sets,
+    WorkdirOption,
+    alone,
+    app,
+    finish,
+    load_config,
+    show,
+)
+
+
+@app.command()
+def curate(
+    sources: Annotated[list[str], typer.Argument(help="Files, globs or folders of raw text; demo:python-docs is the demo dataset.")],
+    output: Output,
+    config: Config = None,
+    sets: Sets = [],  # noqa: B006
+    overwrite: Overwrite = False,
+    workdir: WorkdirOption = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Clean, deduplicate and split raw text into a dataset."""
+    customization = load_config(config, sets)
+    reporter, work = alone("curate", as_json, workdir)
+    from components.data_curation.stage import curate as stage
+    from components.data_curation.stage import list_sources
+    from pipelines.resolve import expand_demo
+
+    found = list_sources(expand_demo(sources, work), Path.cwd())
+    settings = customization.data_curation.model_copy(update={"sources": sources})
+    made = stage(found, output, settings, seed=customization.seed, reporter=reporter, overwrite=overwrite)
+    finish(reporter)
+    rows, splits = made.manifest.summary["rows"], made.manifest.summary["splits"]
+    result = {"dataset": str(output), "sha256": made.sha256, "rows": rows, "splits": splits}
+    dropped = ", ".join(f"{n} {reason}" for reason, n in rows["rejected"].items()) or "none"
+    lines = [f"{rows['kept']} of {rows['in']} rows kept; dropped: {dropped}; unreadable: {rows['quarantined']}"]
+    show(result, as_json, [*lines, f"splits: {splits}", f"report: {output / 'report.html'}"])
+
+
+@app.command()
+def finetune(
+    dataset: Annotated[Path, typer.Argument(help="A curated dataset's folder.")],
+    output: Output,
+    config: Config = None,
+    sets: Sets = [],  # noqa: B006
+    overwrite: Overwrite = False,
+    workdir: WorkdirOption = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Tune the base model on a dataset. Killed and started again, it goes on from the last checkpoint."""
+    customization = load_config(config, sets)
+    reporter, work = alone("finetune", as_json, workdir)
+    from components.common import artifacts
+    from components.fine_tuning.stage import finetune as stage
+
+    found = artifacts.read(dataset, "dataset")
+    options: dict[str, Any] = {"seed": customization.seed, "state": work.state, "reporter": reporter, "overwrite": overwrite}
+    made = stage(found, output, customization.fine_tuning, dataset_uri=str(dataset), **options)
+    finish(reporter)
+    names = ("steps", "tokens", "train_loss", "validation_loss", "tokens_per_second", "resumed_from")
+    result = {"model": str(output), "sha256": made.sha256} | {name: made.manifest.summary[name] for name in names}
+    told = f"{result['steps']} steps, {result['tokens']} tokens, training loss {result['train_loss']:.4f}"
+    show(result, as_json, [told, f"report: {output / 'report.html'}"])
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A tuned model's folder, or a base model's source.")],
+    dataset: Annotated[Path, typer.Option("--dataset", help="The dataset whose test split is measured.")],
+    output: Output,
+    incumbent: Annotated[str, typer.Option("--incumbent", help="The model in service, to compare with as well.")] = "",
+    config: Config = None,
+    sets: Sets = [],  # noqa: B006
+    overwrite: Overwrite = False,
+    workdir: WorkdirOption = HERE,
+    fail_on_refusal: RefusalFails = False,
+    as_json: AsJson = False,
+) -> int:
+    """Measure a model against its base and the model in service, and give the verdict with its reasons."""
+    customization = load_config(config, sets)
+    reporter, work = alone("evaluate", as_json, workdir)
+    from components.common import artifacts, models
+    from components.evaluation.stage import evaluate as stage
+
+    opened = models.open_model(model, reporter)
+    other = models.open_model(incumbent, reporter) if incumbent else None
+    found = artifacts.read(dataset, "dataset")
+    options: dict[str, Any] = {"seed": customization.seed, "state": work.state, "reporter": reporter, "overwrite": overwrite}
+    made = stage(opened, found, output, customization.evaluation, incumbent=other, **options)
+    finish(reporter)
+    summary = made.manifest.summary
+    result = {"evaluation": str(output), "sha256": made.sha256} | {n: summary[n] for n in ("verdict", "reasons", "metrics")}
+    show(result, as_json, [f"verdict: {summary['verdict']}", *summary["reasons"], f"report: {output / 'report.html'}"])
+    return EXIT_REFUSED if fail_on_refusal and summary["verdict"] == "refused" else 0
+
+
+@app.command()
+def package(
+    model: Annotated[str, typer.Argument(help="A tuned model's folder, or a base model's source.")],
+    output: Output,
+    config: Config = None,
+    sets: Sets = [],  # noqa: B006
+    overwrite: Overwrite = False,
+    workdir: WorkdirOption = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Make a Triton model repository and prove it in a real server."""
+    customization = load_config(config, sets)
+    reporter, _ = alone("package", as_json, workdir)
+    from components.common import models
+    from components.triton_packaging.stage import package as stage
+
+    opened = models.open_model(model, reporter)
+    made = stage(opened, output, customization.triton_packaging, seed=customization.seed, reporter=reporter, overwrite=overwrite)
+    finish(reporter)
+    names = ("model_name", "backend", "proof")
+    result = {"repository": str(output), "sha256": made.sha256} | {name: made.manifest.summary[name] for name in names}
+    proof = result["proof"]
+    told = (
+        f"{proof['matched']} of {proof['golden_prompts']} golden prompts answered alike"
+        if proof
+        else f"unproven: {made.manifest.summary['unproven_because']}"
+    )
+    show(result, as_json, [told, f"talk to it: tuneline serve {output}"])
+
+
+@app.command()
+def serve(
+    repository: Annotated[Path, typer.Argument(help="A packaged Triton repository's folder.")],
+    http_port: Annotated[int, typer.Option("--http-port", help="0: any free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option("--grpc-port", help="0: any free one.")] = 8001,
+    metrics_port: Annotated[int, typer.Option("--metrics-port", help="0: any free one.")] = 8002,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    as_json: AsJson = False,
+) -> None:
+    """Serve a packaged model with a real Triton until Ctrl-C."""
+    reporter, _ = alone("serve", as_json, HERE)
+    from components.triton_packaging.serve import serve as stage
+
+    def ready(server: Any) -> None:
+        finish(reporter)
+        name = server.models[0] if server.models else "MODEL"
+        told = f'curl -s {server.http_url}/v2/models/{name}/generate -d \'{{"text_input": "What does os.path.join do?"}}\''
+        result = {
+            "http": server.http_url,
+            "grpc": server.grpc_url,
+            "metrics": server.metrics_url,
+            "models": server.models,
+            "pid": os.getpid(),
+        }
+        show(result, as_json, [f"ready on {server.http_url} (gRPC {server.grpc_url}); Ctrl-C ends it", told])
+        sys.stdout.flush()
+
+    stage(repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, host=host, on_ready=ready, reporter=reporter)
