@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.common import hashing, places, process, tracking
+from components.common import cost, hashing, places, process, tracking
 from components.common.artifacts import Artifact
 from components.common.errors import InterruptedRunError, TunelineError
 from components.common.places import Workdir
@@ -52,7 +51,7 @@ class Step:
 def running(stage: str) -> Iterator[Step]:
     """Run a step's body: its start, end and any error are events of the run, and its metrics a nested MLflow run."""
     events = _events(stage)
-    began = time.time()
+    clock = cost.Clock()
     if events:
         events.write("started", pid=os.getpid())
     try:
@@ -63,17 +62,20 @@ def running(stage: str) -> Iterator[Step]:
         told = _told(error, stage)
         traceback.print_exc()
         if events:
-            events.write("failed", error=told.as_dict(), exit_code=told.exit_code, seconds=time.time() - began)
+            events.write("failed", error=told.as_dict(), exit_code=told.exit_code, **clock.read())
         sys.exit(told.exit_code)
     if events:
-        events.write("finished", seconds=time.time() - began, cached=step.cached)
+        events.write("finished", cached=step.cached, **clock.read())
 
 
 def produce(stage: str, parameters: Mapping[str, Any], build: Callable[[Path, Step], Artifact]) -> Artifact:
     """Run a stage that makes an artifact. `parameters` are all the step was given: their digest, and the code's, is the key."""
     key = hashing.digest({"stage": stage, "code": hashing.code_sha256(stage), "parameters": dict(parameters)})
     with running(stage) as step:
+        clock = cost.Clock()
         artifact, step.cached = places.produce(step.workdir.store, stage, key, lambda folder: build(folder, step))
+        if not step.cached:
+            cost.keep(step.workdir.store, stage, artifact.sha256, clock.read())
         if step.tracked:
             step.tracked.result(artifact)
     return artifact
