@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.common import chat, hashing
+from components.common import chat, conversations, hashing
 from components.common.artifacts import Artifact
 from components.common.errors import InputError
 from components.common.progress import Reporter
 from components.evaluation.config import EvaluationConfig
-
-CONVERSATIONS = "Curate sources with prompts and answers: messages, Alpaca, Dolly, ShareGPT or prompt/completion."
 
 
 @dataclass(frozen=True)
@@ -35,14 +33,8 @@ class Item:
 
 def read_items(dataset: Artifact, tokenizer: Any, config: EvaluationConfig, reporter: Reporter) -> list[Item]:
     """The test rows by id, those without an answer within max_length left out. Raises InputError when fewer than two remain."""
-    import pyarrow.parquet as parquet
-
-    kind = dataset.manifest.summary.get("rows_kind", "sft")
-    if kind != "sft":
-        raise InputError(
-            f"the dataset in {dataset.path} holds {kind} rows, and held-out loss is measured on conversations", hint=CONVERSATIONS
-        )
-    rows = parquet.read_table(dataset.path / "test.parquet", columns=["id", "messages", "tools"]).to_pylist()
+    kind = conversations.kind_of(dataset)
+    rows = conversations.read(dataset.path / "test.parquet", kind)
     rows = sorted(rows, key=lambda row: str(row["id"]))[: config.max_items]
     items = [item for row in rows if (item := _item(row, tokenizer, config.max_length)).answer_tokens]
     if len(items) < len(rows):

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.common import chat
-from components.common.artifacts import Artifact
-from components.common.errors import InputError
+from components.common import chat, conversations
 from components.common.progress import Reporter
 
 IGNORED = -100  # the label that cross-entropy skips
@@ -30,13 +28,12 @@ class Examples:
         return sum(row["length"] for row in self.rows)
 
 
-def read_examples(path: Path, tokenizer: Any, *, max_length: int, reporter: Reporter, limit: int | None = None) -> Examples:
-    """Tokenise a split. Rows whose answer lies wholly behind `max_length` teach nothing and are left out, counted."""
-    import pyarrow.parquet as parquet
-
-    table = parquet.read_table(path, columns=["messages", "tools"])
-    table = table if limit is None else table.slice(0, limit)
-    return tokenise(table.to_pylist(), tokenizer, max_length=max_length, total=table.num_rows, reporter=reporter)
+def read_examples(
+    path: Path, tokenizer: Any, *, max_length: int, reporter: Reporter, kind: str = "sft", limit: int | None = None
+) -> Examples:
+    """Tokenise a split of rows of a kind. Rows whose answer lies wholly behind `max_length` teach nothing and are left out, counted."""
+    rows = conversations.read(path, kind, limit)
+    return tokenise(rows, tokenizer, max_length=max_length, total=len(rows), reporter=reporter)
 
 
 def tokenise(rows: Iterable[dict[str, Any]], tokenizer: Any, *, max_length: int, total: int, reporter: Reporter) -> Examples:
@@ -53,13 +50,3 @@ def tokenise(rows: Iterable[dict[str, Any]], tokenizer: Any, *, max_length: int,
             without_answer += 1
         reporter.progress(done, total, "rows")
     return Examples(examples, truncated, without_answer)
-
-
-def check_trainable(dataset: Artifact) -> None:
-    """Raise InputError when the dataset's rows are not what the objective learns from."""
-    kind = dataset.manifest.summary.get("rows_kind", "sft")
-    if kind != "sft":
-        raise InputError(
-            f"the dataset in {dataset.path} holds {kind} rows, and objective sft learns from conversations",
-            hint="Curate sources with prompts and answers: messages, Alpaca, Dolly, ShareGPT or prompt/completion.",
-        )

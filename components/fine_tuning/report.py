@@ -22,7 +22,8 @@ def page(trained: Trained, summary: dict[str, Any], inputs: Sequence[Input], con
         "last validation loss": trained.validation_loss,
         "parameters trained": summary["parameters"]["trainable"],
     }
-    told = f"{rows['train']:,} training rows, of which {rows['truncated']:,} were cut at {config.max_length} tokens"
+    told = f"Learned from {summary['learned']} of {rows['train']:,} training rows"
+    told += f", of which {rows['truncated']:,} were cut at {config.max_length} tokens"
     told += f"; {rows['without_answer']:,} more had no answer within that length and were left out."
     sections = {
         "At a glance": report.tiles(figures) + report.paragraph(told),

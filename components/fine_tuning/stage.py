@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, hashing, models
+from components.common import artifacts, conversations, hashing, models
 from components.common.artifacts import Artifact
 from components.common.errors import InputError
 from components.common.models import Base
 from components.common.progress import Reporter
 from components.fine_tuning import report, training
 from components.fine_tuning.config import FineTuningConfig
-from components.fine_tuning.data import Examples, check_trainable, read_examples
+from components.fine_tuning.data import Examples, read_examples
 from components.fine_tuning.methods import ADAPTATIONS
 from components.fine_tuning.training import Trained
 
@@ -43,7 +43,7 @@ def finetune(
     kill goes on from the newest whole one and ends with the same weights. Raises InputError for rows the objective cannot learn from,
     TrainingError when the loss is lost, InterruptedRunError after a signal.
     """
-    check_trainable(dataset)
+    kind = conversations.kind_of(dataset)
     base = base or models.base_model(config.base_model, reporter)
     key = _key(dataset, base, config, seed)
     finished = artifacts.begin(output, key, overwrite=overwrite)
@@ -51,12 +51,12 @@ def finetune(
         return finished
     work = state / STAGE / key
     work.mkdir(parents=True, exist_ok=True)
-    tokenizer, examples, validation = _examples(dataset, base, config, reporter)
+    tokenizer, examples, validation = _examples(dataset, kind, base, config, reporter)
     trained = _train(base, tokenizer, examples, validation, config, seed, work, reporter)
     reporter.step("writing the model")
     _write_model(trained.model, tokenizer, base, output)
     shutil.copyfile(work / training.LOG, output / "training.jsonl")
-    summary = _summary(trained, examples)
+    summary = _summary(trained, examples, kind)
     inputs = [dataset.as_input(dataset_uri), base.as_input()]
     (output / "report.html").write_text(report.page(trained, summary, inputs, config), encoding="utf-8")
     published = artifacts.publish(
@@ -87,10 +87,13 @@ def _key(dataset: Artifact, base: Base, config: FineTuningConfig, seed: int) -> 
     )
 
 
-def _examples(dataset: Artifact, base: Base, config: FineTuningConfig, reporter: Reporter) -> tuple[Any, Examples, Examples]:
+def _examples(dataset: Artifact, kind: str, base: Base, config: FineTuningConfig, reporter: Reporter) -> tuple[Any, Examples, Examples]:
     tokenizer = models.load_tokenizer(base.path)
     reporter.step("reading the training rows")
-    examples = read_examples(dataset.path / "train.parquet", tokenizer, max_length=config.max_length, reporter=reporter)
+    if kind != "sft":
+        reporter.note(f"objective {config.objective} learns {conversations.used(kind)}")
+    options: dict[str, Any] = {"max_length": config.max_length, "kind": kind, "reporter": reporter}
+    examples = read_examples(dataset.path / "train.parquet", tokenizer, **options)
     if not examples.rows:
         raise InputError(
             f"no training row has an answer within {config.max_length} tokens",
@@ -99,9 +102,7 @@ def _examples(dataset: Artifact, base: Base, config: FineTuningConfig, reporter:
     if examples.truncated:
         reporter.note(f"{examples.truncated} training rows are longer than {config.max_length} tokens and were cut")
     reporter.step("reading the validation rows")
-    validation = read_examples(
-        dataset.path / "validation.parquet", tokenizer, max_length=config.max_length, reporter=reporter, limit=config.validation_rows
-    )
+    validation = read_examples(dataset.path / "validation.parquet", tokenizer, **options, limit=config.validation_rows)
     return tokenizer, examples, validation
 
 
@@ -160,7 +161,7 @@ def _public_name(uri: str) -> str:
     return uri if uri.startswith("embedded:") else Path(uri).name
 
 
-def _summary(trained: Trained, examples: Examples) -> dict[str, Any]:
+def _summary(trained: Trained, examples: Examples, kind: str) -> dict[str, Any]:
     trainable = sum(p.numel() for p in trained.model.parameters() if p.requires_grad)
     return {
         "steps": trained.steps,
@@ -170,5 +171,6 @@ def _summary(trained: Trained, examples: Examples) -> dict[str, Any]:
         "tokens_per_second": round(trained.tokens_per_second, 2),
         "resumed_from": trained.resumed_from,
         "rows": {"train": len(examples.rows), "truncated": examples.truncated, "without_answer": examples.without_answer},
+        "learned": conversations.used(kind),
         "parameters": {"trainable": trainable, "all": sum(p.numel() for p in trained.model.parameters())},
     }

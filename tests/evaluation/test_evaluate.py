@@ -134,8 +134,8 @@ def test_a_model_in_service_with_another_template_refuses_instead_of_being_measu
     assert made.manifest.summary["metrics"]["held_out"]["loss"]["incumbent"] is None
 
 
-def test_a_dataset_of_preferences_is_refused_with_what_is_needed(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+def test_a_dataset_without_conversations_is_refused_with_what_is_needed(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
     dataset = small_dataset(tmp_path / "dataset")
-    manifest = dataset.manifest.model_copy(update={"summary": {"rows_kind": "preference"}})
-    with pytest.raises(InputError, match="holds preference rows"):
+    manifest = dataset.manifest.model_copy(update={"summary": {"rows_kind": "text"}})
+    with pytest.raises(InputError, match="holds text rows"):
         read_items(artifacts.Artifact(dataset.path, manifest), None, CONFIG, Silent())
