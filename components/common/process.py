@@ -11,8 +11,11 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,6 +37,39 @@ def die_with(pid: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True, name="die-with-run").start()
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends first, so that none is lost sight of. For a run: Ctrl-C ends the
+    shell between it and a step at once, while the step still saves what it has."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def output_to(descriptor: int) -> Iterator[None]:
+    """Send standard output and standard error of this process, and of the children it starts, to a file."""
+    _flush()
+    kept = [(number, os.dup(number)) for number in (1, 2)]
+    for number, _ in kept:
+        os.dup2(descriptor, number)
+    try:
+        yield
+    finally:
+        _flush()
+        for number, before in kept:
+            os.dup2(before, number)
+            os.close(before)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def keep_in_step_log(log: Path) -> None:
+    """Add what a child wrote into a file of its own to the log of the step, where this process is one of a run on this machine."""
+    if os.environ.get("TUNELINE_EVENTS") and log.exists():
+        print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr, end="", flush=True)
 
 
 def python_environment(**extra: str) -> dict[str, str]:

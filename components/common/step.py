@@ -1,7 +1,7 @@
 """A pipeline step: what stands between KFP's executor and a stage's function.
 
-It joins the stage to the run: progress and errors go to the run's events, metrics to a nested MLflow run, the result to the artifact
-store. A step killed together with its run leaves nothing running.
+It joins the stage to the run: progress and errors go to the run's events, what it prints to the run's logs, metrics to a nested MLflow
+run, the result to the artifact store. A step killed together with its run leaves nothing running.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from components.common.errors import InterruptedRunError, TunelineError
 from components.common.places import Workdir
 from components.common.progress import Events, Plain, Reporter, Several
 
-UNEXPECTED = "This is a fault of tuneline, not of your input: the step's log has the traceback."
+UNEXPECTED = "This is a fault of tuneline, not of your input: {log} has the traceback."
 
 
 @dataclass
@@ -52,25 +52,31 @@ def running(stage: str) -> Iterator[Step]:
     """Run a step's body: its start, end and any error are events of the run, and its metrics a nested MLflow run."""
     events = _events(stage)
     clock = cost.Clock()
-    if events:
-        events.write("started", pid=os.getpid())
-    try:
-        with _tracked(stage) as tracked:
-            step = Step(stage, _reporter(stage, events, tracked), Workdir.from_environment(), tracked, events)
-            yield step
-    except BaseException as error:
-        told = _told(error, stage)
-        traceback.print_exc()
+    with _own_log(stage) as log:
         if events:
-            events.write("failed", error=told.as_dict(), exit_code=told.exit_code, **clock.read())
-        sys.exit(told.exit_code)
+            events.write("started", pid=os.getpid())
+        try:
+            with _tracked(stage) as tracked:
+                step = Step(stage, _reporter(stage, events, tracked), Workdir.from_environment(), tracked, events)
+                yield step
+        except BaseException as error:
+            told = _told(error, stage, log)
+            traceback.print_exc()
+            if events:
+                events.write("failed", error=told.as_dict(), exit_code=told.exit_code, **clock.read())
+            sys.exit(told.exit_code)
     if events:
         events.write("finished", cached=step.cached, **clock.read())
 
 
+def key_of(stage: str, parameters: Mapping[str, Any]) -> str:
+    """The key a step's result is kept under: digest of all the step was given, and of the stage's code."""
+    return hashing.digest({"stage": stage, "code": hashing.code_sha256(stage), "parameters": dict(parameters)})
+
+
 def produce(stage: str, parameters: Mapping[str, Any], build: Callable[[Path, Step], Artifact]) -> Artifact:
-    """Run a stage that makes an artifact. `parameters` are all the step was given: their digest, and the code's, is the key."""
-    key = hashing.digest({"stage": stage, "code": hashing.code_sha256(stage), "parameters": dict(parameters)})
+    """Run a stage that makes an artifact. `parameters` are all the step was given."""
+    key = key_of(stage, parameters)
     with running(stage) as step:
         clock = cost.Clock()
         artifact, step.cached = places.produce(step.workdir.store, stage, key, lambda folder: build(folder, step))
@@ -86,12 +92,31 @@ def _events(stage: str) -> Events | None:
     path = os.environ.get("TUNELINE_EVENTS")
     if os.environ.get("TUNELINE_RUN_PID"):
         process.die_with(int(os.environ["TUNELINE_RUN_PID"]))
-    signal.signal(signal.SIGTERM, _interrupted)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupted)
     return Events(Path(path), stage) if path else None
 
 
 def _interrupted(*_: object) -> None:
+    """Stop at the first signal. Ctrl-C on a terminal reaches a step twice, from there and from its run: clearing up goes on."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt  # no `except Exception` on the way takes it for a fault of what was just being read
+
+
+@contextmanager
+def _own_log(stage: str) -> Iterator[Path | None]:
+    """What this process and its children print goes to logs/<stage>.log of the run on this machine. In a pod (None) its log has it."""
+    events = os.environ.get("TUNELINE_EVENTS")
+    if not events:
+        yield None
+        return
+    path = Path(events).parent / "logs" / f"{stage}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{stage} writes to {path}")
+    with path.open("ab") as file, process.output_to(file.fileno()):
+        yield path
 
 
 @contextmanager
@@ -111,11 +136,11 @@ def _reporter(stage: str, events: Events | None, tracked: tracking.MlflowReporte
     return Several(reporters)
 
 
-def _told(error: BaseException, stage: str) -> TunelineError:
+def _told(error: BaseException, stage: str, log: Path | None) -> TunelineError:
     if isinstance(error, KeyboardInterrupt):
         error = InterruptedRunError("interrupted", hint="Run the same command again: it goes on from where it stopped.")
     if not isinstance(error, TunelineError):
-        told = TunelineError(f"{type(error).__name__}: {error}", hint=UNEXPECTED)
+        told = TunelineError(f"{type(error).__name__}: {error}", hint=UNEXPECTED.format(log=log or "the step's log"))
         told.kind = "disk_full" if isinstance(error, OSError) and error.errno == 28 else "unexpected"
         if told.kind == "disk_full":
             told.hint = "Free some space and run the same command again: it goes on from where it stopped."

@@ -119,16 +119,23 @@ def home(client: Any, artifact_root: Path | None = None) -> str:
         ) from None
 
 
-def end_dead_run(uri: str | None, run_id: str | None) -> None:
-    """Close as KILLED a run whose process is gone, with the stages nested in it. Where its server is gone too, nothing is left to close."""
-    if not uri or not run_id:
+def end_dead_run(uri: str | None, name: str, status: str = "KILLED") -> None:
+    """Close the run that was started under this name, with the stages nested in it (as KILLED), where they are still open.
+
+    It is found by its tag: its process may have been killed before it could note the id. Where its server is gone too, nothing is left
+    to close.
+    """
+    if not uri:
         return
     with suppress(Exception):
         client = connect(uri).MlflowClient()
-        run = client.get_run(run_id)
-        nested = client.search_runs([run.info.experiment_id], f"tags.mlflow.parentRunId = '{run_id}' and attributes.status = 'RUNNING'")
-        for left in [*nested, run]:
-            client.set_terminated(left.info.run_id, "KILLED")
+        everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
+        for run in client.search_runs(everywhere, f"tags.`tuneline.run` = '{name}'"):
+            of_it = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
+            for nested in client.search_runs([run.info.experiment_id], f"{of_it} and attributes.status = 'RUNNING'"):
+                client.set_terminated(nested.info.run_id, "KILLED")
+            if run.info.status == "RUNNING":
+                client.set_terminated(run.info.run_id, status)
 
 
 def experiment_id(client: Any, artifact_root: Path | None = None) -> str:

@@ -95,6 +95,7 @@ def _run(folder: Path, threshold: float, rows: int) -> None:
                 preexec_fn=process.die_with_parent,
                 check=False,
             ).returncode
+        process.keep_in_step_log(log)
         if _is_whole(folder, rows):
             return
     tail = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-400:]

@@ -46,10 +46,11 @@ def finetune(
     kind = conversations.kind_of(dataset)
     base = base or models.base_model(config.base_model, reporter)
     key = _key(dataset, base, config, seed)
+    work = state / STAGE / key
     finished = artifacts.begin(output, key, overwrite=overwrite)
     if finished:
+        shutil.rmtree(work, ignore_errors=True)  # killed after publishing
         return finished
-    work = state / STAGE / key
     work.mkdir(parents=True, exist_ok=True)
     tokenizer, examples, validation = _examples(dataset, kind, base, config, reporter)
     trained = _train(base, tokenizer, examples, validation, config, seed, work, reporter)

@@ -116,6 +116,7 @@ def running_server(
         finally:
             _stop(child)
             _remove_shared_memory(prefix)
+            process.keep_in_step_log(log)
 
 
 def _command(repository: Path, backends: Path, models: Sequence[str], host: str, ports: tuple[int, int, int], prefix: str) -> list[str]:
