@@ -61,6 +61,7 @@ def _share(config: Customization) -> Customization:
     """Rows are cut alike for training and evaluation unless the evaluation says otherwise."""
     if "max_length" not in config.evaluation.model_fields_set:
         config.evaluation.max_length = config.fine_tuning.max_length
+        config.evaluation.model_fields_set.discard("max_length")  # nobody said so, and what was not said follows other values
     return config
 
 

@@ -1,6 +1,7 @@
 """The pipeline: resolve, then the stages in sequence, with packaging and promotion behind the evaluation's verdict."""
 
-from typing import NamedTuple
+import json
+from typing import Any, List, NamedTuple  # noqa: UP035 - kfp reads List[str], not list[str]
 
 from kfp import dsl
 
@@ -11,6 +12,8 @@ from components.evaluation.component import evaluation
 from components.fine_tuning.component import fine_tuning
 from components.model_registry.component import promotion, registration
 from components.triton_packaging.component import triton_packaging
+from pipelines import parameters
+from pipelines.config import Customization
 
 
 class Outcome(NamedTuple):
@@ -24,8 +27,20 @@ class Outcome(NamedTuple):
 
 
 @dsl.component(base_image=EVALUATION, install_kfp_package=False)
-def resolve(  # kfp writes this source into the step, so what it returns stands here in full
+def resolve(  # kfp writes this source into the step, so what it takes and returns stands here in full
+    sources: List[str],  # noqa: UP006
+    base_model: str,
+    model_name: str,
+    adaptation: str,
+    max_steps: int,
+    epochs: float,
+    learning_rate: float,
+    batch_size: int,
+    max_length: int,
+    seed: int,
+    auto_promote: bool,
     configuration: str,
+    compiled: str,
 ) -> NamedTuple(
     "Plans",
     [
@@ -37,44 +52,79 @@ def resolve(  # kfp writes this source into the step, so what it returns stands 
         ("model_registry", str),
     ],
 ):
-    """Look at everything the customization depends on, and hand each stage a plan with its digests."""
-    import yaml
+    """Look at everything the customization depends on, and hand each stage a plan with its digests. `compiled`: the parameters' defaults."""
+    given = dict(locals())
+    import json
 
     from components.common import step
-    from pipelines.config import parse
+    from pipelines import parameters
     from pipelines.resolve import resolve as look
 
     with step.running("resolve") as s:
-        plans = look(parse(yaml.safe_load(configuration) or {}, "configuration"), s.workdir, s.reporter).as_json()
+        config = parameters.combine(given, json.loads(compiled), configuration)
+        plans = look(config, s.workdir, s.reporter).as_json()
     return tuple(plans.values())
 
 
-@dsl.pipeline(name="tuneline-customization", description="Customise a language model on your own text and bring it into service.")
-def customization(configuration: str = "") -> Outcome:
-    """Curate, version, fine-tune, evaluate; package, register and promote what the evaluation accepts.
+def build(config: Customization) -> Any:
+    """The pipeline with this customization as its parameters' defaults: a function that kfp compiles, or runs here."""
+    default = parameters.defaults(config)
+    compiled = json.dumps(default, sort_keys=True)
 
-    Args:
-        configuration: A customization.yaml as text. Empty: the defaults, which run the demo.
-    """
-    plans = resolve(configuration=configuration)
-    plans.set_caching_options(enable_caching=False)
-    curated = data_curation(plan=plans.outputs["data_curation"])
-    dataset = curated.outputs["dataset"]
-    versioned = data_versioning(plan=plans.outputs["data_versioning"], dataset=dataset)
-    versioned.set_caching_options(enable_caching=False)  # it looks whether the remote still has the revision, which no key can say
-    version = versioned.outputs["version"]
-    tuned = fine_tuning(plan=plans.outputs["fine_tuning"], dataset=dataset, version=version)
-    model = tuned.outputs["model"]
-    judged = evaluation(plan=plans.outputs["evaluation"], model=model, dataset=dataset)
-    lineage = {"version": version, "dataset": dataset, "model": model, "evaluation": judged.outputs["evaluation"]}
-    registry = plans.outputs["model_registry"]
-    with dsl.If(judged.outputs["verdict"] == "accepted", name="accepted"):
-        packaged = triton_packaging(plan=plans.outputs["triton_packaging"], model=model)
-        registered = registration(plan=registry, repository=packaged.outputs["repository"], **lineage)
-        registered.set_caching_options(enable_caching=False)
-        promoted = promotion(plan=registry, version=registered.outputs["version"], proof=registered.outputs["proof"])
-        promoted.set_caching_options(enable_caching=False)
-    with dsl.Else(name="not-accepted"):
-        kept = registration(plan=registry, **lineage)
-        kept.set_caching_options(enable_caching=False)
-    return Outcome(dataset, version, model, judged.outputs["evaluation"], judged.outputs["verdict"])
+    def placed(task: dsl.PipelineTask, *, cached: bool = True) -> dsl.PipelineTask:
+        if not cached:
+            task.set_caching_options(enable_caching=False)
+        return task
+
+    @dsl.pipeline(name="tuneline-customization", description="Customise a language model on your own text and bring it into service.")
+    def customization(
+        sources: List[str] = default["sources"],  # noqa: UP006
+        base_model: str = default["base_model"],
+        model_name: str = default["model_name"],
+        adaptation: str = default["adaptation"],
+        max_steps: int = default["max_steps"],
+        epochs: float = default["epochs"],
+        learning_rate: float = default["learning_rate"],
+        batch_size: int = default["batch_size"],
+        max_length: int = default["max_length"],
+        seed: int = default["seed"],
+        auto_promote: bool = default["auto_promote"],
+        configuration: str = parameters.remainder(config),
+    ) -> Outcome:
+        """Curate, version, fine-tune, evaluate; package, register and promote what the evaluation accepts.
+
+        Args:
+            sources: The text to learn from: files, globs and folders as the pods see them, for example ["/data/raw/*.jsonl"]. demo:python-docs is the demo dataset.
+            base_model: The model to start from: a folder on the volume in the Hugging Face layout, hf://org/name@revision, or embedded:smollm2-135m-instruct.
+            model_name: Name of the registered model in MLflow. A new version of it is made.
+            adaptation: What is trained. lora: a small update beside frozen weights. full: every weight (16 bytes a parameter).
+            max_steps: Stop after so many optimizer steps. 0: train for `epochs` instead.
+            epochs: Passes over the training rows; counts only where max_steps is 0.
+            learning_rate: Peak learning rate. Too high diverges; full wants about a tenth of what lora takes.
+            batch_size: Rows an optimizer step, a multiple of fine_tuning.micro_batch_size (4 unless `configuration` says otherwise).
+            max_length: Tokens a row, in training and in evaluation; longer rows are cut and counted. Memory grows with it.
+            seed: One seed for the split, the training and the intervals. The same seed and inputs give the same model.
+            auto_promote: Make an accepted and proven version the champion at once. False: a person promotes it.
+            configuration: Every other key, as the text of a customization.yaml, for example {evaluation: {max_items: 200}}. A parameter that you change here in the form wins over its default; a key set differently in both places is refused.
+        """
+        given = {name: value for name, value in locals().items() if name in {*default, "configuration"}}
+        plans = placed(resolve(**given, compiled=compiled), cached=False)
+        curated = placed(data_curation(plan=plans.outputs["data_curation"]))
+        dataset = curated.outputs["dataset"]
+        # Versioning looks whether the remote still has the revision, which no key can say.
+        versioned = placed(data_versioning(plan=plans.outputs["data_versioning"], dataset=dataset), cached=False)
+        version = versioned.outputs["version"]
+        tuned = placed(fine_tuning(plan=plans.outputs["fine_tuning"], dataset=dataset, version=version))
+        model = tuned.outputs["model"]
+        judged = placed(evaluation(plan=plans.outputs["evaluation"], model=model, dataset=dataset))
+        lineage = {"version": version, "dataset": dataset, "model": model, "evaluation": judged.outputs["evaluation"]}
+        registry = plans.outputs["model_registry"]
+        with dsl.If(judged.outputs["verdict"] == "accepted", name="accepted"):
+            packaged = placed(triton_packaging(plan=plans.outputs["triton_packaging"], model=model))
+            registered = placed(registration(plan=registry, repository=packaged.outputs["repository"], **lineage), cached=False)
+            placed(promotion(plan=registry, version=registered.outputs["version"], proof=registered.outputs["proof"]), cached=False)
+        with dsl.Else(name="not-accepted"):
+            placed(registration(plan=registry, **lineage), cached=False)
+        return Outcome(dataset, version, model, judged.outputs["evaluation"], judged.outputs["verdict"])
+
+    return customization

@@ -162,7 +162,7 @@ def _close_dead_runs(workdir: Workdir) -> None:
         dead = Run(folder.parent)
         known = dead.read()
         if known.get("status") == "running":
-            tracking.end_dead_run(known.get("tracking_uri"), known.get("mlflow_run_id"))
+            tracking.end_dead_run(known.get("tracking_uri"), dead.name)
             dead.write(status="killed")
 
 
@@ -184,7 +184,7 @@ def _run_pipeline(config: Customization, workdir: Workdir, this: Run, listener: 
     """Run through kfp.local; what it and the steps print goes to run.log, the events to the screen."""
     from kfp import local
 
-    from pipelines.customization import customization
+    from pipelines.customization import build
 
     text = yaml.safe_dump(config.model_dump(mode="json", exclude_unset=False), sort_keys=False)
     (this.folder / "customization.yaml").write_text(text, encoding="utf-8")
@@ -200,7 +200,7 @@ def _run_pipeline(config: Customization, workdir: Workdir, this: Run, listener: 
     with _following(listener), this.log.open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            task = customization(configuration=text)
+            task = build(config)(configuration=text)
         except RuntimeError as error:
             failed = _plain(str(error))
         except KeyboardInterrupt:

@@ -14,11 +14,12 @@ import yaml
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     from kfp import compiler
 
-    from pipelines.customization import customization
+    from pipelines.config import Customization
+    from pipelines.customization import build
 
     path: Path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
     logging.getLogger("kfp").setLevel(logging.ERROR)
-    compiler.Compiler().compile(customization, str(path))
+    compiler.Compiler().compile(build(Customization()), str(path))
     documents: list[dict[str, Any]] = list(yaml.safe_load_all(path.read_text()))
     return documents[0]
 
