@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 import yaml
 
-from components.common import places, progress, tracking
-from components.common.errors import EXIT_INTERRUPTED, InterruptedRunError, TunelineError
+from components.common import places, process, progress, tracking
+from components.common.errors import EXIT_INTERRUPTED, TunelineError
 from components.common.places import Workdir
 from components.common.progress import Reporter
 from pipelines import runs
@@ -36,7 +35,6 @@ STAGES = {
     "registration": "register",
     "promotion": "promote",
 }
-SECONDS_TO_SAVE = 60  # a training step may have to end before its checkpoint is written
 CONDITIONAL = ("triton_packaging", "promotion")
 
 
@@ -104,6 +102,7 @@ def run(config: Customization, workdir: Workdir, *, quiet: bool, uri: str | None
     began = time.monotonic()
     with runs.exclusive(workdir):
         _close_dead_runs(workdir)
+        process.adopt_orphans()
         this = runs.new_run(workdir)
         reporter = progress.console(quiet=quiet)
         try:
@@ -111,7 +110,7 @@ def run(config: Customization, workdir: Workdir, *, quiet: bool, uri: str | None
                 parent = _open_tracking(config, workdir, this)
                 result = _run_tracked(config, workdir, this, reporter, parent, began)
         except BaseException as error:
-            this.write(status="interrupted" if _is_interruption(error) else "failed", ended=time.time())
+            this.write(status="interrupted" if _is_interruption(error) else "failed", ended=time.time(), error=runs.told(error))
             raise
         finally:
             progress.close(reporter)
@@ -144,9 +143,10 @@ def _open_tracking(config: Customization, workdir: Workdir, this: Run) -> str:
     """The parent MLflow run; artifacts of a tracking store in the workdir lie in the workdir too."""
     own = os.environ["MLFLOW_TRACKING_URI"].startswith("sqlite:")
     tags = {"tuneline.run": this.name, "tuneline.model": config.model_registry.name}
+    this.write(tracking_uri=os.environ["MLFLOW_TRACKING_URI"], tracking_open=True)
     parent = tracking.start_run(this.name, tags, workdir.root / "mlflow-artifacts" if own else None)
     os.environ["MLFLOW_RUN_ID"] = parent
-    this.write(mlflow_run_id=parent, tracking_uri=os.environ["MLFLOW_TRACKING_URI"])
+    this.write(mlflow_run_id=parent)
     return parent
 
 
@@ -161,9 +161,9 @@ def _close_dead_runs(workdir: Workdir) -> None:
     for folder in workdir.runs.glob("*/run.json"):
         dead = Run(folder.parent)
         known = dead.read()
-        if known.get("status") == "running":
+        if known.get("status", "running") == "running" or known.get("tracking_open"):
             tracking.end_dead_run(known.get("tracking_uri"), dead.name)
-            dead.write(status="killed")
+            dead.write(status="killed" if known.get("status", "running") == "running" else known["status"], tracking_open=False)
 
 
 def _run_tracked(config: Customization, workdir: Workdir, this: Run, reporter: Reporter, parent: str, began: float) -> dict[str, Any]:
@@ -173,10 +173,11 @@ def _run_tracked(config: Customization, workdir: Workdir, this: Run, reporter: R
         result = _result(outputs, listener, workdir, this, parent, began)
     except BaseException as error:
         with contextlib.suppress(Exception):  # a server that is gone too must not hide what failed
-            tracking.end_run(parent, "KILLED" if _is_interruption(error) else "FAILED")
+            tracking.end_dead_run(os.environ["MLFLOW_TRACKING_URI"], this.name, "KILLED" if _is_interruption(error) else "FAILED")
+            this.write(tracking_open=False)
         raise
     tracking.end_run(parent, "FINISHED")
-    this.write(status="finished", ended=time.time(), result=result)
+    this.write(status="finished", ended=time.time(), result=result, tracking_open=False)
     return result
 
 
@@ -202,25 +203,17 @@ def _run_pipeline(config: Customization, workdir: Workdir, this: Run, listener: 
         try:
             task = build(config)(configuration=text)
         except RuntimeError as error:
-            failed = _plain(str(error))
+            failed = TunelineError(_plain(str(error)), hint=f"Its log is in {this.log}.")
         except KeyboardInterrupt:
-            _end_steps()
-            hint = "Run the same command again: it goes on from where it stopped."
-            raise InterruptedRunError("the run was interrupted", hint=hint) from None
+            failed = runs.stop_steps(this)
         else:
             return {name: task.outputs[name] for name in ("dataset", "version", "model", "evaluation", "verdict")}
-    raise listener.failure or TunelineError(failed, hint=f"Its log is in {this.log}.")
+    raise _cause(failed, listener.failure)
 
 
-def _end_steps() -> None:
-    """Ask the running step to stop, give it time to save what it has, and end what does not listen."""
-    steps = psutil.Process().children(recursive=True)
-    for step in steps:
-        with contextlib.suppress(psutil.Error):
-            step.terminate()
-    for step in psutil.wait_procs(steps, timeout=SECONDS_TO_SAVE)[1]:
-        with contextlib.suppress(psutil.Error):
-            step.kill()
+def _cause(failed: TunelineError, told: TunelineError | None) -> TunelineError:
+    """What a step told of its end says more than that it ended; but what an interruption tore is no failure of its own."""
+    return told if told and (_is_interruption(told) or not _is_interruption(failed)) else failed
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs of a workdir: one folder each, and a lock so that two never work in one workdir at once."""
+"""Runs of a workdir: one folder each, a lock so that two never work in one workdir at once, and how a run is found and stopped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,17 @@ from typing import Any
 import psutil
 
 from components.common import artifacts
-from components.common.errors import UsageError
+from components.common.errors import InterruptedRunError, TunelineError, UsageError
 from components.common.places import Workdir
+
+SECONDS_TO_SAVE = 60  # a training step may have to end before its checkpoint is written
+SECONDS_TO_ANSWER = 15
+GOES_ON = "Run the same command again: it goes on from where it stopped."
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder: events.jsonl, run.log, customization.yaml, and run.json, which at the end holds the result."""
+    """A run's folder: events.jsonl, logs/ of its steps, run.log, customization.yaml, and run.json, which at the end holds the result."""
 
     folder: Path
 
@@ -36,6 +40,21 @@ class Run:
     @property
     def log(self) -> Path:
         return self.folder / "run.log"
+
+    def stage_log(self, stage: str) -> Path:
+        """What a stage and its children printed; missing where it did not run."""
+        return self.folder / "logs" / f"{stage}.log"
+
+    @property
+    def state(self) -> str:
+        """running, finished, failed, interrupted (resumable, it saved what it had), or killed (its process is gone without a word)."""
+        status = str(self.read().get("status", "running"))
+        return "killed" if status == "running" and self.process() is None else status
+
+    def process(self) -> psutil.Process | None:
+        """The living process of this run."""
+        known = self.read()
+        return _alive(known.get("pid"), known.get("process_started"))
 
     def write(self, **values: Any) -> None:
         """Keep facts of the run in run.json, beside those already there."""
@@ -54,8 +73,121 @@ def new_run(workdir: Workdir) -> Run:
     folder = workdir.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder.mkdir(parents=True)
     run = Run(folder)
-    run.write(status="running", pid=os.getpid(), started=time.time())
+    run.write(status="running", pid=os.getpid(), process_started=psutil.Process().create_time(), started=time.time())
     return run
+
+
+def every(workdir: Workdir) -> list[Run]:
+    """The runs of a workdir, newest first. Creates nothing."""
+    found = [Run(folder) for folder in workdir.runs.glob("*") if folder.is_dir()]
+    return sorted(found, key=lambda run: (run.name[:15], run.read().get("started", 0.0)), reverse=True)
+
+
+def find(workdir: Workdir, name: str) -> Run:
+    """The run of this name, or of the one name that begins so; `latest` is the newest. Raises UsageError naming the runs that exist."""
+    known = every(workdir)
+    if not known:
+        raise UsageError(f"there is no run in {workdir.root}", hint="`tuneline run` makes one; or name another with --workdir.")
+    if name == "latest":
+        return known[0]
+    fitting = [run for run in known if run.name.startswith(name)]
+    exact = [run for run in fitting if run.name == name]
+    if len(exact or fitting) == 1:
+        return (exact or fitting)[0]
+    there = ", ".join(run.name for run in (fitting or known)[:10]) + (" and older ones" if len(fitting or known) > 10 else "")
+    if fitting:
+        raise UsageError(f"{name} is the beginning of {len(fitting)} runs: {there}", hint="Give more of the name, or `latest`.")
+    raise UsageError(f"there is no run {name} in {workdir.root}; there are: {there}", hint="Give one of these names, or `latest`.")
+
+
+def told(error: BaseException) -> dict[str, str]:
+    """An error as run.json keeps it."""
+    if isinstance(error, KeyboardInterrupt):
+        error = InterruptedRunError("the run was interrupted", hint=GOES_ON)
+    if not isinstance(error, TunelineError):
+        error = TunelineError(f"{type(error).__name__}: {error}")
+    return error.as_dict()
+
+
+def stop_steps(run: Run) -> InterruptedRunError:
+    """Ask the running step to stop and give it time to save what it has. A second Ctrl-C, and what does not listen, is ended at once.
+
+    Returns the error to end with when every process that this one started is gone.
+    """
+    try:
+        run.write(stopping=time.time())
+        steps = [child for child in psutil.Process().children(recursive=True) if _is_step(child)]
+        for step in steps:
+            with contextlib.suppress(psutil.Error):
+                step.terminate()
+        hasty = bool(psutil.wait_procs(steps, timeout=SECONDS_TO_SAVE)[1])
+    except KeyboardInterrupt:
+        hasty = True
+    _kill_children()
+    if hasty:
+        return InterruptedRunError("the run was ended at once, before it had saved its last steps", hint=GOES_ON)
+    return InterruptedRunError("the run was interrupted", hint=GOES_ON)
+
+
+def _is_step(process: psutil.Process) -> bool:
+    """kfp's executor or the shell around it. What a step itself started, it ends itself."""
+    with contextlib.suppress(psutil.Error):
+        return any("kfp.dsl.executor_main" in part for part in process.cmdline())
+    return False
+
+
+def _kill_children() -> None:
+    """Children that lose their parent become ours (see process.adopt_orphans), so this ends when none is left anywhere."""
+    while children := psutil.Process().children(recursive=True):
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        psutil.wait_procs(children, timeout=5)
+
+
+def cancel(run: Run, *, on_wait: Callable[[float], None]) -> None:
+    """Ask a run's process to stop, and wait until it and all it started are gone. `on_wait` is called with the seconds waited so far.
+
+    Raises UsageError when the run is not running, and TunelineError when it does not end.
+    """
+    holder = run.process() if run.state == "running" else None
+    if holder is None:
+        raise UsageError(f"{run.name} is not running: it is {run.state}", hint="`tuneline status` lists the runs and their states.")
+    family = _family(holder)
+    began = asked = time.monotonic()
+    _ask(holder)
+    while family := [member for member in family if _lives(member)]:
+        waited = time.monotonic() - began
+        if waited > SECONDS_TO_SAVE + 2 * SECONDS_TO_ANSWER:
+            raise TunelineError(
+                f"process {holder.pid} of {run.name} did not end within {waited:.0f} seconds",
+                hint=f"End it at once with: kill -9 {holder.pid}. {GOES_ON}",
+            )
+        if time.monotonic() - asked > SECONDS_TO_ANSWER and "stopping" not in run.read():
+            asked = time.monotonic()
+            _ask(holder)  # Python loses an interrupt that comes while it forgets an object
+        on_wait(waited)
+        time.sleep(0.2)
+        family = [*family, *(new for new in _family(holder) if new not in family)]
+
+
+def _ask(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.terminate()
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def _lives(process: psutil.Process) -> bool:
+    """A killed process stays as a zombie until its parent asks for it, which in a container may be never."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager
@@ -67,10 +199,18 @@ def exclusive(workdir: Workdir) -> Iterator[None]:
     lock = workdir.root / "lock.json"
     workdir.root.mkdir(parents=True, exist_ok=True)
     _take(lock)
+    _sweep(workdir.root)
     try:
         yield
     finally:
         lock.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the drafts of locks that killed processes left."""
+    for draft in [*folder.glob(".lock.*"), *folder.glob(".dead-lock.*")]:
+        if draft.suffix[1:].isdigit() and not psutil.pid_exists(int(draft.suffix[1:])):
+            draft.unlink(missing_ok=True)
 
 
 def _take(lock: Path) -> None:
@@ -109,9 +249,18 @@ def _holder(lock: Path) -> int | None:
     """The pid of the living process that holds the lock."""
     try:
         held = json.loads(lock.read_text(encoding="utf-8"))
-        process = psutil.Process(held["pid"])
-        # A killed process stays as a zombie until its parent asks for it, which in a container may be never.
-        alive = process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - held["started"]) < 1
-        return int(held["pid"]) if alive else None
-    except (OSError, ValueError, KeyError, psutil.Error):
+        process = _alive(held["pid"], held["started"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return process.pid if process else None
+
+
+def _alive(pid: Any, started: Any) -> psutil.Process | None:
+    """The process with this pid that began then, unless it is gone; a reused pid is not taken for it."""
+    if not isinstance(pid, int) or not isinstance(started, (int, float)):
+        return None
+    try:
+        process = psutil.Process(pid)
+        return process if _lives(process) and abs(process.create_time() - started) < 1 else None
+    except (ValueError, psutil.Error):
         return None
