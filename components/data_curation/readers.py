@@ -21,6 +21,16 @@ from components.data_curation.config import DataCurationConfig
 from components.data_curation.sources import Source, suffix
 
 CHUNK = 64 * 1024  # bytes read at once; bounds what a compressed chunk can swell to
+SAMPLE = 4096  # bytes from which a file that is no UTF-8 text is recognised
+# How files begin that are often given a text file's name, and what is said of them.
+BEGINNINGS = {
+    b"\xff\xfe": "UTF-16LE text, not UTF-8",
+    b"\xfe\xff": "UTF-16BE text, not UTF-8",
+    b"\x1f\x8b": "compressed with gzip, which its name does not say",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd, which its name does not say",
+    b"PK\x03\x04": "a zip archive, not text",
+    b"PAR1": "Parquet, which its name does not say",
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Unread:
 
 
 class BrokenOffError(Exception):
-    """A compressed file that ends, or stops making sense, in the middle."""
+    """A file of which no more can be had: a compressed one that ends or stops making sense in the middle, one that holds no text at all."""
 
 
 def read(source: Source, config: DataCurationConfig) -> Iterator[Record | Unread]:
@@ -52,16 +62,25 @@ def read(source: Source, config: DataCurationConfig) -> Iterator[Record | Unread
     """
     kind = suffix(Path(source.uri))
     reader = _READERS[kind]
-    with Path(source.uri).open("rb") as file:
+    with _opened(Path(source.uri)) as file:
         digest = hashlib.sha256()
         chunks = _chunks(file, digest.update)
-        yield from reader(_Content(source.name, _decompressed(chunks, Path(source.uri).suffix.lower())), config)
+        plain = _decompressed(chunks, Path(source.uri).suffix.lower())
+        yield from reader(_Content(source.name, plain if kind == ".parquet" else _text_only(plain)), config)
         for _ in chunks:  # what a reader left unread still belongs to the digest
             pass
     if digest.hexdigest() != source.sha256:
         raise InputError(
             f"{source.uri} changed while it was read", hint="Wait until nobody writes to the file, then run the same command again."
         )
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        hint = "It could be read when the sources were listed: see that it is there, and on a cluster that this step mounts its volume."
+        raise InputError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
 
 
 @dataclass(frozen=True)
@@ -116,6 +135,34 @@ def _inflate(chunks: Iterator[bytes], new: Callable[[], Any], damage: type[Excep
         raise BrokenOffError("the compressed file breaks off here: its end is missing")
 
 
+def _text_only(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The chunks of a text file. Raises BrokenOffError before the first when the file is something else."""
+    first = next(chunks, b"")
+    if what := _foreign(first[:SAMPLE]):
+        raise BrokenOffError(f"the file is {what}; nothing of it is read")
+    yield first
+    yield from chunks
+
+
+def _foreign(sample: bytes) -> str | None:
+    """What a file's beginning is where it cannot be UTF-8 text; single stray bytes are left to the line they stand in.
+
+    UTF-16 without a byte-order mark has a zero in every other byte of Latin letters, digits and punctuation; in binary data more than a
+    twentieth of the bytes are control characters that text does without (among random bytes, a tenth).
+    """
+    for beginning, what in BEGINNINGS.items():
+        if sample.startswith(beginning):
+            return what
+    even, odd = sample[0::2].count(0), sample[1::2].count(0)
+    if max(even, odd) > len(sample) / 10 and min(even, odd) < max(even, odd) / 10:
+        return f"UTF-16{'LE' if odd > even else 'BE'} text, not UTF-8"
+    control = len(sample) - len(sample.translate(None, delete=CONTROL))
+    return "binary data, not text" if control > len(sample) / 20 else None
+
+
+CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
+
+
 def _lines(content: _Content, longest: int) -> Iterator[tuple[int, bytes | str]]:
     """Numbered lines as bytes; as str the reason why a line is not there. An over-long line is passed over, never held."""
     number, held, too_long = 1, bytearray(), False
@@ -124,7 +171,7 @@ def _lines(content: _Content, longest: int) -> Iterator[tuple[int, bytes | str]]
             pieces = chunk.split(b"\n")
             for piece in pieces[:-1]:
                 held += piece
-                yield number, f"longer than {longest:,} bytes" if too_long or len(held) > longest else bytes(held)
+                yield number, _too_long(longest) if too_long or len(held) > longest else bytes(held)
                 number, held, too_long = number + 1, bytearray(), False
             held += pieces[-1]
             if len(held) > longest:
@@ -133,7 +180,11 @@ def _lines(content: _Content, longest: int) -> Iterator[tuple[int, bytes | str]]
         yield number, str(error)
         return
     if held or too_long:
-        yield number, f"longer than {longest:,} bytes" if too_long else bytes(held)
+        yield number, _too_long(longest) if too_long else bytes(held)
+
+
+def _too_long(longest: int) -> str:
+    return f"longer than the {longest:,} bytes of data_curation.max_line_bytes"
 
 
 def _decoded(line: bytes) -> str:
@@ -155,9 +206,12 @@ def _json_lines(content: _Content, config: DataCurationConfig) -> Iterator[Recor
 def _json_record(file: str, number: int, line: bytes) -> Record | Unread:
     try:
         return _record(file, number, json.loads(_decoded(line), parse_constant=_nothing))
-    except (ValueError, RecursionError) as error:
-        why = str(error) if "UTF-8" in str(error) else f"invalid JSON: {error or 'nested too deeply'}"
-        return Unread(file, number, why)
+    except json.JSONDecodeError as error:
+        return Unread(file, number, f"invalid JSON: {error.msg.removesuffix(' at')} at column {error.colno}")
+    except RecursionError:
+        return Unread(file, number, "invalid JSON: nested too deeply")
+    except ValueError as error:
+        return Unread(file, number, str(error) if "UTF-8" in str(error) else f"invalid JSON: {error}")
 
 
 def _nothing(_: str) -> None:
@@ -217,7 +271,7 @@ def _elements(file: str, text: str, broken: str, longest: int) -> Iterator[Recor
         except (ValueError, RecursionError) as error:
             yield Unread(file, number, broken or f"invalid JSON: {error or 'nested too deeply'}; what follows in this array is unread")
             return
-        yield Unread(file, number, f"longer than {longest:,} bytes") if end - position > longest else _record(file, number, value)
+        yield Unread(file, number, _too_long(longest)) if end - position > longest else _record(file, number, value)
         position = end
 
 
@@ -308,7 +362,7 @@ def _text(content: _Content, config: DataCurationConfig) -> Iterator[Record | Un
     """Lines, blocks between blank lines, or the whole of a text file."""
     if config.text_unit == "file":
         data, broken = content.everything()
-        yield from _text_records(content.file, [(1, data)])
+        yield from _text_records(content.file, [(1, data)] if data or not broken else [])
         if broken:
             yield Unread(content.file, data.count(b"\n") + 1, broken)
         return

@@ -17,14 +17,28 @@ from components.data_curation.cleaning import Drop
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.readers import Unread
 from components.data_curation.rows import Kind, Row, give_ids
-from components.data_curation.sources import Source, list_sources
+from components.data_curation.sources import Source, list_sources, named
 
-__all__ = ["Source", "curate", "list_sources"]
+__all__ = ["Source", "curate", "list_sources", "named"]
 
 STAGE = "data_curation"
 SPLIT_FILES = {name: f"{name}.parquet" for name in splits.SPLITS}
 PAYLOAD = (*SPLIT_FILES.values(), "rejected.parquet", "quarantine.jsonl")
 ENGINE_FOLDER = ".engine"
+SHOWN = 3  # sources that an error names
+FORMATS = "docs/data.md shows the formats that are read."
+# What to do about a source of which nothing could be read, by what was found in it.
+ICONV = "Convert it: iconv -f {encoding} -t UTF-8 {{file}} > utf8-{{file}}, then name the new file."
+RENAME = "Rename it: .gz or .zst at its end for a compressed file, .parquet for Parquet."
+COPY = "Copy or download {file} again, and compare its size or checksum with the original's."
+ADVICE = {
+    "UTF-16LE": ICONV.format(encoding="UTF-16LE"),
+    "UTF-16BE": ICONV.format(encoding="UTF-16BE"),
+    "not UTF-8": ICONV.format(encoding="LATIN1").replace("Convert it:", "Convert it from the encoding it has, for example:"),
+    "its name does not say": RENAME,
+    "breaks off": COPY,
+    "damaged": COPY,
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,8 @@ def curate(
     if finished := artifacts.begin(output, key, overwrite=overwrite):
         return finished
     rows, unread = _read(sources, config, reporter)
+    _check_any(sources, rows, unread)
+    _note(sources, rows, unread, reporter)
     curated = _curated(rows, unread, output, config, seed, reporter)
     summary = _summary(curated, rows_in=len(rows) + len(unread))
     reporter.step("writing the dataset")
@@ -95,6 +111,26 @@ def _read(sources: Sequence[Source], config: DataCurationConfig, reporter: Repor
     return rows, unread
 
 
+def _note(sources: Sequence[Source], rows: Sequence[Row], unread: Sequence[Unread], reporter: Reporter) -> None:
+    """Say what nobody may learn from a file only: what was unreadable, sources without rows, ids that were taken."""
+    if unread:
+        reporter.note(f"{_places(unread)}; quarantine.jsonl lists {'it' if len(unread) == 1 else 'them all'}")
+    heard = {row.file for row in rows} | {one.file for one in unread}
+    for source in sources:
+        if source.name not in heard:
+            reporter.note(f"{source.name} {'is empty' if source.bytes == 0 else 'holds no row'}")
+    renamed = [row for row in rows if row.own_id and row.id != row.own_id]
+    if renamed:
+        what = "row has the id of an earlier one" if len(renamed) == 1 else "rows have the id of an earlier one"
+        first = f"{renamed[0].file}:{renamed[0].line} is now {renamed[0].id}"
+        reporter.note(f"{len(renamed):,} {what} and got a running number: {first}{' and so on' if len(renamed) > 1 else ''}")
+
+
+def _places(unread: Sequence[Unread]) -> str:
+    first = f"{unread[0].file}:{unread[0].line}: {unread[0].why}"
+    return f"1 place is unreadable: {first}" if len(unread) == 1 else f"{len(unread):,} places are unreadable, the first {first}"
+
+
 def _each(sources: Sequence[Source], config: DataCurationConfig) -> Iterator[Row | Unread]:
     for source in sources:
         for record in readers.read(source, config):
@@ -112,12 +148,13 @@ def _each(sources: Sequence[Source], config: DataCurationConfig) -> Iterator[Row
 
 
 def _curated(rows: list[Row], unread: list[Unread], output: Path, config: DataCurationConfig, seed: int, reporter: Reporter) -> Curated:
-    kind = _one_kind(rows, unread)
+    kind = _one_kind(rows)
     reporter.step("filtering")
     dropped = [(row, why) for row in rows if (why := cleaning.drop(row, config))]
     gone = {id(row) for row, _ in dropped}
     clean = [row for row in rows if id(row) not in gone]
-    _check_any(clean, dropped, unread)
+    if not clean:
+        raise _nothing(dropped, unread)
     reporter.step("comparing rows")
     found = duplicates.compare(clean, output / ENGINE_FOLDER, config)
     repeats = duplicates.drops(clean, found)
@@ -131,13 +168,22 @@ def _curated(rows: list[Row], unread: list[Unread], output: Path, config: DataCu
     return Curated(kind, by_split, dropped, unread)
 
 
-def _one_kind(rows: Sequence[Row], unread: Sequence[Unread]) -> Kind:
-    """The kind that all rows have. Raises InputError when there is none, or more than one."""
+def _check_any(sources: Sequence[Source], rows: Sequence[Row], unread: Sequence[Unread]) -> None:
+    """Raise InputError where not one row could be read."""
+    if unread and not rows:
+        raise _nothing([], unread)
+    if not rows:
+        names = ", ".join(source.name for source in sources[:SHOWN]) + (f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else "")
+        are = "is" if len(sources) == 1 else "are"
+        what = f"{are} empty" if not any(source.bytes for source in sources) else "holds no row" if len(sources) == 1 else "hold no row"
+        raise InputError(f"{names} {what}", hint=f"Name files with rows in data_curation.sources; {FORMATS}")
+
+
+def _one_kind(rows: Sequence[Row]) -> Kind:
+    """The kind that all rows have. Raises InputError when there is more than one."""
     first: dict[Kind, Row] = {}
     for row in rows:
         first.setdefault(row.kind, row)
-    if not first:
-        raise _nothing([], unread)
     if len(first) > 1:
         where = ", ".join(f"{kind} ({row.file}:{row.line})" for kind, row in first.items())
         raise InputError(
@@ -147,19 +193,14 @@ def _one_kind(rows: Sequence[Row], unread: Sequence[Unread]) -> Kind:
     return next(iter(first))
 
 
-def _check_any(clean: Sequence[Row], dropped: Sequence[tuple[Row, Drop]], unread: Sequence[Unread]) -> None:
-    if not clean:
-        raise _nothing(dropped, unread)
-
-
 def _nothing(dropped: Sequence[tuple[Row, Drop]], unread: Sequence[Unread]) -> InputError:
     """No row is left: the error counts why, and gives the first unreadable place."""
     reasons = Counter(why.reason for _, why in dropped)
-    counted = [f"{count} {reason}" for reason, count in sorted(reasons.items())] + ([f"{len(unread)} unreadable"] if unread else [])
-    first = f"; first {unread[0].file}:{unread[0].line}: {unread[0].why}" if unread else ""
+    counted = [f"{count} dropped as {reason}" for reason, count in sorted(reasons.items())] + ([_places(unread)] if unread else [])
+    advice = next((told.format(file=unread[0].file) for sign, told in ADVICE.items() if unread and sign in unread[0].why), None)
     return InputError(
-        f"no row is left to keep: {', '.join(counted) or 'the sources are empty'}{first}",
-        hint="Check data_curation.sources and data_curation.format; docs/data.md shows the formats that are read.",
+        f"no row is left to keep: {'; '.join(counted)}",
+        hint=advice or f"Check data_curation.sources and data_curation.format; {FORMATS}",
     )
 
 

@@ -78,7 +78,7 @@ def test_a_line_that_is_too_long_is_passed_over(read_all):
     data = b'{"text": "' + b"x" * 300_000 + b'"}\n{"text": "short"}\n'
     found = read_all("rows.jsonl", data, max_line_bytes=1000)
     assert fields(found) == [{"text": "short"}]
-    assert [(u.line, u.why) for u in unread(found)] == [(1, "longer than 1,000 bytes")]
+    assert [(u.line, u.why) for u in unread(found)] == [(1, "longer than the 1,000 bytes of data_curation.max_line_bytes")]
 
 
 @pytest.mark.parametrize("compression", ["gz", "zst"])

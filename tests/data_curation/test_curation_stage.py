@@ -176,12 +176,12 @@ def test_mixed_kinds_are_refused_with_a_place_of_each(write, curated, samples):
 
 
 def test_an_empty_source_is_refused(write, curated):
-    with pytest.raises(InputError, match="the sources are empty"):
+    with pytest.raises(InputError, match=r"^rows\.jsonl is empty$"):
         curated(write([]))
 
 
 def test_a_source_of_which_nothing_stays_is_refused_with_the_reasons(write, curated):
-    with pytest.raises(InputError, match=r"2 empty_answer, 1 unreadable; first rows\.jsonl:3"):
+    with pytest.raises(InputError, match=r"2 dropped as empty_answer; 1 place is unreadable: rows\.jsonl:3"):
         curated(write([{"prompt": "a", "completion": ""}, {"prompt": "b", "completion": " "}, {"x": 1}]))
 
 
