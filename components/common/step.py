@@ -129,8 +129,10 @@ def _tracked(stage: str) -> Iterator[tracking.MlflowReporter | None]:
 
 
 def _reporter(stage: str, events: Events | None, tracked: tracking.MlflowReporter | None) -> Reporter:
-    """Events for the run's process where there is one, plain lines for the pod's log otherwise; metrics to MLflow either way."""
-    reporters: list[Reporter] = [events] if events else [Plain(sys.stdout)]
+    """Plain lines for the step's log or the pod's, events for the run's process where there is one, metrics to MLflow."""
+    reporters: list[Reporter] = [Plain(sys.stdout)]
+    if events:
+        reporters.append(events)
     if tracked:
         reporters.append(tracked)
     return Several(reporters)

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from components.common.errors import InterruptedRunError, TunelineError, UsageError
-from pipelines.cli import run, stages, registry, data
+from pipelines.cli import run, runs, stages, registry, data
 from pipelines.cli.app import app
 
 INTERRUPTED_BY_TYPER = 130  # what typer makes of a KeyboardInterrupt
