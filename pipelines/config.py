@@ -33,17 +33,19 @@ class Customization(BaseModel):
     model_registry: ModelRegistryConfig = Field(ModelRegistryConfig(), description="Where it is registered, and whether it is promoted.")
 
 
-def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Customization:
+def load(path: Path | None = None, overrides: Sequence[str] = (), *, here: bool = True) -> Customization:
     """The customization in a YAML file (defaults without one), with `section.key=value` overrides, values in YAML.
 
+    Relative paths are made absolute, unless the customization is not for this machine (`here` is False).
     Raises ConfigurationError naming the file, the field, what was found and what is allowed.
     """
-    values = _read(path) if path else {}
-    if path:
+    values = read(path) if path else {}
+    if path and here:
         _anchor(values, path.absolute().parent)
     for override in overrides:
         _override(values, override)
-    _anchor(values, Path.cwd())
+    if here:
+        _anchor(values, Path.cwd())
     return parse(values, str(path) if path else "the configuration")
 
 
@@ -53,7 +55,7 @@ def parse(values: dict[str, Any], where: str) -> Customization:
         return _share(Customization.model_validate(values))
     except ValidationError as error:
         raise ConfigurationError(
-            _told(error, where), hint="docs/configuration.md lists every key; `tuneline init` writes a commented file."
+            told(error, where, Customization), hint="docs/configuration.md lists every key; `tuneline init` writes a commented file."
         ) from None
 
 
@@ -65,18 +67,80 @@ def _share(config: Customization) -> Customization:
     return config
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """The sections of a YAML file. Raises ConfigurationError when it is not there, not readable or not made of sections."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigurationError(f"{path} does not exist", hint="`tuneline init` writes a commented customization.yaml.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}", hint="Check its permissions and that it is UTF-8.") from None
+        values = _yaml(_text(path))
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}", hint="Mend the line it names.") from None
+        raise ConfigurationError(f"{path} is not YAML: {_yaml_problem(error)}", hint=_yaml_hint(error)) from None
     if values is not None and not isinstance(values, dict):
-        raise ConfigurationError(f"{path} holds a {type(values).__name__}, not sections", hint="`tuneline init` writes an example.")
+        what = KINDS.get(type(values), "a value")
+        raise ConfigurationError(f"{path} holds {what}, not sections", hint="`tuneline init` writes an example.")
     return values or {}
+
+
+def _text(path: Path) -> str:
+    """The text of a file that a person named. Never waits for a pipe or reads a device to its end, which there may be none of."""
+    example = "`tuneline init` writes a commented customization.yaml."
+    if path.is_dir():
+        raise ConfigurationError(f"{path} is a folder, not a file", hint=f"Name the file in it, for example {path / 'customization.yaml'}.")
+    if not path.exists():
+        raise ConfigurationError(f"{path} does not exist", hint=f"Check the path; {example}")
+    if not path.is_file():
+        raise ConfigurationError(f"{path} is a pipe or a device, not a file", hint="Write the configuration to a file and name that.")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        hint = f"Let this user read it; `ls -l {path}` shows who may."
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        found = f"byte 0x{error.object[error.start]:02x} in line {line}"
+        raise ConfigurationError(
+            f"{path} is not UTF-8: {found}", hint="Save it as UTF-8; `iconv` converts from another encoding."
+        ) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as it is meant: a key that stands twice is a mistake, not a choice of the last."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.value in seen and isinstance(key, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(problem=f"{key.value} stands here a second time", problem_mark=key.start_mark)
+        seen.add(str(key.value))
+    loader.flatten_mapping(node)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return " ".join(str(error).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}: {'a tab stands here' if TAB in problem else problem}"
+
+
+def _yaml_hint(error: yaml.YAMLError) -> str:
+    if TAB in str(getattr(error, "problem", "")):
+        return "Indent with spaces: YAML allows no tabs."
+    return "Mend that line; `tuneline init` writes an example."
+
+
+TAB = "'\\t'"
+KINDS: dict[type, str] = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+
+
+def _kind(path: Path) -> str:
+    return "platform.yaml" if "platform" in path.name else "customization.yaml"
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -85,9 +149,10 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not separator or not all(keys):
         raise UsageError(f"--set {override} is not of the form section.key=value", hint="For example --set fine_tuning.max_steps=100.")
     try:
-        value = yaml.safe_load(text)
+        value = _yaml(text)
     except yaml.YAMLError as error:
-        raise UsageError(f"--set {override}: the value is not YAML: {' '.join(str(error).split())}", hint="Quote it.") from None
+        hint = "Close every bracket and quote; a text with special characters goes into quotes of its own: --set 'section.key=\"a: b\"'."
+        raise UsageError(f"--set {override}: the value is not YAML: {_yaml_problem(error)}", hint=hint) from None
     place = values
     for key in keys[:-1]:
         inner = place.get(key)
@@ -119,22 +184,53 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _told(error: ValidationError, where: str) -> str:
+def told(error: ValidationError, where: str, model: type[BaseModel]) -> str:
+    """What a model refused, in one line: the field, what was found and what is allowed."""
     lines = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"]) or "the whole"
         if problem["type"] == "extra_forbidden":
-            lines.append(f"{field}: there is no such key{_near(problem['loc'])}")
+            lines.append(f"{field}: there is no such key{_near(problem['loc'], model)}")
         else:
-            lines.append(f"{field}: found {problem['input']!r}; {problem['msg'].removeprefix('Value error, ')}")
+            lines.append(f"{field}: found {_found(problem['input'])}; {_wanted(problem)}")
     return f"{where}: " + "; ".join(lines)
 
 
-def _near(location: tuple[int | str, ...]) -> str:
+def _found(value: Any) -> str:
+    text = "nothing" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 200 else text[:200] + " …"
+
+
+# What pydantic found wrong, by its own name for it, as what is wanted instead.
+WANTED = {
+    "int_type": "a whole number is wanted",
+    "int_parsing": "a whole number is wanted",
+    "int_from_float": "a whole number is wanted",
+    "float_type": "a number is wanted",
+    "float_parsing": "a number is wanted",
+    "finite_number": "a finite number is wanted",
+    "bool_type": "true or false is wanted",
+    "bool_parsing": "true or false is wanted",
+    "string_type": "a text is wanted",
+    "list_type": "a list is wanted, for example [one, two]",
+    "too_short": "at least {min_length} is wanted",
+    "model_type": "keys below it are wanted, for example section.key=value",
+    "greater_than": "more than {gt} is wanted",
+    "greater_than_equal": "{ge} or more is wanted",
+    "less_than": "less than {lt} is wanted",
+    "less_than_equal": "{le} or less is wanted",
+}
+
+
+def _wanted(problem: Any) -> str:
+    wanted = WANTED.get(problem["type"])
+    return wanted.format(**problem.get("ctx", {})) if wanted else str(problem["msg"]).removeprefix("Value error, ")
+
+
+def _near(location: tuple[int | str, ...], model: Any) -> str:
     """ " (did you mean …?)" for a misspelt key."""
     import difflib
 
-    model: Any = Customization
     for part in location[:-1]:
         field = model.model_fields.get(str(part)) if hasattr(model, "model_fields") else None
         model = field.annotation if field else None
