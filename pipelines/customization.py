@@ -12,8 +12,9 @@ from components.evaluation.component import evaluation
 from components.fine_tuning.component import fine_tuning
 from components.model_registry.component import promotion, registration
 from components.triton_packaging.component import triton_packaging
-from pipelines import parameters
+from pipelines import parameters, pods
 from pipelines.config import Customization
+from pipelines.platform import Platform
 
 
 class Outcome(NamedTuple):
@@ -66,14 +67,19 @@ def resolve(  # kfp writes this source into the step, so what it takes and retur
     return tuple(plans.values())
 
 
-def build(config: Customization) -> Any:
-    """The pipeline with this customization as its parameters' defaults: a function that kfp compiles, or runs here."""
+def build(config: Customization, platform: Platform | None = None) -> Any:
+    """The pipeline with this customization as its parameters' defaults, its pods made for this platform: a function that kfp compiles.
+
+    Without a platform kfp.local runs it here as well.
+    """
     default = parameters.defaults(config)
     compiled = json.dumps(default, sort_keys=True)
 
     def placed(task: dsl.PipelineTask, *, cached: bool = True) -> dsl.PipelineTask:
         if not cached:
             task.set_caching_options(enable_caching=False)
+        if platform:
+            pods.place(task, platform)
         return task
 
     @dsl.pipeline(name="tuneline-customization", description="Customise a language model on your own text and bring it into service.")
