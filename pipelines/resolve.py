@@ -71,13 +71,18 @@ def _plan(stage: str, config: Customization) -> dict[str, Any]:
     return {"config": getattr(config, stage).model_dump(mode="json"), "seed": config.seed, "code": hashing.code_sha256(stage)}
 
 
+def demo_path(workdir: Workdir) -> Path:
+    """Where the demo dataset's raw file lies, once it was built."""
+    return workdir.root / "demo" / "python-docs.jsonl"
+
+
 def expand_demo(sources: list[str], workdir: Workdir) -> list[str]:
     """Replace demo:python-docs by the dataset that is built from this machine's Python."""
     if DEMO not in sources:
         return sources
     from data.python_docs import build
 
-    path = workdir.root / "demo" / "python-docs.jsonl"
+    path = demo_path(workdir)
     path.parent.mkdir(parents=True, exist_ok=True)
     build(path)
     return [str(path) if source == DEMO else source for source in sources]

@@ -90,6 +90,32 @@ def base_model(source: str, reporter: Reporter | None = None, expected_sha256: s
     return base
 
 
+def base_model_here(source: str) -> Base | None:
+    """The base model named by `source` where it is on this machine already; None where it would have to be fetched or converted first.
+
+    Nothing is written. Raises ConfigurationError for a source that names nothing, ArtifactDamagedError for a changed file.
+    """
+    if source.startswith("embedded:"):
+        converted = (_converted(source) / artifacts.MANIFEST).exists()
+        return base_model(source) if converted else None
+    if source.startswith("hf://"):
+        folder = _downloaded(source)
+        return _from_folder(folder, source) if folder else None
+    return base_model(source)
+
+
+def _downloaded(source: str) -> Path | None:
+    """The folder of an hf:// model that is in the Hugging Face cache with its weights."""
+    import huggingface_hub
+
+    name, revision = _parts(source)
+    try:
+        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+    return folder if any(folder.glob("*.safetensors")) else None
+
+
 def _from_folder(folder: Path, uri: str) -> Base:
     if not (folder / "config.json").is_file():
         found = "is not a folder" if not folder.is_dir() else "holds no config.json"
@@ -107,18 +133,13 @@ def _from_folder(folder: Path, uri: str) -> Base:
 
 def _download(source: str) -> Path:
     """The folder of an hf:// model in the Hugging Face cache; HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured."""
-    match = re.fullmatch(r"hf://([^/@]+/[^/@]+)@([^/@]+)", source)
-    if not match:
-        raise ConfigurationError(
-            f"fine_tuning.base_model: {source} does not name a revision",
-            hint="Write hf://org/name@revision, best a commit hash.",
-        )
+    name, revision = _parts(source)
     import huggingface_hub
 
     try:
         folder = huggingface_hub.snapshot_download(
-            match[1],
-            revision=match[2],
+            name,
+            revision=revision,
             allow_patterns=["*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab*"],
         )
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
@@ -130,10 +151,26 @@ def _download(source: str) -> Path:
     return Path(folder)
 
 
-def _embedded(source: str, reporter: Reporter) -> Base:
+def _parts(source: str) -> tuple[str, str]:
+    """Name and revision of an hf:// source."""
+    match = re.fullmatch(r"hf://([^/@]+/[^/@]+)@([^/@]+)", source)
+    if not match:
+        raise ConfigurationError(
+            f"fine_tuning.base_model: {source} does not name a revision",
+            hint="Write hf://org/name@revision, best a commit hash.",
+        )
+    return match[1], match[2]
+
+
+def _converted(source: str) -> Path:
+    """Where the embedded model is kept once it is converted."""
     if source != EMBEDDED:
         raise ConfigurationError(f"fine_tuning.base_model: there is no embedded model {source}", hint=SOURCES)
-    folder = places.cache_dir() / "models" / f"smollm2-135m-instruct-{EMBEDDED_SHA256[:12]}-{CONVERSION}"
+    return places.cache_dir() / "models" / f"smollm2-135m-instruct-{EMBEDDED_SHA256[:12]}-{CONVERSION}"
+
+
+def _embedded(source: str, reporter: Reporter) -> Base:
+    folder = _converted(source)
     if not (folder / artifacts.MANIFEST).exists():
         reporter.step("converting the embedded model")
         _convert(embedded_weights(), folder)

@@ -75,16 +75,26 @@ def produce(store: Path, stage: str, key: str, build: Callable[[Path], Artifact]
     moved to its content address by a rename inside the store. The note that joins key and digest is written last, so a process killed
     at any point only repeats work.
     """
-    note = store / "keys" / stage / key
-    if note.exists():
-        sha256 = note.read_text(encoding="utf-8").strip()
-        if (store / sha256 / artifacts.MANIFEST).exists():
-            return stored(store, sha256), True
+    known = noted(store, stage, key)
+    if known:
+        return stored(store, known), True
     built = build(store / "unfinished" / f"{stage}-{key[:16]}")
     artifact = adopt(store, built)
+    note = _note(store, stage, key)
     note.parent.mkdir(parents=True, exist_ok=True)
     artifacts.write_atomically(note, artifact.sha256 + "\n")
     return artifact, False
+
+
+def noted(store: Path, stage: str, key: str) -> str | None:
+    """The digest of the stored artifact that was made under this key; None where there is none. Its files are not checked."""
+    note = _note(store, stage, key)
+    sha256 = note.read_text(encoding="utf-8").strip() if note.exists() else ""
+    return sha256 if sha256 and (store / sha256 / artifacts.MANIFEST).exists() else None
+
+
+def _note(store: Path, stage: str, key: str) -> Path:
+    return store / "keys" / stage / key
 
 
 def adopt(store: Path, built: Artifact) -> Artifact:

@@ -60,6 +60,7 @@ def _quiet() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
@@ -221,6 +222,15 @@ def log_dataset(artifact: Artifact, version: Mapping[str, str]) -> None:
     if parent and enabled():
         source = {name: version[name] for name in ("repo", "path", "rev", "md5", "tag", "remote")}
         MlflowReporter(connect().MlflowClient(), parent).dataset(artifact, name=version["tag"], source=source)
+
+
+def log_files(*files: Path) -> None:
+    """Keep files with the run that MLFLOW_RUN_ID names, where there is one."""
+    parent = os.environ.get("MLFLOW_RUN_ID")
+    if parent and enabled():
+        client = connect().MlflowClient()
+        for file in files:
+            client.log_artifact(parent, str(file))
 
 
 def _dvc_source(source: dict[str, str]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -264,6 +265,45 @@ def _claim(output: Path, key: str, version: Version, *, overwrite: bool) -> Arti
     if finished and finished.sha256 != version.content_sha256:
         raise OutputOccupiedError(f"{output} already holds another dataset ({finished.sha256[:12]})", hint="Choose another folder.")
     return finished
+
+
+def check(uri: str, config: DataVersioningConfig, *, workdir: Path, reporter: Reporter) -> tuple[Version, Manifest]:
+    """The published revision that a dvc:// URI names and its dataset's manifest, once all of it was read back from the remote and agreed.
+
+    Repository and remote are those that the URI and its commit name; where they have moved, those that `config` names. Raises
+    DataVersioningError for an unknown revision, naming those that exist, and ArtifactDamagedError naming the objects that the remote
+    lacks or holds damaged.
+    """
+    place, rev = _recorded(uri, Place.of(config, workdir))
+    known = _versions(place) if repository.exists(place.repository) else []
+    version = next((v for v in reversed(known) if v.rev == rev), None)
+    if version is None:
+        there = ", ".join(f"{v.tag} ({v.rev[:12]})" for v in known) or "none"
+        raise DataVersioningError(
+            f"the data repository {place.repository} has no published revision {rev[:12]} of {place.name}", hint=f"There are: {there}."
+        )
+    with obtained(version, place, reporter) as found:
+        return version, found.manifest
+
+
+def _recorded(uri: str, otherwise: Place) -> tuple[Place, str]:
+    """The place and the revision that dvc://REPOSITORY@REV:datasets/NAME means."""
+    match = re.fullmatch(r"dvc://(.+)@([0-9a-f]{7,64}):datasets/([^/]+)", uri)
+    if not match:
+        raise DataVersioningError(f"{uri} names no revision", hint="A revision is written dvc://REPOSITORY@COMMIT:datasets/NAME.")
+    named, rev, name = Path(match[1]), match[2], match[3]
+    repo = named if named.exists() else otherwise.repository
+    remote = _remote_of(repo, rev) if repository.exists(repo) else None
+    here = remote is not None and ("://" in remote or Path(remote).exists())
+    return Place(repo, remote if remote and here else otherwise.remote, name, otherwise.jobs), rev
+
+
+def _remote_of(repo: Path, rev: str) -> str | None:
+    """The remote that a commit's own DVC configuration names."""
+    try:
+        return storage.remote_of(repository.text(repo, rev, ".dvc/config"))
+    except DataVersioningError:
+        return None  # no such commit, which is told when the revision is looked for
 
 
 @contextmanager

@@ -6,6 +6,7 @@ so that no other process can be in its way. The repository that users see is a s
 
 from __future__ import annotations
 
+import configparser
 import hashlib
 import json
 import logging
@@ -115,6 +116,16 @@ def add(folder: Path, path: str, remote: str) -> str:
     with opened(folder, remote) as repo:
         repo.add([str(folder / path)])
     return _md5(folder, path)
+
+
+def remote_of(config: str) -> str | None:
+    """The address of the remote that a project's .dvc/config names."""
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(config)
+    except configparser.Error:
+        return None
+    return parser.get(f"'remote \"{REMOTE}\"'", "url", fallback=None)
 
 
 def tracked_md5(dvc_file: str) -> str:

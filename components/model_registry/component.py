@@ -9,7 +9,7 @@ from components.common.images import EVALUATION
 
 @dsl.component(base_image=EVALUATION, install_kfp_package=False)
 def registration(plan: str, version: str, dataset: str, model: str, evaluation: str, repository: str = "") -> NamedTuple(
-    "Outputs", [("version", str), ("proof", str)]
+    "Outputs", [("registered", str)]
 ):
     """Register a model version with the digests of all it came from. `version`: the dataset's revision; `repository`: empty when refused."""
     import json
@@ -26,25 +26,25 @@ def registration(plan: str, version: str, dataset: str, model: str, evaluation: 
         done = register(*made, ModelRegistryConfig(**p["config"]), reporter=s.reporter, dataset_version=rev, finetune_key=p["finetune_key"])
         tracking.log_dataset(data, rev)
         s.result(**done.model_dump(), repository=repository)
-    return (done.version, done.tags["tuneline.proof"])
+    return (done.model_dump_json(),)
 
 
 @dsl.component(base_image=EVALUATION, install_kfp_package=False)
-def promotion(plan: str, version: str, proof: str) -> NamedTuple("Outputs", [("champion", str)]):
-    """Make an accepted and proven model version the champion, where the configuration asks for it."""
+def promotion(plan: str, registered: str) -> NamedTuple("Outputs", [("registered", str)]):
+    """Make an accepted and proven model version the champion, where the configuration asks for it. Returns what it was given and what moved."""
     import json
 
     from components.common import step
     from components.model_registry.config import ModelRegistryConfig
     from components.model_registry.stage import promote
 
-    p = json.loads(plan)
-    config = ModelRegistryConfig(**p["config"])
-    wanted = config.auto_promote and proof == "proven"
+    p, done = json.loads(plan), json.loads(registered)
+    config, proof = ModelRegistryConfig(**p["config"]), done["tags"]["tuneline.proof"]
     with step.running("promotion") as s:
-        if wanted:
-            moved = promote(config.name, version, by="pipeline", compared_with=p["incumbent"], reporter=s.reporter)
-            s.result(**moved.model_dump(by_alias=True))
+        if config.auto_promote and proof == "proven":
+            moved = promote(config.name, done["version"], by="pipeline", compared_with=p["incumbent"], reporter=s.reporter)
+            done["moved"] = moved.model_dump(by_alias=True)
+            s.result(**done["moved"])
         elif config.auto_promote:
-            s.reporter.note(f"{config.name} version {version} is {proof}, so it is not promoted")
-    return (version if wanted else "",)
+            s.reporter.note(f"{config.name} version {done['version']} is {proof}, so it is not promoted")
+    return (json.dumps(done),)

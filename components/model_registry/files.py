@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from components.common import artifacts, tracking
-from components.common.artifacts import Artifact
+from components.common.artifacts import Artifact, Manifest
 from components.common.errors import ArtifactDamagedError, RegistryError
 from components.model_registry.versions import PREFIX
 
@@ -80,10 +80,33 @@ def fetch(name: str, version: str, sha256: str, store_uri: str, folder: Path) ->
     return Artifact(folder, found.manifest)
 
 
+def kept(name: str, version: str) -> Manifest:
+    """The manifest that MLflow keeps beside a registered model's files. Raises RegistryError when there is none."""
+    mlflow = tracking.connect()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name}/{version}/{artifacts.MANIFEST}", dst_path=folder)
+        except (OSError, mlflow.exceptions.MlflowException) as error:
+            raise _lost(name, version, str(error)) from None
+        return artifacts.read_manifest(Path(folder))
+
+
+def _lost(name: str, version: str, why: str) -> RegistryError:
+    return RegistryError(
+        f"MLflow does not give the files of {name} version {version}: {why.splitlines()[0]}",
+        hint="Check MLflow's artifact store, or restore it from a backup.",
+    )
+
+
 def _download(name: str, version: str, part: Path) -> None:
     mlflow = tracking.connect()
     part.mkdir(parents=True)
-    mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name}/{version}", dst_path=str(part))
+    try:
+        mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name}/{version}", dst_path=str(part))
+    except OSError as error:
+        raise _lost(name, version, str(error)) from None
+    if not (part / artifacts.MANIFEST).exists():
+        raise _lost(name, version, f"it keeps no {artifacts.MANIFEST} of it")
 
 
 def _pointed(name: str, version: str, store_uri: str) -> Path:

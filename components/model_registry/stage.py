@@ -17,7 +17,7 @@ from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.promotion import CHAMPION, Promotion, promote, rollback
 from components.model_registry.versions import PREFIX
 
-__all__ = ["Champion", "Promotion", "Registration", "champion", "promote", "register", "rollback"]
+__all__ = ["Champion", "Promotion", "Registration", "champion", "promote", "register", "registered", "rollback"]
 CANDIDATE, CHALLENGER = "candidate", "challenger"
 
 
@@ -31,7 +31,7 @@ class Registration(BaseModel):
 
 
 class Champion(BaseModel):
-    """The model version in service."""
+    """A registered model version as its tags describe it: the one in service, or another."""
 
     name: str
     version: str
@@ -45,6 +45,11 @@ class Champion(BaseModel):
         """Lay its files out in `folder`, every digest checked. Raises RegistryError when they cannot be had any more."""
         with versions.talking():
             return files.fetch(self.name, self.version, self.model_sha256, self.store_uri, folder)
+
+    def files_sha256(self) -> str:
+        """Digest of the model whose files MLflow keeps for this version. Raises RegistryError when it keeps none."""
+        with versions.talking():
+            return files.kept(self.name, self.version).content_sha256
 
 
 def register(
@@ -151,9 +156,33 @@ def champion(name: str, alias: str = CHAMPION) -> Champion | None:
             f"{name} version {found.version} is the {alias} and was not registered by tuneline",
             hint=f"Register under another model_registry.name, or remove the alias {alias}.",
         )
+    return _described(found)
+
+
+def registered(name: str, which: str) -> Champion:
+    """The version of a registered model with this number or alias.
+
+    Raises RegistryError for an unknown model, version or alias, naming those that exist, and for a version that tuneline did not register.
+    """
+    if tracking.enabled() and versions.store_is_missing():
+        raise RegistryError(
+            f"there is no registry yet, so no model {name}",
+            hint="`tuneline run` makes one; or name another with --tracking-uri or --workdir.",
+        )
+    with versions.talking() as client:
+        found = versions.get(client, name, which) if which.isdecimal() else versions.under(client, name, which)
+    if f"{PREFIX}model_sha256" not in found.tags:
+        raise RegistryError(
+            f"{name} version {found.version} was not registered by tuneline, so nothing is known of where it came from",
+            hint="Register the model with `tuneline register` or `tuneline run`.",
+        )
+    return _described(found)
+
+
+def _described(found: Any) -> Champion:
     tags = {key.removeprefix(PREFIX): value for key, value in found.tags.items() if key.startswith(PREFIX)}
     return Champion(
-        name=name,
+        name=found.name,
         version=str(found.version),
         model_sha256=tags["model_sha256"],
         incumbent_sha256=tags.get("incumbent_sha256"),

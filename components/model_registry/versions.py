@@ -96,6 +96,16 @@ def holder(client: Any, name: str, alias: str) -> Any | None:
     return client.get_model_version(name, str(version)) if version else None
 
 
+def under(client: Any, name: str, alias: str) -> Any:
+    """The version that holds an alias. Raises RegistryError naming the aliases and versions that exist."""
+    found = holder(client, name, alias)
+    if found is None:
+        numbers = ", ".join(str(v.version) for v in listed(client, name)) or "none yet"
+        held = ", ".join(f"{one} (version {v})" for one, v in sorted(require_model(client, name).aliases.items())) or "none"
+        raise RegistryError(f"{name} has no alias {alias}", hint=f"Aliases of {name}: {held}; versions: {numbers}.")
+    return found
+
+
 def tag(client: Any, version: Any, tags: Mapping[str, str]) -> None:
     """Set tags of a version, those that change."""
     for key, value in tags.items():

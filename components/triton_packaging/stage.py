@@ -99,6 +99,16 @@ def _lineage(model: Model) -> dict[str, str]:
     return {**lineage, "dataset_sha256": dataset.content_sha256} if dataset else lineage
 
 
+def recorded_lineage(repository: Artifact) -> dict[str, str]:
+    """What a package's own config.pbtxt says it was made from: model_sha256, base_model_sha256, dataset_sha256, base_model.
+
+    Raises TunelineError when it cannot be read.
+    """
+    parameters = pbtxt.read(repository.path / repository.manifest.summary["model_name"]).parameters
+    names = ("model_sha256", "base_model_sha256", "dataset_sha256", "base_model")
+    return {name: parameters[name].string_value for name in names if name in parameters}
+
+
 def _source(model: Model) -> str:
     """The base model's source; of a folder only its name, because a path is this machine's."""
     return model.base.uri if ":" in model.base.uri else Path(model.base.uri).name

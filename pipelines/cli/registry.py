@@ -1,7 +1,8 @@
-"""The registry: register, promote, roll back."""
+"""The registry: register, promote, roll back, and where a version came from."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -89,3 +90,28 @@ def rollback(
     tracked(work)
     moved = stage(name, by=by, reporter=reporter).model_dump(by_alias=True)
     show(moved, as_json, [f"{name}@{moved['alias']}: {moved['from']} → {moved['to']}"])
+
+
+@app.command()
+def lineage(
+    reference: Annotated[str, typer.Argument(metavar="NAME[@ALIAS]", help="NAME@ALIAS, NAME@3 or NAME/3; NAME alone is its champion.")],
+    config: Config = None,
+    sets: Sets = [],  # noqa: B006
+    tracking_uri: TrackingUri = "",
+    workdir: WorkdirOption = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Trace a model version back to the dataset's revision and the raw files, every digest checked."""
+    customization = load_config(config, sets)
+    reporter, work = alone("lineage", as_json, workdir, tracking_uri)
+    os.environ["MLFLOW_TRACKING_URI"] = work.tracking_uri
+    from rich.console import Console
+
+    from pipelines import lineage as tracing
+
+    found = tracing.trace(reference, work, customization.data_versioning, reporter)
+    finish(reporter)
+    if not as_json:
+        Console().print(tracing.draw(found), soft_wrap=True)
+    found.check()
+    show(found.as_dict(), as_json, [tracing.sentence(found)])
