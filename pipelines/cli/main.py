@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from pathlib import Path
 
-from components.common.errors import InterruptedRunError, TunelineError, UsageError
-from pipelines.cli import run, runs, stages, registry, data
+from components.common.errors import InterruptedRunError, TunelineError, UsageError, of_the_machine
+from pipelines.cli import run, runs, stages, registry, data, cluster
 from pipelines.cli.app import app
 
 INTERRUPTED_BY_TYPER = 130  # what typer makes of a KeyboardInterrupt
@@ -23,13 +24,8 @@ def main() -> None:
             code = _tell(InterruptedRunError("interrupted", hint="Run the same command again."), arguments)
     except TunelineError as error:
         code = _tell(error, arguments)
-    except OSError as error:
-        code = _tell(_from_os(error), arguments)
-    except Exception as error:  # click's usage errors have a message and an exit code; anything else is a fault of ours
-        if not hasattr(error, "format_message"):
-            raise
-        hint = "tuneline --help lists the commands, tuneline COMMAND --help their options."
-        code = _tell(UsageError(error.format_message(), hint=hint), arguments)
+    except Exception as error:
+        code = _tell(_from_other(error, arguments), arguments)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -37,10 +33,17 @@ def _terminated(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _from_os(error: OSError) -> TunelineError:
-    told = TunelineError(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), hint="Check the folder's permissions.")
-    told.kind = "disk_full" if error.errno == 28 else "system"
-    told.hint = "Free some space and run the same command again." if error.errno == 28 else told.hint
+def _from_other(error: Exception, arguments: list[str]) -> TunelineError:
+    """What click or the machine says, as an error for people; anything else is a fault of ours and keeps its traceback."""
+    if hasattr(error, "format_message"):
+        hint = "tuneline --help lists the commands, tuneline COMMAND --help their options."
+        return UsageError(error.format_message(), hint=hint)
+    told = of_the_machine(error, [Path(argument) for argument in arguments if not argument.startswith("-")])
+    if told is None and isinstance(error, OSError):
+        told = TunelineError(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), hint="Check the path and its permissions.")
+        told.kind = "system"
+    if told is None:
+        raise error
     return told
 
 

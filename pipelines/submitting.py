@@ -1,0 +1,383 @@
+"""Runs on Kubeflow Pipelines: submit a compiled pipeline, and follow the run to its true end.
+
+The REST calls are kfp.Client's. A token is given by reference (an environment variable or a file) and never printed; a file is read
+again at every call, because the kubelet renews a projected token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.common.errors import ConfigurationError, EngineMissingError, InterruptedRunError, TunelineError, UsageError
+from components.common.progress import Reporter
+
+TOKEN_VARIABLES = ("KF_PIPELINES_TOKEN", "KFP_EXISTING_TOKEN")  # the second is what the kfp command reads
+PROJECTED_TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105 - names of a variable and a file
+PROJECTED_TOKEN = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
+ANSWER_WITHIN = 60.0  # seconds for one call
+PATIENCE = 600.0  # seconds without any answer after which waiting makes no sense
+ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
+IN_CLUSTER = "within the cluster it is http://ml-pipeline.kubeflow.svc.cluster.local:8888, from outside forward that port"
+
+
+class AccessError(TunelineError):
+    """The server does not let this caller do this."""
+
+    kind = "access"
+
+
+class RunFailedError(TunelineError):
+    """The run ended, and not well."""
+
+    kind = "run_failed"
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where to submit, and as whom."""
+
+    endpoint: str
+    namespace: str = ""
+    token_file: Path | None = None
+    ca_cert: Path | None = None
+
+
+@dataclass
+class Submitted:
+    """A run on the server."""
+
+    client: Any
+    server: Server
+    run_id: str
+    run_name: str
+    experiment: str
+    url: str
+    tasks: frozenset[str]
+    state: str = "PENDING"
+    began: float = field(default_factory=time.monotonic)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object that `tuneline submit --json` prints."""
+        return {
+            "run_id": self.run_id,
+            "run_name": self.run_name,
+            "experiment": self.experiment,
+            "namespace": self.server.namespace or None,
+            "state": self.state,
+            "url": self.url,
+            "seconds": round(time.monotonic() - self.began, 2),
+        }
+
+
+def submit(
+    server: Server, pipeline: Path, experiment: str, *, run_name: str = "", service_account: str = "", parameters: Sequence[str] = ()
+) -> Submitted:
+    """Start a run of a compiled pipeline; the experiment is made where there is none.
+
+    `parameters` are k=v, values in YAML, read by the type that the pipeline declares. Raises ConfigurationError for a file that is no
+    pipeline, UsageError for a parameter it does not take, EngineMissingError when the server does not answer, AccessError when it refuses.
+    """
+    spec = read(pipeline)
+    values = typed(parameters, declared(spec))
+    name = run_name or f"{spec['pipelineInfo']['name']}-{time.strftime('%Y%m%d-%H%M%S')}"
+    began = time.monotonic()
+    with _told(server), _quiet():
+        client = _connect(server)
+        found = client.create_experiment(experiment, namespace=server.namespace or None)
+        run = client.run_pipeline(
+            found.experiment_id, name, pipeline_package_path=str(pipeline), params=values, service_account=service_account or None
+        )
+        url = f"{client._get_url_prefix()}/#/runs/details/{run.run_id}"
+    return Submitted(client, server, run.run_id, name, experiment, url, _tasks(spec), run.state or "PENDING", began)
+
+
+def read(pipeline: Path) -> dict[str, Any]:
+    """The pipeline's document of a compiled file. Raises ConfigurationError when it is none."""
+    hint = "Give a file that `tuneline compile -o pipeline.yaml` or the kfp compiler wrote."
+    try:
+        documents = list(yaml.safe_load_all(pipeline.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ConfigurationError(f"{pipeline} does not exist", hint=hint) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{pipeline} cannot be read: {' '.join(str(error).split())}", hint=hint) from None
+    for document in documents:
+        if isinstance(document, dict) and "pipelineInfo" in document and "root" in document:
+            return document
+    raise ConfigurationError(f"{pipeline} is not a compiled pipeline", hint=hint)
+
+
+def declared(spec: Mapping[str, Any]) -> dict[str, str]:
+    """The types of a pipeline's parameters by name."""
+    found = spec["root"].get("inputDefinitions", {}).get("parameters", {})
+    return {name: parameter["parameterType"] for name, parameter in found.items()}
+
+
+WANTED = {
+    "STRING": (str, "text"),
+    "NUMBER_INTEGER": (int, "a whole number"),
+    "NUMBER_DOUBLE": (float, "a number"),
+    "BOOLEAN": (bool, "true or false"),
+    "LIST": (list, 'a list, for example ["/data/a.jsonl"]'),
+    "STRUCT": (dict, "a mapping, for example {a: 1}"),
+}
+
+
+def typed(given: Sequence[str], types: Mapping[str, str]) -> dict[str, Any]:
+    """k=v arguments as the types that the pipeline declares. Raises UsageError naming the parameter and what it wants."""
+    values = {}
+    for argument in given:
+        name, separator, text = argument.partition("=")
+        if not separator:
+            raise UsageError(f"--param {argument} is not of the form name=value", hint="For example --param max_steps=100.")
+        if name not in types:
+            raise UsageError(f"the pipeline has no parameter {name}", hint=f"It has {', '.join(sorted(types))}.")
+        values[name] = _value(name, text, types[name])
+    return values
+
+
+def _value(name: str, text: str, declared_type: str) -> Any:
+    kind, words = WANTED[declared_type]
+    if kind is str:
+        return text
+    with contextlib.suppress(yaml.YAMLError, ValueError):
+        value = float(text) if kind is float else yaml.safe_load(text)
+        if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+            return value
+    raise UsageError(f"the parameter {name} wants {words}, not {text!r}", hint=f"For example --param {name}={EXAMPLES[declared_type]}")
+
+
+EXAMPLES = {"NUMBER_INTEGER": "100", "NUMBER_DOUBLE": "5e-4", "BOOLEAN": "false", "LIST": """'["/data/a.jsonl"]'""", "STRUCT": "'{a: 1}'"}
+
+
+def wait(run: Submitted, reporter: Reporter, *, timeout: float = 0.0, interval: float = 5.0) -> Submitted:
+    """Follow a run until it succeeds; `timeout` and `interval` in seconds, timeout 0: for ever.
+
+    A call that fails in passing is made again. Raises RunFailedError when the run ends otherwise, with the task that failed;
+    InterruptedRunError at the time-out or on Ctrl-C, while the run itself goes on; EngineMissingError or AccessError when the server
+    no longer answers.
+    """
+    shown: dict[str, str] = {}
+    try:
+        while True:
+            seen = _look(run, reporter, interval)
+            run.state = str(seen.state or "PENDING")
+            _show(seen, run, shown, reporter)
+            if run.state in ENDED:
+                break
+            if timeout and time.monotonic() - run.began >= timeout:
+                raise InterruptedRunError(
+                    f"the run is still {run.state} after {timeout:g} s; it goes on", hint=f"See {run.url}, or `kfp run get {run.run_id}`."
+                )
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(
+            "stopped waiting; the run itself goes on", hint=f"See {run.url}, or `kfp run get {run.run_id}`."
+        ) from None
+    if run.state != "SUCCEEDED":
+        raise _failed(seen, run)
+    return run
+
+
+def _look(run: Submitted, reporter: Reporter, interval: float) -> Any:
+    """The run as the server sees it. A server that does not answer is asked again until PATIENCE is over."""
+    began = time.monotonic()
+    while True:
+        try:
+            with _told(run.server, going=run.url), _quiet():
+                return run.client.get_run(run.run_id)
+        except EngineMissingError as error:
+            if time.monotonic() - began > PATIENCE:
+                raise
+            reporter.note(f"{error.message}; asking again")
+            time.sleep(interval)
+
+
+def _show(seen: Any, run: Submitted, shown: dict[str, str], reporter: Reporter) -> None:
+    """Tell what changed: the run's state, and that of the tasks which the pipeline names (the API lists drivers and groups too)."""
+    if shown.get("") != run.state:
+        shown[""] = run.state
+        reporter.step(f"{run.run_name}: {run.state}")
+    for task in _details(seen):
+        name, state = task.display_name, task.state
+        if name in run.tasks and state and shown.get(name) != state:
+            shown[name] = state
+            reporter.step(f"{name}: {state}")
+
+
+def _details(seen: Any) -> list[Any]:
+    return list((seen.run_details and seen.run_details.task_details) or [])
+
+
+def _failed(seen: Any, run: Submitted) -> RunFailedError:
+    """Which task ended the run, and what the server knows of the reason."""
+    failed = [t for t in _details(seen) if t.state == "FAILED"]
+    named = [t for t in failed if t.display_name in run.tasks] or failed
+    told = f"the run {run.run_name} ended {run.state}"
+    reasons = [t.error.message for t in named if t.error and t.error.message] or ([seen.error.message] if seen.error else [])
+    if named:
+        told += f" in {named[0].display_name}"
+    if reasons:
+        told += f": {_first_line(reasons[0])}"
+    return RunFailedError(told, hint=f"The task's log is in the UI: {run.url}")
+
+
+def _tasks(spec: Mapping[str, Any]) -> frozenset[str]:
+    """The names of the tasks that run in a pod, those behind conditions too."""
+    components = spec.get("components", {})
+
+    def inner(dag: Mapping[str, Any]) -> Iterator[str]:
+        for name, task in dag.get("tasks", {}).items():
+            deeper = components.get(task["componentRef"]["name"], {}).get("dag")
+            yield from inner(deeper) if deeper else (name,)
+
+    return frozenset(inner(spec["root"].get("dag", {})))
+
+
+def _connect(server: Server) -> Any:
+    """A client that has seen the server answer. Raises ConfigurationError for a token or certificate that is not there."""
+    credentials = _credentials(server)
+    if server.ca_cert and not server.ca_cert.is_file():
+        raise ConfigurationError(f"--ca-cert: {server.ca_cert} does not exist", hint="Give the PEM file of the authority that signed it.")
+    import kfp
+
+    class Client(kfp.Client):  # type: ignore[misc]
+        """Asks once whether the server is there; kfp's own asks for half a minute and prints tracebacks."""
+
+        def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
+            return self._healthz_api.healthz_service_get_healthz()
+
+    client = Client(
+        host=server.endpoint,
+        namespace=server.namespace or "kubeflow",  # kfp's word for: not given
+        ssl_ca_cert=str(server.ca_cert) if server.ca_cert else None,
+        **credentials,
+    )
+    _, _, headers = client._healthz_api.healthz_service_get_healthz_with_http_info()
+    if "json" not in headers.get("Content-Type", ""):
+        raise AccessError(
+            f"{server.endpoint} answers, but not as Kubeflow Pipelines does; a page to log in, perhaps",
+            hint=f"Give a token in {TOKEN_VARIABLES[0]} or with --token-file, and check --endpoint: {IN_CLUSTER}.",
+        )
+    return client
+
+
+def _credentials(server: Server) -> dict[str, Any]:
+    """What kfp.Client is given: a token file, else a token in the environment, else the pod's own projected token, else nothing."""
+    from kfp.client import ServiceAccountTokenVolumeCredentials
+
+    projected = Path(os.environ.get(PROJECTED_TOKEN_VARIABLE) or PROJECTED_TOKEN)
+    if server.token_file:
+        _check_token(server.token_file)
+        return {"credentials": ServiceAccountTokenVolumeCredentials(str(server.token_file))}
+    token = _token()
+    if token:
+        return {"existing_token": token}
+    if PROJECTED_TOKEN_VARIABLE in os.environ or projected.exists():
+        _check_token(projected)
+        return {"credentials": ServiceAccountTokenVolumeCredentials(str(projected))}
+    return {}
+
+
+def _token() -> str:
+    return next((os.environ[name].strip() for name in TOKEN_VARIABLES if os.environ.get(name, "").strip()), "")
+
+
+def _check_token(path: Path) -> None:
+    try:
+        empty = not path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigurationError(f"the token file {path} cannot be read: {reason}", hint="Name a file that holds the token.") from None
+    if empty:
+        raise ConfigurationError(f"the token file {path} is empty", hint="Name a file that holds the token.")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """kfp prints links and warnings to standard output, and waits for ever for a server that hangs."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(ANSWER_WITHIN)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+@contextlib.contextmanager
+def _told(server: Server, going: str = "") -> Iterator[None]:
+    """Turn what the client raises into errors for people. `going`: the address of a run that goes on whatever happens here."""
+    import urllib3.exceptions
+    from kfp_server_api.exceptions import ApiException
+
+    try:
+        yield
+    except ApiException as error:
+        raise _refused(error, server, going) from None
+    except (urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
+        raise _silent(error, server, going) from None
+    except ValueError as error:  # kfp's own refusals, such as two experiments of one name
+        raise UsageError(f"kfp refuses: {error}", hint="Give another --experiment, or archive the double one.") from None
+
+
+def _silent(error: Exception, server: Server, going: str) -> EngineMissingError:
+    cause = getattr(error, "reason", None) or error
+    text = _first_line(str(cause)).rpartition(": ")[2] if "CERTIFICATE" not in str(cause) else "its certificate cannot be verified"
+    certificate = "CERTIFICATE" in str(cause) or "SSL" in type(cause).__name__
+    hint = "Give the authority's certificate with --ca-cert." if certificate else f"Check --endpoint and the network: {IN_CLUSTER}."
+    return EngineMissingError(
+        f"Kubeflow Pipelines at {server.endpoint} does not answer: {text}", hint=f"The run goes on: {going}" if going else hint
+    )
+
+
+def _refused(error: Any, server: Server, going: str) -> TunelineError:
+    status, said = error.status or 0, _said(error)
+    where = f"Kubeflow Pipelines at {server.endpoint}"
+    if status == 401:
+        told: TunelineError = AccessError(
+            f"{where} does not accept who is asking: {said}",
+            hint=f"Give a valid token in {TOKEN_VARIABLES[0]} or with --token-file; one that has expired must be renewed.",
+        )
+    elif status == 403:
+        told = AccessError(f"{where} does not permit this: {said}", hint="Check --namespace, and the caller's rights in it.")
+    elif status == 404:
+        told = UsageError(f"{where} does not know this: {said}", hint=f"Check that --endpoint is the API's address: {IN_CLUSTER}.")
+    elif status >= 500 or status == 429:
+        told = EngineMissingError(f"{where} fails with status {status}: {said}", hint="Try again; if it stays, ask who runs it.")
+    else:
+        told = UsageError(f"{where} refuses: {said}", hint="Check --namespace (a shared Kubeflow wants one) and the parameters.")
+    told.hint = f"{told.hint} The run goes on: {going}" if going else told.hint
+    return told
+
+
+def _said(error: Any) -> str:
+    """The server's own words: the API's JSON has them under `message`, a proxy answers in text, a page of HTML says nothing."""
+    body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
+    with contextlib.suppress(ValueError):
+        parsed = json.loads(body)
+        if isinstance(parsed, dict):
+            body = str(parsed.get("message") or parsed.get("error") or "")
+    text = "" if body.lstrip().startswith("<") else _first_line(body)
+    return _without_token(text or str(error.reason or f"status {error.status}"))
+
+
+def _first_line(text: str, characters: int = 400) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= characters else f"{line[:characters]}…"
+
+
+def _without_token(text: str) -> str:
+    return text.replace(_token(), "***") if _token() else text
