@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: run test lint ui clean help
+.PHONY: run test stress lint ui clean help
 
 help: ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,9 @@ run: $(VENV)/.ready ## Customise the embedded model on the demo dataset, end to 
 
 test: lint ## Lint, types, import directions, and every test that PyPI alone can carry
 	@$(BIN)/python -m pytest $(ARGS)
+
+stress: $(VENV)/.ready ## Kill a whole run at 30 random moments, and compare what it comes to (half an hour)
+	@$(BIN)/python -m pytest -s -m stress tests/stress $(ARGS)
 
 lint: $(VENV)/.ready ## ruff, mypy and import-linter
 	@$(BIN)/ruff check .

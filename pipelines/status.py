@@ -116,6 +116,8 @@ def _rate(since_step: Sequence[Event]) -> list[str]:
     if not told:
         return []
     first, last = told[0], told[-1]
+    if last["unit"] == "seconds":
+        return [f"{last['done']} s so far"]
     return [describe(last["done"], last["total"], last["unit"], last["time"] - since_step[0]["time"], first["done"])]
 
 
