@@ -67,6 +67,19 @@ def resolve(  # kfp writes this source into the step, so what it takes and retur
     return tuple(plans.values())
 
 
+@dsl.component(base_image=EVALUATION, install_kfp_package=False)
+def report(dataset: str, version: str, model: str, evaluation: str, registered: str, page: dsl.Output[dsl.HTML]):  # type: ignore[no-untyped-def]
+    """One page of evidence: the data, the training, the comparison, the package's proof, the lineage, time and cost."""
+    import json
+
+    from components.common import step
+    from pipelines import evidence
+
+    with step.running("report") as s:
+        made = {"dataset": dataset, "model": model, "evaluation": evaluation}
+        evidence.publish(s, made, json.loads(version), json.loads(registered), page.path)
+
+
 def build(config: Customization, platform: Platform | None = None) -> Any:
     """The pipeline with this customization as its parameters' defaults, its pods made for this platform: a function that kfp compiles.
 
@@ -128,9 +141,10 @@ def build(config: Customization, platform: Platform | None = None) -> Any:
         with dsl.If(judged.outputs["verdict"] == "accepted", name="accepted"):
             packaged = placed(triton_packaging(plan=plans.outputs["triton_packaging"], model=model))
             registered = placed(registration(plan=registry, repository=packaged.outputs["repository"], **lineage), cached=False)
-            placed(promotion(plan=registry, version=registered.outputs["version"], proof=registered.outputs["proof"]), cached=False)
+            promoted = placed(promotion(plan=registry, registered=registered.outputs["registered"]), cached=False)
         with dsl.Else(name="not-accepted"):
-            placed(registration(plan=registry, **lineage), cached=False)
+            kept = placed(registration(plan=registry, **lineage), cached=False)
+        placed(report(**lineage, registered=dsl.OneOf(promoted.outputs["registered"], kept.outputs["registered"])), cached=False)
         return Outcome(dataset, version, model, judged.outputs["evaluation"], judged.outputs["verdict"])
 
     return customization

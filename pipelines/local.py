@@ -34,6 +34,7 @@ STAGES = {
     "triton_packaging": "package",
     "registration": "register",
     "promotion": "promote",
+    "report": "report",
 }
 CONDITIONAL = ("triton_packaging", "promotion")
 
@@ -162,8 +163,8 @@ def _close_dead_runs(workdir: Workdir) -> None:
         dead = Run(folder.parent)
         known = dead.read()
         if known.get("status", "running") == "running" or known.get("tracking_open"):
-            tracking.end_dead_run(known.get("tracking_uri"), dead.name)
-            dead.write(status="killed" if known.get("status", "running") == "running" else known["status"], tracking_open=False)
+            closed = tracking.end_dead_run(known.get("tracking_uri"), dead.name)
+            dead.write(status="killed" if known.get("status", "running") == "running" else known["status"], tracking_open=not closed)
 
 
 def _run_tracked(config: Customization, workdir: Workdir, this: Run, reporter: Reporter, parent: str, began: float) -> dict[str, Any]:
@@ -173,8 +174,8 @@ def _run_tracked(config: Customization, workdir: Workdir, this: Run, reporter: R
         result = _result(outputs, listener, workdir, this, parent, began)
     except BaseException as error:
         with contextlib.suppress(Exception):  # a server that is gone too must not hide what failed
-            tracking.end_dead_run(os.environ["MLFLOW_TRACKING_URI"], this.name, "KILLED" if _is_interruption(error) else "FAILED")
-            this.write(tracking_open=False)
+            status = "KILLED" if _is_interruption(error) else "FAILED"
+            this.write(tracking_open=not tracking.end_dead_run(os.environ["MLFLOW_TRACKING_URI"], this.name, status))
         raise
     tracking.end_run(parent, "FINISHED")
     this.write(status="finished", ended=time.time(), result=result, tracking_open=False)
@@ -264,7 +265,7 @@ def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this:
         },
         "stages": _stages(listener, outputs["verdict"]),
         "seconds": round(time.monotonic() - began, 2),
-        "report": str(found["evaluation"] / "report.html") if found["evaluation"] else None,
+        "report": str(this.folder / "report.html"),
         "run": this.name,
     }
 
@@ -272,7 +273,7 @@ def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this:
 def _stages(listener: Listener, verdict: str) -> list[dict[str, Any]]:
     """Seconds a stage. One that kfp's cache answered has no events: it was cached unless the verdict left it out."""
     stages = []
-    for stage in STAGES:
+    for stage in (name for name in STAGES if name != "report"):
         ran = stage in listener.seconds
         if ran or stage not in CONDITIONAL or (stage == "triton_packaging" and verdict == "accepted"):
             cached = listener.cached.get(stage, True)

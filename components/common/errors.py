@@ -7,6 +7,12 @@ its traceback in the stage's log.
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 EXIT_FAILED = 1
@@ -91,8 +97,87 @@ class RegistryError(TunelineError):
     kind = "registry"
 
 
+class DiskFullError(TunelineError):
+    """A disk, or a quota, has no space left."""
+
+    kind = "disk_full"
+
+
+class NotWritableError(TunelineError):
+    """A folder that has to be written cannot be."""
+
+    kind = "not_writable"
+
+
 class InterruptedRunError(TunelineError):
     """The work was interrupted and the same command goes on from where it stopped."""
 
     kind = "interrupted"
     exit_code = EXIT_INTERRUPTED
+
+
+# How libraries say what the system told them, where they do not pass the OSError on: SQLite, Rust's safetensors, pyarrow, PyTorch.
+NO_SPACE = ("no space left on device", "database or disk is full", "os error 28", "disk quota exceeded", "file write failed")
+NO_WRITING = ("readonly database", "read-only file system", "unable to open database file")
+
+
+def of_the_machine(error: BaseException, folders: Sequence[Path] = ()) -> TunelineError | None:
+    """What the machine refused (no space, no permission to write), told with the folder; None for any other error.
+
+    A failed write does not say where it was: of the folders that tuneline writes to, and those given, it is the one with the least space.
+    """
+    named = [Path(os.fsdecode(found.filename)) for found in _chain(error) if isinstance(found, OSError) and found.filename]
+    if any(_is_no_space(found) for found in _chain(error)):
+        where = min((*named, *folders, *_written()), key=_free)
+        hint = "Free some space there and run the same command again: it goes on from where it stopped."
+        return DiskFullError(f"no space left in {where}: {_free(where) / 1e6:,.1f} MB are free, and more is needed", hint=hint)
+    why = next((why for found in _chain(error) if (why := _no_writing(found))), None)
+    if why is None:
+        return None
+    where = next((folder for folder in (*named, *folders, *_written()) if not os.access(_existing(folder), os.W_OK)), None)
+    return NotWritableError(
+        f"{where or 'a folder'} cannot be written: {why}",
+        hint="Let this user write there, or name another folder; then run the same command again.",
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _is_no_space(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(sign in str(error).lower() for sign in NO_SPACE)
+
+
+def _no_writing(error: BaseException) -> str | None:
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return "the file system is read-only"
+    if isinstance(error, PermissionError) and error.filename and not os.access(_existing(Path(os.fsdecode(error.filename))), os.W_OK):
+        return "permission denied"
+    return "the file system is read-only" if any(sign in str(error).lower() for sign in NO_WRITING) else None
+
+
+def _written() -> list[Path]:
+    """The folders that tuneline writes to, as its environment names them."""
+    names = ("TUNELINE_WORKDIR", "TUNELINE_STORE", "TUNELINE_STATE", "TUNELINE_CACHE")
+    return [*(Path(os.environ[name]) for name in names if os.environ.get(name)), Path(tempfile.gettempdir()), Path.cwd()]
+
+
+def _existing(path: Path) -> Path:
+    """The path, or what is there of the way to it."""
+    return next((place for place in (path, *path.absolute().parents) if place.exists()), Path("/"))
+
+
+def _free(folder: Path) -> float:
+    try:
+        return shutil.disk_usage(_existing(folder)).free
+    except OSError:
+        return float("inf")

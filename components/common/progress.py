@@ -67,13 +67,13 @@ class Events:
     """Appends one JSON object a line to a file that another process follows. A line is one write, so readers never see half of one."""
 
     def __init__(self, path: Path, stage: str, seconds_between: float = 0.5) -> None:
-        self._path, self._stage = path, stage
+        self.path, self._stage = path, stage
         self._seconds_between, self._last = seconds_between, 0.0
 
     def write(self, event: str, **values: Any) -> None:
         """Append an event with its time and stage."""
         line = json.dumps({"time": time.time(), "stage": self._stage, "event": event, **values}) + "\n"
-        with self._path.open("ab", buffering=0) as file:
+        with self.path.open("ab", buffering=0) as file:
             file.write(line.encode())
 
     def step(self, name: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+DIGEST = re.compile(r"[0-9a-f]{40,64}(\+changes)?")
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2330; --soft: #5c6575; --line: #d9dee7; --good: #147a4b; --bad: #b3261e; --paper: #fff; --wash: #f5f7fa }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8ebf0; --soft: #9aa4b5; --line: #39414f; --good: #5fd39a; --bad: #ff8a80; --paper: #14181f; --wash: #1c222c } }
@@ -18,7 +20,12 @@ p.sub, .soft, figcaption { color: var(--soft) } .good { color: var(--good) } .ba
 .scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; font-size: .85rem }
-code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; height: auto; display: block }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: .8rem; margin: .6rem 0 1.8rem }
+.card { background: var(--wash); border-radius: .5rem; padding: .6rem .9rem } .card h3, h3.asked { font-size: .85rem; color: var(--soft); margin: 0 0 .3rem; font-weight: 600 }
+ul.tree, ul.tree ul { list-style: none; margin: 0; padding-left: 1.1rem; border-left: 1px solid var(--line) } ul.tree { padding-left: 0; border: 0 } ul.tree li { margin: .5rem 0 }
+ul.tree b { margin-right: .4rem } ul.tree code { font-size: .85rem }
+code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; min-width: 34rem; height: auto; display: block }
+figure { overflow-x: auto } p { overflow-wrap: anywhere } td code { display: inline-block; min-width: 9rem }
 """
 
 
@@ -54,7 +61,7 @@ def _is_number(value: Any) -> bool:
 
 
 def show(value: Any) -> str:
-    """A value as escaped text: thousands separated, four significant digits."""
+    """A value as escaped text: thousands separated, four significant digits; a digest may break anywhere."""
     if isinstance(value, bool) or value is None:
         return escape({True: "yes", False: "no", None: "–"}[value])
     if isinstance(value, int):
@@ -62,7 +69,24 @@ def show(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
     text = escape(str(value))
+    if DIGEST.fullmatch(text):
+        return f"<code>{text}</code>"
     return f"<pre>{text}</pre>" if "\n" in text else text
+
+
+def cards(texts: Mapping[str, str], asked: str = "") -> str:
+    """Texts side by side under their titles, one above the other on a narrow screen; `asked` stands above them all."""
+    above = f'<h3 class="asked">asked</h3><pre>{escape(asked)}</pre>' if asked else ""
+    inner = "".join(f'<div class="card"><h3>{escape(title)}</h3><pre>{escape(text)}</pre></div>' for title, text in texts.items())
+    return f'{above}<div class="cards">{inner}</div>'
+
+
+def tree(root: str, children: Mapping[str, Sequence[str]], label: Callable[[str], tuple[str, str, str]]) -> str:
+    """A nested list from `root` over `children`; `label` gives a node's name, code and remark."""
+    name, code, remark = label(root)
+    inner = "".join(tree(child, children, label) for child in children.get(root, ()))
+    item = f'<b>{escape(name)}</b><code>{escape(code)}</code> <span class="soft">{escape(remark)}</span>{inner}'
+    return f'<ul class="tree"><li>{item}</li></ul>'
 
 
 def paragraph(text: str, mood: str = "") -> str:
@@ -105,11 +129,83 @@ def interval_plot(rows: Mapping[str, tuple[float, float, float]], *, x: str, cap
     return _svg(figure, caption)
 
 
+Link = tuple[str, str, int]
+
+
+def flow_plot(columns: Sequence[Mapping[str, int]], links: Sequence[Link], colours: Mapping[str, str], *, caption: str) -> str:
+    """A flow from left to right: each column's boxes are as high as their counts, each link (from, to, count) as wide.
+
+    Names are unique over all columns. A box is never thinner than a line, so that one row among thousands is seen too.
+    """
+    total = max(sum(column.values()) for column in columns)
+    slots = max(len(column) for column in columns)
+    figure, axes = _figure(height=max(2.4, 0.55 * slots + 1))
+    axes.set_axis_off()
+    places = [_stacked(column, total) for column in columns]
+    for number, boxes in enumerate(places):
+        for name, (top, size) in boxes.items():
+            axes.add_patch(_box(number, top, size, colours.get(name, "#4472b0")))
+            axes.text(number + 0.09, top - size / 2, f"{name} {columns[number][name]:,}", va="center", fontsize=9)
+    for band in _bands(links, places, total):
+        axes.add_patch(_ribbon(*band, colours))
+    axes.set_xlim(0, len(columns) - 0.35)
+    axes.set_ylim(min(top - size for boxes in places for top, size in boxes.values()) - 0.03, 1.03)
+    return _svg(figure, caption)
+
+
+GAP = 0.16  # between the boxes of a column, of the height of all rows: room for a label
+
+
+def _stacked(column: Mapping[str, int], total: int) -> dict[str, tuple[float, float]]:
+    """Where each box of a column stands: (top, height), the whole being 1 high."""
+    boxes, top = {}, 1.0
+    for name, count in column.items():
+        size = max(count / total, 0.006)
+        boxes[name] = (top, size)
+        top -= max(size, GAP / 2) + GAP / 2
+    return boxes
+
+
+def _bands(
+    links: Sequence[Link], places: Sequence[Mapping[str, tuple[float, float]]], total: int
+) -> Iterator[tuple[int, str, str, float, float, float]]:
+    """Each link as (column, from, to, its top left, its top right, its width); links leave and enter a box one below the other."""
+    column_of = {name: number for number, boxes in enumerate(places) for name in boxes}
+    out = {name: top for boxes in places for name, (top, _) in boxes.items()}
+    into = dict(out)
+    for source, target, count in links:
+        width = max(count / total, 0.004)
+        yield column_of[source], source, target, out[source], into[target], width
+        out[source] -= width
+        into[target] -= width
+
+
+def _box(column: int, top: float, size: float, colour: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((column, top - size), 0.07, size, color=colour, linewidth=0)
+
+
+def _ribbon(column: int, source: str, target: str, left: float, right: float, width: float, colours: Mapping[str, str]) -> Any:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    start, end = column + 0.07, column + 1
+    middle = (start + end) / 2
+    corners = [
+        (start, left), (middle, left), (middle, right), (end, right),
+        (end, right - width), (middle, right - width), (middle, left - width), (start, left - width), (start, left),
+    ]  # fmt: skip
+    codes = [Path.MOVETO, *[Path.CURVE4] * 3, Path.LINETO, *[Path.CURVE4] * 3, Path.CLOSEPOLY]
+    return PathPatch(Path(corners, codes), facecolor=colours.get(target, "#4472b0"), alpha=0.25, linewidth=0)
+
+
 def _figure(height: float = 3.2) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "tuneline"  # equal plots have equal bytes
+    matplotlib.rcParams["svg.fonttype"] = "none"  # words and figures stay text: they can be searched, read aloud and checked
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, height), layout="constrained")

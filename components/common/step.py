@@ -19,7 +19,7 @@ from typing import Any
 
 from components.common import cost, hashing, places, process, tracking
 from components.common.artifacts import Artifact
-from components.common.errors import InterruptedRunError, TunelineError
+from components.common.errors import InterruptedRunError, TunelineError, of_the_machine
 from components.common.places import Workdir
 from components.common.progress import Events, Plain, Reporter, Several
 
@@ -36,6 +36,11 @@ class Step:
     tracked: tracking.MlflowReporter | None
     events: Events | None = None
     cached: bool = False
+
+    @property
+    def run_events(self) -> Path | None:
+        """The event file of the run on this machine, in the run's folder; None on a cluster."""
+        return self.events.path if self.events else None
 
     def result(self, **values: Any) -> None:
         """Tell the run what came of this step, for its summary."""
@@ -142,13 +147,15 @@ def _told(error: BaseException, stage: str, log: Path | None) -> TunelineError:
     if isinstance(error, KeyboardInterrupt):
         error = InterruptedRunError("interrupted", hint="Run the same command again: it goes on from where it stopped.")
     if not isinstance(error, TunelineError):
-        told = TunelineError(f"{type(error).__name__}: {error}", hint=UNEXPECTED.format(log=log or "the step's log"))
-        told.kind = "disk_full" if isinstance(error, OSError) and error.errno == 28 else "unexpected"
-        if told.kind == "disk_full":
-            told.hint = "Free some space and run the same command again: it goes on from where it stopped."
-        error = told
+        error = of_the_machine(error) or _unexpected(error, log)
     error.stage = error.stage or stage
     return error
+
+
+def _unexpected(error: BaseException, log: Path | None) -> TunelineError:
+    told = TunelineError(f"{type(error).__name__}: {error}", hint=UNEXPECTED.format(log=log or "the step's log"))
+    told.kind = "unexpected"
+    return told
 
 
 def copy_report(artifact: Artifact, path: str) -> None:

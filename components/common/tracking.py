@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common.artifacts import Artifact
-from components.common.errors import EngineMissingError, InterruptedRunError, UsageError
+from components.common.errors import EngineMissingError, InterruptedRunError, TunelineError, UsageError, of_the_machine
 
 EXPERIMENT = "tuneline"
 PROBE_SECONDS = 20.0
@@ -75,10 +75,20 @@ def _probe(address: str) -> None:
     except urllib.error.HTTPError:
         return  # it answers; a server behind a path or with authentication may not serve /health
     except OSError as error:
-        raise EngineMissingError(
-            f"the MLflow server {address} does not answer: {error}",
+        raise TrackingLostError(
+            f"the MLflow server {address} does not answer: {_reason(error)}",
             hint="Start it, or correct MLFLOW_TRACKING_URI or --tracking-uri.",
         ) from None
+
+
+def _reason(error: OSError) -> str:
+    """What the system said, without the wrapping of the libraries between."""
+    reason = getattr(error, "reason", error)
+    return str(getattr(reason, "strerror", None) or reason)
+
+
+class TrackingLostError(EngineMissingError):
+    """The tracking server does not answer."""
 
 
 def start_run(name: str, tags: Mapping[str, str], artifact_root: Path | None = None) -> str:
@@ -92,16 +102,33 @@ def start_run(name: str, tags: Mapping[str, str], artifact_root: Path | None = N
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Tell what the tracking server refused (no permission, no such store) as an error for people."""
+    """Tell what the tracking server refused (no permission, no such store), or that it is gone, as an error for people."""
     from mlflow.exceptions import MlflowException
 
     try:
         yield
     except MlflowException as error:
-        raise EngineMissingError(
-            f"the MLflow server refuses: {str(error.message).splitlines()[0]}",
-            hint="Check MLFLOW_TRACKING_URI or --tracking-uri, and MLFLOW_TRACKING_TOKEN or user and password.",
-        ) from None
+        raise _for_people(error) from error
+
+
+def _for_people(error: Exception) -> TunelineError:
+    first = str(getattr(error, "message", error)).strip().splitlines()[0]
+    address = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if first.startswith("API request to") and "failed with" in first and "failed with error code" not in first:
+        return TrackingLostError(
+            f"the MLflow server {address} stopped answering",
+            hint="Start it again and run the same command: it goes on from where it stopped.",
+        )
+    return of_the_machine(error, [_sqlite_file() or Path()]) or EngineMissingError(
+        f"the MLflow server {address} refuses: {first}",
+        hint="Check MLFLOW_TRACKING_URI or --tracking-uri, and MLFLOW_TRACKING_TOKEN or user and password.",
+    )
+
+
+def _sqlite_file() -> Path | None:
+    """The file of a SQLite tracking store."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    return Path(uri.removeprefix("sqlite:///")).absolute() if uri.startswith("sqlite:///") else None
 
 
 def home(client: Any, artifact_root: Path | None = None) -> str:
@@ -120,14 +147,14 @@ def home(client: Any, artifact_root: Path | None = None) -> str:
         ) from None
 
 
-def end_dead_run(uri: str | None, name: str, status: str = "KILLED") -> None:
+def end_dead_run(uri: str | None, name: str, status: str = "KILLED") -> bool:
     """Close the run that was started under this name, with the stages nested in it (as KILLED), where they are still open.
 
-    It is found by its tag: its process may have been killed before it could note the id. Where its server is gone too, nothing is left
-    to close.
+    It is found by its tag: its process may have been killed before it could note the id. Returns whether nothing is left open; where
+    the server does not answer, that has to be tried again.
     """
     if not uri:
-        return
+        return True
     with suppress(Exception):
         client = connect(uri).MlflowClient()
         everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
@@ -137,6 +164,8 @@ def end_dead_run(uri: str | None, name: str, status: str = "KILLED") -> None:
                 client.set_terminated(nested.info.run_id, "KILLED")
             if run.info.status == "RUNNING":
                 client.set_terminated(run.info.run_id, status)
+        return True
+    return False
 
 
 def experiment_id(client: Any, artifact_root: Path | None = None) -> str:
@@ -157,8 +186,8 @@ def experiment_id(client: Any, artifact_root: Path | None = None) -> str:
 
 def _beside_sqlite() -> Path | None:
     """Where artifacts of a SQLite store go; MLflow itself would put them into the current folder. None: a server decides."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-    return Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlflow-artifacts" if uri.startswith("sqlite:///") else None
+    file = _sqlite_file()
+    return file.parent / "mlflow-artifacts" if file else None
 
 
 def _parent_tag() -> dict[str, str]:
@@ -169,9 +198,10 @@ def _parent_tag() -> dict[str, str]:
 def end_run(run_id: str, status: str, tags: Mapping[str, Any] | None = None) -> None:
     """Close a run as FINISHED, FAILED or KILLED, with last tags."""
     client = connect().MlflowClient()
-    for name, value in (tags or {}).items():
-        client.set_tag(run_id, name, str(value))
-    client.set_terminated(run_id, status)
+    with _told():
+        for name, value in (tags or {}).items():
+            client.set_tag(run_id, name, str(value))
+        client.set_terminated(run_id, status)
 
 
 class MlflowReporter:
@@ -187,10 +217,12 @@ class MlflowReporter:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(self.run_id, metrics=[Metric(_name(name), float(value), now, step) for name, value in values.items()])
+        with _told():
+            self._client.log_batch(self.run_id, metrics=[Metric(_name(name), float(value), now, step) for name, value in values.items()])
 
     def note(self, text: str) -> None:
-        self._client.set_tag(self.run_id, "tuneline.note", text[:5000])
+        with _told():
+            self._client.set_tag(self.run_id, "tuneline.note", text[:5000])
 
     def result(self, artifact: Artifact) -> None:
         """Keep what an artifact says of itself: configuration as parameters, digest and figures as tags, manifest and reports as files."""
@@ -198,13 +230,14 @@ class MlflowReporter:
 
         manifest = artifact.manifest
         params = [Param(_name(name), str(value)[:6000]) for name, value in flatten(manifest.config).items()]
-        for first in range(0, len(params), BATCH):
-            self._client.log_batch(self.run_id, params=params[first : first + BATCH])
-        self._client.set_tag(self.run_id, f"tuneline.{manifest.kind}_sha256", manifest.content_sha256)
         self.metrics(figures(manifest.summary), 0)
-        for name in ("manifest.json", "report.html", "training.jsonl", "evaluation.json"):
-            if (artifact.path / name).exists():
-                self._client.log_artifact(self.run_id, str(artifact.path / name))
+        with _told():
+            for first in range(0, len(params), BATCH):
+                self._client.log_batch(self.run_id, params=params[first : first + BATCH])
+            self._client.set_tag(self.run_id, f"tuneline.{manifest.kind}_sha256", manifest.content_sha256)
+            for name in ("manifest.json", "report.html", "training.jsonl", "evaluation.json"):
+                if (artifact.path / name).exists():
+                    self._client.log_artifact(self.run_id, str(artifact.path / name))
 
     def dataset(self, artifact: Artifact, *, name: str, source: Mapping[str, str]) -> None:
         """Log a dataset version as a dataset input of type dvc: repository, path, revision and md5."""
@@ -267,16 +300,19 @@ def _dvc_source(source: dict[str, str]) -> Any:
 @contextmanager
 def stage_run(stage: str) -> Iterator[MlflowReporter]:
     """A run for a stage, nested under MLFLOW_RUN_ID; FAILED when the stage raises, KILLED when it was interrupted."""
-    mlflow = connect()
-    client = mlflow.MlflowClient()
-    run = client.create_run(home(client), run_name=stage, tags={"tuneline.stage": stage, **_parent_tag()})
+    client = connect().MlflowClient()
+    with _told():
+        run = client.create_run(home(client), run_name=stage, tags={"tuneline.stage": stage, **_parent_tag()})
     try:
         yield MlflowReporter(client, run.info.run_id)
+    except TrackingLostError:
+        raise  # nobody is there to be told
     except BaseException as error:
         with suppress(Exception):  # the stage's own error is the one to tell
             client.set_terminated(run.info.run_id, "KILLED" if isinstance(error, (InterruptedRunError, KeyboardInterrupt)) else "FAILED")
         raise
-    client.set_terminated(run.info.run_id, "FINISHED")
+    with _told():
+        client.set_terminated(run.info.run_id, "FINISHED")
 
 
 def _name(name: str) -> str:

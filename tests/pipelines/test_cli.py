@@ -15,7 +15,7 @@ import pytest
 
 from components.common import artifacts
 from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
-from tests.pipelines.test_pipeline import write_rows
+from tests.pipelines.project import write_rows
 from tests.tiny import tiny_model
 
 SETTINGS = [

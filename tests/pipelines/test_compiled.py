@@ -26,7 +26,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_no_step_installs_anything_when_its_pod_starts(compiled: dict[str, Any]) -> None:
     executors = compiled["deploymentSpec"]["executors"]
-    assert len(executors) == 9, "eight steps, registration among them for accepted and for refused candidates"
+    assert len(executors) == 10, "nine steps, registration among them for accepted and for refused candidates"
     for executor in executors.values():
         assert "pip install" not in " ".join(executor["container"]["command"])
         assert executor["container"]["image"].startswith("tuneline/")

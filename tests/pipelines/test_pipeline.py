@@ -18,56 +18,11 @@ import pyarrow.parquet as parquet
 import pytest
 
 from components.common import artifacts
-from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
-from tests.tiny import tiny_model
+from tests.pipelines.command import COMMAND, ROOT, environment, refusal, tuneline
+from tests.pipelines.project import run, write_rows
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton]
-THINGS = ["file", "folder", "socket", "thread", "process", "queue", "lock", "stream", "buffer", "module", "package", "object", "signal"]
-VERBS = ["opens", "closes", "copies", "moves", "reads", "writes", "waits for", "starts", "stops", "lists", "checks", "names"]
 KINDS = {"dataset", "model", "evaluation", "repository"}
-
-
-def write_rows(path: Path, changed: int | None = None) -> None:
-    """156 different questions; `changed` marks one whose answer is another."""
-    rows = []
-    for i, (thing, verb) in enumerate((t, v) for t in THINGS for v in VERBS):
-        answer_text = f"It {verb} the {thing}, number {i * 37 % 101}, and returns the {thing} that it {verb}."
-        rows.append({"instruction": f"What {verb} a {thing} in case {i}?", "input": "", "output": answer_text})
-    if changed is not None:
-        rows[changed]["output"] = "Quite another answer stands here now."
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder with raw data, a tiny model, a configuration, and a components/ folder of the user's own."""
-    folder = tmp_path_factory.mktemp("project")
-    write_rows(folder / "raw.jsonl")
-    tiny_model(folder / "tiny")
-    (folder / "customization.yaml").write_text(CONFIGURATION)
-    for name in ("components", "pipelines", "mlflow", "data"):
-        (folder / name).mkdir()
-        (folder / name / "__init__.py").write_text("raise RuntimeError('imported from the working directory')\n")
-    return folder
-
-
-CONFIGURATION = """
-seed: 11
-data_curation:
-  sources: [raw.jsonl]
-  near_duplicate_threshold: 0.95
-  answer_min_words: 1000
-  fractions: {train: 0.6, validation: 0.1, test: 0.3}
-fine_tuning:
-  {base_model: tiny, max_steps: 30, batch_size: 4, learning_rate: 5.0e-3, max_length: 128, checkpoint_every: 5, validation_rows: 4}
-evaluation: {generations: 1, generation_tokens: 4, bootstrap_samples: 1000}
-triton_packaging: {golden_max_tokens: 4}
-model_registry: {name: tiny-helper}
-"""
-
-
-def run(project: Path, workdir: str, *arguments: str, code: Path = ROOT) -> dict[str, Any]:
-    return answer("run", "-c", "customization.yaml", "--workdir", workdir, *arguments, cwd=project, code=code)
 
 
 def cached(result: dict[str, Any]) -> set[str]:
@@ -76,11 +31,6 @@ def cached(result: dict[str, Any]) -> set[str]:
 
 def digests(result: dict[str, Any]) -> dict[str, str]:
     return {kind: artifacts.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items() if path}
-
-
-@pytest.fixture(scope="module")
-def first(project: Path) -> dict[str, Any]:
-    return run(project, "wd")
 
 
 STAGES = {"data_curation", "data_versioning", "fine_tuning", "evaluation", "triton_packaging"}
@@ -124,7 +74,7 @@ def test_one_mlflow_run_holds_a_nested_run_a_stage_with_metrics_and_the_dataset_
     assert {"repo", "path", "rev", "md5"} <= set(json.loads(dataset.dataset.source))
     nested = client.search_runs([parent.info.experiment_id], f"tags.mlflow.parentRunId = '{parent.info.run_id}'")
     by_stage = {r.data.tags["tuneline.stage"]: r for r in nested}
-    assert STAGES | {"resolve", "registration", "promotion"} == set(by_stage)
+    assert STAGES | {"resolve", "registration", "promotion", "report"} == set(by_stage)
     assert len(client.get_metric_history(by_stage["fine_tuning"].info.run_id, "train_loss")) >= 30
     tags = client.get_model_version("tiny-helper", "1").tags
     assert tags["tuneline.model_sha256"] == artifacts.read(Path(first["artifacts"]["model"])).sha256

@@ -1,0 +1,54 @@
+"""A small customization of a tiny model, as a user would have it in a folder, and its whole run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.pipelines.command import ROOT, answer
+from tests.tiny import tiny_model
+
+THINGS = ["file", "folder", "socket", "thread", "process", "queue", "lock", "stream", "buffer", "module", "package", "object", "signal"]
+VERBS = ["opens", "closes", "copies", "moves", "reads", "writes", "waits for", "starts", "stops", "lists", "checks", "names"]
+
+
+def write_rows(path: Path, changed: int | None = None) -> None:
+    """156 different questions; `changed` marks one whose answer is another."""
+    rows = []
+    for i, (thing, verb) in enumerate((t, v) for t in THINGS for v in VERBS):
+        answer_text = f"It {verb} the {thing}, number {i * 37 % 101}, and returns the {thing} that it {verb}."
+        rows.append({"instruction": f"What {verb} a {thing} in case {i}?", "input": "", "output": answer_text})
+    if changed is not None:
+        rows[changed]["output"] = "Quite another answer stands here now."
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_project(folder: Path) -> Path:
+    """Raw data, a tiny model, a configuration, and a components/ folder of the user's own."""
+    write_rows(folder / "raw.jsonl")
+    tiny_model(folder / "tiny")
+    (folder / "customization.yaml").write_text(CONFIGURATION)
+    for name in ("components", "pipelines", "mlflow", "data"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise RuntimeError('imported from the working directory')\n")
+    return folder
+
+
+CONFIGURATION = """
+seed: 11
+data_curation:
+  sources: [raw.jsonl]
+  near_duplicate_threshold: 0.95
+  answer_min_words: 1000
+  fractions: {train: 0.6, validation: 0.1, test: 0.3}
+fine_tuning:
+  {base_model: tiny, max_steps: 30, batch_size: 4, learning_rate: 5.0e-3, max_length: 128, checkpoint_every: 5, validation_rows: 4}
+evaluation: {generations: 1, generation_tokens: 4, bootstrap_samples: 1000}
+triton_packaging: {golden_max_tokens: 4}
+model_registry: {name: tiny-helper}
+"""
+
+
+def run(project: Path, workdir: str, *arguments: str, code: Path = ROOT) -> dict[str, Any]:
+    return answer("run", "-c", "customization.yaml", "--workdir", workdir, *arguments, cwd=project, code=code)
