@@ -20,18 +20,18 @@ RUN = ["run", "-c", "customization.yaml", "--json"]
 
 
 def start(project: Path, workdir: str, code: Path = ROOT) -> subprocess.Popen[str]:
-    """A run that leads a process group of its own, as a shell with job control starts it."""
-    command = [*COMMAND, *RUN, "--workdir", workdir]
-    return subprocess.Popen(
-        command,
-        cwd=project,
-        env=environment(code, **{mark(project / workdir): "1"}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    """A run that leads a process group of its own, as a shell with job control starts it. It complains into <workdir>.stderr."""
+    with (project / f"{workdir}.stderr").open("ab") as err:
+        return subprocess.Popen(
+            [*COMMAND, *RUN, "--workdir", workdir],
+            cwd=project,
+            env=environment(code, **{mark(project / workdir): "1"}),
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
 
 
 def mark(workdir: Path) -> str:

@@ -66,7 +66,7 @@ def test_killed_at_random_moments_the_same_command_always_finishes_with_the_same
     chance = random.Random(SEED)
     say(f"seed {SEED}, {KILLS} kills; {platform.platform()}, Python {platform.python_version()}")
     began = time.monotonic()
-    expected = finish(start(project, "whole", code))
+    expected = finish(project, "whole", start(project, "whole", code))
     tally = Tally(time.monotonic() - began)
     check_end(project, "whole", expected, expected)
     say(f"uninterrupted: {tally.seconds_whole:.0f} s, digests {json.dumps(expected)}")
@@ -104,7 +104,7 @@ def kill_until_finished(
         child = start(project, name, code)
         tally.commands += 1
         if tally.kills >= KILLS:
-            return finish(child)
+            return finish(project, name, child)
         moment, group = next(planned), chance.random() < GROUP_SHARE
         try:
             child.wait(moment)
@@ -116,7 +116,7 @@ def kill_until_finished(
             say(f"kill {tally.kills}: {moment:.1f} s into a command, in {hit}" + (", the whole group" if group else ""))
             wait_until_alone(project / name)
         else:
-            return finish(child)
+            return finish(project, name, child)
 
 
 def kill(child: subprocess.Popen[str], *, group: bool) -> None:
@@ -128,7 +128,7 @@ def kill(child: subprocess.Popen[str], *, group: bool) -> None:
 
 
 def stage_hit(workdir: Path) -> str:
-    """The stage the newest run was in; "start" before its first one, and between two stages the one that was to come."""
+    """The stage the newest run was in or had just ended; "start" before its first one."""
     known = runs.every(Workdir(workdir))
     told = status.read_events(known[0]) if known else []
     if not told:
@@ -137,10 +137,10 @@ def stage_hit(workdir: Path) -> str:
     return f"after {stage}" if told[-1]["event"] == "finished" else stage
 
 
-def finish(child: subprocess.Popen[str]) -> dict[str, str]:
+def finish(project: Path, name: str, child: subprocess.Popen[str]) -> dict[str, str]:
     """Let a run come to its end. The digests of what it made, each read and checked."""
     said = child.communicate(timeout=900)[0]
-    assert child.returncode == 0, said
+    assert child.returncode == 0, said + (project / f"{name}.stderr").read_text()[-4000:]
     result: dict[str, Any] = json.loads(said)
     assert result["verdict"] in ("accepted", "unchanged"), result
     return {kind: artifacts.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items()}
