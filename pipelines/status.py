@@ -182,7 +182,8 @@ def logs(run: Run, wanted: str = "", *, waiting: bool = False) -> list[Log]:
     """
     if wanted == OWN:
         return [_own(run)]
-    reached = {row["name"]: row["state"] for row in stages_of(run, run.state)}
+    states = {row["name"]: row["state"] for row in stages_of(run, run.state)}
+    reached = {stage: states.get(stage, "") for stage in STAGES if stage in states or run.stage_log(stage).exists()}
     if not wanted:
         found = [_log(run, stage, state) for stage, state in reached.items()]
         return found if any(log.path for log in found) else [*found, _own(run)]

@@ -116,10 +116,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def _told(found: dict[str, Any]) -> list[str]:
     out = [_line(found), ""]
-    out += [
-        f"  {stage['name']:<18} {stage['state']:<9}" + ("" if stage["cached"] else f"{stage['seconds']:8.1f} s")
-        for stage in found["stages"]
-    ]
+    out += [f"  {stage['name']:<18} {stage['state']:<9}{_cost(stage)}".rstrip() for stage in found["stages"]]
     error = found["error"]
     if error:
         where = f"{error['stage']}: " if error.get("stage") else ""
@@ -128,6 +125,10 @@ def _told(found: dict[str, Any]) -> list[str]:
         out += ["", "its process was killed; the same `tuneline run` goes on from where it stopped"]
     out += ["", *([f"report: {found['report']}"] if found["report"] else [])]
     return [*out, f"logs:   tuneline logs {found['run']}   (in {found['logs']})"]
+
+
+def _cost(stage: dict[str, Any]) -> str:
+    return "" if stage["cached"] else f"{stage['seconds']:8.1f} s"
 
 
 def _watch(run: Run, *, quiet: bool) -> None:
