@@ -34,6 +34,15 @@ KEYS = {
 WHERE = "the run's parameters"
 
 
+class _OneLine(yaml.SafeDumper):
+    """Writes text of several lines with escapes."""
+
+
+_OneLine.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\n" in text else None)
+)
+
+
 def defaults(config: Customization) -> dict[str, Any]:
     """The parameters' values by name. max_steps null is 0 here: Kubeflow has no good way to leave an integer out."""
     values = config.model_dump(mode="json")
@@ -42,12 +51,17 @@ def defaults(config: Customization) -> dict[str, Any]:
 
 
 def remainder(config: Customization) -> str:
-    """The keys that are no parameters, as YAML: those whose absence would change the customization. Empty for the defaults."""
+    """The keys that are no parameters, as YAML: those whose absence would change the customization. Empty for the defaults.
+
+    One line: kfp writes a default into a comment at the head of the compiled file, and a second line would end the comment.
+    """
     stated, full = config.model_dump(mode="json", exclude_unset=True), config.model_dump(mode="json")
     for key in KEYS.values():
         _remove(stated, key)
     left = _differing(stated, full, combine(defaults(config), defaults(config), "").model_dump(mode="json"))
-    return yaml.safe_dump(left, sort_keys=False, allow_unicode=True, width=100_000) if left else ""
+    return (
+        yaml.dump(left, Dumper=_OneLine, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6).strip() if left else ""
+    )
 
 
 def combine(given: Mapping[str, Any], compiled: Mapping[str, Any], text: str) -> Customization:

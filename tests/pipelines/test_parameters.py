@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,16 @@ def test_the_remainder_is_what_the_parameters_cannot_say() -> None:
     assert yaml.safe_load(left) == {"fine_tuning": {"lora": {"rank": 4}}, "evaluation": {"gate": [{"against": "base", "max_loss": 0.1}]}}
     compiled = parameters.defaults(config)
     assert parameters.combine(compiled, compiled, left) == config
+
+
+def test_the_remainder_is_one_line_whatever_it_holds() -> None:
+    prompts = ["Two lines:\nthe second, with ü and 'quotes'", "yes", "2026-01-01"]
+    config = load(
+        None, ["fine_tuning.lora.rank=4", f"triton_packaging.golden_prompts={json.dumps(prompts)}", "data_curation.fractions.test=0.05"]
+    )
+    left = parameters.remainder(config)
+    assert "\n" not in left
+    assert yaml.safe_load(left) == {"triton_packaging": {"golden_prompts": prompts}, "fine_tuning": {"lora": {"rank": 4}}}
 
 
 def test_a_commented_file_of_defaults_leaves_no_remainder(tmp_path: Path) -> None:
