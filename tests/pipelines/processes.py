@@ -30,8 +30,13 @@ def start(project: Path, workdir: str, code: Path = ROOT) -> subprocess.Popen[st
             stderr=err,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=hear_interrupts,
         )
+
+
+def hear_interrupts() -> None:
+    """A shell without job control starts what is in the background, and all it starts, deaf to SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def mark(workdir: Path) -> str:

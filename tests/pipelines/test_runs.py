@@ -1,12 +1,17 @@
-"""One run at a time in a workdir, and a killed one is recognised."""
+"""One run at a time in a workdir, a killed one is recognised, and a stopped one leaves nothing behind."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +19,7 @@ from components.common import process
 from components.common.errors import UsageError
 from components.common.places import Workdir
 from pipelines import runs
+from tests.pipelines.processes import hear_interrupts, left_of, mark
 
 
 def test_a_second_run_in_a_workdir_is_refused_with_the_process_that_holds_it(tmp_path: Path) -> None:
@@ -46,3 +52,102 @@ def test_a_lock_that_a_dead_process_left_is_taken_over(tmp_path: Path, left: str
     (tmp_path / "lock.json").write_text(left)
     with runs.exclusive(Workdir(tmp_path)):
         assert json.loads((tmp_path / "lock.json").read_text())["pid"] > 0
+
+
+# A run without kfp: its step traps SIGTERM for as many seconds as it is told, and so does the step's own child.
+STAND_IN = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from components.common import process
+from components.common.places import Workdir
+from pipelines import runs
+
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+process.adopt_orphans()
+workdir, seconds = Workdir(Path(sys.argv[1])), sys.argv[2]
+step = '''import signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+def stop(*_):
+    time.sleep(float(sys.argv[2]))
+    child.kill()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("working", flush=True)
+time.sleep(300)
+'''
+with runs.exclusive(workdir):
+    run = runs.new_run(workdir)
+    shell = ["sh", "-c", '"$@" & wait', "sh", sys.executable, "-c", step, "kfp.dsl.executor_main", seconds]
+    try:
+        child = subprocess.Popen(shell)
+        child.wait()
+    except KeyboardInterrupt:
+        error = runs.stop_steps(run)
+        run.write(status="interrupted", error=runs.told(error))
+        print(error.message, flush=True)
+        sys.exit(75)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[Callable[[float], subprocess.Popen[str]]]:
+    """Starts a run whose step takes so many seconds to stop; returns when the step is at work."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(seconds: float) -> subprocess.Popen[str]:
+        environment = process.python_environment(PYTHONPATH=str(Path(__file__).parents[2]), **{mark(tmp_path): "1"})
+        command = [sys.executable, "-c", STAND_IN, str(tmp_path), str(seconds)]
+        options: dict[str, Any] = {"env": environment, "stdout": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, **options, start_new_session=True, preexec_fn=hear_interrupts))
+        assert started[-1].stdout is not None
+        assert started[-1].stdout.readline() == "working\n"
+        return started[-1]
+
+    yield begin
+    for child in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def test_cancelling_waits_until_the_step_has_saved_and_everything_is_gone(
+    tmp_path: Path, stand_in: Callable[[float], subprocess.Popen[str]]
+) -> None:
+    child = stand_in(1.0)
+    run = runs.find(Workdir(tmp_path), "latest")
+    assert run.state == "running"
+    waited: list[float] = []
+    runs.cancel(run, on_wait=waited.append)
+    assert 1.0 < max(waited) < 10.0
+    assert left_of(tmp_path) == []
+    assert (run.state, child.communicate()[0], child.returncode) == ("interrupted", "the run was interrupted\n", 75)
+    with pytest.raises(UsageError, match="is not running: it is interrupted"):
+        runs.cancel(run, on_wait=waited.append)
+    assert not (tmp_path / "lock.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_everything_at_once(
+    tmp_path: Path, stand_in: Callable[[float], subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    child = stand_in(300.0)
+    run = runs.find(Workdir(tmp_path), "latest")
+    os.killpg(child.pid, signal.SIGINT)  # the shell between run and step ends too, and the step is the run's to end
+    while "stopping" not in run.read():
+        time.sleep(0.02)
+    time.sleep(0.5)
+    child.send_signal(number)
+    assert child.communicate(timeout=10)[0] == "the run was ended at once, before it had saved its last steps\n"
+    assert left_of(tmp_path) == []
+    assert (run.state, child.returncode) == ("interrupted", 75)
+    assert run.read()["error"]["hint"] == "Run the same command again: it goes on from where it stopped."
+
+
+def test_drafts_of_locks_that_killed_processes_left_are_swept(tmp_path: Path) -> None:
+    (tmp_path / ".lock.4194303").write_text("{")
+    (tmp_path / ".lock.notes").write_text("mine")
+    living = tmp_path / f".lock.{os.getppid()}"
+    living.write_text("{}")
+    with runs.exclusive(Workdir(tmp_path)):
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([".lock.notes", living.name, "lock.json"])
