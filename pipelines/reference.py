@@ -1,4 +1,4 @@
-"""What the configuration models say of themselves: a commented customization.yaml, and docs/configuration.md."""
+"""What the configuration models say of themselves: commented files for a start, docs/configuration.md and docs/platform.md."""
 
 from __future__ import annotations
 
@@ -13,28 +13,36 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from components.common.errors import OutputOccupiedError
+from components.evaluation.config import Rule
 from pipelines.config import Customization
+from pipelines.platform import Platform, Resources, SecretKey, Stages, Toleration
 
-FILE = "customization.yaml"
+FILES = ("customization.yaml", "platform.yaml")
 HEAD = """\
 # A tuneline customization. Every key stands here with its default and its effect; what is left out keeps its default.
 # Run it with: tuneline run -c customization.yaml
 """
+PLATFORM_HEAD = """\
+# A Kubeflow cluster for tuneline. Every key stands here with its default and its effect; what is left out keeps its default.
+# Compile for it with: tuneline compile -c customization.yaml -p platform.yaml -o pipeline.yaml
+"""
 
 
-def write(folder: Path) -> Path:
-    """Write a commented customization.yaml into `folder`. Raises OutputOccupiedError where there is one already."""
-    path = folder / FILE
-    if path.exists():
-        raise OutputOccupiedError(f"{path} exists already", hint="Name another folder, or remove the file first.")
+def write(folder: Path) -> tuple[Path, Path]:
+    """Write a commented customization.yaml and platform.yaml into `folder`. Raises OutputOccupiedError where there is one already."""
+    customization, platform = (folder / name for name in FILES)
+    for path in (customization, platform):
+        if path.exists():
+            raise OutputOccupiedError(f"{path} exists already", hint="Name another folder, or remove the file first.")
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(commented(), encoding="utf-8")
-    return path
+    customization.write_text(commented(Customization(), HEAD), encoding="utf-8")
+    platform.write_text(commented(Platform(), PLATFORM_HEAD), encoding="utf-8")
+    return customization, platform
 
 
-def commented() -> str:
-    """customization.yaml with every key, its effect as a comment, and its default."""
-    return HEAD + "\n".join(_lines(Customization())) + "\n"
+def commented(model: BaseModel, head: str) -> str:
+    """A model's file with every key, its effect as a comment, and its default."""
+    return head + "\n".join(_lines(model)) + "\n"
 
 
 def _lines(model: BaseModel, indent: str = "") -> Iterator[str]:
@@ -63,6 +71,27 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
 
 
+def platform_page() -> str:
+    """docs/platform.md: a table a section."""
+    head = "# platform.yaml\n\nGenerated from the models by `python -m pipelines.reference platform`; a test keeps it equal to them.\n"
+    text = [
+        head,
+        "The cluster that a pipeline is compiled for: what Kubeflow can only fix when compiling. `tuneline init` writes a commented one;",
+        "unknown keys are refused. [Kubeflow in ten minutes](kubeflow.md) shows its use.\n",
+        *_sections(Platform(), "", leave_out="resources"),
+        *_table(f"Resources of a stage, under `resources.{'`, `resources.'.join(Stages.model_fields)}`", Resources),
+        *_table("A secret's value, under `secrets`", SecretKey),
+        *_table("A toleration", Toleration),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _table(title: str, model: type[BaseModel]) -> Iterator[str]:
+    yield f"### {title}\n\n| key | default | what it may be | effect |\n|---|---|---|---|"
+    yield from (_row(name, field, "" if field.is_required() else field.default) for name, field in model.model_fields.items())
+    yield ""
+
+
 def page() -> str:
     """docs/configuration.md: a table a section."""
     head = "# Configuration\n\nGenerated from the models by `python -m pipelines.reference`; a test keeps it equal to them.\n"
@@ -74,7 +103,7 @@ def page() -> str:
     return "\n".join([*text, *_sections(Customization(), "")]) + "\n"
 
 
-def _sections(model: BaseModel, prefix: str) -> Iterator[str]:
+def _sections(model: BaseModel, prefix: str, leave_out: str = "") -> Iterator[str]:
     fields = type(model).model_fields
     plain = {name: field for name, field in fields.items() if not isinstance(getattr(model, name), BaseModel)}
     if plain:
@@ -82,33 +111,40 @@ def _sections(model: BaseModel, prefix: str) -> Iterator[str]:
         yield from (_row(prefix + name, field, getattr(model, name)) for name, field in plain.items())
         yield ""
     for name in fields:
-        if isinstance(getattr(model, name), BaseModel):
+        if isinstance(getattr(model, name), BaseModel) and name != leave_out:
             yield from _sections(getattr(model, name), f"{prefix}{name}.")
     if prefix == "evaluation.":
-        from components.evaluation.config import Rule
-
-        yield "### A rule of evaluation.gate\n\n| key | default | what it may be | effect |\n|---|---|---|---|"
-        yield from (_row(name, field, field.default) for name, field in Rule.model_fields.items())
-        yield ""
+        yield from _table("A rule of evaluation.gate", Rule)
 
 
 def _row(name: str, field: FieldInfo, value: Any) -> str:
-    cells = (f"`{name}`", f"`{_inline(value)}`", _type(field.annotation), field.description or "")
+    cells = (f"`{name}`", "" if field.is_required() else f"`{_inline(value)}`", _type(field.annotation), field.description or "")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+WORDS: dict[Any, str] = {
+    int: "integer",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+    Rule: "rule",
+    Toleration: "toleration",
+    SecretKey: "secret's value",
+}
 
 
 def _type(annotation: Any) -> str:
     """A type in words: "integer", "list of text", or the values allowed."""
-    names = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
-    if annotation in names:
-        return names[annotation]
     arguments = get_args(annotation)
     if get_origin(annotation) is list:
         return f"list of {_type(arguments[0])}"
+    if get_origin(annotation) is dict:
+        return f"mapping to {_type(arguments[1])}"
     if arguments:
         return " or ".join(f"`{a}`" if isinstance(a, str) else _type(a) for a in arguments)
-    return "rule" if isinstance(annotation, type) and annotation.__name__ == "Rule" else str(getattr(annotation, "__name__", annotation))
+    return WORDS.get(annotation) or str(getattr(annotation, "__name__", annotation))
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(platform_page() if sys.argv[1:] == ["platform"] else page())

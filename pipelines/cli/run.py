@@ -46,11 +46,12 @@ def init(
     folder: Annotated[Path, typer.Argument(help="The folder to write into.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Write a commented customization.yaml: every key with its default and its effect."""
+    """Write a commented customization.yaml and platform.yaml: every key with its default and its effect."""
     from pipelines.reference import write
 
-    path = write(folder)
-    show({"customization": str(path)}, as_json, [f"wrote {path}; run it with: tuneline run -c {path}"])
+    path, platform = write(folder)
+    lines = [f"wrote {path}; run it with: tuneline run -c {path}", f"wrote {platform}: a Kubeflow cluster, for tuneline compile and submit"]
+    show({"customization": str(path), "platform": str(platform)}, as_json, lines)
 
 
 @app.command()

@@ -112,7 +112,7 @@ def test_the_remainder_is_one_line_whatever_it_holds() -> None:
 
 
 def test_a_commented_file_of_defaults_leaves_no_remainder(tmp_path: Path) -> None:
-    file = reference.write(tmp_path)
+    file, _ = reference.write(tmp_path)
     assert parameters.remainder(load(file)) == ""
     assert parameters.remainder(Customization()) == ""
 

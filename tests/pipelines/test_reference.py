@@ -7,18 +7,35 @@ from pathlib import Path
 import pytest
 
 from components.common.errors import OutputOccupiedError
-from pipelines import reference
+from pipelines import platform, reference
 from pipelines.config import Customization, load
+from pipelines.platform import Platform
 from tests.pipelines.command import ROOT, answer, refusal
 
 
 def test_the_written_file_is_the_defaults_and_names_every_key(tmp_path: Path) -> None:
-    path = reference.write(tmp_path / "project")
+    path, _ = reference.write(tmp_path / "project")
     assert load(path).model_dump() == Customization().model_dump()
     text = path.read_text()
     for section in Customization.model_fields:
         assert f"\n{section}:" in text
     assert "  # Rows an optimizer step. More is steadier and slower.\n  batch_size: 8\n" in text
+
+
+def test_the_written_platform_is_the_defaults_and_names_every_key(tmp_path: Path) -> None:
+    _, path = reference.write(tmp_path / "project")
+    assert platform.load(path) == Platform()
+    text = path.read_text()
+    for section in Platform.model_fields:
+        assert f"\n{section}:" in text
+    assert "  # Name of an existing PersistentVolumeClaim that many pods may write (RWX).\n  claim: tuneline\n" in text
+
+
+def test_a_platform_that_is_there_is_kept_and_nothing_written(tmp_path: Path) -> None:
+    (tmp_path / "platform.yaml").write_text("volume: {claim: mine}\n")
+    with pytest.raises(OutputOccupiedError, match=r"platform\.yaml exists already"):
+        reference.write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["platform.yaml"]
 
 
 def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
@@ -29,9 +46,12 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_init_is_a_command(tmp_path: Path) -> None:
-    assert answer("init", "here", cwd=tmp_path) == {"customization": "here/customization.yaml"}
+    assert answer("init", "here", cwd=tmp_path) == {"customization": "here/customization.yaml", "platform": "here/platform.yaml"}
     assert refusal(2, "init", "here", cwd=tmp_path)["kind"] == "output_occupied"
 
 
 def test_the_documentation_of_the_configuration_is_generated_from_the_models() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference.page(), "python -m pipelines.reference > docs/configuration.md"
+    assert (ROOT / "docs" / "platform.md").read_text() == reference.platform_page(), (
+        "python -m pipelines.reference platform > docs/platform.md"
+    )
