@@ -63,7 +63,7 @@ class Run:
         artifacts.write_atomically(path, json.dumps({**known, **values}, indent=2) + "\n")
 
     def read(self) -> dict[str, Any]:
-        """What run.json holds."""
+        """What run.json holds; nothing where the run was killed before it wrote it."""
         path = self.folder / "run.json"
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
@@ -172,8 +172,13 @@ def cancel(run: Run, *, on_wait: Callable[[float], None]) -> None:
 
 
 def _ask(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
+    try:
         process.terminate()
+    except psutil.NoSuchProcess:
+        return
+    except psutil.AccessDenied:
+        owner = process.username()
+        raise TunelineError(f"process {process.pid} belongs to {owner}", hint=f"Cancel the run as {owner}, or ask them to.") from None
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:

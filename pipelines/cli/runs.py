@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -142,7 +143,8 @@ def _watch(run: Run, *, quiet: bool) -> None:
         if quiet or not (live or changed or since >= SECONDS_BETWEEN_LINES):
             continue
         part, said = now["progress"].partition(",")[0], time.monotonic()
-        print(f"\r\x1b[2K{_line(now)}" if live else _line(now), end="" if live else "\n", file=sys.stderr, flush=True)
+        line = _line(now)[: shutil.get_terminal_size().columns - 1] if live else _line(now)  # a line that wraps is not taken back
+        print(f"\r\x1b[2K{line}" if live else line, end="" if live else "\n", file=sys.stderr, flush=True)
     if live and not quiet:
         print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 

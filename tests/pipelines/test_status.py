@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from components.common.errors import TunelineError
 from components.common.places import Workdir
 from pipelines import runs, status
 from pipelines.runs import Run
@@ -262,3 +263,14 @@ def test_the_listing_of_a_workdir_reads_what_is_no_run_as_none(tmp_path: Path) -
     (tmp_path / "wd" / "runs").mkdir(parents=True)
     (tmp_path / "wd" / "runs" / "notes.txt").write_text("mine")
     assert runs.every(Workdir(tmp_path / "wd")) == []
+
+
+def test_a_run_of_another_user_is_left_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: psutil.Process) -> None:
+        raise psutil.AccessDenied(self.pid)
+
+    run = make(tmp_path, "a", TRAINING, **mine())
+    monkeypatch.setattr(psutil.Process, "terminate", refuse)
+    with pytest.raises(TunelineError, match=f"process {os.getpid()} belongs to ") as error:
+        runs.cancel(run, on_wait=lambda _: None)
+    assert error.value.hint == f"Cancel the run as {psutil.Process().username()}, or ask them to."
