@@ -81,7 +81,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     """The text of a file that a person named. Never waits for a pipe or reads a device to its end, which there may be none of."""
-    example = "`tuneline init` writes a commented customization.yaml."
+    example = f"`tuneline init` writes a commented {_kind(path)}."
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder, not a file", hint=f"Name the file in it, for example {path / 'customization.yaml'}.")
     if not path.exists():
@@ -184,13 +184,15 @@ def _number(value: Any) -> Any:
     return value
 
 
-def told(error: ValidationError, where: str, model: type[BaseModel]) -> str:
-    """What a model refused, in one line: the field, what was found and what is allowed."""
+def told(error: ValidationError, where: str, model: type[BaseModel], hidden: Sequence[str] = ()) -> str:
+    """What a model refused, in one line: the field, what was found (not in `hidden` sections) and what is allowed."""
     lines = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"]) or "the whole"
         if problem["type"] == "extra_forbidden":
             lines.append(f"{field}: there is no such key{_near(problem['loc'], model)}")
+        elif problem["loc"][:1] and problem["loc"][0] in hidden:
+            lines.append(f"{field}: {_wanted(problem)}")
         else:
             lines.append(f"{field}: found {_found(problem['input'])}; {_wanted(problem)}")
     return f"{where}: " + "; ".join(lines)

@@ -15,6 +15,7 @@ from pipelines.config import read, told
 
 NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+HIDDEN = ("secrets", "environment", "mlflow")  # a secret that was put there by mistake is not repeated in the error
 SECRET = re.compile(r"TOKEN|PASSWORD|SECRET|CREDENTIAL|_KEY$", re.IGNORECASE)
 
 
@@ -126,7 +127,7 @@ class Stages(Strict):
     fine_tuning: Resources = Field(Resources(), description="Training.")
     evaluation: Resources = Field(Resources(), description="Measuring the candidate, its base and the model in service.")
     triton_packaging: Resources = Field(Resources(), description="Packaging, and proving it in a Triton server.")
-    others: Resources = Field(Resources(), description="The small steps: resolve, data_versioning, registration, promotion.")
+    others: Resources = Field(Resources(), description="The small steps: resolve, data_versioning, registration, promotion, report.")
 
 
 class Platform(Strict):
@@ -168,4 +169,4 @@ def load(path: Path) -> Platform:
         return Platform.model_validate(read(path))
     except ValidationError as error:
         hint = "docs/kubeflow.md explains the keys; `tuneline init` writes a commented file."
-        raise ConfigurationError(told(error, str(path), Platform), hint=hint) from None
+        raise ConfigurationError(told(error, str(path), Platform, hidden=HIDDEN), hint=hint) from None
