@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from typing import IO, Any
 import yaml
 
 from components.common import places, process, progress, tracking
-from components.common.errors import EXIT_INTERRUPTED, TunelineError
+from components.common.errors import EXIT_INTERRUPTED, TunelineError, of_the_machine
 from components.common.places import Workdir
 from components.common.progress import Reporter
 from pipelines import runs
@@ -111,9 +112,14 @@ def run(config: Customization, workdir: Workdir, *, quiet: bool, uri: str | None
                 parent = _open_tracking(config, workdir, this)
                 result = _run_tracked(config, workdir, this, reporter, parent, began)
         except BaseException as error:
-            this.write(status="interrupted" if _is_interruption(error) else "failed", ended=time.time(), error=runs.told(error))
+            this.reserve.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what happened is told, even where it cannot be kept
+                this.write(
+                    status="interrupted" if _is_interruption(error) else "failed", ended=time.time(), error=runs.told(error, workdir)
+                )
             raise
         finally:
+            this.reserve.unlink(missing_ok=True)
             progress.close(reporter)
     return result
 
@@ -173,6 +179,7 @@ def _run_tracked(config: Customization, workdir: Workdir, this: Run, reporter: R
         outputs = _run_pipeline(config, workdir, this, listener)
         result = _result(outputs, listener, workdir, this, parent, began)
     except BaseException as error:
+        this.reserve.unlink(missing_ok=True)
         with contextlib.suppress(Exception):  # a server that is gone too must not hide what failed
             status = "KILLED" if _is_interruption(error) else "FAILED"
             this.write(tracking_open=not tracking.end_dead_run(os.environ["MLFLOW_TRACKING_URI"], this.name, status))
@@ -199,17 +206,36 @@ def _run_pipeline(config: Customization, workdir: Workdir, this: Run, listener: 
         enable_caching=True,
         cache_root=str(cache),
     )
-    with _following(listener), this.log.open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log), warnings.catch_warnings():
+    with _following(listener), _Log(this.log) as log, contextlib.redirect_stdout(log), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             task = build(config)(configuration=text)
         except RuntimeError as error:
             failed = TunelineError(_plain(str(error)), hint=f"Its log is in {this.log}.")
+        except OSError as error:
+            failed = of_the_machine(error) or TunelineError(_plain(str(error)), hint=f"Its log is in {this.log}.")
         except KeyboardInterrupt:
             failed = runs.stop_steps(this)
         else:
             return {name: task.outputs[name] for name in ("dataset", "version", "model", "evaluation", "verdict")}
     raise _cause(failed, listener.failure)
+
+
+class _Log(io.TextIOBase):
+    """A log that a full disk does not break: the step that finds the disk full says more than that its log could not be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, text.encode())
+        return len(text)
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
 
 
 def _cause(failed: TunelineError, told: TunelineError | None) -> TunelineError:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ from typing import Any
 
 import psutil
 
-from components.common import artifacts
-from components.common.errors import InterruptedRunError, TunelineError, UsageError
+from components.common import artifacts, progress
+from components.common.errors import InterruptedRunError, TunelineError, UsageError, of_the_machine
 from components.common.places import Workdir
 
 SECONDS_TO_SAVE = 60  # a training step may have to end before its checkpoint is written
 SECONDS_TO_ANSWER = 15
+RESERVED = 256 * 1024  # bytes: MLflow closes its runs, and the run says what happened, in less
 GOES_ON = "Run the same command again: it goes on from where it stopped."
 
 
@@ -40,6 +42,11 @@ class Run:
     @property
     def log(self) -> Path:
         return self.folder / "run.log"
+
+    @property
+    def reserve(self) -> Path:
+        """A little space that is given back when the disk is full, so that the run can still say so."""
+        return self.folder / progress.RESERVE
 
     def stage_log(self, stage: str) -> Path:
         """What a stage and its children printed; missing where it did not run."""
@@ -73,7 +80,12 @@ def new_run(workdir: Workdir) -> Run:
     folder = workdir.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder.mkdir(parents=True)
     run = Run(folder)
-    run.write(status="running", pid=os.getpid(), process_started=psutil.Process().create_time(), started=time.time())
+    try:
+        run.write(status="running", pid=os.getpid(), process_started=psutil.Process().create_time(), started=time.time())
+        run.reserve.write_bytes(os.urandom(RESERVED))  # bytes that no file system can compress away
+    except OSError:
+        shutil.rmtree(folder)
+        raise
     return run
 
 
@@ -100,12 +112,12 @@ def find(workdir: Workdir, name: str) -> Run:
     raise UsageError(f"there is no run {name} in {workdir.root}; there are: {there}", hint="Give one of these names, or `latest`.")
 
 
-def told(error: BaseException) -> dict[str, str]:
+def told(error: BaseException, workdir: Workdir) -> dict[str, str]:
     """An error as run.json keeps it."""
     if isinstance(error, KeyboardInterrupt):
         error = InterruptedRunError("the run was interrupted", hint=GOES_ON)
     if not isinstance(error, TunelineError):
-        error = TunelineError(f"{type(error).__name__}: {error}")
+        error = of_the_machine(error, [workdir.root]) or TunelineError(f"{type(error).__name__}: {error}")
     return error.as_dict()
 
 
@@ -221,8 +233,8 @@ def _sweep(folder: Path) -> None:
 def _take(lock: Path) -> None:
     mine = {"pid": os.getpid(), "started": psutil.Process().create_time()}
     draft = lock.with_name(f".lock.{os.getpid()}")
-    draft.write_text(json.dumps(mine), encoding="utf-8")
     try:
+        draft.write_text(json.dumps(mine), encoding="utf-8")
         for _ in range(3):
             with contextlib.suppress(FileExistsError):
                 os.link(draft, lock)  # fails where the lock exists, and is whole as soon as it does

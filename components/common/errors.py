@@ -134,9 +134,9 @@ def of_the_machine(error: BaseException, folders: Sequence[Path] = ()) -> Tuneli
     why = next((why for found in _chain(error) if (why := _no_writing(found))), None)
     if why is None:
         return None
-    where = next((folder for folder in (*named, *folders, *_written()) if not os.access(_existing(folder), os.W_OK)), None)
+    refused = next((folder for folder in (*named, *folders, *_written()) if not os.access(_existing(folder), os.W_OK)), None)
     return NotWritableError(
-        f"{where or 'a folder'} cannot be written: {why}",
+        f"{refused or 'a folder'} cannot be written: {why}",
         hint="Let this user write there, or name another folder; then run the same command again.",
     )
 

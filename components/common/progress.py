@@ -63,6 +63,9 @@ class Several:
             reporter.note(text)
 
 
+RESERVE = ".reserve"  # beside a run's events: space that the first to find the disk full gives back, to say so
+
+
 class Events:
     """Appends one JSON object a line to a file that another process follows. A line is one write, so readers never see half of one."""
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from components.common import cost, hashing, places, process, tracking
 from components.common.artifacts import Artifact
-from components.common.errors import InterruptedRunError, TunelineError, of_the_machine
+from components.common.errors import DiskFullError, InterruptedRunError, TunelineError, of_the_machine
 from components.common.places import Workdir
-from components.common.progress import Events, Plain, Reporter, Several
+from components.common.progress import RESERVE, Events, Plain, Reporter, Several
 
 UNEXPECTED = "This is a fault of tuneline, not of your input: {log} has the traceback."
 
@@ -61,7 +61,7 @@ def running(stage: str) -> Iterator[Step]:
         if events:
             events.write("started", pid=os.getpid())
         try:
-            with _tracked(stage) as tracked:
+            with _room_for_last_words(), _tracked(stage) as tracked, _room_for_last_words():
                 step = Step(stage, _reporter(stage, events, tracked), Workdir.from_environment(), tracked, events)
                 yield step
         except BaseException as error:
@@ -122,6 +122,18 @@ def _own_log(stage: str) -> Iterator[Path | None]:
     print(f"{stage} writes to {path}")
     with path.open("ab") as file, process.output_to(file.fileno()):
         yield path
+
+
+@contextmanager
+def _room_for_last_words() -> Iterator[None]:
+    """Give back the space that the run set aside when the disk is found full: MLflow and the run's events are told of it yet."""
+    try:
+        yield
+    except Exception as error:
+        events = os.environ.get("TUNELINE_EVENTS")
+        if events and isinstance(error if isinstance(error, TunelineError) else of_the_machine(error), DiskFullError):
+            Path(events).with_name(RESERVE).unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -33,6 +33,7 @@ def connect(uri: str | None = None) -> Any:
     _quiet()
     import mlflow
 
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what goes wrong is raised; its traceback on the screen explains nothing
     if uri:
         mlflow.set_tracking_uri(uri)
     _check_scheme(mlflow.get_tracking_uri())
@@ -119,7 +120,8 @@ def _for_people(error: Exception) -> TunelineError:
             f"the MLflow server {address} stopped answering",
             hint="Start it again and run the same command: it goes on from where it stopped.",
         )
-    return of_the_machine(error, [_sqlite_file() or Path()]) or EngineMissingError(
+    file = _sqlite_file()
+    return of_the_machine(error, [file.parent] if file else []) or EngineMissingError(
         f"the MLflow server {address} refuses: {first}",
         hint="Check MLFLOW_TRACKING_URI or --tracking-uri, and MLFLOW_TRACKING_TOKEN or user and password.",
     )

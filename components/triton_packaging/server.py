@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common import process
-from components.common.errors import EngineMissingError, TunelineError
+from components.common.errors import EXIT_USAGE, EngineMissingError, TunelineError
 from components.common.progress import Reporter, Silent
 from components.triton_packaging import engine
 from components.triton_packaging.pbtxt import CONFIG
@@ -38,6 +38,13 @@ class ModelLoadError(TunelineError):
     """The server runs and a model of its repository did not load."""
 
     kind = "model_load"
+
+
+class PortInUseError(EngineMissingError):
+    """Another process listens on a port that was asked for."""
+
+    kind = "port_in_use"
+    exit_code = EXIT_USAGE
 
 
 @dataclass(frozen=True)
@@ -206,8 +213,10 @@ def _ports(host: str, wanted: dict[str, int]) -> tuple[int, int, int]:
     chosen: list[int] = []
     for service, port in wanted.items():
         if port and (port in chosen or not _free(host, port)):
-            raise EngineMissingError(
-                f"the {service} port {port} on {host} is already in use", hint="Stop what listens there, or choose another port."
+            option = f"--{service.lower()}-port"
+            raise PortInUseError(
+                f"the {service} port {port} on {host} is already in use",
+                hint=f"Stop what listens there, or choose another with {option} ({option} 0 takes any free one).",
             )
         chosen.append(port or next(p for p in _shuffled() if p not in chosen and p not in wanted.values() and _free(host, p)))
     return chosen[0], chosen[1], chosen[2]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from components.common.errors import InterruptedRunError, TunelineError, UsageError, of_the_machine
+from components.common.places import DEFAULT_WORKDIR
 from pipelines.cli import run, runs, stages, registry, data, cluster
 from pipelines.cli.app import app
 
@@ -38,7 +39,8 @@ def _from_other(error: Exception, arguments: list[str]) -> TunelineError:
     if hasattr(error, "format_message"):
         hint = "tuneline --help lists the commands, tuneline COMMAND --help their options."
         return UsageError(error.format_message(), hint=hint)
-    told = of_the_machine(error, [Path(argument) for argument in arguments if not argument.startswith("-")])
+    named = [Path(argument) for argument in arguments if not argument.startswith("-")]
+    told = of_the_machine(error, [*named, Path(DEFAULT_WORKDIR)])
     if told is None and isinstance(error, OSError):
         told = TunelineError(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), hint="Check the path and its permissions.")
         told.kind = "system"
