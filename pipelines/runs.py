@@ -112,12 +112,12 @@ def find(workdir: Workdir, name: str) -> Run:
     raise UsageError(f"there is no run {name} in {workdir.root}; there are: {there}", hint="Give one of these names, or `latest`.")
 
 
-def told(error: BaseException, workdir: Workdir) -> dict[str, str]:
+def told(error: BaseException, workdir: Workdir | None = None) -> dict[str, str]:
     """An error as run.json keeps it."""
     if isinstance(error, KeyboardInterrupt):
         error = InterruptedRunError("the run was interrupted", hint=GOES_ON)
     if not isinstance(error, TunelineError):
-        error = of_the_machine(error, [workdir.root]) or TunelineError(f"{type(error).__name__}: {error}")
+        error = of_the_machine(error, [workdir.root] if workdir else []) or TunelineError(f"{type(error).__name__}: {error}")
     return error.as_dict()
 
 
