@@ -7,6 +7,7 @@ service, and hands every stage a plan: all that its result depends on, and nothi
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from typing import Any
 from components.common import hashing, models, places
 from components.common.places import Workdir
 from components.common.progress import Reporter
-from components.data_curation.stage import list_sources
-from components.model_registry.stage import champion
+from components.data_curation.stage import Source, list_sources
+from components.model_registry.stage import Champion, champion
 from components.triton_packaging import engine
 from pipelines.config import Customization
 
 DEMO = "demo:python-docs"
+PROOF_OFF = "triton_packaging.prove is off"
 
 
 @dataclass(frozen=True)
@@ -41,30 +43,44 @@ class Plans:
 def resolve(config: Customization, workdir: Workdir, reporter: Reporter) -> Plans:
     """Look at everything the customization depends on. Raises ConfigurationError for a source or a model that is not there."""
     reporter.step("looking at the sources")
-    sources = [s.model_dump() for s in list_sources(expand_demo(config.data_curation.sources, workdir), Path.cwd())]
+    sources = list_sources(expand_demo(config.data_curation.sources, workdir), Path.cwd())
     reporter.step("looking at the base model")
     base = models.base_model(config.fine_tuning.base_model, reporter)
-    curation = {**_plan("data_curation", config), "sources": sources}
-    tuning = {**_plan("fine_tuning", config), "base_sha256": base.sha256, "threads": os.environ.get("TUNELINE_THREADS", "")}
-    finetune_key = hashing.digest([curation, tuning])
     reporter.step("looking at the model in service")
-    incumbent = _incumbent(config, workdir, finetune_key, reporter)
+    reason = unproven(config)
+    if reason:
+        reporter.note(unproven_note(reason))
+    return plan(config, sources, base.sha256, lambda key: _incumbent(config, workdir, key, reporter), reason)
+
+
+def plan(
+    config: Customization, sources: Sequence[Source], base_sha256: str, incumbent_of: Callable[[str], str | None], reason: str | None
+) -> Plans:
+    """The plans that follow from what was found. `incumbent_of` gives, for the recipe's key, the digest of the model to compare with;
+    `reason` is why the package cannot be proven here."""
+    curation = {**_plan("data_curation", config), "sources": [source.model_dump() for source in sources]}
+    tuning = {**_plan("fine_tuning", config), "base_sha256": base_sha256, "threads": os.environ.get("TUNELINE_THREADS", "")}
+    finetune_key = hashing.digest([curation, tuning])
+    incumbent = incumbent_of(finetune_key)
     return Plans(
         data_curation=curation,
         data_versioning=_plan("data_versioning", config),
         fine_tuning=tuning,
         evaluation={**_plan("evaluation", config), "incumbent": incumbent},
-        triton_packaging={**_plan("triton_packaging", config), "unproven": _unproven(config, reporter)},
+        triton_packaging={**_plan("triton_packaging", config), "unproven": reason},
         model_registry={**_plan("model_registry", config), "finetune_key": finetune_key, "incumbent": incumbent},
     )
 
 
-def _unproven(config: Customization, reporter: Reporter) -> str | None:
-    """Why no server can prove the package here. Said now: whoever waits for a champion should not learn it at the end."""
-    reason = engine.availability() if config.triton_packaging.prove else "triton_packaging.prove is off"
-    if reason:
-        reporter.note(f"the model will be packaged unproven and not be promoted: {reason}. {engine.hint()}")
-    return reason
+def unproven(config: Customization) -> str | None:
+    """Why no server can prove the package here."""
+    return engine.availability() if config.triton_packaging.prove else PROOF_OFF
+
+
+def unproven_note(reason: str) -> str:
+    """Said before any work: whoever waits for a champion should not learn it at the end."""
+    what_to_do = "Set triton_packaging.prove to true to have it proven." if reason == PROOF_OFF else engine.hint()
+    return f"the model will be packaged unproven and not be promoted: {reason}. {what_to_do}"
 
 
 def _plan(stage: str, config: Customization) -> dict[str, Any]:
@@ -88,18 +104,22 @@ def expand_demo(sources: list[str], workdir: Workdir) -> list[str]:
     return [str(path) if source == DEMO else source for source in sources]
 
 
-def _incumbent(config: Customization, workdir: Workdir, finetune_key: str, reporter: Reporter) -> str | None:
-    """Digest of the model in service, to be compared with.
+def compared_with(found: Champion | None, finetune_key: str) -> str | None:
+    """Digest of the model that the candidate is compared with.
 
-    Where the champion came of the very recipe that runs now, the candidate will be the champion again. Then the incumbent is the one
+    It is the model in service. Where that came of the very recipe that runs now, the candidate will be it again: then it is the one that
     the champion itself was compared with, so that the evaluation it passed is found in the cache.
     """
-    found = champion(config.model_registry.name)
     if found is None:
         return None
-    if found.finetune_key == finetune_key:
-        return found.incumbent_sha256
-    if not (workdir.store / found.model_sha256 / "manifest.json").exists():
+    return found.incumbent_sha256 if found.finetune_key == finetune_key else found.model_sha256
+
+
+def _incumbent(config: Customization, workdir: Workdir, finetune_key: str, reporter: Reporter) -> str | None:
+    """The model to compare with, fetched from the registry where it is not in this store."""
+    found = champion(config.model_registry.name)
+    incumbent = compared_with(found, finetune_key)
+    if found and incumbent == found.model_sha256 and not (workdir.store / incumbent / "manifest.json").exists():
         reporter.note(f"the champion, version {found.version}, is not in this store and is fetched from the registry")
         places.adopt(workdir.store, found.fetch(workdir.store / "unfinished" / f"incumbent-{found.model_sha256[:16]}"))
-    return found.model_sha256
+    return incumbent

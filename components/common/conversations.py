@@ -38,10 +38,14 @@ KINDS: dict[str, tuple[list[str], Callable[[Row], list[Any] | None], str]] = {
 
 def kind_of(dataset: Artifact) -> str:
     """The kind of a dataset's rows. Raises InputError when they hold no conversations."""
-    kind = str(dataset.manifest.summary.get("rows_kind", "sft"))
+    return checked(str(dataset.manifest.summary.get("rows_kind", "sft")), f"the dataset in {dataset.path} holds")
+
+
+def checked(kind: str, holds: str = "the sources hold") -> str:
+    """The kind. Raises InputError when its rows hold no conversations; `holds` begins the message."""
     if kind not in KINDS:
         raise InputError(
-            f"the dataset in {dataset.path} holds {kind} rows, and supervised tuning learns and measures conversations",
+            f"{holds} {kind} rows, and supervised tuning learns and measures conversations",
             hint="Curate sources with prompts and answers: messages, Alpaca, Dolly, ShareGPT, prompt/completion or preference pairs.",
         )
     return kind
@@ -50,6 +54,11 @@ def kind_of(dataset: Artifact) -> str:
 def used(kind: str) -> str:
     """What of the rows of this kind is learned and measured, in words."""
     return KINDS[kind][2]
+
+
+def of(kind: str, row: Row) -> list[Any] | None:
+    """The conversation in a row of this kind; None where nothing of it is learned."""
+    return KINDS[kind][1](row)
 
 
 def read(path: Path, kind: str, limit: int | None = None) -> list[Row]:

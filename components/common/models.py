@@ -69,6 +69,36 @@ class Model:
         return self.artifact.as_input() if self.artifact else self.base.as_input()
 
 
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a base model without loading weights: its transformers configuration and tokenizer; `base` where it is here."""
+
+    config: Any
+    tokenizer: Any
+    base: Base | None
+
+
+def outline(source: str) -> Outline:
+    """The outline of the base model named by `source`. Nothing is converted, and of an hf:// model that is not here only its
+    configuration and tokenizer are fetched, into a folder that is removed again. Raises as base_model does."""
+    here = base_model_here(source)
+    if here:
+        return Outline(_config(here.path), load_tokenizer(here.path), here)
+    if source.startswith("embedded:"):
+        gguf = embedded_weights()
+        return Outline(_config(gguf.parent, gguf_file=gguf.name), load_tokenizer(gguf.parent, gguf_file=gguf.name), None)
+    with tempfile.TemporaryDirectory() as cache:
+        folder = _download(source, weights=False, cache_dir=cache)
+        return Outline(_config(folder), load_tokenizer(folder), None)
+
+
+def _config(folder: Path, **options: Any) -> Any:
+    from transformers import AutoConfig
+
+    quiet_transformers()
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False, **options)
+
+
 def base_model(source: str, reporter: Reporter | None = None, expected_sha256: str | None = None) -> Base:
     """The base model named by `source`, fetched or converted where it has to be.
 
@@ -131,8 +161,8 @@ def _from_folder(folder: Path, uri: str) -> Base:
     return Base(folder, hashing.content_sha256((p.name, hashing.sha256_file(p)) for p in files), uri)
 
 
-def _download(source: str) -> Path:
-    """The folder of an hf:// model in the Hugging Face cache; HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured."""
+def _download(source: str, *, weights: bool = True, cache_dir: str | None = None) -> Path:
+    """The folder of an hf:// model in the Hugging Face cache, or in `cache_dir`; HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are honoured."""
     name, revision = _parts(source)
     import huggingface_hub
 
@@ -140,7 +170,8 @@ def _download(source: str) -> Path:
         folder = huggingface_hub.snapshot_download(
             name,
             revision=revision,
-            allow_patterns=["*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab*"],
+            allow_patterns=[*(["*.safetensors"] if weights else []), "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab*"],
+            cache_dir=cache_dir,
         )
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -302,13 +333,13 @@ def load(model: Model, *, trainable: bool = False, dtype: Any = None) -> Any:
     return loaded if trainable else loaded.to(device).eval()
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer, with a padding token and a chat template where the model brings none."""
+def load_tokenizer(folder: Path, **options: Any) -> Any:
+    """The tokenizer, with a padding token and a chat template where the model brings none. `options` go to transformers."""
     from transformers import AutoTokenizer
 
     from components.common import chat
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if not tokenizer.chat_template:

@@ -23,6 +23,7 @@ from components.data_curation.rows import Row
 WORD = re.compile(r"[぀-ヿ㐀-䶿一-鿿가-힯]|[^\W぀-ヿ㐀-䶿一-鿿가-힯]+")
 QUIET = {"DAFT_ANALYTICS_ENABLED": "0", "DO_NOT_TRACK": "true", "DAFT_PROGRESS_BAR": "0"}
 ATTEMPTS = 2
+ROOM = 64 * 1024  # bytes: less than the engine writes
 
 
 @dataclass
@@ -57,6 +58,22 @@ def answer(row: Row, at_least: int) -> str | None:
     answers = row.answers()
     spoken = words("\n".join(answers[:1] if row.kind == "preference" else answers))
     return spoken if spoken.count(" ") + 1 >= at_least else None
+
+
+def equal(rows: Sequence[Row], config: DataCurationConfig) -> Likeness:
+    """What can be told without the engine: which rows have equal texts, words or answers. Similar ones are not looked for."""
+    answers = {place: said for place, row in enumerate(rows) if (said := answer(row, config.answer_min_words)) is not None}
+    first: dict[str, int] = {}
+    return Likeness(
+        exact=_firsts(exact(row) for row in rows),
+        words=_firsts(words(row.text()) for row in rows),
+        answer={place: first.setdefault(said, place) for place, said in answers.items()},
+    )
+
+
+def _firsts(texts: Iterable[str]) -> list[int]:
+    first: dict[str, int] = {}
+    return [first.setdefault(text, place) for place, text in enumerate(texts)]
 
 
 def compare(rows: Sequence[Row], folder: Path, config: DataCurationConfig) -> Likeness:
@@ -98,6 +115,7 @@ def _run(folder: Path, threshold: float, rows: int) -> None:
         process.keep_in_step_log(log)
         if _is_whole(folder, rows):
             return
+    (folder / "room").write_bytes(bytes(ROOM))  # where the disk is full this says so, and the engine could not
     tail = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-400:]
     raise EngineMissingError(
         f"the Daft engine ended twice without a result (exit code {code}): {tail or 'it said nothing'}",

@@ -54,7 +54,7 @@ def rows_of(record: Record, form: str = "auto") -> list[Row]:
         parsed = FORMATS[name][1](fields)
     except KeyError as error:
         raise ShapeError(f"format {name} needs the key {error.args[0]!r}; found {_keys(fields)}") from None
-    return [_row(record, one, number if len(parsed) > 1 else 0) for number, one in enumerate(parsed, 1)]
+    return [_row(record, one, name, number if len(parsed) > 1 else 0) for number, one in enumerate(parsed, 1)]
 
 
 def recognise(fields: Fields) -> str:
@@ -70,7 +70,7 @@ def _keys(fields: Fields) -> str:
     return names if len(names) <= 200 else names[:200] + "…"
 
 
-def _row(record: Record, parsed: Parsed, number: int) -> Row:
+def _row(record: Record, parsed: Parsed, form: str, number: int) -> Row:
     rest = {k: v for k, v in record.fields.items() if k not in parsed.used | {"id", "source"} and v not in (None, "", [], {})}
     own_id, source = record.fields.get("id"), record.fields.get("source")
     own = str(own_id) if isinstance(own_id, str | int) and not isinstance(own_id, bool) and str(own_id).strip() else ""
@@ -82,6 +82,7 @@ def _row(record: Record, parsed: Parsed, number: int) -> Row:
         meta=rest,
         file=record.file,
         line=record.line,
+        form=form,
     )
     _check_text([row.content, row.meta, row.own_id, row.source])
     return row

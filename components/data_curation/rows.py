@@ -26,7 +26,7 @@ CONTENT: dict[Kind, tuple[str, ...]] = {
 class Row:
     """One row: its kind, its content (see CONTENT), where it comes from and what else the source said of it.
 
-    `own_id` is the source's id for it, or "". `id` is given once all rows are read.
+    `own_id` is the source's id for it, or "". `id` is given once all rows are read. `form` is the format it was read as.
     """
 
     kind: Kind
@@ -37,6 +37,7 @@ class Row:
     file: str
     line: int
     id: str = ""
+    form: str = ""
 
     def digest(self) -> str:
         """sha256 (hex) of the content: the same wherever it stands."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from components.data_curation.readers import Unread
 from components.data_curation.rows import Kind, Row, give_ids
 from components.data_curation.sources import Source, list_sources, named
 
-__all__ = ["Source", "curate", "list_sources", "named"]
+__all__ = ["Curated", "Source", "curate", "list_sources", "named", "survey"]
 
 STAGE = "data_curation"
 SPLIT_FILES = {name: f"{name}.parquet" for name in splits.SPLITS}
@@ -43,12 +43,16 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Curated:
-    """What became of the rows: kept ones by split, dropped ones with their reason, and the places that could not be read."""
+    """What became of the rows: kept ones by split, dropped ones with their reason, and the places that could not be read.
+
+    `groups` is how many groups of rows there are that belong together; one goes into one split as a whole.
+    """
 
     kind: Kind
     by_split: dict[str, list[Row]]
     dropped: list[tuple[Row, Drop]]
     unread: list[Unread]
+    groups: int
 
     @property
     def kept(self) -> list[Row]:
@@ -78,13 +82,32 @@ def curate(
     rows, unread = _read(sources, config, reporter)
     _check_any(sources, rows, unread)
     _note(sources, rows, unread, reporter)
-    curated = _curated(rows, unread, output, config, seed, reporter)
-    summary = _summary(curated, rows_in=len(rows) + len(unread))
+    curated = _curated(rows, unread, lambda clean: duplicates.compare(clean, output / ENGINE_FOLDER, config), config, seed, reporter)
+    check_splits(curated, config)
+    if not curated.by_split["validation"]:
+        reporter.note("no row fell into the validation split")
+    summary = counts(curated, rows_in=len(rows) + len(unread))
     reporter.step("writing the dataset")
     _write(curated, output, page.render(summary, sources, curated.kept, curated.dropped, unread))
     return artifacts.publish(
         output, "dataset", payload=PAYLOAD, inputs=inputs, config=config.model_dump(), seed=seed, key=key, summary=summary
     )
+
+
+def survey(sources: Sequence[Source], config: DataCurationConfig, *, seed: int, reporter: Reporter) -> Curated:
+    """What curation would make of the sources, without the Daft engine and without writing anything.
+
+    Rows that are only similar to each other are not found, so what is kept is an upper bound, and exact where there are none. Raises
+    InputError as curate does, but for a split that stays empty: see check_splits.
+    """
+    rows, unread = _read(sources, config, reporter)
+    _check_any(sources, rows, unread)
+    return _curated(rows, unread, lambda clean: duplicates.equal(clean, config), config, seed, reporter)
+
+
+def check_splits(curated: Curated, config: DataCurationConfig) -> None:
+    """Raise InputError where there is nothing to train on or nothing to test with."""
+    splits.check_filled({name: len(some) for name, some in curated.by_split.items()}, curated.groups, config.fractions)
 
 
 def _key(inputs: Sequence[Input], config: DataCurationConfig, seed: int) -> str:
@@ -147,7 +170,14 @@ def _each(sources: Sequence[Source], config: DataCurationConfig) -> Iterator[Row
                 yield row
 
 
-def _curated(rows: list[Row], unread: list[Unread], output: Path, config: DataCurationConfig, seed: int, reporter: Reporter) -> Curated:
+def _curated(
+    rows: list[Row],
+    unread: list[Unread],
+    compare: Callable[[list[Row]], duplicates.Likeness],
+    config: DataCurationConfig,
+    seed: int,
+    reporter: Reporter,
+) -> Curated:
     kind = _one_kind(rows)
     reporter.step("filtering")
     dropped = [(row, why) for row in rows if (why := cleaning.drop(row, config))]
@@ -156,16 +186,13 @@ def _curated(rows: list[Row], unread: list[Unread], output: Path, config: DataCu
     if not clean:
         raise _nothing(dropped, unread)
     reporter.step("comparing rows")
-    found = duplicates.compare(clean, output / ENGINE_FOLDER, config)
+    found = compare(clean)
     repeats = duplicates.drops(clean, found)
     dropped += [(clean[place], why) for place, why in repeats.items()]
     together = duplicates.clusters(clean, found)
     places = splits.assign(clean, together, config.fractions, seed)
     by_split = {name: [r for i, r in enumerate(clean) if places[i] == name and i not in repeats] for name in splits.SPLITS}
-    splits.check_filled({name: len(some) for name, some in by_split.items()}, len(set(together)), config.fractions)
-    if not by_split["validation"]:
-        reporter.note("no row fell into the validation split")
-    return Curated(kind, by_split, dropped, unread)
+    return Curated(kind, by_split, dropped, unread, len(set(together)))
 
 
 def _check_any(sources: Sequence[Source], rows: Sequence[Row], unread: Sequence[Unread]) -> None:
@@ -204,7 +231,7 @@ def _nothing(dropped: Sequence[tuple[Row, Drop]], unread: Sequence[Unread]) -> I
     )
 
 
-def _summary(curated: Curated, rows_in: int) -> dict[str, Any]:
+def counts(curated: Curated, rows_in: int) -> dict[str, Any]:
     """The counts of the manifest. Rows in = kept + rejected + quarantined, or there is a fault here."""
     reasons = Counter(why.reason for _, why in curated.dropped)
     sizes = {name: len(rows) for name, rows in curated.by_split.items()}

@@ -173,5 +173,6 @@ def _summary(trained: Trained, examples: Examples, kind: str) -> dict[str, Any]:
         "resumed_from": trained.resumed_from,
         "rows": {"train": len(examples.rows), "truncated": examples.truncated, "without_answer": examples.without_answer},
         "learned": conversations.used(kind),
+        "arithmetic": models.arithmetic(),
         "parameters": {"trainable": trainable, "all": sum(p.numel() for p in trained.model.parameters())},
     }
