@@ -243,7 +243,7 @@ def _take(lock: Path) -> None:
             if holder is not None:
                 raise UsageError(
                     f"another run (process {holder}) works in {lock.parent}",
-                    hint="Wait for it, end it, or use another --workdir.",
+                    hint="Wait for it, end it with `tuneline cancel latest`, or use another --workdir.",
                 )
             _remove_dead(lock)
     finally:

@@ -14,6 +14,7 @@ def run(result: dict[str, Any], workdir: str) -> list[str]:
     """The verdict with its reasons, where the report is, and how to talk to the model."""
     lines = [_stage(stage) for stage in result["stages"]]
     lines += ["", f"verdict: {result['verdict']}", *(f"  {reason}" for reason in _reasons(result))]
+    lines += unreadable(Path(result["artifacts"]["dataset"]))
     registered = result["mlflow"]
     aliases = ", ".join(registered["aliases"]) or "no alias"
     lines += [f"model: {registered['model_name']} version {registered['model_version']} ({aliases})"]
@@ -23,6 +24,17 @@ def run(result: dict[str, Any], workdir: str) -> list[str]:
     lines += [f"look at the runs: make ui   (or: mlflow ui --backend-store-uri {registered['tracking_uri']})"]
     cached = [stage["name"] for stage in result["stages"] if stage["cached"]]
     return [*lines, f"{result['seconds']:.0f} seconds in all" + (f"; from the cache: {', '.join(cached)}" if cached else "")]
+
+
+def unreadable(dataset: Path) -> list[str]:
+    """What of the sources could not be read, where that is anything: how many places, the first of them, and where all are listed."""
+    places = (dataset / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()
+    if not places:
+        return []
+    first = json.loads(places[0])
+    count = "1 place of the sources was" if len(places) == 1 else f"{len(places):,} places of the sources were"
+    where = f"{first['file']}:{first['line']}: {first['why']}"
+    return [f"unreadable: {count} left out, the first {where}", f"  all of them: {dataset / 'quarantine.jsonl'}"]
 
 
 def _command() -> str:

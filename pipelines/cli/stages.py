@@ -43,6 +43,7 @@ def curate(
     from components.data_curation.stage import curate as stage
     from components.data_curation.stage import list_sources
     from pipelines.resolve import expand_demo
+    from pipelines.summary import unreadable
 
     found = list_sources(expand_demo(sources, work), Path.cwd())
     settings = customization.data_curation.model_copy(update={"sources": sources})
@@ -52,6 +53,7 @@ def curate(
     result = {"dataset": str(output), "sha256": made.sha256, "rows": rows, "splits": splits}
     dropped = ", ".join(f"{n} {reason}" for reason, n in rows["rejected"].items()) or "none"
     lines = [f"{rows['kept']} of {rows['in']} rows kept; dropped: {dropped}; unreadable: {rows['quarantined']}"]
+    lines += unreadable(output)
     show(result, as_json, [*lines, f"splits: {splits}", f"report: {output / 'report.html'}"])
 
 
