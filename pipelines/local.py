@@ -171,6 +171,7 @@ def _close_dead_runs(workdir: Workdir) -> None:
         if known.get("status", "running") == "running" or known.get("tracking_open"):
             closed = tracking.end_dead_run(known.get("tracking_uri"), dead.name)
             dead.write(status="killed" if known.get("status", "running") == "running" else known["status"], tracking_open=not closed)
+            dead.reserve.unlink(missing_ok=True)
 
 
 def _run_tracked(config: Customization, workdir: Workdir, this: Run, reporter: Reporter, parent: str, began: float) -> dict[str, Any]:

@@ -153,6 +153,7 @@ def check_end(project: Path, name: str, found: dict[str, str], expected: dict[st
     assert left_of(work.root) == []
     assert files(work.store / "unfinished") == []
     assert files(work.state / "fine_tuning") == []
+    assert [run.name for run in runs.every(work) if run.reserve.exists()] == []
     assert [path.name for path in work.root.iterdir() if "lock" in path.name] == []
     states = Counter(run.state for run in runs.every(work))
     assert set(states) <= {"finished", "killed"}, states
