@@ -115,6 +115,9 @@ def kill_until_finished(
             tally.groups += group
             say(f"kill {tally.kills}: {moment:.1f} s into a command, in {hit}" + (", the whole group" if group else ""))
             wait_until_alone(project / name)
+        except KeyboardInterrupt:
+            kill(child, group=True)
+            raise
         else:
             return finish(project, name, child)
 
