@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,8 @@ def parameters(model_config: Any, config: FineTuningConfig) -> dict[str, int]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what transformers says of itself when PEFT wraps a model
         model = ADAPTATIONS[config.adaptation](AutoModelForCausalLM.from_config(model_config, trust_remote_code=False), config)
     tied = model_config.get_text_config().tie_word_embeddings
     return {

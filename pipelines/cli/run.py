@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,10 +18,15 @@ from pipelines.cli.app import (
     Sets,
     TrackingUri,
     WorkdirOption,
+    alone,
     app,
+    finish,
     load_config,
     show,
 )
+
+if TYPE_CHECKING:
+    from pipelines.config import Customization
 
 
 @app.command()
@@ -30,15 +36,32 @@ def run(
     workdir: WorkdirOption = HERE,
     tracking_uri: TrackingUri = "",
     fail_on_refusal: RefusalFails = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show rows, tokens, steps, memory, disk and time to expect, and do nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Run the whole pipeline on this machine: curate, version, fine-tune, evaluate, package, register, promote."""
     customization = load_config(config, sets)
+    if dry_run:
+        return _estimate(customization, workdir, tracking_uri, as_json)
     from pipelines import local, summary
 
     result = local.run(customization, Workdir(workdir.absolute()), quiet=as_json, uri=tracking_uri or None)
     show(result, as_json, summary.run(result, str(workdir)))
     return EXIT_REFUSED if fail_on_refusal and result["verdict"] == "refused" else 0
+
+
+def _estimate(customization: Customization, workdir: Path, tracking_uri: str, as_json: bool) -> int:
+    reporter, work = alone("dry run", as_json, workdir, tracking_uri)
+    os.environ["MLFLOW_TRACKING_URI"] = work.tracking_uri
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from pipelines.estimate import estimate, lines
+
+    result = estimate(customization, work, reporter)
+    finish(reporter)
+    show(result, as_json, [] if as_json else lines(result))
+    return 0
 
 
 @app.command()

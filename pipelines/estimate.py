@@ -1,0 +1,418 @@
+"""What `tuneline run` would do, told without doing it: rows, tokens, steps, memory, disk and time.
+
+Sources are really listed, read, cleaned and tokenised; nothing is written, converted or registered. Each figure says what it rests on.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from components.common import artifacts, conversations, cost, models, places, step
+from components.common.artifacts import Manifest
+from components.common.errors import InputError, TunelineError
+from components.common.models import Outline
+from components.common.places import Workdir
+from components.common.progress import Reporter
+from components.data_curation.stage import Curated, Source, check_splits, counts, list_sources, survey
+from components.data_versioning.stage import versions
+from components.fine_tuning import plan as training
+from components.fine_tuning.data import Examples, tokenise
+from components.model_registry.stage import champion
+from pipelines import sizing
+from pipelines.config import Customization
+from pipelines.resolve import Plans, compared_with, demo_path, expand_demo, plan, unproven, unproven_note
+from pipelines.sizing import Shape
+
+SAMPLE = 2000  # training rows tokenised at most
+GB = 10**9
+DAFT_SECONDS = 5.0  # for the engine's child process to start and compare some thousand rows
+MODEL_STAGES = ("fine_tuning", "evaluation", "triton_packaging")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token counts of the training rows, or of a sample of them."""
+
+    rows: int
+    examples: Examples
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each tokenised row that is learned."""
+        return [row["length"] for row in self.examples.rows]
+
+    @property
+    def tokenised(self) -> int:
+        """Rows that were tokenised."""
+        return len(self.examples.rows) + self.examples.without_answer
+
+    @property
+    def share(self) -> float:
+        """Rows there are for each one tokenised."""
+        return self.rows / self.tokenised if self.tokenised else 1.0
+
+    @property
+    def trained_rows(self) -> int:
+        """Rows of the training split that would be learned."""
+        return round(len(self.examples.rows) * self.share)
+
+    @property
+    def mean(self) -> float:
+        """Tokens a learned row."""
+        return statistics.fmean(self.lengths) if self.lengths else 0.0
+
+
+@dataclass
+class Findings:
+    """What was looked at, and what it makes worth saying."""
+
+    config: Customization
+    workdir: Workdir
+    sources: list[Source]
+    outline: Outline
+    curated: Curated
+    reading_seconds: float
+    tokens: Tokens
+    shape: Shape
+    cached: dict[str, str]
+    warnings: list[str] = field(default_factory=list)
+    basis: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        return training.steps(self.tokens.trained_rows, self.config.fine_tuning)
+
+    @property
+    def full(self) -> bool:
+        """Whether every weight is trained."""
+        return self.config.fine_tuning.adaptation == "full"
+
+
+def estimate(config: Customization, workdir: Workdir, reporter: Reporter) -> dict[str, Any]:
+    """The object that `tuneline run --dry-run --json` prints. Raises what a run would: ConfigurationError for sources or models that are
+    not there, InputError for rows that nothing can be made of."""
+    found = look(config, workdir, reporter)
+    reporter.step("estimating")
+    rows = _rows(found)
+    tokens = _tokens(found)
+    memory, disk = _memory(found), _disk(found)
+    seconds = _seconds(found, tokens["trained"])
+    return {
+        "dry_run": True,
+        "rows": rows,
+        "tokens": tokens,
+        "steps": found.steps,
+        "parameters": {"all": found.shape.parameters, "trainable": found.shape.trainable},
+        "memory": memory,
+        "disk": disk,
+        "seconds": seconds,
+        "stages": [{"name": stage, "cached": stage in found.cached} for stage in ("data_curation", *MODEL_STAGES)],
+        "basis": found.basis,
+        "warnings": found.warnings,
+    }
+
+
+def look(config: Customization, workdir: Workdir, reporter: Reporter) -> Findings:
+    """Look at sources, base model and registry as `resolve` does, read the rows, tokenise them."""
+    with tempfile.TemporaryDirectory(prefix="tuneline-dry-run-") as scratch:
+        reporter.step("looking at the sources")
+        # The demo's rows are built outside of the workdir, and known by the place they would have there.
+        drawn = Workdir(Path(scratch).resolve())
+        sources = list_sources(expand_demo(config.data_curation.sources, drawn), Path.cwd())
+        at_home = [s.model_copy(update={"uri": s.uri.replace(str(demo_path(drawn)), str(demo_path(workdir).resolve()))}) for s in sources]
+        reporter.step("looking at the base model")
+        outline = models.outline(config.fine_tuning.base_model)
+        counted = training.parameters(outline.config, config.fine_tuning)
+        cached = _cached(config, workdir, at_home, outline)
+        began = time.monotonic()
+        curated = survey(sources, config.data_curation, seed=config.seed, reporter=reporter)
+        reading = time.monotonic() - began
+    reporter.step("tokenising the training rows")
+    tokens = _tokenise(curated, outline, config, reporter)
+    found = Findings(config, workdir, sources, outline, curated, reading, tokens, Shape.of(outline.config, counted), cached)
+    _warn(found)
+    return found
+
+
+def _tokenise(curated: Curated, outline: Outline, config: Customization, reporter: Reporter) -> Tokens:
+    """Tokens of the training rows as fine-tuning would see them; of an evenly spread sample where there are many."""
+    kind = conversations.checked(curated.kind)
+    talks = [(row, said) for row in curated.by_split["train"] if (said := conversations.of(kind, row.content)) is not None]
+    spread = talks[:: math.ceil(len(talks) / SAMPLE)] if talks else []
+    rows = [{"messages": said, "tools": row.content.get("tools")} for row, said in spread]
+    length = config.fine_tuning.max_length
+    return Tokens(len(talks), tokenise(rows, outline.tokenizer, max_length=length, total=len(rows), reporter=reporter))
+
+
+def _cached(config: Customization, workdir: Workdir, sources: list[Source], outline: Outline) -> dict[str, str]:
+    """The stages whose result is in the store already, with its digest. The keys are those of the steps themselves."""
+    if outline.base is None:
+        return {}
+    in_service = champion(config.model_registry.name)
+    plans = plan(config, sources, outline.base.sha256, lambda key: compared_with(in_service, key), unproven(config))
+    found: dict[str, str] = {}
+    for stage, parameters in _parameters(plans, config, workdir, found):
+        sha256 = places.noted(workdir.store, stage, step.key_of(stage, parameters))
+        if sha256 is None:
+            break
+        found[stage] = sha256
+    return found
+
+
+def _parameters(plans: Plans, config: Customization, workdir: Workdir, found: dict[str, str]) -> Any:
+    """What each step would be given, one after the other: a later one needs what the earlier ones made."""
+    yield "data_curation", plans.data_curation
+    dataset = found["data_curation"]
+    published = [v for v in versions(config.data_versioning, workdir=workdir.root) if v.content_sha256 == dataset]
+    if not published:
+        return
+    yield "fine_tuning", {"plan": plans.fine_tuning, "dataset": dataset, "uri": published[-1].uri}
+    model = found["fine_tuning"]
+    yield "evaluation", {"plan": plans.evaluation, "model": model, "dataset": dataset}
+    yield "triton_packaging", {"plan": plans.triton_packaging, "model": model}
+
+
+def _warn(found: Findings) -> None:
+    """What a run would be refused for, or be disappointed by, later on."""
+    try:
+        check_splits(found.curated, found.config.data_curation)
+    except InputError as error:
+        found.warnings.append(f"{error.message}. {error.hint}")
+    reason = unproven(found.config)
+    if reason:
+        found.warnings.append(unproven_note(reason))
+    if found.tokens.tokenised and not found.tokens.examples.rows:
+        length = found.config.fine_tuning.max_length
+        found.warnings.append(f"no training row has an answer within {length} tokens. Raise fine_tuning.max_length.")
+    tuning = found.config.fine_tuning
+    if tuning.max_length > found.outline.config.get_text_config().max_position_embeddings:
+        context = found.outline.config.get_text_config().max_position_embeddings
+        found.warnings.append(f"fine_tuning.max_length is {tuning.max_length}, the model's context {context} tokens")
+
+
+def _rows(found: Findings) -> dict[str, Any]:
+    curated = found.curated
+    all_rows = [*curated.kept, *(row for row, _ in curated.dropped)]
+    told = counts(curated, rows_in=len(all_rows) + len(curated.unread))
+    found.basis["rows"] = (
+        "every source read, cleaned and compared for equal rows; similar ones, which curation drops too, are not looked for"
+    )
+    return {**told["rows"], "formats": dict(sorted(Counter(row.form for row in all_rows).items())), "splits": told["splits"]}
+
+
+def _tokens(found: Findings) -> dict[str, Any]:
+    tokens, tuning = found.tokens, found.config.fine_tuning
+    lengths, sampled = tokens.lengths, tokens.tokenised < tokens.rows
+    if not lengths:
+        trained = 0
+    elif sampled:
+        trained = round(found.steps * min(tuning.batch_size, tokens.trained_rows) * tokens.mean)
+    else:
+        trained = training.tokens(lengths, tuning, found.config.seed)
+    how = f"{tokens.tokenised:,} evenly spread rows of {tokens.rows:,}" if sampled else f"all {tokens.rows:,} training rows"
+    found.basis["tokens"] = f"{how}, with the base model's tokenizer and chat template, cut at {tuning.max_length} tokens"
+    epochs = f"{tuning.epochs:g} epochs of {tokens.trained_rows:,} rows, {tuning.batch_size} a step"
+    found.basis["steps"] = "fine_tuning.max_steps" if tuning.max_steps else epochs
+    return {
+        "tokenised_rows": tokens.tokenised,
+        "mean": round(tokens.mean, 2),
+        "longest": max(lengths, default=0),
+        "cut_share": round(tokens.examples.truncated / tokens.tokenised, 4) if tokens.tokenised else 0.0,
+        "without_answer": round(tokens.examples.without_answer * tokens.share),
+        "an_epoch": round(sum(lengths) * tokens.share),
+        "trained": trained,
+    }
+
+
+def _memory(found: Findings) -> dict[str, Any]:
+    """Peaks of the stages that load the model, what is free where they run, and a warning where that does not suffice."""
+    config, shape, gpu = found.config, found.shape, _on_gpu()
+    tuning, longest = config.fine_tuning, max(found.tokens.lengths, default=config.fine_tuning.max_length)
+    dropout = not found.full and tuning.lora.dropout > 0
+    parts = sizing.training_memory(shape, rows=tuning.micro_batch_size, length=longest, dropout=dropout, gpu=gpu)
+    peaks = {
+        "fine_tuning": parts["total"],
+        "evaluation": sizing.evaluation_memory(shape, batch_tokens=config.evaluation.batch_tokens, gpu=gpu),
+        "triton_packaging": sizing.packaging_memory(shape, proven=unproven(config) is None),
+    }
+    name, largest = max(((n, b) for n, b in peaks.items()), key=lambda one: one[1])
+    free = _free_memory(gpu)
+    found.basis["memory"] = "formulas of pipelines/sizing.py; measured peaks of training were within 16% of them"
+    if largest > free:
+        advice = "Lower fine_tuning.micro_batch_size or max_length." if name == "fine_tuning" else "Use a larger machine."
+        found.warnings.append(f"{name} needs about {_gb(largest)} of memory, {_gb(free)} are free. {advice}")
+    return {"training": parts, "stages": peaks, "largest_stage": name, "free": free, "device": "gpu" if gpu else "cpu"}
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _free_memory(gpu: bool) -> int:
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0]) if gpu else int(psutil.virtual_memory().available)
+
+
+def _disk(found: Findings) -> dict[str, int]:
+    """Bytes that a run would add to the workdir, and what is free there. A dataset lies in the store and in the data repository's remote, a
+    model in the store and in MLflow where it is small enough."""
+    shape, tuning = found.shape, found.config.fine_tuning
+    one = sizing.checkpoint(shape, full=found.full)
+    written = min(training.checkpoints(found.steps, tuning), tuning.keep_checkpoints + 1)  # the oldest goes once the newest is whole
+    model = shape.parameters * sizing.FLOAT32 if found.full else shape.trainable * sizing.FLOAT32
+    copied = 2 if model <= found.config.model_registry.copy_limit_mb * 10**6 else 1
+    parts = {
+        "checkpoints": one * written,
+        "dataset": 2 * sum(source.bytes for source in found.sources),
+        "model": copied * model,
+        "repository": shape.parameters * (sizing.BFLOAT16 if _on_gpu() else sizing.FLOAT32),
+    }
+    of_stage = {"checkpoints": "fine_tuning", "dataset": "data_curation", "model": "fine_tuning", "repository": "triton_packaging"}
+    parts = {name: 0 if of_stage[name] in found.cached else size for name, size in parts.items()}
+    total, free = sum(parts.values()), shutil.disk_usage(_existing(found.workdir.root)).free
+    found.basis["disk"] = "raw bytes for the dataset; 4 bytes a parameter for weights and 8 for the optimizer's state"
+    if total > free:
+        found.warnings.append(f"the run needs about {_gb(total)} of disk in {found.workdir.root}, {_gb(free)} are free")
+    return {**parts, "total": total, "free": free}
+
+
+def _existing(path: Path) -> Path:
+    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+
+
+def _seconds(found: Findings, trained: int) -> dict[str, Any]:
+    """Time a stage, null where nothing is known before it ran here once, and their sum; a cached stage takes none."""
+    earlier = _earlier(found.workdir.store)
+    rate: list[float] = []
+
+    def measured() -> float:
+        if not rate:
+            tokens = found.config.fine_tuning.micro_batch_size * max(8, round(found.tokens.mean))
+            rate.append(sizing.EFFICIENCY * sizing.matmul_rate(found.shape, rows=tokens))
+        return rate[0]
+
+    spent: dict[str, float | None] = {"data_curation": found.reading_seconds + DAFT_SECONDS, "triton_packaging": None}
+    found.basis["seconds.data_curation"] = f"reading took {found.reading_seconds:.1f} s just now, and {DAFT_SECONDS:.0f} s for Daft"
+    alike = _alike_training(found, earlier)
+    if "fine_tuning" in found.cached:
+        pass
+    elif alike:
+        speed = float(alike.summary["tokens_per_second"])
+        spent["fine_tuning"] = trained / speed
+        found.basis["seconds.fine_tuning"] = f"{speed:.1f} tokens/s, as the newest training like it here, {alike.content_sha256[:12]}"
+    else:
+        spent["fine_tuning"] = trained * sizing.training_flops(found.shape, found.tokens.mean) / measured()
+        found.basis["seconds.fine_tuning"] = _rough(rate[0], "a training token's operations")
+    if "evaluation" not in found.cached:
+        spent["evaluation"] = _evaluation_work(found) / measured()
+        found.basis["seconds.evaluation"] = _rough(rate[0], "each test row read by candidate and base")
+    packaged = next((kept for kind, manifest, kept in earlier if kind == "repository" and _same_base(manifest, found)), None)
+    if packaged:
+        spent["triton_packaging"] = packaged["seconds"]
+        found.basis["seconds.triton_packaging"] = "what the newest package of this base model took here"
+    stages = {stage: 0.0 if stage in found.cached else _rounded(spent.get(stage)) for stage in ("data_curation", *MODEL_STAGES)}
+    return {**stages, "total": round(sum(value for value in stages.values() if value), 1)}
+
+
+def _rough(rate: float, work: str) -> str:
+    speed = f"{rate / GB:.0f} GFLOP/s: half of a matrix product's rate here, measured for a second"
+    return f"{work} by formula, at {speed}; right within a factor of 2 or 3"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _evaluation_work(found: Findings) -> float:
+    """Operations of the evaluation: every test row by candidate and base, and the answers they write."""
+    settings = found.config.evaluation
+    items = len(found.curated.by_split["test"])
+    items = min(items, settings.max_items) if settings.max_items else items
+    read = items * found.tokens.mean + settings.generations * settings.generation_tokens
+    return 2 * read * sizing.forward_flops(found.shape, found.tokens.mean)
+
+
+Earlier = list[tuple[str, Manifest, cost.Cost]]
+
+
+def _earlier(store: Path) -> Earlier:
+    """The artifacts of a store with what they cost, newest first."""
+    found = []
+    for path in sorted(store.glob(f"*/{artifacts.MANIFEST}"), key=lambda p: p.stat().st_mtime, reverse=True):
+        try:
+            manifest = artifacts.read_manifest(path.parent)
+        except TunelineError:
+            continue
+        found.append((manifest.kind, manifest, cost.known(store, manifest.content_sha256) or {"seconds": 0.0}))
+    return found
+
+
+def _same_base(manifest: Manifest, found: Findings) -> bool:
+    named, base = manifest.input("base_model"), found.outline.base
+    return named is not None and base is not None and named.content_sha256 == base.sha256
+
+
+def _alike_training(found: Findings, earlier: Earlier) -> Manifest | None:
+    """The newest training of this base model, with this adaptation and length, on this device and as many threads."""
+    here, tuning = models.arithmetic(), found.config.fine_tuning
+    for kind, manifest, _ in earlier:
+        alike = kind == "model" and _same_base(manifest, found) and manifest.summary.get("arithmetic") == here
+        same = ("adaptation", "max_length", "micro_batch_size")
+        if alike and all(manifest.config.get(name) == getattr(tuning, name) for name in same) and manifest.summary.get("tokens_per_second"):
+            return manifest
+    return None
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:.1f} GB"
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """An estimate for people."""
+    rows, tokens, memory, disk, basis = (result[name] for name in ("rows", "tokens", "memory", "disk", "basis"))
+    dropped = ", ".join(f"{n} {reason}" for reason, n in rows["rejected"].items()) or "none"
+    formats = ", ".join(f"{n} {form}" for form, n in rows["formats"].items())
+    train = memory["training"]
+    parts = ", ".join(f"{name} {_gb(train[name])}" for name in ("weights", "gradients", "optimizer", "activations", "logits"))
+    largest = memory["stages"][memory["largest_stage"]]
+    split = ", ".join(f"{n} {name}" for name, n in rows["splits"].items())
+    return [
+        "a dry run: nothing was written",
+        f"rows      {rows['kept']} of {rows['in']} kept; dropped: {dropped}; unreadable: {rows['quarantined']}; read as {formats}",
+        f"          {split} (similar rows are not counted out)",
+        f"tokens    {tokens['mean']:g} a row, at most {tokens['longest']}; {tokens['cut_share']:.1%} of them are cut ({basis['tokens']})",
+        f"training  {result['steps']} steps ({basis['steps']}), {tokens['trained']:,} tokens, "
+        f"{result['parameters']['trainable']:,} of {result['parameters']['all']:,} parameters",
+        f"memory    {_gb(train['total'])} for the training: {parts}",
+        f"          {_gb(largest)} for the largest stage, {memory['largest_stage']}; {_gb(memory['free'])} free",
+        f"disk      {_gb(disk['total'])}, checkpoints {_gb(disk['checkpoints'])} of it; {_gb(disk['free'])} free",
+        *_time_lines(result),
+        *(f"warning: {warning}" for warning in result["warnings"]),
+    ]
+
+
+def _time_lines(result: dict[str, Any]) -> list[str]:
+    cached = {stage["name"] for stage in result["stages"] if stage["cached"]}
+    told: list[str] = []
+    for stage, seconds in result["seconds"].items():
+        if stage == "total":
+            continue
+        known = "not known before the first run" if seconds is None else f"{seconds:,.0f} s"
+        what = "cached: nothing would be done" if stage in cached else known
+        why = "" if stage in cached else result["basis"].get(f"seconds.{stage}", "")
+        told.append(f"{'time' if not told else '':<10}{stage:<18}{what}{f' ({why})' if why else ''}")
+    return [*told, f"          about {result['seconds']['total']:,.0f} s in all"]

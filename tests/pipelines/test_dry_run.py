@@ -1,0 +1,242 @@
+"""What a run would do is told as it then comes out, and telling it does nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.common import artifacts
+from components.common.errors import InputError, TunelineError
+from components.common.places import Workdir
+from components.common.progress import Silent
+from components.data_curation.stage import curate, list_sources
+from components.fine_tuning.stage import finetune
+from pipelines import estimate as estimating
+from pipelines.config import Customization, load
+from pipelines.estimate import estimate, lines
+from pipelines.resolve import resolve
+from tests.pipelines.command import answer, refusal, tuneline
+from tests.pipelines.project import write_project
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow]
+KEYS = {"dry_run", "rows", "tokens", "steps", "parameters", "memory", "disk", "seconds", "stages", "basis", "warnings"}
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder in which nothing was run yet."""
+    return write_project(tmp_path_factory.mktemp("fresh"))
+
+
+Look = Callable[..., dict[str, Any]]
+
+
+def settings(folder: Path, *overrides: str) -> Customization:
+    return load(folder / "customization.yaml", overrides)
+
+
+@pytest.fixture
+def look(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
+    """Estimate in this process, in a workdir that does not exist."""
+    work = Workdir(fresh / "nowhere")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", work.tracking_uri)
+    return lambda *overrides: estimate(settings(fresh, *overrides), work, Silent())
+
+
+def test_rows_steps_and_tokens_are_those_the_run_then_reports(first: dict[str, Any], look: Look) -> None:
+    told = look()
+    dataset = artifacts.read(Path(first["artifacts"]["dataset"])).manifest.summary
+    model = artifacts.read(Path(first["artifacts"]["model"])).manifest.summary
+    assert told["rows"] == {**dataset["rows"], "formats": {"alpaca": 156}, "splits": dataset["splits"]}
+    assert told["steps"] == model["steps"] == 30
+    assert told["tokens"]["trained"] == model["tokens"]
+    assert told["parameters"] == model["parameters"]
+    assert told["tokens"]["tokenised_rows"] == dataset["splits"]["train"] == model["rows"]["train"]
+    assert not any(stage["cached"] for stage in told["stages"])
+
+
+@pytest.mark.parametrize("recipe", [{"epochs": 1.5, "batch_size": 8}, {"epochs": 1.0, "batch_size": 20, "max_length": 40}])
+def test_epochs_are_counted_as_the_trainer_counts_them(
+    first: dict[str, Any], fresh: Path, look: Look, tmp_path: Path, recipe: dict[str, Any]
+) -> None:
+    changes = ["fine_tuning.max_steps=null", "fine_tuning.validation_rows=0", *(f"fine_tuning.{k}={v}" for k, v in recipe.items())]
+    told = look(*changes)
+    config = settings(fresh, *changes)
+    dataset = artifacts.read(Path(first["artifacts"]["dataset"]))
+    options: dict[str, Any] = {"seed": config.seed, "state": tmp_path / "state", "reporter": Silent()}
+    made = finetune(dataset, tmp_path / "model", config.fine_tuning, **options).manifest.summary
+    assert (told["steps"], told["tokens"]["trained"]) == (made["steps"], made["tokens"])
+    assert told["tokens"]["cut_share"] == pytest.approx(made["rows"]["truncated"] / made["rows"]["train"], abs=1e-4)
+    assert f"{recipe['epochs']:g} epochs of {made['rows']['train']} rows, {recipe['batch_size']} a step" == told["basis"]["steps"]
+
+
+def test_what_is_in_the_store_is_said_to_be_cached_and_takes_no_time(first: dict[str, Any], project: Path) -> None:
+    told = answer("run", "-c", "customization.yaml", "--workdir", "wd", "--dry-run", cwd=project)
+    assert set(told) == KEYS
+    assert told["stages"] == [
+        {"name": stage, "cached": True} for stage in ("data_curation", "fine_tuning", "evaluation", "triton_packaging")
+    ]
+    assert told["seconds"] == {
+        "data_curation": 0.0, "fine_tuning": 0.0, "evaluation": 0.0, "triton_packaging": 0.0, "total": 0.0
+    }  # fmt: skip
+    assert told["disk"]["total"] == 0
+
+
+def test_another_recipe_is_timed_by_the_newest_training_like_it(first: dict[str, Any], project: Path) -> None:
+    arguments = ["run", "-c", "customization.yaml", "--workdir", "wd", "--set", "fine_tuning.learning_rate=2e-3", "--dry-run"]
+    told = answer(*arguments, cwd=project)
+    assert {stage["name"]: stage["cached"] for stage in told["stages"]} == {
+        "data_curation": True, "fine_tuning": False, "evaluation": False, "triton_packaging": False
+    }  # fmt: skip
+    assert "tokens/s, as the newest training like it here" in told["basis"]["seconds.fine_tuning"]
+    assert told["seconds"]["triton_packaging"] > 0
+    assert told["basis"]["seconds.triton_packaging"] == "what the newest package of this base model took here"
+    words = tuneline(*arguments, cwd=project).stdout
+    assert "data_curation     cached: nothing would be done" in words
+
+
+def everything(*folders: Path) -> dict[str, tuple[int, str]]:
+    """Every file of the folders with its time of change and digest, and every folder."""
+    found = {}
+    for path in sorted(p for folder in folders for p in folder.rglob("*")):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "a folder"
+        found[str(path)] = (path.stat().st_mtime_ns, digest)
+    return found
+
+
+@pytest.mark.parametrize("workdir", ["wd", "not-there-yet"])
+def test_a_dry_run_does_nothing(first: dict[str, Any], project: Path, tmp_path: Path, workdir: str) -> None:
+    places = {name: tmp_path / name.lower() for name in ("TUNELINE_CACHE", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR")}
+    for place in places.values():
+        place.mkdir()
+    before = everything(project, *places.values())
+    extra = {name: str(place) for name, place in places.items()}
+    answer("run", "-c", "customization.yaml", "--workdir", workdir, "--dry-run", cwd=project, **extra)
+    assert everything(project, *places.values()) == before
+
+
+@pytest.mark.model
+def test_the_demo_with_the_embedded_model_is_told_without_converting_it(tmp_path: Path) -> None:
+    here, cache = tmp_path / "here", tmp_path / "cache"
+    here.mkdir()
+    cache.mkdir()
+    done = tuneline("run", "--dry-run", "--json", cwd=here, TUNELINE_CACHE=str(cache))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    told = json.loads(done.stdout)
+    assert os.listdir(here) == os.listdir(cache) == []  # noqa: PTH208
+    assert told["rows"]["in"] > 1000
+    assert told["rows"]["rejected"]["exact_duplicate"] > 100
+    assert told["parameters"] == {"all": 134_515_008 + 4_884_480, "trainable": 4_884_480}
+    assert told["tokens"]["tokenised_rows"] <= 2000
+    assert "evenly spread rows of" in told["basis"]["tokens"]
+    assert told["steps"] == 40
+    assert 2e9 < told["memory"]["training"]["total"] < 8e9
+    assert told["memory"]["training"]["weights"] == (134_515_008 + 4_884_480) * 4
+    assert "GFLOP/s" in told["basis"]["seconds.fine_tuning"]
+
+
+def test_memory_grows_with_what_is_trained_and_with_what_is_in_memory_at_once(look: Look) -> None:
+    lora, full = look()["memory"]["training"], look("fine_tuning.adaptation=full")["memory"]["training"]
+    parameters = look("fine_tuning.adaptation=full")["parameters"]
+    assert full["gradients"] + full["optimizer"] + full["weights"] == 16 * parameters["all"] == 16 * parameters["trainable"]
+    assert lora["optimizer"] < full["optimizer"] / 2
+    half = look("fine_tuning.micro_batch_size=2")["memory"]["training"]
+    assert (half["logits"], half["activations"]) == (lora["logits"] // 2, lora["activations"] // 2)
+    for parts in (lora, full, half):
+        assert parts["total"] == sum(size for name, size in parts.items() if name != "total")
+
+
+def test_too_little_memory_or_disk_is_warned_of(look: Look, monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
+    assert not [w for w in look()["warnings"] if "memory" in w or "disk" in w]
+    monkeypatch.setattr(estimating, "_free_memory", lambda gpu: 10**8)
+    monkeypatch.setattr(estimating.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**5})())
+    warnings = " ".join(look("fine_tuning.adaptation=full")["warnings"])
+    assert "of memory, 0.1 GB are free." in warnings
+    assert f"of disk in {fresh / 'nowhere'}, 0.0 GB are free" in warnings
+
+
+def test_rows_too_few_for_the_splits_are_warned_of_in_the_words_of_the_curation(fresh: Path, look: Look, tmp_path: Path) -> None:
+    few = fresh / "few.jsonl"
+    few.write_text("".join((fresh / "raw.jsonl").read_text().splitlines(keepends=True)[:2]))
+    told = look(f"data_curation.sources=[{few}]")
+    config = settings(fresh)
+    with pytest.raises(InputError) as error:
+        curate(list_sources([str(few)], fresh), tmp_path / "out", config.data_curation, seed=config.seed, reporter=Silent())
+    assert f"{error.value.message}. {error.value.hint}" in told["warnings"]
+    assert "too few rows for the split: 2 rows" in error.value.message
+    assert told["steps"] == 30
+
+
+def test_a_package_that_cannot_be_proven_is_warned_of(look: Look) -> None:
+    warnings = look("triton_packaging.prove=false")["warnings"]
+    assert any(w.startswith("the model will be packaged unproven and not be promoted: triton_packaging.prove is off") for w in warnings)
+
+
+def test_dropped_and_unreadable_rows_are_counted_by_reason_and_format(fresh: Path, look: Look) -> None:
+    rows = (fresh / "raw.jsonl").read_text().splitlines()
+    mixed = [*rows, rows[0], "{broken", json.dumps({"prompt": "What is this?", "completion": " "}), json.dumps({"weather": "fine"})]
+    (fresh / "mixed.jsonl").write_text("\n".join(mixed) + "\n")
+    told = look(f"data_curation.sources=[{fresh / 'mixed.jsonl'}]")["rows"]
+    assert told["in"] == 160
+    assert (told["kept"], told["quarantined"]) == (156, 2)
+    assert told["rejected"] == {"empty_answer": 1, "exact_duplicate": 1}
+    assert told["formats"] == {"alpaca": 157, "prompt_completion": 1}
+
+
+def test_rows_that_hold_no_conversations_are_refused_as_the_training_would(fresh: Path, look: Look) -> None:
+    (fresh / "plain.txt").write_text("\n".join(f"Line {i} of a plain text, number {i * 7919}." for i in range(60)))
+    with pytest.raises(InputError) as error:
+        look(f"data_curation.sources=[{fresh / 'plain.txt'}]")
+    assert error.value.message.startswith("the sources hold text rows, and supervised tuning learns and measures conversations")
+    assert "preference pairs" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "data_curation.sources=[missing.jsonl]",
+        "data_curation.sources=['*.parquet']",
+        "fine_tuning.base_model=nowhere",
+        "fine_tuning.base_model=embedded:gpt",
+        "fine_tuning.base_model=hf://org/name",
+        "fine_tuning.base_model=s3://bucket/model",
+    ],
+)
+def test_what_stops_a_run_at_its_start_stops_a_dry_run_alike(fresh: Path, look: Look, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(fresh)
+    config = load(fresh / "customization.yaml", [wrong])
+    with pytest.raises(TunelineError) as real:
+        resolve(config, Workdir(fresh / "nowhere"), Silent())
+    with pytest.raises(TunelineError) as dry:
+        look(wrong)
+    assert dry.value.as_dict() == real.value.as_dict()
+    assert dry.value.exit_code == real.value.exit_code == 2
+    assert dry.value.hint
+
+
+def test_the_command_refuses_with_the_error_object_and_leaves_nothing(fresh: Path) -> None:
+    error = refusal(2, "run", "-c", "customization.yaml", "--dry-run", "--set", "fine_tuning.base_model=nowhere", cwd=fresh)
+    assert error["kind"] == "configuration"
+    assert error["message"].endswith("nowhere is not a folder")
+    wrong = refusal(2, "run", "-c", "customization.yaml", "--dry-run", "--set", "fine_tuning.lora.target_modules=[nothing]", cwd=fresh)
+    assert wrong["message"].startswith("fine_tuning.lora.target_modules: ")
+    assert "q_proj" in wrong["hint"]
+    assert not (fresh / ".tuneline").exists()
+
+
+def test_people_read_rows_tokens_steps_memory_disk_time_and_warnings(look: Look) -> None:
+    told = look("triton_packaging.prove=false")
+    text = lines(told)
+    assert text[0] == "a dry run: nothing was written"
+    assert text[1] == "rows      156 of 156 kept; dropped: none; unreadable: 0; read as 156 alpaca"
+    assert [line.split(" ")[0] for line in text if line[0] != " "][1:7] == ["rows", "tokens", "training", "memory", "disk", "time"]
+    assert f"30 steps (fine_tuning.max_steps), {told['tokens']['trained']:,} tokens" in "\n".join(text)
+    assert "triton_packaging  not known before the first run" in "\n".join(text)
+    assert text[-1].startswith("warning: the model will be packaged unproven")
