@@ -1,0 +1,101 @@
+"""What a step and its children print is kept in the run's logs, and an unexpected error names the file."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from components.common import process
+from tests.pipelines.processes import hear_interrupts
+
+ROOT = Path(__file__).parents[2]
+STEP = """
+import os, subprocess, sys
+from components.common import process, step
+
+print("before the step")
+with step.running("fine_tuning") as s:
+    s.reporter.step("training")
+    print("from Python")
+    os.write(2, b"from a library\\n")
+    subprocess.run(["sh", "-c", "echo from a child; echo its complaint >&2"])
+    {body}
+print("after the step")
+"""
+
+
+def run_step(tmp_path: Path, body: str, **extra: str) -> subprocess.Popen[str]:
+    environment = process.python_environment(PYTHONPATH=str(ROOT), **extra)
+    command = [sys.executable, "-c", STEP.format(body=body)]
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True, "preexec_fn": hear_interrupts}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+
+
+def events(tmp_path: Path) -> list[dict[str, Any]]:
+    path = tmp_path / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_all_that_is_printed_in_a_step_goes_to_its_log_and_the_rest_where_it_went(tmp_path: Path) -> None:
+    (tmp_path / "engine.log").write_text("from an engine\n")
+    body = "process.keep_in_step_log(__import__('pathlib').Path('engine.log'))"
+    child = run_step(tmp_path, body, TUNELINE_EVENTS=str(tmp_path / "events.jsonl"))
+    said = child.communicate(timeout=60)[0]
+    log = tmp_path / "logs" / "fine_tuning.log"
+    assert said.splitlines() == ["before the step", f"fine_tuning writes to {log}", "after the step"]
+    assert log.read_text().splitlines() == [
+        "training", "from Python", "from a library", "from a child", "its complaint", "from an engine",
+    ]  # fmt: skip
+    assert child.returncode == 0
+
+
+def test_on_a_cluster_the_pod_s_log_has_everything(tmp_path: Path) -> None:
+    (tmp_path / "engine.log").write_text("from an engine\n")
+    child = run_step(tmp_path, "process.keep_in_step_log(__import__('pathlib').Path('engine.log'))")
+    said = child.communicate(timeout=60)[0]
+    assert said.splitlines() == [
+        "before the step", "training", "from Python", "from a library", "from a child", "its complaint", "after the step",
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == [tmp_path / "engine.log"]
+
+
+def test_an_unexpected_error_names_the_log_that_has_its_traceback(tmp_path: Path) -> None:
+    child = run_step(tmp_path, "raise ValueError('no such luck')", TUNELINE_EVENTS=str(tmp_path / "events.jsonl"))
+    child.communicate(timeout=60)
+    log = tmp_path / "logs" / "fine_tuning.log"
+    failed = events(tmp_path)[-1]
+    assert failed["error"]["message"] == "ValueError: no such luck"
+    assert failed["error"]["hint"] == f"This is a fault of tuneline, not of your input: {log} has the traceback."
+    assert "ValueError: no such luck" in log.read_text()
+    assert (failed["error"]["stage"], child.returncode) == ("fine_tuning", 1)
+
+
+def test_a_second_signal_does_not_disturb_the_clearing_up(tmp_path: Path) -> None:
+    body = """
+    import time
+    from pathlib import Path
+    try:
+        s.reporter.note("waiting")
+        time.sleep(60)
+    finally:
+        s.reporter.note("clearing up")
+        time.sleep(1)
+        Path("cleared").touch()
+"""
+    child = run_step(tmp_path, body, TUNELINE_EVENTS=str(tmp_path / "events.jsonl"))
+    for text, sent in (("waiting", signal.SIGINT), ("clearing up", signal.SIGTERM), ("clearing up", signal.SIGINT)):
+        deadline = time.monotonic() + 60
+        while not any(event.get("text") == text for event in events(tmp_path)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        child.send_signal(sent)
+        time.sleep(0.1)
+    child.communicate(timeout=60)
+    assert (tmp_path / "cleared").exists()
+    assert (child.returncode, events(tmp_path)[-1]["error"]["kind"]) == (75, "interrupted")
+    assert events(tmp_path)[-1]["error"]["hint"] == "Run the same command again: it goes on from where it stopped."
