@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import os
-import socket
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from components.common.progress import Reporter
 TOKEN_VARIABLES = ("KF_PIPELINES_TOKEN", "KFP_EXISTING_TOKEN")  # the second is what the kfp command reads
 PROJECTED_TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105 - names of a variable and a file
 PROJECTED_TOKEN = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
-ANSWER_WITHIN = 60.0  # seconds for one call
+ANSWER_WITHIN = 30.0  # seconds for one call; urllib3 asks up to four times
 PATIENCE = 600.0  # seconds without any answer after which waiting makes no sense
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
 IN_CLUSTER = "within the cluster it is http://ml-pipeline.kubeflow.svc.cluster.local:8888, from outside forward that port"
@@ -171,26 +170,20 @@ def wait(run: Submitted, reporter: Reporter, *, timeout: float = 0.0, interval: 
     shown: dict[str, str] = {}
     try:
         while True:
-            seen = _look(run, reporter, interval)
+            seen = _look(run, reporter, timeout, interval)
             run.state = str(seen.state or "PENDING")
             _show(seen, run, shown, reporter)
             if run.state in ENDED:
                 break
-            if timeout and time.monotonic() - run.began >= timeout:
-                raise InterruptedRunError(
-                    f"the run is still {run.state} after {timeout:g} s; it goes on", hint=f"See {run.url}, or `kfp run get {run.run_id}`."
-                )
-            time.sleep(interval)
+            _pause(run, timeout, interval)
     except KeyboardInterrupt:
-        raise InterruptedRunError(
-            "stopped waiting; the run itself goes on", hint=f"See {run.url}, or `kfp run get {run.run_id}`."
-        ) from None
+        raise InterruptedRunError("stopped waiting; the run itself goes on", hint=_where(run)) from None
     if run.state != "SUCCEEDED":
         raise _failed(seen, run)
     return run
 
 
-def _look(run: Submitted, reporter: Reporter, interval: float) -> Any:
+def _look(run: Submitted, reporter: Reporter, timeout: float, interval: float) -> Any:
     """The run as the server sees it. A server that does not answer is asked again until PATIENCE is over."""
     began = time.monotonic()
     while True:
@@ -201,7 +194,19 @@ def _look(run: Submitted, reporter: Reporter, interval: float) -> Any:
             if time.monotonic() - began > PATIENCE:
                 raise
             reporter.note(f"{error.message}; asking again")
-            time.sleep(interval)
+        _pause(run, timeout, interval)
+
+
+def _pause(run: Submitted, timeout: float, interval: float) -> None:
+    """Sleep until the next look. Raises InterruptedRunError when the time-out is over."""
+    left = run.began + timeout - time.monotonic() if timeout else interval
+    if left <= 0:
+        raise InterruptedRunError(f"the run is still {run.state} after {timeout:g} s; it goes on", hint=_where(run))
+    time.sleep(min(interval, left))
+
+
+def _where(run: Submitted) -> str:
+    return f"See {run.url}, or `kfp run get {run.run_id}`."
 
 
 def _show(seen: Any, run: Submitted, shown: dict[str, str], reporter: Reporter) -> None:
@@ -256,7 +261,7 @@ def _connect(server: Server) -> Any:
         """Asks once whether the server is there; kfp's own asks for half a minute and prints tracebacks."""
 
         def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
-            return self._healthz_api.healthz_service_get_healthz()
+            return self._healthz_api.healthz_service_get_healthz(_request_timeout=(ANSWER_WITHIN, ANSWER_WITHIN))
 
     client = Client(
         host=server.endpoint,
@@ -264,6 +269,7 @@ def _connect(server: Server) -> Any:
         ssl_ca_cert=str(server.ca_cert) if server.ca_cert else None,
         **credentials,
     )
+    _limit(client._run_api.api_client.rest_client)
     _, _, headers = client._healthz_api.healthz_service_get_healthz_with_http_info()
     if "json" not in headers.get("Content-Type", ""):
         raise AccessError(
@@ -271,6 +277,16 @@ def _connect(server: Server) -> Any:
             hint=f"Give a token in {TOKEN_VARIABLES[0]} or with --token-file, and check --endpoint: {IN_CLUSTER}.",
         )
     return client
+
+
+def _limit(rest: Any) -> None:
+    """Give every call a time-out: kfp.Client gives none, and waits for ever for a server that hangs."""
+    request = rest.request
+
+    def limited(*arguments: Any, **named: Any) -> Any:
+        return request(*arguments, **{**named, "_request_timeout": (ANSWER_WITHIN, ANSWER_WITHIN)})
+
+    rest.request = limited
 
 
 def _credentials(server: Server) -> dict[str, Any]:
@@ -306,15 +322,10 @@ def _check_token(path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """kfp prints links and warnings to standard output, and waits for ever for a server that hangs."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(ANSWER_WITHIN)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        socket.setdefaulttimeout(before)
+    """kfp prints links to standard output and warns of its own age."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextlib.contextmanager

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,12 +19,12 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines import compiling, submitting
+from pipelines import compiling, platform, submitting
 from pipelines.cli.main import main
 from pipelines.config import Customization
 from pipelines.platform import Mlflow, Platform
 from tests.kfp_api import KfpApi, State, serving
-from tests.pipelines.command import COMMAND, environment
+from tests.pipelines.command import COMMAND, ROOT, environment
 
 SECRET = "s3cr3t-0f-th3-t35t"
 Command = Callable[..., tuple[int, dict[str, Any], str]]
@@ -386,6 +388,16 @@ def test_a_server_that_is_not_there_is_said_at_once(submit: Command, plain: Path
     assert time.monotonic() - began < 10
 
 
+def test_a_server_that_hangs_does_not_hang_us(submit: Command, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submitting, "ANSWER_WITHIN", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        code, found, _ = submit("-f", plain, "--endpoint", f"http://127.0.0.1:{deaf.getsockname()[1]}", "--experiment", "e")
+    kind, message, _ = error_of(found)
+    assert (code, kind) == (1, "engine_missing")
+    assert "does not answer: " in message
+    assert "timed out" in message
+
+
 def test_an_address_that_is_another_servers_is_said(api: KfpApi, submit: Command, plain: Path) -> None:
     code, found, _ = submit("-f", plain, "--endpoint", f"{api.url}/elsewhere", "--experiment", "e")
     kind, message, hint = error_of(found)
@@ -502,6 +514,13 @@ def test_waiting_no_longer_than_asked_exits_75(api: KfpApi, submit: Command, pla
     )
 
 
+def test_a_timeout_counts_while_the_server_does_not_answer_too(plain: Path) -> None:
+    with serving(KfpApi()) as api:
+        run = submitting.submit(submitting.Server(api.url), plain, "e")
+    with pytest.raises(submitting.InterruptedRunError, match=r"the run is still PENDING after 0\.3 s; it goes on"):
+        submitting.wait(run, Said(), timeout=0.3, interval=0.05)
+
+
 def test_ctrl_c_ends_the_waiting_and_not_the_run(api: KfpApi, plain: Path, tmp_path: Path) -> None:
     api.script = [State("RUNNING", {"fine-tuning": "RUNNING"})]
     api.token = SECRET
@@ -527,6 +546,126 @@ def test_ctrl_c_ends_the_waiting_and_not_the_run(api: KfpApi, plain: Path, tmp_p
     assert out == ""
     assert SECRET not in err
     assert not [call for call in api.calls if ":terminate" in call.path]
+
+
+# What the documentation shows
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    """A folder as docs/ci.md asks for, with the commands of this environment on the path."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    (folder / "customization.yaml").write_text("data_curation: {sources: [/data/raw/*.jsonl]}\nfine_tuning: {max_steps: 9}\n")
+    (folder / "platform.yaml").write_text("volume: {claim: team-a}\n")
+    (folder / "ci.sh").write_text((ROOT / "docs" / "examples" / "ci.sh").read_text())
+    return folder
+
+
+def shell(script: str, cwd: Path, api: KfpApi, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as a CI job would, with a server that answers on KFP_ENDPOINT."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = environment(HOME=str(cwd), PATH=path, KFP_ENDPOINT=api.url, PYTHONWARNINGS="ignore", POLL_SECONDS="0.1", **extra)
+    return subprocess.run(["sh", "-euc", script], cwd=cwd, env=variables, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_ci_script_passes_with_the_run(api: KfpApi, prepared: Path) -> None:
+    api.token = SECRET
+    api.faults = [("/runs/", 503, "no healthy upstream")] * 2  # kfp looks at the run it has made, and gives up
+    done = shell("sh ci.sh max_steps=3", prepared, api, EXPERIMENT="nightly", RUN_NAME="r", KFP_EXISTING_TOKEN=SECRET)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run_id,) = api.runs
+    assert done.stdout.splitlines()[1:] == [
+        f"run: {api.url}/#/runs/details/{run_id}",
+        "r: unknown",
+        "r: PENDING",
+        "r: RUNNING",
+        "r: SUCCEEDED",
+    ]
+    assert SECRET not in done.stdout + done.stderr
+    body = created(api)
+    assert body["runtime_config"]["parameters"] == {"max_steps": 3}
+    assert [e["display_name"] for e in api.experiments.values()] == ["nightly"]
+
+
+def test_the_ci_script_fails_with_the_run(api: KfpApi, prepared: Path) -> None:
+    api.script = [State("FAILED")]
+    done = shell("sh ci.sh", prepared, api, RUN_NAME="r")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "r: FAILED"
+
+
+def test_the_ci_script_waits_no_longer_than_asked(api: KfpApi, prepared: Path) -> None:
+    api.script = [State("RUNNING")]
+    done = shell("sh ci.sh", prepared, api, RUN_NAME="r", WAIT_SECONDS="0")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (75, "no longer waiting for r; it goes on")
+
+
+def test_the_ci_script_fails_where_the_configuration_is_wrong_or_the_server_refuses(api: KfpApi, prepared: Path) -> None:
+    done = shell("sh ci.sh max_steps=many", prepared, api)
+    assert done.returncode == 1
+    assert "input parameter max_steps requires type NUMBER_INTEGER" in done.stdout + done.stderr
+    (prepared / "customization.yaml").write_text("fine_tuning: {max_step: 9}\n")
+    done = shell("sh ci.sh", prepared, api)
+    assert done.returncode == 2
+    assert "did you mean max_steps?" in done.stderr
+    assert api.runs == {}
+
+
+def test_the_github_workflow_runs_the_script_with_its_variables(api: KfpApi, prepared: Path) -> None:
+    workflow = yaml.safe_load((ROOT / "docs" / "examples" / "github-workflow.yaml").read_text())
+    (job,) = workflow["jobs"].values()
+    given = {"vars.KFP_ENDPOINT": api.url, "vars.KFP_NAMESPACE": "team-a", "secrets.KFP_TOKEN": SECRET, "inputs.max_steps": "5"}
+    given |= {"github.sha": "abc", "github.run_attempt": "1"}
+    variables = {name: re.sub(r"\$\{\{ (.*?) \}\}", lambda found: given[found[1]], str(value)) for name, value in job["env"].items()}
+    api.namespaces, api.token = ("team-a",), SECRET
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands[0].startswith("pip install -c constraints.txt")
+    for command in commands[1:]:
+        done = shell(command, prepared, api, **{name: value for name, value in variables.items() if name != "KFP_ENDPOINT"})
+        assert done.returncode == 0, done.stdout + done.stderr
+    body = created(api)
+    assert (body["display_name"], body["runtime_config"]["parameters"]) == ("abc-1", {"max_steps": 5})
+    assert [(e["display_name"], e["namespace"]) for e in api.experiments.values()] == [("tuneline", "team-a")]
+    kept = next(step["with"]["path"] for step in job["steps"] if "upload-artifact" in step.get("uses", ""))
+    assert (prepared / kept).exists()
+
+
+@pytest.mark.parametrize("page", ["kubeflow.md", "ci.md"])
+def test_every_command_of_the_page_runs(api: KfpApi, prepared: Path, page: str) -> None:
+    api.script = [State("SUCCEEDED")]
+    text = (ROOT / "docs" / page).read_text()
+    done = shell("\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)), prepared, api)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert api.runs
+
+
+def test_the_platform_of_the_page_is_one(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "kubeflow.md").read_text(), re.DOTALL)
+    (tmp_path / "platform.yaml").write_text(example)
+    assert platform.load(tmp_path / "platform.yaml").scheduling.queue == "team-a"
+
+
+def test_compiling_and_submitting_need_none_of_the_heavy_libraries(api: KfpApi, tmp_path: Path) -> None:
+    blocked = [
+        "torch",
+        "transformers",
+        "mlflow",
+        "daft",
+        "dvc",
+        "pyarrow",
+        "matplotlib",
+        "scipy",
+        "datasets",
+        "trl",
+        "peft",
+        "tritonclient",
+    ]
+    script = f"import sys; sys.modules.update(dict.fromkeys({blocked}))\nfrom pipelines.cli.main import main; main()"
+    command = [sys.executable, "-P", "-c", script, "submit", "--endpoint", api.url, "--experiment", "e", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert api.runs
 
 
 def certificate(path: Path) -> Path:
