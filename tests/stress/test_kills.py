@@ -70,7 +70,7 @@ def test_killed_at_random_moments_the_same_command_always_finishes_with_the_same
     tally = Tally(time.monotonic() - began)
     check_end(project, "whole", expected, expected)
     say(f"uninterrupted: {tally.seconds_whole:.0f} s, digests {json.dumps(expected)}")
-    planned = moments(chance, tally.seconds_whole)
+    planned = moments(chance)
     while tally.kills < KILLS:
         name = f"wd{tally.workdirs}"
         found = kill_until_finished(project, name, code, planned, chance, tally)
@@ -88,24 +88,26 @@ def say(text: str) -> None:
     print(f"stress: {text}", flush=True)
 
 
-def moments(chance: random.Random, seconds: float) -> Iterator[float]:
-    """Moments spread evenly over the duration of a whole run: as many strata as kills, in random order, again and again."""
+def moments(chance: random.Random) -> Iterator[float]:
+    """Moments spread evenly over a whole run, as parts of its duration: as many strata as kills, in random order, again and again."""
     while True:
         strata = list(range(KILLS))
         chance.shuffle(strata)
-        yield from ((stratum + chance.random()) / KILLS * seconds for stratum in strata)
+        yield from ((stratum + chance.random()) / KILLS for stratum in strata)
 
 
 def kill_until_finished(
     project: Path, name: str, code: Path, planned: Iterator[float], chance: random.Random, tally: Tally
 ) -> dict[str, str]:
     """Start the same command again and again, each time killed at the next moment, until one comes to its end before. Its digests."""
+    fresh = True
     while True:
+        began = time.monotonic()
         child = start(project, name, code)
         tally.commands += 1
         if tally.kills >= KILLS:
             return finish(project, name, child)
-        moment, group = next(planned), chance.random() < GROUP_SHARE
+        moment, group = next(planned) * tally.seconds_whole, chance.random() < GROUP_SHARE
         try:
             child.wait(moment)
         except subprocess.TimeoutExpired:
@@ -115,10 +117,13 @@ def kill_until_finished(
             tally.groups += group
             say(f"kill {tally.kills}: {moment:.1f} s into a command, in {hit}" + (", the whole group" if group else ""))
             wait_until_alone(project / name)
+            fresh = False
         except KeyboardInterrupt:
             kill(child, group=True)
             raise
         else:
+            if fresh:  # the machine has less to do than when a whole run was measured last
+                tally.seconds_whole = time.monotonic() - began
             return finish(project, name, child)
 
 
