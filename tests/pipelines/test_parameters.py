@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,17 @@ def test_a_length_of_the_evaluation_alone_stays_in_the_remainder() -> None:
     config = load(None, ["fine_tuning.max_length=512", "evaluation.max_length=256"])
     assert yaml.safe_load(parameters.remainder(config)) == {"evaluation": {"max_length": 256}}
     assert parameters.remainder(load(None, ["fine_tuning.max_length=512"])) == ""
+
+
+def test_the_first_step_of_a_run_refuses_a_key_that_is_set_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipelines.customization import resolve
+
+    events = tmp_path / "events.jsonl"
+    monkeypatch.setenv("TUNELINE_EVENTS", str(events))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # a step takes over SIGTERM; this process is not only a step
+    given = {**DEFAULTS, "max_steps": 7, "configuration": "fine_tuning: {max_steps: 3}", "compiled": json.dumps(DEFAULTS)}
+    with pytest.raises(SystemExit) as ended:
+        resolve.python_func(**given)
+    last = json.loads(events.read_text().splitlines()[-1])
+    assert (ended.value.code, last["event"], last["error"]["stage"], last["error"]["kind"]) == (2, "failed", "resolve", "configuration")
+    assert last["error"]["message"].startswith("fine_tuning.max_steps is set twice: the parameter max_steps is 7")
