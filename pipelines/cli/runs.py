@@ -43,7 +43,8 @@ def status(
         return
     run = runs.find(work, name or "latest")
     if watch:
-        _watch(run, quiet=as_json)
+        with _until_stopped():
+            _watch(run, quiet=as_json)
     found_out = look.detail(run)
     show(found_out, as_json, _told(found_out))
 
@@ -169,7 +170,7 @@ def _follow(run: Run, stage: str, lines: int) -> None:
 
 @contextmanager
 def _until_stopped() -> Iterator[None]:
-    """Ctrl-C ends the following, not the run."""
+    """Ctrl-C ends the looking on, not the run."""
     try:
         yield
     except KeyboardInterrupt:

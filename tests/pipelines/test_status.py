@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,8 @@ from components.common.errors import TunelineError
 from components.common.places import Workdir
 from pipelines import runs, status
 from pipelines.runs import Run
-from tests.pipelines.command import answer, refusal, tuneline
+from tests.pipelines.command import COMMAND, answer, environment, refusal, tuneline
+from tests.pipelines.processes import hear_interrupts
 
 RESULT = {
     "verdict": "accepted",
@@ -274,3 +276,25 @@ def test_a_run_of_another_user_is_left_to_them(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(TunelineError, match=f"process {os.getpid()} belongs to ") as error:
         runs.cancel(run, on_wait=lambda _: None)
     assert error.value.hint == f"Cancel the run as {psutil.Process().username()}, or ask them to."
+
+
+@pytest.mark.parametrize("command", [["status", "-w"], ["logs", "a", "-f"]])
+def test_ctrl_c_ends_the_looking_on_and_not_the_run(tmp_path: Path, command: list[str]) -> None:
+    run = with_logs(tmp_path, **mine())
+    looking = subprocess.Popen(
+        [*COMMAND, *command, "--workdir", "wd"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
+    )
+    stream = looking.stderr if command[0] == "status" else looking.stdout
+    assert stream is not None
+    stream.readline()
+    looking.send_signal(signal.SIGINT)
+    complained = looking.communicate(timeout=30)[1]
+    assert (looking.returncode, run.state) == (0, "running")
+    assert complained.endswith("the run goes on\n")
+    assert "Traceback" not in complained
