@@ -186,7 +186,7 @@ def publish(step: Step, digests: Mapping[str, str], version: Mapping[str, Any], 
     with tempfile.TemporaryDirectory() as scratch:
         folder = step.run_events.parent if step.run_events else Path(scratch)
         write(record, folder, html)
-        tracking.log_files(folder / "report.html", folder / "report.json")
+        tracking.log_files(step.tracked, folder / "report.html", folder / "report.json")
 
 
 def write(record: Mapping[str, Any], folder: Path, html: str) -> None:

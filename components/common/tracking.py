@@ -259,13 +259,13 @@ def log_dataset(artifact: Artifact, version: Mapping[str, str]) -> None:
         MlflowReporter(connect().MlflowClient(), parent).dataset(artifact, name=version["tag"], source=source)
 
 
-def log_files(*files: Path) -> None:
-    """Keep files with the run that MLFLOW_RUN_ID names, where there is one."""
-    parent = os.environ.get("MLFLOW_RUN_ID")
-    if parent and enabled():
+def log_files(own: MlflowReporter | None, *files: Path) -> None:
+    """Keep files with the run that MLFLOW_RUN_ID names, else with the stage's own."""
+    run_id = os.environ.get("MLFLOW_RUN_ID") or (own.run_id if own else None)
+    if run_id and enabled():
         client = connect().MlflowClient()
         for file in files:
-            client.log_artifact(parent, str(file))
+            client.log_artifact(run_id, str(file))
 
 
 def _dvc_source(source: dict[str, str]) -> Any:
