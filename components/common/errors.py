@@ -118,17 +118,20 @@ class InterruptedRunError(TunelineError):
 
 # How libraries say what the system told them, where they do not pass the OSError on: SQLite, Rust's safetensors, pyarrow, PyTorch.
 NO_SPACE = ("no space left on device", "database or disk is full", "os error 28", "disk quota exceeded", "file write failed")
+NEARLY_FULL = 1 << 20  # bytes
 NO_WRITING = ("readonly database", "read-only file system", "unable to open database file")
 
 
 def of_the_machine(error: BaseException, folders: Sequence[Path] = ()) -> TunelineError | None:
     """What the machine refused (no space, no permission to write), told with the folder; None for any other error.
 
-    A failed write does not say where it was: of the folders that tuneline writes to, and those given, it is the one with the least space.
+    A failed write does not say where it was: of the folders that tuneline writes to, and those given, it is the first that is full,
+    or the one with the least space where what failed was taken away again.
     """
     named = [Path(os.fsdecode(found.filename)) for found in _chain(error) if isinstance(found, OSError) and found.filename]
     if any(_is_no_space(found) for found in _chain(error)):
-        where = min((*named, *folders, *_written()), key=_free)
+        places = (*named, *folders, *_written())
+        where = next((place for place in places if _free(place) < NEARLY_FULL), min(places, key=_free))
         hint = "Free some space there and run the same command again: it goes on from where it stopped."
         return DiskFullError(f"no space left in {where}: {_free(where) / 1e6:,.1f} MB are free, and more is needed", hint=hint)
     why = next((why for found in _chain(error) if (why := _no_writing(found))), None)
