@@ -133,13 +133,13 @@ def of_the_machine(error: BaseException, folders: Sequence[Path] = ()) -> Tuneli
         places = (*named, *folders, *_written())
         where = next((place for place in places if _free(place) < NEARLY_FULL), min(places, key=_free))
         hint = "Free some space there and run the same command again: it goes on from where it stopped."
-        return DiskFullError(f"no space left in {where}: {_free(where) / 1e6:,.1f} MB are free, and more is needed", hint=hint)
+        return DiskFullError(f"no space left in {_folder(where)}: {_free(where) / 1e6:,.1f} MB are free, and more is needed", hint=hint)
     why = next((why for found in _chain(error) if (why := _no_writing(found))), None)
     if why is None:
         return None
     refused = next((folder for folder in (*named, *folders, *_written()) if not os.access(_existing(folder), os.W_OK)), None)
     return NotWritableError(
-        f"{refused or 'a folder'} cannot be written: {why}",
+        f"{_folder(refused) if refused else 'a folder'} cannot be written: {why}",
         hint="Let this user write there, or name another folder; then run the same command again.",
     )
 
@@ -177,6 +177,12 @@ def _written() -> list[Path]:
 def _existing(path: Path) -> Path:
     """The path, or what is there of the way to it."""
     return next((place for place in (path, *path.absolute().parents) if place.exists()), Path("/"))
+
+
+def _folder(path: Path) -> Path:
+    """The folder that is there of the way to a path."""
+    found = _existing(path.absolute())
+    return found if found.is_dir() else found.parent
 
 
 def _free(folder: Path) -> float:

@@ -43,6 +43,17 @@ def connect(uri: str | None = None) -> Any:
     return mlflow
 
 
+def _client_of(uri: str) -> Any:
+    """A client of another server than this process tracks to: mlflow.set_tracking_uri would move the whole process there."""
+    _quiet()
+    import mlflow
+
+    _check_scheme(uri)
+    if uri.startswith(("http://", "https://")):
+        _probe(uri)
+    return mlflow.MlflowClient(uri)
+
+
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 
 
@@ -159,7 +170,7 @@ def end_dead_run(uri: str | None, name: str, status: str = "KILLED") -> bool:
     if not uri:
         return True
     with suppress(Exception):
-        client = connect(uri).MlflowClient()
+        client = _client_of(uri)
         everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
         for run in client.search_runs(everywhere, f"tags.`tuneline.run` = '{name}'"):
             of_it = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
