@@ -33,13 +33,10 @@ def connect(uri: str | None = None) -> Any:
     _quiet()
     import mlflow
 
-    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what goes wrong is raised; its traceback on the screen explains nothing
     if uri:
         mlflow.set_tracking_uri(uri)
-    _check_scheme(mlflow.get_tracking_uri())
-    address = mlflow.get_tracking_uri()
-    if address.startswith(("http://", "https://")):
-        _probe(address)
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what goes wrong is raised; its traceback on the screen explains nothing
+    _check_answers(mlflow.get_tracking_uri())
     return mlflow
 
 
@@ -48,22 +45,22 @@ def _client_of(uri: str) -> Any:
     _quiet()
     import mlflow
 
-    _check_scheme(uri)
-    if uri.startswith(("http://", "https://")):
-        _probe(uri)
+    _check_answers(uri)
     return mlflow.MlflowClient(uri)
 
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 
 
-def _check_scheme(address: str) -> None:
+def _check_answers(address: str) -> None:
     scheme = address.partition(":")[0].partition("+")[0]
     if scheme not in SCHEMES:
         raise UsageError(
             f"{address} is no MLflow tracking server",
             hint=f"Use an address that begins with {', '.join(SCHEMES[:3])}, for example http://host:5000.",
         )
+    if scheme in ("http", "https"):
+        _probe(address)
 
 
 def _quiet() -> None:

@@ -25,7 +25,9 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Dataset versions in the data repository.")
 app.add_typer(data_app, name="data")
 
-Config = Annotated[Path | None, typer.Option("-c", "--config", help="customization.yaml. Without one the defaults run the demo.")]
+Config = Annotated[  # whether it can be read is told by who reads it, with what to do
+    Path | None, typer.Option("-c", "--config", readable=False, help="customization.yaml. Without one the defaults run the demo.")
+]
 Sets = Annotated[list[str], typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the configuration. Repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
 Output = Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")]

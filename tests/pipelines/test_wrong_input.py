@@ -160,7 +160,7 @@ SAID = {
         "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, or hf://org/name@revision.",
     ),
     "loss that is lost": Said(
-        "the train loss is nan at step {step}, learning rate {rate}",
+        "the {which} loss is nan at step {step}, learning rate {rate}",
         "Lower fine_tuning.learning_rate or raise warmup_steps; training again starts from the last checkpoint before this.",
         "training",
         1,
@@ -202,7 +202,12 @@ SAID = {
         "engine_missing",
         1,
     ),
-    "unproven package": Said("{message}", "{hint}", "registry", 1),
+    "unproven package": Said(
+        "version {n} of {name} cannot be promoted: its Triton package is unproven",
+        "Promote a version that was accepted and proven, or use --force with --reason, which is recorded.",
+        "registry",
+        1,
+    ),
     "MLflow unreachable": Said(
         "the MLflow server {address} does not answer: Connection refused",
         "Start it, or correct MLFLOW_TRACKING_URI or --tracking-uri.",
@@ -303,7 +308,7 @@ CONFIGURATION = """
 data_curation:
   {sources: [raw.jsonl], near_duplicate_threshold: 0.95, answer_min_words: 1000, fractions: {train: 0.6, validation: 0.1, test: 0.3}}
 fine_tuning:
-  {base_model: tiny, max_steps: 40, batch_size: 4, checkpoint_every: 2, learning_rate: 5.0e-3, max_length: 128, validation_rows: 4}
+  {base_model: tiny, max_steps: 6, batch_size: 4, checkpoint_every: 2, learning_rate: 5.0e-3, max_length: 128, validation_rows: 4}
 evaluation: {generations: 0, bootstrap_samples: 1000}
 triton_packaging: {golden_max_tokens: 4}
 model_registry: {name: tiny-helper}
@@ -551,7 +556,7 @@ def records(workdir: Path) -> list[dict[str, Any]]:
     return [json.loads((path / "run.json").read_text()) for path in sorted(workdir.glob("runs/*"))]
 
 
-def check_left_over(workdir: Path, case: str, stage: str, uri: str = "", status: str = "FAILED") -> None:
+def check_left_over(workdir: Path, case: str, stage: str) -> None:
     """The newest run says what failed, its MLflow run is closed, and neither a lock nor half an artifact is left."""
     record = records(workdir)[-1]
     assert (record["status"], record["error"]["kind"], record["error"]["stage"]) == ("failed", SAID[case].kind, stage)
@@ -561,18 +566,20 @@ def check_left_over(workdir: Path, case: str, stage: str, uri: str = "", status:
     for artifact in (workdir / "store").glob("*/manifest.json"):
         artifacts.read(artifact.parent)
     assert not list((workdir / "store" / "unfinished").glob("*/manifest.json"))
-    assert mlflow_states(uri or f"sqlite:///{workdir}/mlflow.db", record["mlflow_run_id"]) == {status}
+    states = mlflow_states(f"sqlite:///{workdir}/mlflow.db", record["mlflow_run_id"])
+    assert states[record["mlflow_run_id"]] == "FAILED"
+    assert "RUNNING" not in states.values()
 
 
-def mlflow_states(uri: str, run_id: str | None = None) -> set[str]:
-    """States of a run and of those nested in it; without a run, of all."""
+def mlflow_states(uri: str, run_id: str | None = None) -> dict[str, str]:
+    """States of a run and of those nested in it, by id; without a run, of all."""
     import mlflow
 
     client = mlflow.MlflowClient(uri)
     everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
     found = client.search_runs(everywhere)
     wanted = [r for r in found if run_id is None or r.info.run_id == run_id or r.data.tags.get("mlflow.parentRunId") == run_id]
-    return {run.info.status for run in wanted}
+    return {run.info.run_id: run.info.status for run in wanted}
 
 
 @pytest.fixture
@@ -698,13 +705,8 @@ def test_with_too_old_a_c_library_the_package_is_unproven_and_not_promoted_as_sa
     repository = artifacts.read(Path(finished.result["artifacts"]["repository"]), "repository")
     assert (repository.manifest.summary["proof"], repository.manifest.summary["unproven_because"]) == (None, said.message)
     error = refusal(1, "promote", "tiny-helper", "--version", "1", "--workdir", "wd", cwd=finished.folder)
-    assert error["kind"] == "registry"
-    assert error["message"] == UNPROVEN[0]
-    assert error["hint"] == UNPROVEN[1]
+    check_object("unproven package", error)
     check_object("old glibc", refusal(1, "serve", repository.path, cwd=finished.folder, **old_glibc))
-
-
-UNPROVEN = ("", "")
 
 
 def test_without_triton_serving_is_refused_with_how_to_get_it(finished: Finished, without_wheel: dict[str, str]) -> None:
@@ -766,7 +768,19 @@ def test_a_tracking_server_that_dies_in_training_is_told_and_once_it_is_back_tra
     port = free_port()
     monkeypatch.setattr(tests.mlflow_server, "free_port", lambda: port)
     place, address = tmp_path_factory.mktemp("server"), f"http://127.0.0.1:{port}"
-    run = ["run", "-c", "c.yaml", "--workdir", "wd", "--tracking-uri", address, "--set", "triton_packaging.prove=false"]
+    run = [
+        "run",
+        "-c",
+        "c.yaml",
+        "--workdir",
+        "wd",
+        "--tracking-uri",
+        address,
+        "--set",
+        "triton_packaging.prove=false",
+        "--set",
+        "fine_tuning.max_steps=40",
+    ]
     patience = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
     with mlflow_server(place):
         child = start(*run, cwd=project, **patience)
@@ -777,7 +791,7 @@ def test_a_tracking_server_that_dies_in_training_is_told_and_once_it_is_back_tra
     with mlflow_server(place):
         result = answer(*run, cwd=project)
         assert result["verdict"] == "accepted"
-        assert mlflow_states(address) == {"FINISHED", "KILLED"}, "the run that lost its server is closed by the next one"
+        assert set(mlflow_states(address).values()) == {"FINISHED", "KILLED"}, "the run that lost its server is closed by the next one"
     model = artifacts.read(Path(result["artifacts"]["model"]), "model")
     assert model.manifest.summary["resumed_from"] >= 4
 
@@ -796,14 +810,14 @@ class Disk:
     def remount(self, options: str) -> None:
         subprocess.run([*self.enter, "mount", "-o", f"remount,{options}", str(self.path)], check=True, capture_output=True)
 
-    def fill(self) -> None:
-        """Take all the space that is left."""
+    def fill(self, leave: int = 0) -> None:
+        """Take all the space that is left, but for so many bytes."""
         with (self.seen / "filler").open("wb", buffering=0) as file:
             try:
                 while True:
                     file.write(bytes(4096))
             except OSError:
-                pass
+                file.truncate(max(file.tell() - leave, 0))
 
     def empty(self) -> None:
         (self.seen / "filler").unlink()
@@ -835,7 +849,7 @@ def disk(path: Path, size: str) -> Iterator[Disk]:
 
 
 def test_a_disk_that_is_full_or_read_only_is_told_by_name_and_with_space_the_same_command_finishes(project: Path, tmp_path: Path) -> None:
-    with disk(tmp_path / "disk", "300k") as small, disk(tmp_path / "state", "40k") as checkpoints:
+    with disk(tmp_path / "disk", "300k") as small, disk(tmp_path / "state", "8m") as checkpoints:
         if small.enter:
             pytest.skip("a namespace holds one disk here; the other tests of disks run in it")
         workdir = small.path / "wd"
@@ -850,8 +864,8 @@ def test_a_disk_that_is_full_or_read_only_is_told_by_name_and_with_space_the_sam
 
         # read-only from the start
         small.remount("ro")
-        check_object("read-only folder", refusal(1, *run, cwd=project, **steps), folder=f"{workdir}/.lock.{{pid}}")
-        small.remount("rw,size=64m")
+        check_object("read-only folder", refusal(1, *run, cwd=project, **steps), folder=workdir)
+        small.remount("rw,size=32m")
 
         # full in curation, with MLflow's store on it
         child = start(*run, "--json", cwd=project, **steps)
@@ -859,14 +873,16 @@ def test_a_disk_that_is_full_or_read_only_is_told_by_name_and_with_space_the_sam
         small.fill()
         check_object("full disk", json.loads(ended(child).stdout)["error"], "data_curation", folder=workdir)
         small.empty()
-        check_left_over(workdir, "full disk", "data_curation", status="FAILED")
+        check_left_over(workdir, "full disk", "data_curation")
 
         # full when a checkpoint is saved
-        done = ended(start(*run, cwd=project, **steps))
-        check_screen("full disk", done, "fine_tuning", folder=checkpoints.path)
+        child = start(*run, cwd=project, **steps)
+        wait_for(lambda: any(e.get("name") == "training" for e in events(workdir)), child)
+        checkpoints.fill(leave=64 * 1024)
+        check_screen("full disk", ended(child), "fine_tuning", folder=checkpoints.path)
+        checkpoints.empty()
         check_left_over(workdir, "full disk", "fine_tuning")
 
-        checkpoints.remount("size=64m")
         result = answer(*run, cwd=project, **steps)
         assert result["verdict"] == "accepted"
         assert [s["name"] for s in result["stages"] if s["cached"]] == ["data_curation", "data_versioning"]
@@ -892,7 +908,7 @@ def test_a_workdir_of_another_user_is_told_and_once_it_may_be_written_the_run_st
     (project / "shared").mkdir()
     (project / "shared").chmod(0o555)
     arguments = ["run", "-c", "c.yaml", "--workdir", "shared/wd", "--set", "data_curation.sources=[none.jsonl]"]
-    check_both("folder of another user", *arguments, cwd=project, as_root=False, folder=project / "shared" / "wd")
+    check_both("folder of another user", *arguments, cwd=project, as_root=False, folder=project / "shared")
     (project / "shared").chmod(0o755)
     done = ended(start(*arguments, cwd=project, as_root=False))
     assert "does not exist" in done.stderr, "it got as far as its sources"
