@@ -10,6 +10,7 @@ at, since it is what runs this. `pip download` resolves the same packages for re
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,10 +84,16 @@ def _newest_events() -> str:
     return found[-1].read_text() if found else ""
 
 
+def behind(program: str) -> str:
+    """The program that this file stands before on the PATH."""
+    here = Path(os.environ["SHIMS"])
+    return str(shutil.which(program, path=os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != here)))
+
+
 def make(arguments: list[str]) -> int:
     root = Path(os.environ["TUNELINE_ROOT"])
     environment = Path(sys.prefix)
-    given = ["make", "-C", str(root), "-o", f"{environment}/.ready", f"VENV={environment}", f"WORKDIR={Path.cwd() / '.tuneline'}"]
+    given = [behind("make"), "-C", str(root), "-o", f"{environment}/.ready", f"VENV={environment}", f"WORKDIR={Path.cwd() / '.tuneline'}"]
     if arguments == ["run"]:
         return subprocess.run([*given, "run", "ARGS=" + " ".join(map(_quoted, small(["run"])[1:]))], check=False).returncode
     return subprocess.run([*given, "-n", *arguments], check=False).returncode
