@@ -102,7 +102,7 @@ def kill_until_finished(
     """Start the same command again and again, each time killed at the next moment, until one comes to its end before. Its digests."""
     fresh = True
     while True:
-        began = time.monotonic()
+        began, before = time.monotonic(), len(runs.every(Workdir(project / name)))
         child = start(project, name, code)
         tally.commands += 1
         if tally.kills >= KILLS:
@@ -112,7 +112,7 @@ def kill_until_finished(
             child.wait(moment)
         except subprocess.TimeoutExpired:
             kill(child, group=group)
-            hit = stage_hit(project / name)
+            hit = stage_hit(project / name, before)
             tally.hits[hit] += 1
             tally.groups += group
             say(f"kill {tally.kills}: {moment:.1f} s into a command, in {hit}" + (", the whole group" if group else ""))
@@ -135,10 +135,10 @@ def kill(child: subprocess.Popen[str], *, group: bool) -> None:
     child.communicate()
 
 
-def stage_hit(workdir: Path) -> str:
-    """The stage the newest run was in or had just ended; "start" before its first one."""
+def stage_hit(workdir: Path, before: int) -> str:
+    """The stage the newest run was in or had just ended; "start" before its first one. `before` runs were there when it was started."""
     known = runs.every(Workdir(workdir))
-    told = status.read_events(known[0]) if known else []
+    told = status.read_events(known[0]) if len(known) > before else []
     if not told:
         return "start"
     stage = str(told[-1]["stage"])
