@@ -9,6 +9,7 @@ import ctypes
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -37,6 +38,28 @@ def die_with(pid: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True, name="die-with-run").start()
+
+
+_GUARD = """
+import os, select, signal, sys
+leader = int(sys.argv[1])
+try:
+    select.select([os.pidfd_open(leader)], [], [])
+    os.killpg(leader, signal.SIGKILL)
+except ProcessLookupError:
+    pass
+"""
+
+
+def guard_group(leader: int) -> subprocess.Popen[bytes]:
+    """Start a guard that kills what is left of a process group as soon as its leader is gone, however that ends, and then ends itself.
+
+    For an engine whose own children may outlive it: Triton's python stubs wait for ever where a kill hits their server at a bad moment
+    (the one thread holds Python's lock and waits for the server, the other has seen it die and waits for the lock).
+    """
+    nowhere = subprocess.DEVNULL
+    command = [sys.executable, "-I", "-S", "-c", _GUARD, str(leader)]
+    return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
 
 def adopt_orphans() -> None:

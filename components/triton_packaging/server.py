@@ -117,11 +117,13 @@ def running_server(
         command = _command(repository, engine.make_backend_folder(Path(work) / "backends"), names, host, ports, prefix)
         began = time.monotonic()
         child = _start(command, Path(work), log)
+        guard = process.guard_group(child.pid)
         try:
             version = _wait_ready(child, f"http://{_literal(host)}:{ports[0]}", names, log, ready_timeout, reporter or Silent())
             yield Server(names, host, *ports, version, time.monotonic() - began, log, child)
         finally:
             _stop(child)
+            guard.wait()
             _remove_shared_memory(prefix)
             process.keep_in_step_log(log)
 
