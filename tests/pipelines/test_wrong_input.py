@@ -10,9 +10,11 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -566,7 +568,9 @@ def check_left_over(workdir: Path, case: str, stage: str) -> None:
     for artifact in (workdir / "store").glob("*/manifest.json"):
         artifacts.read(artifact.parent)
     assert not list((workdir / "store" / "unfinished").glob("*/manifest.json"))
-    states = mlflow_states(f"sqlite:///{workdir}/mlflow.db", record["mlflow_run_id"])
+    with tempfile.TemporaryDirectory() as copy:  # SQLite would look for a file in another namespace here
+        shutil.copy(workdir / "mlflow.db", copy)
+        states = mlflow_states(f"sqlite:///{copy}/mlflow.db", record["mlflow_run_id"])
     assert states[record["mlflow_run_id"]] == "FAILED"
     assert "RUNNING" not in states.values()
 
@@ -824,69 +828,80 @@ class Disk:
 
 
 @contextmanager
-def disk(path: Path, size: str) -> Iterator[Disk]:
-    """A tmpfs of this size: mounted here where that is permitted, else in a user and mount namespace of its own."""
+def disk(path: Path, size: str, beside: Disk | None = None) -> Iterator[Disk]:
+    """A tmpfs of this size: mounted here where that is permitted, else in a user and mount namespace, that of the disk `beside`."""
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(path)]
-    refused = "TUNELINE_TEST_NAMESPACE" in os.environ or subprocess.run(mount, check=False, capture_output=True).returncode
-    if not refused:
+    if beside and beside.enter:
+        subprocess.run([*beside.enter, *mount], check=True, capture_output=True)
+        yield Disk(path, Path(str(beside.seen).removesuffix(str(beside.path)) + str(path)), beside.enter)
+        return
+    if "TUNELINE_TEST_NAMESPACE" not in os.environ and subprocess.run(mount, check=False, capture_output=True).returncode == 0:
         try:
             yield Disk(path, path, [])
         finally:
             subprocess.run(["umount", "--lazy", str(path)], check=True)
         return
-    holder = subprocess.Popen(["unshare", "-Urm", "sleep", "infinity"], stderr=subprocess.PIPE, text=True)
-    try:
-        enter = ["nsenter", "-t", str(holder.pid), "-U", "-m", "--preserve-credentials", f"--wd={path.parent}"]
-        time.sleep(0.5)
+    with _namespace(path.parent) as (pid, enter):
         done = subprocess.run([*enter, *mount], check=False, capture_output=True, text=True)
         if done.returncode:
             pytest.skip(f"this user may mount no file system, not even in a namespace of its own: {done.stderr.strip()}")
-        yield Disk(path, Path(f"/proc/{holder.pid}/root{path}"), enter)
+        yield Disk(path, Path(f"/proc/{pid}/root{path}"), enter)
+
+
+@contextmanager
+def _namespace(folder: Path) -> Iterator[tuple[int, list[str]]]:
+    """A process that holds a namespace of its own, and the command to enter it in a folder."""
+    holder = subprocess.Popen(
+        ["unshare", "-Urm", "sh", "-c", "echo; exec sleep infinity"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()  # it is there, or it was refused
+        yield holder.pid, ["nsenter", "-t", str(holder.pid), "-U", "-m", "--preserve-credentials", f"--wd={folder}"]
     finally:
         holder.kill()
         holder.wait()
 
 
 def test_a_disk_that_is_full_or_read_only_is_told_by_name_and_with_space_the_same_command_finishes(project: Path, tmp_path: Path) -> None:
-    with disk(tmp_path / "disk", "300k") as small, disk(tmp_path / "state", "8m") as checkpoints:
-        if small.enter:
-            pytest.skip("a namespace holds one disk here; the other tests of disks run in it")
-        workdir = small.path / "wd"
-        run = ["run", "-c", "c.yaml", "--workdir", workdir, "--set", "triton_packaging.prove=false"]
-        steps = {"TUNELINE_STATE": str(checkpoints.path)}
+    with disk(tmp_path / "disk", "300k") as small, disk(tmp_path / "state", "8m", beside=small) as checkpoints:
+        workdir, seen = small.path / "wd", small.seen / "wd"
+        command = ["run", "-c", "c.yaml", "--workdir", workdir, "--set", "triton_packaging.prove=false"]
+
+        def run(*more: str) -> subprocess.Popen[str]:
+            return start(*command, *more, cwd=project, enter=small.enter, TUNELINE_STATE=str(checkpoints.path))
 
         # too small for MLflow's SQLite store: said before any work
-        done = ended(start(*run, cwd=project, **steps))
-        check_screen("full disk", done, folder=workdir)
-        assert not (workdir / "lock.json").exists()
-        assert records(workdir)[-1]["status"] == "failed"
+        check_screen("full disk", ended(run()), folder=workdir)
+        assert not (seen / "lock.json").exists()
+        assert records(seen)[-1]["status"] == "failed"
 
         # read-only from the start
         small.remount("ro")
-        check_object("read-only folder", refusal(1, *run, cwd=project, **steps), folder=workdir)
+        check_screen("read-only folder", ended(run()), folder=workdir)
         small.remount("rw,size=32m")
 
         # full in curation, with MLflow's store on it
-        child = start(*run, "--json", cwd=project, **steps)
-        wait_for(lambda: any(e["stage"] == "data_curation" for e in events(workdir)), child)
+        child = run("--json")
+        wait_for(lambda: any(e["stage"] == "data_curation" for e in events(seen)), child)
         small.fill()
         check_object("full disk", json.loads(ended(child).stdout)["error"], "data_curation", folder=workdir)
         small.empty()
-        check_left_over(workdir, "full disk", "data_curation")
+        check_left_over(seen, "full disk", "data_curation")
 
         # full when a checkpoint is saved
-        child = start(*run, cwd=project, **steps)
-        wait_for(lambda: any(e.get("name") == "training" for e in events(workdir)), child)
+        child = run()
+        wait_for(lambda: any(e.get("name") == "training" for e in events(seen)), child)
         checkpoints.fill(leave=64 * 1024)
         check_screen("full disk", ended(child), "fine_tuning", folder=checkpoints.path)
         checkpoints.empty()
-        check_left_over(workdir, "full disk", "fine_tuning")
+        check_left_over(seen, "full disk", "fine_tuning")
 
-        result = answer(*run, cwd=project, **steps)
-        assert result["verdict"] == "accepted"
-        assert [s["name"] for s in result["stages"] if s["cached"]] == ["data_curation", "data_versioning"]
-        assert not list((workdir / "store" / "unfinished").glob("*"))
+        done = ended(run("--json"))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert json.loads(done.stdout)["verdict"] == "accepted"
+        assert not list((seen / "store" / "unfinished").glob("*"))
 
 
 def test_an_output_on_a_full_or_read_only_disk_is_told_and_with_space_the_same_command_finishes(project: Path, tmp_path: Path) -> None:
