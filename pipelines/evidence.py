@@ -10,10 +10,11 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, cost, places, tracking
+from components.common import artifacts, cost, places, progress, tracking
 from components.common.artifacts import Artifact, Manifest
 from components.common.step import Step
 from pipelines import page
@@ -51,7 +52,7 @@ def gather(
         "package": _package(found.get("repository")),
         "lineage": _lineage(found, version, registered),
         "stages": told,
-        "spent": _sum(told),
+        "spent": _sum(told) if events else None,
         "costs": costs,
         "cost_to_make": _sum(costs.values()),
         "produced_by": found["model"].manifest.produced_by,
@@ -74,7 +75,7 @@ def _data(dataset: Artifact) -> Record:
         "splits": manifest.summary["splits"],
         "kind": manifest.summary["rows_kind"],
         "dropped": _dropped(dataset.path / "rejected.parquet"),
-        "unreadable": [json.loads(line) for line in _lines(dataset.path / "quarantine.jsonl")][:10],
+        "unreadable": [json.loads(line) for line in islice(_lines(dataset.path / "quarantine.jsonl"), 10)],
     }
 
 
@@ -84,7 +85,8 @@ def _dropped(path: Path) -> list[Record]:
 
     seen: Counter[str] = Counter()
     chosen = []
-    for row in parquet.read_table(path, columns=["reason", "detail", "source", "line", "text"]).to_pylist():
+    batches = parquet.ParquetFile(path).iter_batches(1000, columns=["reason", "detail", "source", "line", "text"])
+    for row in (row for batch in batches for row in batch.to_pylist()):
         seen[row["reason"]] += 1
         if seen[row["reason"]] <= EXAMPLES:
             chosen.append({**row, "text": _short(row["text"])})
@@ -110,10 +112,11 @@ def _answers(path: Path) -> list[Record]:
     """The first items that every model answered: prompt, reference, and each model's answer."""
     import pyarrow.parquet as parquet
 
-    table = parquet.read_table(path)
-    roles = [name for name in ("base_answer", "candidate_answer", "incumbent_answer") if name in table.column_names]
-    rows = [row for row in table.select(["prompt", "reference", *roles]).to_pylist() if row["candidate_answer"] is not None]
-    return [{name: _short(value) for name, value in row.items() if value is not None} for row in rows[:ANSWERS]]
+    file = parquet.ParquetFile(path)
+    roles = [name for name in ("base_answer", "candidate_answer", "incumbent_answer") if name in file.schema_arrow.names]
+    batches = file.iter_batches(1000, columns=["prompt", "reference", *roles])
+    rows = islice((r for batch in batches for r in batch.to_pylist() if r["candidate_answer"] is not None), ANSWERS)
+    return [{name: _short(value) for name, value in row.items() if value is not None} for row in rows]
 
 
 def _short(text: str) -> str:
@@ -159,7 +162,7 @@ def _told(events: Path | None) -> list[Record]:
     """What the run's own events tell of each finished stage: {"name", "cached", "seconds", "cpu_seconds", "gpu_seconds"}."""
     if events is None:
         return []
-    ended = [event for line in _lines(events) if (event := json.loads(line))["event"] == "finished"]
+    ended = [event for line in _lines(events) if (event := progress.event_in(line)) and event["event"] == "finished"]
     return [{"name": event["stage"], "cached": bool(event["cached"]), **_spent(event)} for event in ended]
 
 

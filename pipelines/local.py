@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import shutil
@@ -37,6 +36,7 @@ STAGES = {
     "promotion": "promote",
     "report": "report",
 }
+SECONDS_TO_ASK_AGAIN = 7 * 24 * 3600  # a server that was gone for so long is not coming back
 CONDITIONAL = ("triton_packaging", "promotion")
 
 
@@ -76,11 +76,12 @@ class Listener:
     def follow(self, stop: threading.Event) -> None:
         """Show events as they come, until `stop` is set and the file is read to its end."""
         self.run.events.touch()
-        with self.run.events.open(encoding="utf-8") as file:
+        with self.run.events.open(encoding="utf-8", errors="replace") as file:
             while True:
                 ended = stop.is_set()
                 for line in _whole_lines(file):
-                    self.take(json.loads(line))
+                    if event := progress.event_in(line):
+                        self.take(event)
                 if ended:
                     return
                 stop.wait(0.2)
@@ -103,10 +104,10 @@ def run(config: Customization, workdir: Workdir, *, quiet: bool, uri: str | None
     """
     began = time.monotonic()
     with runs.exclusive(workdir):
-        _close_dead_runs(workdir)
+        reporter = progress.console(quiet=quiet)
+        _close_dead_runs(workdir, reporter)
         process.adopt_orphans()
         this = runs.new_run(workdir)
-        reporter = progress.console(quiet=quiet)
         try:
             with _environment(workdir, this, uri):
                 parent = _open_tracking(config, workdir, this)
@@ -150,7 +151,8 @@ def _open_tracking(config: Customization, workdir: Workdir, this: Run) -> str:
     """The parent MLflow run; artifacts of a tracking store in the workdir lie in the workdir too."""
     own = os.environ["MLFLOW_TRACKING_URI"].startswith("sqlite:")
     tags = {"tuneline.run": this.name, "tuneline.model": config.model_registry.name}
-    this.write(tracking_uri=os.environ["MLFLOW_TRACKING_URI"], tracking_open=True)
+    tracking.connect()  # where no server answers there is nothing that would have to be closed
+    this.write(tracking_uri=tracking.without_password(os.environ["MLFLOW_TRACKING_URI"]), tracking_open=True)
     parent = tracking.start_run(this.name, tags, workdir.root / "mlflow-artifacts" if own else None)
     os.environ["MLFLOW_RUN_ID"] = parent
     this.write(mlflow_run_id=parent)
@@ -161,17 +163,30 @@ def _is_interruption(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or getattr(error, "exit_code", 0) == EXIT_INTERRUPTED
 
 
-def _close_dead_runs(workdir: Workdir) -> None:
+def _close_dead_runs(workdir: Workdir, reporter: Reporter) -> None:
     """Close the runs whose process was killed, here and in MLflow: nobody else holds the workdir now."""
     for left in (workdir.store / "unfinished").glob("replaced-*"):
         shutil.rmtree(left)
+    silent: set[str] = set()
     for folder in workdir.runs.glob("*/run.json"):
         dead = Run(folder.parent)
         known = dead.read()
-        if known.get("status", "running") == "running" or known.get("tracking_open"):
-            closed = tracking.end_dead_run(known.get("tracking_uri"), dead.name)
-            dead.write(status="killed" if known.get("status", "running") == "running" else known["status"], tracking_open=not closed)
+        status = known.get("status", "running")
+        if status == "running" or known.get("tracking_open"):
+            closed = _closed_in_mlflow(dead.name, known, silent, reporter)
+            dead.write(status="killed" if status == "running" else status, tracking_open=not closed)
             dead.reserve.unlink(missing_ok=True)
+
+
+def _closed_in_mlflow(name: str, known: dict[str, Any], silent: set[str], reporter: Reporter) -> bool:
+    """Whether nothing of a dead run is left open in MLflow, or ever will be closed. A server that is silent is asked once."""
+    uri = str(known.get("tracking_uri") or "")
+    if uri not in silent:
+        if tracking.end_dead_run(uri, name):
+            return True
+        silent.add(uri)
+        reporter.note(f"the MLflow server {uri} does not answer; the runs that were killed while it was in use stay open there")
+    return time.time() - float(known.get("started") or 0) > SECONDS_TO_ASK_AGAIN
 
 
 def _run_tracked(config: Customization, workdir: Workdir, this: Run, reporter: Reporter, parent: str, began: float) -> dict[str, Any]:
@@ -284,7 +299,7 @@ def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this:
         "workdir": str(workdir.root),
         "artifacts": {kind: str(path) if path else None for kind, path in found.items()},
         "mlflow": {
-            "tracking_uri": os.environ["MLFLOW_TRACKING_URI"],
+            "tracking_uri": tracking.without_password(os.environ["MLFLOW_TRACKING_URI"]),
             "run_id": parent,
             "model_name": registered.get("name"),
             "model_version": registered.get("version"),

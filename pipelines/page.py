@@ -46,8 +46,8 @@ def _verdict(record: Record) -> str:
         "held-out loss of the candidate": loss["candidate"],
         "held-out items": loss["n"],
     }
-    mood = "bad" if record["verdict"] == "refused" else "good"
-    told = [report.paragraph(reason, mood) for reason in record["reasons"]]
+    failed = {rule["reason"] for rule in record["evaluation"]["rules"] if not rule["holds"]}
+    told = [report.paragraph(reason, "bad" if reason in failed else "good") for reason in record["reasons"]]
     if record["verdict"] == "unchanged":
         told.append(report.paragraph("This very model was in service before the run, so nothing moved."))
     if model["replaced"]:
@@ -163,23 +163,26 @@ def _once(children: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 
 
 def _cost(record: Record) -> str:
-    ran = {stage["name"]: stage for stage in record["stages"]}
-    rows = []
+    note = "CPU time is summed over cores and child processes; GPU time is wall time on every GPU in use. A step that was killed could not "
+    note += "tell what it had spent."
+    return report.table(["stage", "", "wall seconds", "CPU hours", "GPU hours"], _costs(record)) + report.paragraph(note, "soft")
+
+
+def _costs(record: Record) -> list[list[Any]]:
+    """A line a stage, and the sums. A cluster's pods keep no common record: there only what making the artifacts cost is known."""
+    ran, here = {stage["name"]: stage for stage in record["stages"]}, record["spent"] is not None
+    rows: list[list[Any]] = []
     for stage in STAGES:
         spent, made = ran.get(stage), record["costs"].get(stage)
         if spent and not spent["cached"]:
             rows.append([stage, "ran", *_figures(spent)])
         elif made:
-            rows.append([stage, "from the cache; cost when it was made", *_figures(made)])
+            rows.append([stage, "from the cache; cost when it was made" if here else "cost when it was made", *_figures(made)])
         elif spent:
             rows.append([stage, "ran, found its work done", *_figures(spent)])
-    rows += [
-        ["all steps of this run", "", *_figures(record["spent"])],
-        ["making its artifacts", "then or now", *_figures(record["cost_to_make"])],
-    ]
-    note = "CPU time is summed over cores and child processes; GPU time is wall time on every GPU in use. A step that was killed could not "
-    note += "tell what it had spent."
-    return report.table(["stage", "", "wall seconds", "CPU hours", "GPU hours"], rows) + report.paragraph(note, "soft")
+    if here:
+        rows.append(["all steps of this run", "", *_figures(record["spent"])])
+    return [*rows, ["making its artifacts", "then or now", *_figures(record["cost_to_make"])]]
 
 
 def _figures(spent: Mapping[str, float]) -> list[float]:

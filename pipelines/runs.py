@@ -71,8 +71,10 @@ class Run:
 
     def read(self) -> dict[str, Any]:
         """What run.json holds; nothing where the run was killed before it wrote it."""
-        path = self.folder / "run.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        try:
+            return dict(json.loads((self.folder / "run.json").read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError):
+            return {}
 
 
 def new_run(workdir: Workdir) -> Run:

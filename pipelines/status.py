@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
+from components.common import progress
 from components.common.errors import UsageError
 from components.common.progress import describe
 from pipelines.local import CONDITIONAL, STAGES
@@ -81,14 +81,10 @@ def detail(run: Run) -> dict[str, Any]:
 
 def read_events(run: Run) -> list[Event]:
     """The run's events. A line that a kill tore is left out."""
-    events = []
-    if run.events.exists():
-        for line in run.events.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                events.append(dict(json.loads(line)))
-            except ValueError:
-                continue
-    return events
+    if not run.events.exists():
+        return []
+    lines = run.events.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [event for line in lines if (event := progress.event_in(line))]
 
 
 def place_of(events: Sequence[Event], state: str) -> Place:
@@ -141,7 +137,7 @@ def stages_of(run: Run, state: str) -> list[dict[str, Any]]:
     A stage without events that a later one has passed was answered by kfp's cache; a conditional one may have been left out instead.
     """
     if state == "finished":
-        ended = run.read()["result"]["stages"]
+        ended = (run.read().get("result") or {}).get("stages", [])
         return [{"name": s["name"], "state": "cached" if s["cached"] else "finished", **s} for s in ended]
     events = read_events(run)
     reached = [event["stage"] for event in events]

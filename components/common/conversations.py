@@ -7,6 +7,7 @@ preference methods start from and are compared with ("Preferred-FT", Rafailov et
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,10 @@ def of(kind: str, row: Row) -> list[Any] | None:
 
 
 def read(path: Path, kind: str, limit: int | None = None) -> list[Row]:
-    """The conversations of a split, in its order, the first `limit` rows of it."""
+    """The conversations of a split, in its order, the first `limit` of them."""
     import pyarrow.parquet as parquet
 
     columns, conversation, _ = KINDS[kind]
-    table = parquet.read_table(path, columns=["id", *columns, "tools"])
-    rows = (table if limit is None else table.slice(0, limit)).to_pylist()
-    return [{"id": r["id"], "messages": m, "tools": r["tools"]} for r in rows if (m := conversation(r)) is not None]
+    rows = parquet.read_table(path, columns=["id", *columns, "tools"]).to_pylist()
+    usable = ({"id": r["id"], "messages": m, "tools": r["tools"]} for r in rows if (m := conversation(r)) is not None)
+    return list(islice(usable, limit))

@@ -7,18 +7,21 @@ A base model is named by a source: `embedded:smollm2-135m-instruct` (out of the 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components.common import artifacts, hashing, places
 from components.common.artifacts import Artifact, Input
-from components.common.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError
+from components.common.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError, TunelineError, of_the_machine
 from components.common.progress import Reporter, Silent
 
 EMBEDDED = "embedded:smollm2-135m-instruct"
@@ -96,7 +99,25 @@ def _config(folder: Path, **options: Any) -> Any:
     from transformers import AutoConfig
 
     quiet_transformers()
-    return AutoConfig.from_pretrained(folder, trust_remote_code=False, **options)
+    with _readable(folder, "configuration"):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, **options)
+
+
+@contextmanager
+def _readable(folder: Path, what: str) -> Iterator[None]:
+    """Tell what transformers finds wrong with a model's folder as an error for people."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, TunelineError):  # lack of memory is not the folder's fault
+        raise
+    except Exception as error:  # tokenizers and safetensors raise what has no better name
+        if of_the_machine(error):
+            raise
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigurationError(
+            f"the {what} of the model in {folder} cannot be loaded: {first[:300]}",
+            hint="Check that its files are whole and that this version of transformers knows the architecture; no code of a model is run.",
+        ) from error
 
 
 def base_model(source: str, reporter: Reporter | None = None, expected_sha256: str | None = None) -> Base:
@@ -156,9 +177,22 @@ def _from_folder(folder: Path, uri: str) -> Base:
             f"fine_tuning.base_model: {uri} holds no safetensors",
             hint="Pickled weights (.bin, .pt) are never loaded: convert them to safetensors first.",
         )
+    _check_configuration(folder / "config.json", uri)
     if (folder / artifacts.MANIFEST).exists():
         return Base(folder, artifacts.read(folder, "base_model").sha256, uri)
     return Base(folder, hashing.content_sha256((p.name, hashing.sha256_file(p)) for p in files), uri)
+
+
+def _check_configuration(path: Path, uri: str) -> None:
+    """Raise ConfigurationError for a config.json that names no architecture: it would be found out only after curation."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        named = isinstance(values, dict) and isinstance(values.get("model_type"), str)
+        found = "names no model_type"
+    except ValueError as error:
+        named, found = False, f"is not JSON: {error}"
+    if not named:
+        raise ConfigurationError(f"fine_tuning.base_model: config.json of {uri} {found}", hint="Copy the model again, or name another.")
 
 
 def _download(source: str, *, weights: bool = True, cache_dir: str | None = None) -> Path:
@@ -324,7 +358,8 @@ def load(model: Model, *, trainable: bool = False, dtype: Any = None) -> Any:
 
     quiet_transformers()
     dtype = dtype or (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
-    loaded = AutoModelForCausalLM.from_pretrained(model.weights, dtype=dtype, trust_remote_code=False, use_safetensors=True)
+    with _readable(model.weights, "weights"):
+        loaded = AutoModelForCausalLM.from_pretrained(model.weights, dtype=dtype, trust_remote_code=False, use_safetensors=True)
     if model.adapter:
         from peft import PeftModel
 
@@ -339,7 +374,8 @@ def load_tokenizer(folder: Path, **options: Any) -> Any:
 
     from components.common import chat
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
+    with _readable(folder, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if not tokenizer.chat_template:

@@ -95,6 +95,15 @@ class Events:
         self.write("note", text=text)
 
 
+def event_in(line: str) -> dict[str, Any] | None:
+    """The event in a line of an event file; None for a line that a kill or a full disk tore."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and {"stage", "event"} <= event.keys() else None
+
+
 class Plain:
     """Plain lines for logs and pipes: every step, and progress at most every ten seconds."""
 

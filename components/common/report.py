@@ -14,7 +14,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e8ebf0; --soft: #9aa4b5; --line: #39414f; --good: #5fd39a; --bad: #ff8a80; --paper: #14181f; --wash: #1c222c } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin-bottom: 0 } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line) }
-p.sub, .soft, figcaption { color: var(--soft) } .good { color: var(--good) } .bad { color: var(--bad) }
+p.sub, .soft { color: var(--soft) } figcaption { color: #5c6575; padding: 0 .7rem .5rem } .good { color: var(--good) } .bad { color: var(--bad) }
 .tiles { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0 }
 .tile { background: var(--wash); border-radius: .5rem; padding: .6rem 1rem } .tile b { display: block; font-size: 1.3rem }
 .scroll { overflow-x: auto } table { border-collapse: collapse; width: 100% }
@@ -24,7 +24,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } pre { white
 .card { background: var(--wash); border-radius: .5rem; padding: .6rem .9rem } .card h3, h3.asked { font-size: .85rem; color: var(--soft); margin: 0 0 .3rem; font-weight: 600 }
 ul.tree, ul.tree ul { list-style: none; margin: 0; padding-left: 1.1rem; border-left: 1px solid var(--line) } ul.tree { padding-left: 0; border: 0 } ul.tree li { margin: .5rem 0 }
 ul.tree b { margin-right: .4rem } ul.tree code { font-size: .85rem }
-code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; min-width: 34rem; height: auto; display: block }
+code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; min-width: 26rem; height: auto; display: block }
 figure { overflow-x: auto } p { overflow-wrap: anywhere } td code { display: inline-block; min-width: 9rem }
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from components.common.errors import InterruptedRunError, TunelineError, UsageError, of_the_machine
@@ -42,10 +43,26 @@ def _from_other(error: Exception, arguments: list[str]) -> TunelineError:
     named = [Path(argument) for argument in arguments if not argument.startswith("-")]
     told = of_the_machine(error, [*named, Path(DEFAULT_WORKDIR)])
     if told is None and isinstance(error, OSError):
-        told = TunelineError(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), hint="Check the path and its permissions.")
-        told.kind = "system"
-    if told is None:
-        raise error
+        told = _refused_path(error)
+    return told or _unexpected(error)
+
+
+def _refused_path(error: OSError) -> TunelineError:
+    """What the system said of a path. A file where a folder is meant, or nothing where something is, is wrong usage."""
+    message = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+    if isinstance(error, (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)):
+        return UsageError(message, hint="Check the paths of the command: a folder cannot stand where a file is, nor the other way round.")
+    told = TunelineError(message, hint="Check the path and its permissions.")
+    told.kind = "system"
+    return told
+
+
+def _unexpected(error: Exception) -> TunelineError:
+    traceback.print_exception(error)
+    told = TunelineError(
+        f"{type(error).__name__}: {error}", hint="This is a fault of tuneline, not of your input: please report the traceback."
+    )
+    told.kind = "unexpected"
     return told
 
 

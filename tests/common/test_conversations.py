@@ -39,6 +39,12 @@ def test_labelled_rows_give_the_answers_that_are_labelled_good(tmp_path: Path) -
     assert [row["messages"] for row in conversations.read(path, "unpaired")] == [[ASKED, GOOD]]
 
 
+def test_a_limit_counts_what_can_be_used(tmp_path: Path) -> None:
+    row = {"prompt": [ASKED], "completion": [GOOD], "label": True, "tools": None}
+    path = write(tmp_path / "train.parquet", "unpaired", {**row, "label": False}, row, {**row, "label": False}, row, row)
+    assert [found["id"] for found in conversations.read(path, "unpaired", limit=2)] == ["row-1", "row-3"]
+
+
 def test_rows_of_plain_text_are_refused_with_what_is_needed(tmp_path: Path) -> None:
     dataset = small_dataset(tmp_path / "dataset")
     manifest = dataset.manifest.model_copy(update={"summary": {"rows_kind": "text"}})

@@ -176,3 +176,31 @@ def test_a_fresh_sqlite_store_is_made_quietly_and_keeps_its_artifacts_beside_it(
 def test_nothing_is_tracked_without_a_server_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert not tracking.enabled()
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://ada:s3cret@host:5000/mlflow", "http://ada@host:5000/mlflow"),
+        ("postgresql+psycopg2://u:p@ss@db/mlflow", "postgresql+psycopg2://u@db/mlflow"),
+        ("http://host:5000", "http://host:5000"),
+        ("sqlite:////srv/a@b/mlflow.db", "sqlite:////srv/a@b/mlflow.db"),
+    ],
+)
+def test_an_address_is_shown_and_kept_without_its_password(address: str, shown: str) -> None:
+    assert tracking.without_password(address) == shown
+
+
+def test_a_server_named_with_user_and_password_is_found_and_a_missing_one_does_not_repeat_them(server: str) -> None:
+    tracking._check_answers(server.replace("http://", "http://ada:s3cret@"))
+    with pytest.raises(EngineMissingError) as missing:
+        tracking._check_answers("http://ada:s3cret@127.0.0.1:9")
+    assert "ada@127.0.0.1:9" in missing.value.message
+    assert "s3cret" not in missing.value.message
+
+
+def test_a_database_whose_driver_is_missing_is_said_with_what_to_install() -> None:
+    with pytest.raises(EngineMissingError) as missing:
+        tracking._check_answers("mssql+pyodbc://u:s3cret@db/mlflow")
+    assert missing.value.message == "the tracking store mssql+pyodbc://u@db/mlflow needs the package pyodbc"
+    assert missing.value.hint == "pip install pyodbc"

@@ -108,3 +108,9 @@ def test_every_command_stands_in_a_block_that_is_run() -> None:
             line for text in fenced for line in text.splitlines() if re.match(r"(\$ )?(tuneline|make|kfp|dvc|mlflow|pip) [a-z]", line)
         ]
         assert commands == [], f"{page.name} shows commands in a block that is not marked sh"
+
+
+def test_every_link_to_a_file_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"

@@ -194,3 +194,16 @@ def test_an_address_that_is_no_tracking_server_is_said(chain: dict[str, Any], fo
     error = refusal(2, "run", "--tracking-uri", "nonsense://x", "--workdir", "other", cwd=folder)
     assert error["message"] == "nonsense://x is no MLflow tracking server"
     assert refusal(1, "run", "--tracking-uri", "http://127.0.0.1:9", "--workdir", "other", cwd=folder)["kind"] == "engine_missing"
+
+
+def test_a_fault_of_ours_is_an_error_object_and_its_traceback_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    from pipelines.cli import main
+
+    try:
+        raise ZeroDivisionError("division by zero")
+    except ZeroDivisionError as error:
+        code = main._tell(main._from_other(error, ["run", "--json"]), ["run", "--json"])
+    said = capsys.readouterr()
+    assert (code, json.loads(said.out)["error"]["kind"]) == (1, "unexpected")
+    assert json.loads(said.out)["error"]["message"] == "ZeroDivisionError: division by zero"
+    assert "Traceback" in said.err

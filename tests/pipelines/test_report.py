@@ -12,7 +12,9 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
-from components.common import artifacts, report
+from components.common import artifacts, progress, report
+from pipelines import evidence
+from pipelines import page as rendered
 from tests.pipelines.command import answer
 from tests.pipelines.project import run
 
@@ -193,3 +195,23 @@ def test_a_refused_candidate_has_a_page_that_says_why(first: dict[str, Any], pro
     reasons = json.loads((Path(refused["artifacts"]["evaluation"]) / "evaluation.json").read_text())["reasons"]
     assert set(reasons) <= set(said)
     assert unfounded(Path(refused["report"]), truth(refused, project), costs_of(refused)) == []
+
+
+def test_on_a_cluster_the_page_claims_no_more_than_what_making_the_artifacts_cost(first: dict[str, Any], project: Path) -> None:
+    digests = {kind: Path(path).name for kind, path in first["artifacts"].items()}
+    registered = {"name": "tiny-helper", "version": "1", "aliases": ["candidate"], "moved": None}
+    version = {"tag": "dataset-v1", "rev": "1" * 40, "md5": "2" * 32, "uri": "dvc://data"}
+    record = evidence.gather(project / "wd" / "store", digests, version, registered)
+    path = project / "cluster.html"
+    path.write_text(rendered.render(record))
+    said = texts(path)
+    assert "a run on a cluster" in said
+    assert said.count("cost when it was made") == 4
+    assert not any("from the cache" in text or "all steps of this run" in text for text in said)
+
+
+def test_a_torn_event_is_passed_over(tmp_path: Path) -> None:
+    whole = {"time": 1.0, "stage": "resolve", "event": "finished", "cached": False, "seconds": 1.0, "cpu_seconds": 2.0, "gpu_seconds": 0.0}
+    assert progress.event_in(json.dumps(whole)) == whole
+    assert progress.event_in(json.dumps(whole)[:40]) is None
+    assert progress.event_in("7") is None
