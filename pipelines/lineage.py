@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,12 +151,28 @@ def _version(search: _Search, chain: Sequence[Link]) -> Link:
     link = Link("version", hashing.digest([version.name, version.version, digests]), f"models:/{version.name}/{version.version}")
     link.inputs = [one.sha256 for one in chain if one.kind in ("repository", "evaluation", "model")]
     search.reporter.step("checking the version")
-    try:
+    with _checking(link):
         if version.files_sha256() != version.model_sha256:
             raise _disagreement("the version's files in MLflow are", "model", version.files_sha256(), version.model_sha256)
+    return link
+
+
+@contextmanager
+def _checking(link: Link) -> Iterator[None]:
+    """What goes wrong while a link is checked is the link's failure, and the walk goes on."""
+    try:
+        yield
     except TunelineError as error:
         link.fail(error)
-    return link
+    except OSError as error:
+        link.fail(_unreadable(error))
+
+
+def _unreadable(error: OSError) -> LineageError:
+    return LineageError(
+        f"{error.filename or 'a file'} cannot be read: {error.strerror or error}",
+        hint="Look at the permissions of the file and its folders, and whether the disk it lies on is mounted and sound.",
+    )
 
 
 def _package(search: _Search) -> list[Link]:
@@ -212,16 +230,13 @@ def _base(search: _Search) -> Link:
     """The base model, where it can be had without fetching or converting it."""
     link = Link("base_model", search.said("base_model_sha256"), search.said("base_model_uri"))
     search.reporter.step("checking the base model")
-    try:
+    with _checking(link):
         gone = ":" not in link.uri and not Path(link.uri).exists()
         here = None if gone else models.base_model_here(link.uri)
-    except TunelineError as error:
-        link.fail(error)
-        return link
-    if here is None:
-        link.status, link.detail = UNCHECKED, f"{link.uri or 'the base model'} is not on this machine"
-    elif here.sha256 != link.sha256:
-        link.fail(_disagreement(f"the files of {link.uri} are now", "base_model", here.sha256, link.sha256))
+        if here is None:
+            link.status, link.detail = UNCHECKED, f"{link.uri or 'the base model'} is not on this machine"
+        elif here.sha256 != link.sha256:
+            raise _disagreement(f"the files of {link.uri} are now", "base_model", here.sha256, link.sha256)
     return link
 
 
@@ -257,20 +272,23 @@ def _dataset_places(search: _Search, sha256: str) -> list[str]:
 def _revision(search: _Search, sha256: str) -> tuple[Link, Manifest | None]:
     """The dataset's revision, read back from the remote. It is the dataset at another place, so it has the same digest."""
     search.reporter.step("checking the dataset's revision")
-    link = Link("revision", sha256, search.said("dataset_uri"))
-    try:
-        if not link.uri.startswith("dvc://"):
-            link.uri = _published_as(search, sha256)
-        if not link.uri:
-            link.status, link.detail = UNCHECKED, "the dataset was not published as a revision"
-            return link, None
-        version, manifest = versioning.check(link.uri, search.config, workdir=search.workdir.root, reporter=search.reporter)
-        _agree_revision(search, version)
-    except TunelineError as error:
-        link.fail(error)
-        return link, None
-    link.detail = version.tag
+    link, manifest = Link("revision", sha256, search.said("dataset_uri")), None
+    with _checking(link):
+        manifest = _read_back(search, link)
     return link, manifest
+
+
+def _read_back(search: _Search, link: Link) -> Manifest | None:
+    """The manifest of the revision that the version names, or that holds its dataset; None where it was never published."""
+    if not link.uri.startswith("dvc://"):
+        link.uri = _published_as(search, link.sha256)
+    if not link.uri:
+        link.status, link.detail = UNCHECKED, "the dataset was not published as a revision"
+        return None
+    version, manifest = versioning.check(link.uri, search.config, workdir=search.workdir.root, reporter=search.reporter)
+    _agree_revision(search, version)
+    link.detail = version.tag
+    return manifest
 
 
 def _published_as(search: _Search, sha256: str) -> str:
@@ -322,29 +340,38 @@ def _artifact(
     """The link of an artifact: found by its recorded URIs, in the store, or `elsewhere`; whole; and in agreement with the version."""
     search.reporter.step(f"checking the {kind}")
     link = Link(kind, sha256, next(filter(None, recorded), f"store:{sha256}"), list(made_from.values()))
-    try:
-        found = _find(search, kind, sha256, recorded)
-        if found:
-            link.uri = found.path.absolute().as_uri()
-        elif elsewhere:
-            found, link.uri = elsewhere()
-        else:
-            raise MissingError("", hint="Mount the artifact store it lies in, or restore it from a backup.")
+    with _checking(link):
+        try:
+            found = _find(search, kind, sha256, recorded)
+            if found:
+                link.uri = found.path.absolute().as_uri()
+            elif elsewhere:
+                found, link.uri = elsewhere()
+            else:
+                raise MissingError("", hint="Mount the artifact store it lies in, or restore it from a backup.")
+        except (MissingError, RegistryError) as error:
+            looked = ", ".join([*filter(None, recorded), str(search.workdir.store)])
+            told = f"the {kind} is not there any more; looked in {looked}. {error.message}".rstrip(". ")
+            raise MissingError(told, hint=error.hint) from None
         agree(found)
-    except (MissingError, RegistryError) as error:
-        looked = ", ".join([*filter(None, recorded), str(search.workdir.store)])
-        link.fail(MissingError(f"the {kind} is not there any more; looked in {looked}. {error.message}".rstrip(". "), hint=error.hint))
-    except TunelineError as error:
-        link.fail(error)
     return link
 
 
 def _find(search: _Search, kind: str, sha256: str, recorded: Sequence[str]) -> Artifact | None:
-    """The artifact at the first place that has it, every file checked. A folder that holds another by now is passed over."""
+    """The artifact at the first place that has it whole. A folder that holds another by now is passed over, as is a damaged copy; where no
+    other is found, the first copy's damage is raised."""
     folders = [*(folder for uri in recorded if (folder := _folder(uri))), search.workdir.store / sha256]
+    damage: list[TunelineError] = []
     for folder in folders:
-        if (folder / artifacts.MANIFEST).exists() and artifacts.read_manifest(folder).content_sha256 == sha256:
-            return artifacts.read(folder, kind)
+        try:
+            if (folder / artifacts.MANIFEST).exists() and artifacts.read_manifest(folder).content_sha256 == sha256:
+                return artifacts.read(folder, kind)
+        except TunelineError as error:
+            damage.append(error)
+        except OSError as error:
+            damage.append(_unreadable(error))
+    if damage:
+        raise damage[0]
     return None
 
 
@@ -369,6 +396,7 @@ def _disagreement(what: str, kind: str, found: str | None, expected: str) -> Lin
     )
 
 
+UNFOLDED = 100_000  # columns; longer than what a link can say
 MARKS = {
     INTACT: ("✔", "green"),
     DAMAGED: ("✘", "bold red"),
@@ -378,8 +406,16 @@ MARKS = {
 }
 
 
+def show(lineage: Lineage) -> None:
+    """Print the chain as a tree: folded to the terminal's width, or in a file or a pipe one line a link."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else UNFOLDED
+    Console(width=width, highlight=False).print(draw(lineage))
+
+
 def draw(lineage: Lineage) -> Any:
-    """The chain as a rich tree: what the version was made from, each link with its mark, short digest, place and detail."""
+    """The chain as a rich tree: what the version was made from, each link with its mark, short digest, detail and place."""
     from rich.tree import Tree
 
     version, model, dataset = (lineage.of(kind)[0] for kind in ("version", "model", "dataset"))
@@ -399,13 +435,18 @@ def _label(link: Link, name: str = "") -> Any:
     from rich.text import Text
 
     mark, style = ("!", "yellow") if link.kind == "raw" and link.status == MISSING else MARKS[link.status]
-    label = Text(f"{mark} ", style=style)
+    label = Text(f"{mark} ", style=style, overflow="fold")
     label.append(name or link.kind.replace("_", " "), style="bold")
     label.append(f"  {link.sha256[:12]}", style="cyan")
-    label.append(f"  {link.uri}", style="dim")
     if link.detail:
         label.append(f"  {link.detail}", style="" if link.status == INTACT else style)
+    label.append(f"  {_place(link)}", style="dim")
     return label
+
+
+def _place(link: Link) -> str:
+    """Where a link lies, for people: what lies in a store under its digest is named by that."""
+    return f"store/{link.sha256[:12]}" if link.uri.startswith("file:") and link.uri.endswith(f"/{link.sha256}") else link.uri
 
 
 def sentence(lineage: Lineage) -> str:

@@ -105,13 +105,11 @@ def lineage(
     customization = load_config(config, sets)
     reporter, work = alone("lineage", as_json, workdir, tracking_uri)
     os.environ["MLFLOW_TRACKING_URI"] = work.tracking_uri
-    from rich.console import Console
-
     from pipelines import lineage as tracing
 
     found = tracing.trace(reference, work, customization.data_versioning, reporter)
     finish(reporter)
     if not as_json:
-        Console().print(tracing.draw(found), soft_wrap=True)
+        tracing.show(found)
     found.check()
     show(found.as_dict(), as_json, [tracing.sentence(found)])

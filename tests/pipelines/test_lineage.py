@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
+import pty
 import re
 import shutil
+import struct
+import subprocess
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +33,8 @@ from components.fine_tuning.stage import finetune
 from components.model_registry.stage import Registration, promote, register
 from components.triton_packaging.stage import package
 from pipelines.config import Customization, parse
-from pipelines.lineage import Lineage, LineageError, Link, draw, sentence, trace
-from tests.pipelines.command import answer, refusal, tuneline
+from pipelines.lineage import Lineage, LineageError, Link, sentence, trace
+from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
 from tests.pipelines.test_pipeline import flip, write_rows
 from tests.tiny import tiny_model
 
@@ -241,6 +249,57 @@ def test_a_missing_artifact_is_named_with_the_places_looked_in(chain: Chain, kin
     assert "restore it from a backup" in error.hint
 
 
+def copied(chain: Chain, kind: str, place: Path) -> str:
+    """Another copy of an artifact, as its URI."""
+    shutil.copytree(getattr(chain, kind).path, place)
+    return place.as_uri()
+
+
+def test_behind_a_damaged_copy_at_the_recorded_place_the_good_one_in_the_store_is_found(chain: Chain, tmp_path: Path) -> None:
+    uri = copied(chain, "evaluation", tmp_path / "copy")
+    for damage in ("{", '{"schema": "broken"}', None):
+        manifest = tmp_path / "copy" / "manifest.json"
+        if damage is None:  # a manifest that is whole, with a payload that is not
+            shutil.copyfile(chain.evaluation.path / "manifest.json", manifest)
+            flip(tmp_path / "copy" / "evaluation.json")
+        else:
+            manifest.write_text(damage)
+        with tagged(chain, evaluation_store_uri=uri):
+            found = chain.trace()
+        found.check()
+        assert found.of("evaluation")[0].uri == chain.evaluation.path.as_uri()
+
+
+def test_of_two_damaged_copies_the_one_at_the_recorded_place_is_told(chain: Chain, tmp_path: Path) -> None:
+    uri = copied(chain, "evaluation", tmp_path / "copy")
+    (tmp_path / "copy" / "manifest.json").write_text("{")
+    with tagged(chain, evaluation_store_uri=uri), flipped(chain.evaluation.path / "evaluation.json"):
+        link, error = chain.broken()
+    assert (link.kind, link.status) == ("evaluation", "damaged")
+    assert f"{tmp_path / 'copy' / 'manifest.json'} is unreadable" in error.message
+
+
+@pytest.mark.parametrize("kind", ["repository", "evaluation", "model", "dataset"])
+def test_a_file_that_the_system_does_not_give_is_the_failure_of_its_link_and_the_walk_goes_on(chain: Chain, kind: str) -> None:
+    manifest = getattr(chain, kind).path / "manifest.json"
+    with moved(manifest):
+        manifest.mkdir()  # to open it is refused also where the tests run as root, whom no permission stops
+        link, error = chain.broken()
+    assert (link.kind, link.status) == (kind, "damaged")
+    assert f"{manifest} cannot be read: Is a directory" in error.message
+    assert "permissions" in error.hint
+
+
+def test_a_base_model_that_the_system_does_not_give_breaks_its_link_only(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str) -> None:
+        raise PermissionError(13, "Permission denied", f"{source}/model.safetensors")
+
+    monkeypatch.setattr(models, "base_model_here", refuse)
+    link, error = chain.broken()
+    assert (link.kind, link.status) == ("base_model", "damaged")
+    assert "tiny/model.safetensors cannot be read: Permission denied" in error.message
+
+
 def test_a_model_that_left_the_store_is_read_from_what_mlflow_keeps(chain: Chain) -> None:
     with moved(chain.model.path):
         found = chain.trace()
@@ -439,25 +498,6 @@ def test_a_version_without_a_package_is_traced_also_from_another_workdir(chain: 
     assert sentence(found) == "Every digest agrees, from the model back to the revision and the raw files."
 
 
-def test_the_tree_shows_each_link_with_its_mark_and_short_digest(chain: Chain) -> None:
-    from rich.console import Console
-
-    def shown() -> list[str]:
-        console = Console(width=400, color_system=None)
-        with console.capture() as capture:
-            console.print(draw(chain.trace()), soft_wrap=True)
-        return capture.get().splitlines()
-
-    lines = shown()
-    assert lines[0].startswith(f"✔ {NAME} version 1 @champion  ")
-    assert [re.sub(r"[│├└─ ]+", "", line)[0] for line in lines] == ["✔"] * 8
-    assert f"├── ✔ repository  {chain.repository.sha256[:12]}  {chain.repository.path.as_uri()}" in lines
-    with moved(chain.evaluation.path), flipped(chain.raw):
-        lines = shown()
-    assert lines[2].startswith(f"├── ✘ evaluation  {chain.evaluation.sha256[:12]}")
-    assert any("! raw  " in line for line in lines)
-
-
 @pytest.fixture
 def told(chain: Chain) -> Callable[..., Any]:
     """Call the command in the workdir's parent, as a user does."""
@@ -472,13 +512,81 @@ def test_the_command_prints_the_object_of_the_contract(chain: Chain, told: Calla
     assert all(set(link) == {"kind", "sha256", "uri", "inputs", "status", "detail"} for link in found["chain"])
 
 
+def tree(chain: Chain, alias: str) -> list[str]:
+    """What the command prints of an intact chain."""
+    found = chain.trace(f"{NAME}@{alias}")
+    version, base, raw = (found.of(kind)[0] for kind in ("version", "base_model", "raw"))
+    short = {kind: getattr(chain, kind).sha256[:12] for kind in ("repository", "evaluation", "model", "dataset")}
+    verdict = chain.registered.tags["tuneline.verdict"]
+    return [
+        f"✔ {NAME} version 1 @{alias}  {version.sha256[:12]}  models:/{NAME}/1",
+        f"├── ✔ repository  {short['repository']}  store/{short['repository']}",
+        f"├── ✔ evaluation  {short['evaluation']}  verdict: {verdict}  store/{short['evaluation']}",
+        f"└── ✔ model  {short['model']}  store/{short['model']}",
+        f"    ├── ✔ base model  {base.sha256[:12]}  {base.uri}",
+        f"    └── ✔ dataset  {short['dataset']}  store/{short['dataset']}",
+        f"        ├── ✔ revision  {short['dataset']}  dataset-v1  {chain.revision.uri}",
+        f"        └── ✔ raw  {raw.sha256[:12]}  {chain.raw.as_uri()}",
+    ]
+
+
+def test_a_pipe_gets_one_line_a_link_with_its_mark_digest_detail_and_place(chain: Chain, told: Callable[..., Any]) -> None:
+    done = told(tuneline, "lineage", NAME)
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    assert lines == tree(chain, "champion")
+    assert last == "Every digest agrees, from the package back to the revision and the raw files."
+
+
+def on_a_terminal(columns: int, *arguments: str, cwd: Path) -> list[str]:
+    """The lines that a command prints on a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    plain = environment(NO_COLOR="1", TERM="dumb")
+    plain.pop("COLUMNS", None)
+    process = subprocess.Popen([*COMMAND, *arguments], cwd=cwd, env=plain, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL)
+    os.close(theirs)
+    printed = b""
+    with contextlib.suppress(OSError):  # the terminal is gone with its last user
+        while some := os.read(ours, 65536):
+            printed += some
+    os.close(ours)
+    assert process.wait(60) == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", printed.decode()).splitlines()
+
+
+def test_a_terminal_of_80_columns_shows_all_of_it_folded(chain: Chain, told: Callable[..., Any]) -> None:
+    *lines, _ = told(partial(on_a_terminal, 80), "lineage", NAME)
+    assert max(map(len, lines)) <= 80
+    guides = re.compile(r"[\s│├└─]+")
+    assert guides.sub("", "".join(lines)) == guides.sub("", "".join(tree(chain, "champion")))
+    assert any("revision" in line and "dataset-v1" in line for line in lines), "the detail stands beside the name"
+
+
+def test_the_page_shows_what_the_command_prints(chain: Chain, told: Callable[..., Any]) -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+
+    def same(text: str) -> str:
+        """Without what differs from model to model: its name and verdict, digests, places."""
+        return re.sub(r"(  )[0-9a-f]{12}(  .+)?  \S+$", r"\1#\2", text.strip(), flags=re.MULTILINE)
+
+    shown = same(page.split("```\n")[2].replace("my-model", NAME))
+    assert shown.count("#") == len(ORDER)
+    assert shown == same(told(tuneline, "lineage", NAME).stdout.replace(chain.registered.tags["tuneline.verdict"], "accepted"))
+
+
 def test_the_command_shows_a_broken_chain_to_people_and_exits_1(chain: Chain, told: Callable[..., Any]) -> None:
-    with moved(chain.repository.path):
+    with moved(chain.repository.path), flipped(chain.raw):
         done = told(tuneline, "lineage", NAME)
         error = told(lambda *a, **k: refusal(1, *a, **k), "lineage", NAME)
     assert done.returncode == 1
-    assert f"✘ repository  {chain.repository.sha256[:12]}" in done.stdout
-    assert f"the lineage of {NAME} version 1 is broken in 1 link: repository" in done.stderr
+    place = chain.repository.path
+    reason = f"the repository is not there any more; looked in {place.as_uri()}, {place.parent}"
+    lines = done.stdout.splitlines()
+    assert lines[1] == f"├── ✘ repository  {place.name[:12]}  {reason}  store/{place.name[:12]}"
+    assert re.search(r"! raw  [0-9a-f]{12}  raw.jsonl has changed since it was read: it is [0-9a-f]{12} now  file:", lines[-1])
+    assert f"the lineage of {NAME} version 1 is broken in 1 link: repository {place.name[:12]}: {reason}" in done.stderr
+    assert "Mount the artifact store it lies in, or restore it from a backup." in done.stderr
     assert (error["stage"], error["kind"]) == ("lineage", "lineage")
     assert "the repository is not there any more" in error["message"]
     assert error["hint"]
@@ -490,3 +598,25 @@ def test_without_a_registry_the_command_says_so_and_makes_none(tmp_path: Path) -
     assert error["message"] == f"there is no registry yet, so no model {NAME}"
     assert "--tracking-uri" in error["hint"]
     assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+def documented(command: str) -> dict[str, Any]:
+    """The object that docs/cli.md gives for a command; a key without a value is null."""
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    found = re.search(rf"^{command} +(\{{.*?\}})$(?=\n\S)", page, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/cli.md says nothing of the object of {command}"
+    given: dict[str, Any] = json.loads(re.sub(r'("\w+")(?=[,}])', r"\1: null", found[1].replace("split:", '"split":')))
+    return given
+
+
+def test_the_objects_of_data_show_and_data_diff_are_those_of_the_page(chain: Chain, told: Callable[..., Any]) -> None:
+    shown, compared = told(answer, "data", "show", "dataset-v1"), told(answer, "data", "diff", "dataset-v1", "dataset-v1")
+    on_show, on_diff = documented("data show"), documented("data diff")
+    assert list(on_show) == list(shown)
+    for name in ("inputs", "files"):
+        assert list(on_show[name][0]) == list(shown[name][0])
+    assert list(on_diff) == list(compared)
+    assert set(compared["splits"]) == {"train", "validation", "test"}
+    for found in compared["splits"].values():
+        assert list(on_diff["splits"]["split"]) == list(found)
+        assert list(on_diff["splits"]["split"]["examples"]) == list(found["examples"])
