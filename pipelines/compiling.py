@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
-from components.common import artifacts
 from components.common.errors import UsageError
-from pipelines import parameters
+from pipelines import outputs, parameters
 from pipelines.config import Customization
 from pipelines.platform import Platform
 
+COMPILED = re.compile(r"^pipelineInfo:", re.MULTILINE)  # at the top of every compiled pipeline, and a key of no other file of ours
 NO_VOLUME = (
     "without -p platform.yaml the pods share no volume and do not find one another's artifacts: "
     "`tuneline init` writes a commented platform.yaml"
 )
 
 
-def write(config: Customization, platform: Platform | None, output: Path) -> list[str]:
+def write(config: Customization, platform: Platform | None, output: Path, *, inputs: Iterable[Path] = ()) -> list[str]:
     """Write the compiled pipeline: the same bytes for the same input, the whole file or none. Returns warnings worth reading.
 
-    Raises ConfigurationError for a relative path, UsageError for a file that no tool would take for a pipeline.
+    `inputs` are the files that were read. Raises ConfigurationError for a relative path, UsageError for a file that no tool would take
+    for a pipeline, cannot be written, or holds something else than a pipeline, which is never overwritten.
     """
+    _check(output, inputs)
+    outputs.write(output, compiled(config, platform))
+    return [NO_VOLUME] if platform is None else _outside(config, platform.volume.mount)
+
+
+def _check(output: Path, inputs: Iterable[Path]) -> None:
     if output.suffix not in (".yaml", ".yml"):
         raise UsageError(f"{output} does not end in .yaml", hint="Kubeflow takes a compiled pipeline by that ending: -o pipeline.yaml.")
-    text = compiled(config, platform)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    artifacts.write_atomically(output, text)
-    return [NO_VOLUME] if platform is None else _outside(config, platform.volume.mount)
+    outputs.check_file(output, inputs=inputs)
+    there = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
+    if there and not COMPILED.search(there):
+        raise UsageError(f"{output} exists and is not a compiled pipeline", hint="Name another file with -o, or remove this one first.")
 
 
 def compiled(config: Customization, platform: Platform | None = None) -> str:

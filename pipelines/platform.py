@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from components.common import images
 from components.common.errors import ConfigurationError
+from pipelines import addresses
 from pipelines.config import read, told
 
 NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HIDDEN = ("secrets", "environment", "mlflow")  # a secret that was put there by mistake is not repeated in the error
-SECRET = re.compile(r"TOKEN|PASSWORD|SECRET|CREDENTIAL|_KEY$", re.IGNORECASE)
+# Names of secrets, word by word: TOKENIZERS_PARALLELISM is none, nor is the path of one, nor PWD, the folder one is in.
+SECRET = re.compile(
+    r"(?:^|_)(?:TOKEN|SECRET|PASSPHRASE|[A-Z0-9]*(?:PASSWORD|PASSWD|APIKEY))(?:_|$)|_(?:PWD|PASS|KEY)$|_(?:PWD|PASS)_", re.IGNORECASE
+)
+PLACE = re.compile(r"_(?:FILE|PATH|DIR|URL)$", re.IGNORECASE)
+SWITCH = ("", "0", "1", "false", "true", "no", "yes", "off", "on")  # HF_HUB_DISABLE_IMPLICIT_TOKEN: "1" tells nobody anything
 
 
 class Strict(BaseModel):
@@ -74,8 +79,11 @@ class Mlflow(Strict):
     @field_validator("tracking_uri")
     @classmethod
     def _holds_no_password(cls, uri: str) -> str:
-        if urlsplit(uri).password:
-            raise ValueError("holds a password; name a secret for MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD under `secrets`")
+        if addresses.holds_password(uri):
+            raise ValueError(
+                "holds a password; name a secret for MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD under `secrets`, "
+                "or one for MLFLOW_TRACKING_URI that holds the whole address"
+            )
         return uri
 
 
@@ -139,7 +147,8 @@ class Platform(Strict):
     secrets: dict[str, SecretKey] = Field(
         {},
         description="Environment variables from secrets, for example {MLFLOW_TRACKING_TOKEN: {name: mlflow, key: token}}; "
-        "also MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, HF_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.",
+        "also MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, HF_TOKEN, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY. A secret may hold "
+        "a whole address with its password, for MLFLOW_TRACKING_URI or HTTPS_PROXY; it wins over the same variable given elsewhere.",
     )
     environment: dict[str, str] = Field(
         {}, description="Other environment variables of every pod, for example {HTTPS_PROXY: http://proxy:3128}."
@@ -158,8 +167,14 @@ class Platform(Strict):
     @field_validator("environment")
     @classmethod
     def _holds_no_secret(cls, named: dict[str, str]) -> dict[str, str]:
-        for name in filter(SECRET.search, named):
-            raise ValueError(f"{name} would stand in the pipeline for all to read; name its secret and key under `secrets`")
+        for name, value in named.items():
+            if SECRET.search(name) and not PLACE.search(name) and value.strip().lower() not in SWITCH:
+                raise ValueError(f"{name} would stand in the pipeline for all to read; name its secret and key under `secrets`")
+            if addresses.holds_password(value):
+                raise ValueError(
+                    f"{name} holds an address with a password, which would stand in the pipeline for all to read; "
+                    "name a secret and key under `secrets` that hold the whole address"
+                )
         return named
 
 

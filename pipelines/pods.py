@@ -50,8 +50,8 @@ def _environment(task: Any, platform: Platform) -> None:
         "MLFLOW_TRACKING_URI": platform.mlflow.tracking_uri or f"sqlite:///{volume.workdir}/mlflow.db",
         **platform.environment,
     }
-    for name, value in sorted(values.items()):
-        task.set_env_variable(name, value)
+    for name in sorted(values.keys() - platform.secrets.keys()):  # a variable that stands twice would leave it to Kubernetes which counts
+        task.set_env_variable(name, values[name])
     for name, secret in sorted(platform.secrets.items()):
         kubernetes.use_secret_as_env(task, secret_name=secret.name, secret_key_to_env={secret.key: name})
 

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from components.common.errors import OutputOccupiedError
 from components.evaluation.config import Rule
+from pipelines import outputs
 from pipelines.config import Customization
 from pipelines.platform import Platform, Resources, SecretKey, Stages, Toleration
 
@@ -29,14 +30,24 @@ PLATFORM_HEAD = """\
 
 
 def write(folder: Path) -> tuple[Path, Path]:
-    """Write a commented customization.yaml and platform.yaml into `folder`. Raises OutputOccupiedError where there is one already."""
+    """Write a commented customization.yaml and platform.yaml into `folder`: both, whole, or none.
+
+    Raises OutputOccupiedError where there is one already, UsageError where `folder` cannot be one.
+    """
     customization, platform = (folder / name for name in FILES)
-    for path in (customization, platform):
-        if path.exists():
+    texts = {customization: commented(Customization(), HEAD), platform: commented(Platform(), PLATFORM_HEAD)}
+    outputs.check_folder(folder, must_exist=False)
+    for path in texts:
+        if path.exists() or path.is_symlink():
             raise OutputOccupiedError(f"{path} exists already", hint="Name another folder, or remove the file first.")
     folder.mkdir(parents=True, exist_ok=True)
-    customization.write_text(commented(Customization(), HEAD), encoding="utf-8")
-    platform.write_text(commented(Platform(), PLATFORM_HEAD), encoding="utf-8")
+    try:
+        for path, text in texts.items():
+            outputs.write(path, text)
+    except BaseException:
+        for path in texts:  # neither was there before; one alone would keep the next try from writing the other
+            path.unlink(missing_ok=True)
+        raise
     return customization, platform
 
 

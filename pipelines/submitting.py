@@ -1,26 +1,30 @@
 """Runs on Kubeflow Pipelines: submit a compiled pipeline, and follow the run to its true end.
 
-The REST calls are kfp.Client's. A token is given by reference (an environment variable or a file) and never printed; a file is read
-again at every call, because the kubelet renews a projected token.
+The REST calls are kfp.Client's. A token is given by reference (an environment variable or a file) and never printed, nor is a password in
+the endpoint, not even where the server repeats it; a file is read again at every call, because the kubelet renews a projected token.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import json
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
 from components.common.errors import ConfigurationError, EngineMissingError, InterruptedRunError, TunelineError, UsageError
 from components.common.progress import Reporter
+from pipelines import addresses
 
 TOKEN_VARIABLES = ("KF_PIPELINES_TOKEN", "KFP_EXISTING_TOKEN")  # the second is what the kfp command reads
 PROJECTED_TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105 - names of a variable and a file
@@ -45,12 +49,18 @@ class RunFailedError(TunelineError):
 
 @dataclass(frozen=True)
 class Server:
-    """Where to submit, and as whom."""
+    """Where to submit, and as whom. `endpoint` may hold a user and a password; `address` is what may be shown of it."""
 
-    endpoint: str
+    endpoint: str = field(repr=False)
     namespace: str = ""
     token_file: Path | None = None
     ca_cert: Path | None = None
+    used: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # the credentials that were sent, to mask them
+
+    @property
+    def address(self) -> str:
+        """The endpoint without user and password."""
+        return addresses.split(self.endpoint)[0]
 
 
 @dataclass
@@ -160,27 +170,43 @@ def _value(name: str, text: str, declared_type: str) -> Any:
 EXAMPLES = {"NUMBER_INTEGER": "100", "NUMBER_DOUBLE": "5e-4", "BOOLEAN": "false", "LIST": """'["/data/a.jsonl"]'""", "STRUCT": "'{a: 1}'"}
 
 
+@contextlib.contextmanager
+def _with_run(run: Submitted) -> Iterator[None]:
+    """Give every error the run that a script would look for."""
+    try:
+        yield
+    except TunelineError as error:
+        error.details = {"run_id": run.run_id, "url": run.url, "state": run.state}
+        raise
+
+
 def wait(run: Submitted, reporter: Reporter, *, timeout: float = 0.0, interval: float = 5.0) -> Submitted:
     """Follow a run until it succeeds; `timeout` and `interval` in seconds, timeout 0: for ever.
 
     A call that fails in passing is made again. Raises RunFailedError when the run ends otherwise, with the task that failed;
     InterruptedRunError at the time-out or on Ctrl-C, while the run itself goes on; EngineMissingError or AccessError when the server
-    no longer answers.
+    no longer answers. Each has the run's id, address and last known state in its details.
     """
-    shown: dict[str, str] = {}
-    try:
-        while True:
-            seen = _look(run, reporter, timeout, interval)
-            run.state = str(seen.state or "PENDING")
-            _show(seen, run, shown, reporter)
-            if run.state in ENDED:
-                break
-            _pause(run, timeout, interval)
-    except KeyboardInterrupt:
-        raise InterruptedRunError("stopped waiting; the run itself goes on", hint=_where(run)) from None
-    if run.state != "SUCCEEDED":
-        raise _failed(seen, run)
+    with _with_run(run):
+        try:
+            seen = _follow(run, reporter, timeout, interval)
+        except KeyboardInterrupt:
+            raise InterruptedRunError("stopped waiting; the run itself goes on", hint=_where(run)) from None
+        if run.state != "SUCCEEDED":
+            raise _failed(seen, run)
     return run
+
+
+def _follow(run: Submitted, reporter: Reporter, timeout: float, interval: float) -> Any:
+    """The run as it was seen when it had ended."""
+    shown: dict[str, str] = {}
+    while True:
+        seen = _look(run, reporter, timeout, interval)
+        run.state = str(seen.state or "PENDING")
+        _show(seen, run, shown, reporter)
+        if run.state in ENDED:
+            return seen
+        _pause(run, timeout, interval)
 
 
 def _look(run: Submitted, reporter: Reporter, timeout: float, interval: float) -> Any:
@@ -232,9 +258,9 @@ def _failed(seen: Any, run: Submitted) -> RunFailedError:
     told = f"the run {run.run_name} ended {run.state}"
     reasons = [t.error.message for t in named if t.error and t.error.message] or ([seen.error.message] if seen.error else [])
     if named:
-        told += f" in {named[0].display_name}"
+        told += f" in {_words(str(named[0].display_name), run.server)}"
     if reasons:
-        told += f": {_first_line(reasons[0])}"
+        told += f": {_words(reasons[0], run.server)}"
     return RunFailedError(told, hint=f"The task's log is in the UI: {run.url}")
 
 
@@ -264,7 +290,7 @@ def _connect(server: Server) -> Any:
             return self._healthz_api.healthz_service_get_healthz(_request_timeout=(ANSWER_WITHIN, ANSWER_WITHIN))
 
     client = Client(
-        host=server.endpoint,
+        host=server.address,
         namespace=server.namespace or "kubeflow",  # kfp's word for: not given
         ssl_ca_cert=str(server.ca_cert) if server.ca_cert else None,
         **credentials,
@@ -273,7 +299,7 @@ def _connect(server: Server) -> Any:
     _, _, headers = client._healthz_api.healthz_service_get_healthz_with_http_info()
     if "json" not in headers.get("Content-Type", ""):
         raise AccessError(
-            f"{server.endpoint} answers, but not as Kubeflow Pipelines does; a page to log in, perhaps",
+            f"{server.address} answers, but not as Kubeflow Pipelines does; a page to log in, perhaps",
             hint=f"Give a token in {TOKEN_VARIABLES[0]} or with --token-file, and check --endpoint: {IN_CLUSTER}.",
         )
     return client
@@ -290,34 +316,68 @@ def _limit(rest: Any) -> None:
 
 
 def _credentials(server: Server) -> dict[str, Any]:
-    """What kfp.Client is given: a token file, else a token in the environment, else the pod's own projected token, else nothing."""
-    from kfp.client import ServiceAccountTokenVolumeCredentials
-
+    """What kfp.Client is given: a token file, else a token in the environment, else user and password of the endpoint, else the pod's
+    own projected token, else nothing.
+    """
     projected = Path(os.environ.get(PROJECTED_TOKEN_VARIABLE) or PROJECTED_TOKEN)
+    _, user, password = addresses.split(server.endpoint)
     if server.token_file:
-        _check_token(server.token_file)
-        return {"credentials": ServiceAccountTokenVolumeCredentials(str(server.token_file))}
-    token = _token()
-    if token:
+        return {"credentials": _from_file(server.token_file, server)}
+    variable = next((name for name in TOKEN_VARIABLES if os.environ.get(name, "").strip()), "")
+    if variable:
+        token = _checked(os.environ[variable].strip(), f"the token in {variable}")
+        server.used.add(token)
         return {"existing_token": token}
+    if password:
+        return {"credentials": _from_endpoint(user, password, server)}
     if PROJECTED_TOKEN_VARIABLE in os.environ or projected.exists():
-        _check_token(projected)
-        return {"credentials": ServiceAccountTokenVolumeCredentials(str(projected))}
+        return {"credentials": _from_file(projected, server)}
     return {}
 
 
-def _token() -> str:
-    return next((os.environ[name].strip() for name in TOKEN_VARIABLES if os.environ.get(name, "").strip()), "")
+def _from_file(path: Path, server: Server) -> Any:
+    """A token that is read again at every call; each one that was used is remembered."""
+    from kfp.client import ServiceAccountTokenVolumeCredentials
+
+    class Credentials(ServiceAccountTokenVolumeCredentials):  # type: ignore[misc]
+        def refresh_api_key_hook(self, config: Any) -> None:
+            super().refresh_api_key_hook(config)
+            server.used.update(config.api_key["authorization"].split())
+
+    server.used.add(_read_token(path))
+    return Credentials(str(path))
 
 
-def _check_token(path: Path) -> None:
+def _from_endpoint(user: str, password: str, server: Server) -> Any:
+    """User and password as HTTP knows them (RFC 7617), which is what an address with both means."""
+    from kfp.client.token_credentials_base import TokenCredentialsBase
+
+    encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
+
+    class Credentials(TokenCredentialsBase):  # type: ignore[misc]
+        def refresh_api_key_hook(self, config: Any) -> None:
+            config.api_key["authorization"], config.api_key_prefix["authorization"] = encoded, "Basic"
+
+    server.used.update((encoded, password, quote(password, safe="")))
+    return Credentials()
+
+
+def _read_token(path: Path) -> str:
     try:
-        empty = not path.read_text(encoding="utf-8").strip()
+        token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise ConfigurationError(f"the token file {path} cannot be read: {reason}", hint="Name a file that holds the token.") from None
-    if empty:
+    if not token:
         raise ConfigurationError(f"the token file {path} is empty", hint="Name a file that holds the token.")
+    return _checked(token, f"the token in {path}")
+
+
+def _checked(token: str, what: str) -> str:
+    """A token as it can be sent; what refuses another one repeats it."""
+    if not re.fullmatch(r"[\x21-\x7e]+", token):
+        raise ConfigurationError(f"{what} is no token: it holds a space, a line break or a letter that none has", hint="Copy it again.")
+    return token
 
 
 @contextlib.contextmanager
@@ -341,22 +401,23 @@ def _told(server: Server, going: str = "") -> Iterator[None]:
     except (urllib3.exceptions.HTTPError, ConnectionError, TimeoutError) as error:
         raise _silent(error, server, going) from None
     except ValueError as error:  # kfp's own refusals, such as two experiments of one name
-        raise UsageError(f"kfp refuses: {error}", hint="Give another --experiment, or archive the double one.") from None
+        hint = "Give another --experiment, or archive the double one."
+        raise UsageError(f"kfp refuses: {_words(str(error), server)}", hint=hint) from None
 
 
 def _silent(error: Exception, server: Server, going: str) -> EngineMissingError:
     cause = getattr(error, "reason", None) or error
-    text = _first_line(str(cause)).rpartition(": ")[2] if "CERTIFICATE" not in str(cause) else "its certificate cannot be verified"
+    text = _words(str(cause), server).rpartition(": ")[2] if "CERTIFICATE" not in str(cause) else "its certificate cannot be verified"
     certificate = "CERTIFICATE" in str(cause) or "SSL" in type(cause).__name__
     hint = "Give the authority's certificate with --ca-cert." if certificate else f"Check --endpoint and the network: {IN_CLUSTER}."
     return EngineMissingError(
-        f"Kubeflow Pipelines at {server.endpoint} does not answer: {text}", hint=f"The run goes on: {going}" if going else hint
+        f"Kubeflow Pipelines at {server.address} does not answer: {text}", hint=f"The run goes on: {going}" if going else hint
     )
 
 
 def _refused(error: Any, server: Server, going: str) -> TunelineError:
-    status, said = error.status or 0, _said(error)
-    where = f"Kubeflow Pipelines at {server.endpoint}"
+    status, said = error.status or 0, _said(error, server)
+    where = f"Kubeflow Pipelines at {server.address}"
     if status == 401:
         told: TunelineError = AccessError(
             f"{where} does not accept who is asking: {said}",
@@ -374,21 +435,20 @@ def _refused(error: Any, server: Server, going: str) -> TunelineError:
     return told
 
 
-def _said(error: Any) -> str:
+def _said(error: Any, server: Server) -> str:
     """The server's own words: the API's JSON has them under `message`, a proxy answers in text, a page of HTML says nothing."""
     body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
     with contextlib.suppress(ValueError):
         parsed = json.loads(body)
         if isinstance(parsed, dict):
             body = str(parsed.get("message") or parsed.get("error") or "")
-    text = "" if body.lstrip().startswith("<") else _first_line(body)
-    return _without_token(text or str(error.reason or f"status {error.status}"))
+    text = "" if body.lstrip().startswith("<") else _words(body, server)
+    return text or _words(str(error.reason or f"status {error.status}"), server)
 
 
-def _first_line(text: str, characters: int = 400) -> str:
+def _words(text: str, server: Server, characters: int = 400) -> str:
+    """The first line of what somebody else says, without the credentials that were sent: masked before it is cut, where half stays."""
+    for secret in sorted(server.used, key=len, reverse=True):
+        text = text.replace(secret, "***")
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= characters else f"{line[:characters]}…"
-
-
-def _without_token(text: str) -> str:
-    return text.replace(_token(), "***") if _token() else text

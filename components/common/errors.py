@@ -32,10 +32,12 @@ class TunelineError(Exception):
         self.message = message
         self.hint = hint
         self.stage = stage
+        self.details: dict[str, str] = {}  # what a script goes on with, such as the id of a run
 
     def as_dict(self) -> dict[str, str]:
-        """The object that `--json` prints under "error"."""
-        return {"stage": self.stage, "kind": self.kind, "message": self.message, "hint": self.hint}
+        """The object that `--json` prints under "error": these four keys, and the details there are."""
+        contract = {"stage": self.stage, "kind": self.kind, "message": self.message, "hint": self.hint}
+        return {**contract, **self.details, **contract}
 
     @staticmethod
     def from_dict(data: dict[str, Any], exit_code: int = EXIT_FAILED) -> TunelineError:

@@ -91,7 +91,8 @@ def _compile(config: Path | None, sets: list[str], platform: Path | None, output
     from pipelines.config import load
 
     cluster = platforms.load(platform) if platform else None
-    warnings = compiling.write(load(config, sets, here=False), cluster, output)
+    inputs = [path for path in (config, platform) if path]
+    warnings = compiling.write(load(config, sets, here=False), cluster, output, inputs=inputs)
     for warning in [] if quiet else warnings:
         print(f"tuneline: {warning}", file=sys.stderr)
     return warnings

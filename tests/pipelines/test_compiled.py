@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from components.common.errors import ConfigurationError
+from components.common.errors import ConfigurationError, UsageError
 from pipelines import compiling, platform
 from pipelines.config import Customization, load
 from pipelines.platform import Platform
@@ -143,6 +144,7 @@ def test_each_stage_asks_for_what_the_platform_gives_it(placed: tuple[dict[str, 
 
 def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     (tmp_path / "platform.yaml").write_text(CLUSTER)
+    (tmp_path / "made").mkdir()
     found = []
     for seed in ("1", "2"):
         arguments = ("compile", "-p", "platform.yaml", "--set", "fine_tuning.lora.rank=4", "-o", f"made/{seed}.yaml")
@@ -196,6 +198,157 @@ def test_an_ending_that_kubeflow_does_not_take_is_refused(tmp_path: Path) -> Non
     error = refusal(2, "compile", "-o", "pipeline.json", cwd=tmp_path)
     assert (error["kind"], error["message"]) == ("usage", "pipeline.json does not end in .yaml")
     assert error["hint"] == "Kubeflow takes a compiled pipeline by that ending: -o pipeline.yaml."
+
+
+def refused(output: Path, *inputs: Path) -> tuple[str, str]:
+    """Message and hint of `compiling.write` for an output that it must not write."""
+    with pytest.raises(UsageError) as error:
+        compiling.write(Customization(), None, output, inputs=inputs)
+    return error.value.message, error.value.hint
+
+
+def test_the_configuration_and_the_platform_are_never_overwritten(tmp_path: Path) -> None:
+    files = {"c.yaml": "seed: 7\n", "p.yaml": "volume: {claim: team-a}\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link.yaml").symlink_to("c.yaml")
+    for output in ("c.yaml", "p.yaml", "./c.yaml", "link.yaml"):
+        error = refusal(2, "compile", "-c", "c.yaml", "-p", "p.yaml", "-o", output, cwd=tmp_path)
+        said = f"{Path(output)} is what is read: it would be overwritten"
+        assert (error["kind"], error["message"], error["hint"]) == ("usage", said, "Name another file with -o.")
+    assert {name: (tmp_path / name).read_text() for name in files} == files
+
+
+def test_a_file_that_is_no_compiled_pipeline_is_never_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("notes: {pipelineInfo: 3}\n")
+    assert refused(file) == (f"{file} exists and is not a compiled pipeline", "Name another file with -o, or remove this one first.")
+    assert file.read_text() == "notes: {pipelineInfo: 3}\n"
+
+
+def test_a_compiled_pipeline_and_an_empty_file_are_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.touch()
+    for seed in (1, 2):
+        compiling.write(Customization(seed=seed), Platform(), file)
+        assert documents(file.read_text())[0]["root"]["inputDefinitions"]["parameters"]["seed"]["defaultValue"] == seed
+
+
+def test_an_output_that_cannot_be_written_is_said_with_the_name_that_was_given(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("mine")
+    (tmp_path / "folder.yaml").mkdir()
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "device.yaml").symlink_to("/dev/null")
+    new, file = tmp_path / "new" / "deep", tmp_path / "f"
+    missing = f"Make it (mkdir -p {new}), or name another file."
+    assert refused(new / "p.yaml") == (f"the folder {new} does not exist", missing)
+    assert refused(file / "p.yaml") == (f"{file} is not a folder", "Name another folder.")
+    assert refused(file / "deep" / "p.yaml") == (f"{file / 'deep'} cannot be a folder: {file} is none", "Name another folder.")
+    folder = tmp_path / "folder.yaml"
+    assert refused(folder) == (f"{folder} is a folder", f"Name a file in it, for example -o {folder / 'pipeline.yaml'}.")
+    for name in ("pipe.yaml", "device.yaml"):
+        assert refused(tmp_path / name) == (f"{tmp_path / name} is a pipe or a device, not a file", "Name another file with -o.")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["device.yaml", "f", "folder.yaml", "pipe.yaml"]
+    assert file.read_text() == "mine"
+
+
+def test_an_error_of_the_system_names_the_output_and_not_its_draft(tmp_path: Path) -> None:
+    output = tmp_path / ("x" * 250 + ".yaml")  # a name that just fits; its draft's does not
+    with pytest.raises(OSError) as error:
+        compiling.write(Customization(), None, output)
+    assert error.value.filename == str(output)
+
+
+def test_a_secret_may_hold_a_whole_address_and_wins_over_what_is_written(tmp_path: Path) -> None:
+    (tmp_path / "platform.yaml").write_text(
+        "mlflow: {tracking_uri: 'http://mlflow:5000'}\nenvironment: {HTTPS_PROXY: 'http://proxy:3128'}\n"
+        "secrets: {HTTPS_PROXY: {name: proxy, key: url}, MLFLOW_TRACKING_URI: {name: mlflow, key: uri}}\n"
+    )
+    pipeline, kubernetes = documents(compiling.compiled(Customization(), platform.load(tmp_path / "platform.yaml")))
+    for name, executor in pipeline["deploymentSpec"]["executors"].items():
+        written = {pair["name"] for pair in executor["container"]["env"]}
+        assert written == {"TUNELINE_WORKDIR", "TUNELINE_STORE", "TUNELINE_STATE", "TUNELINE_CACHE"}
+        secrets = kubernetes["platforms"]["kubernetes"]["deploymentSpec"]["executors"][name]["secretAsEnv"]
+        assert {pair["envVar"] for secret in secrets for pair in secret["keyToEnv"]} == {"HTTPS_PROXY", "MLFLOW_TRACKING_URI"}
+
+
+HARMLESS = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/data/google.json",
+    "AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+    "MAX_TOKENS": "100",
+    "KEYBOARD": "de",
+    "KEY_PREFIX": "runs/",
+    "MONKEY": "yes please",
+    "PWD": "/data",
+    "HTTPS_PROXY": "http://proxy:3128",
+    "NO_PROXY": "localhost,10.0.0.0/8",
+    "ME": "http://me@host:80/",
+    "PACKAGES": "https://host:443/simple/a@1.2",
+    "HOSTS": "http://one:80,http://me@two",
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_variable_that_is_no_secret_may_be_written(tmp_path: Path, name: str) -> None:
+    (tmp_path / "platform.yaml").write_text(yaml.safe_dump({"environment": {name: HARMLESS[name]}}))
+    assert platform.load(tmp_path / "platform.yaml").environment == {name: HARMLESS[name]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TOKEN",
+        "HF_TOKEN",
+        "hf_token",
+        "GITHUB_TOKEN_2",
+        "DB_PASSWD",
+        "DB_PASSWORD",
+        "PGPASSWORD",
+        "MYSQL_PWD",
+        "SMTP_PASS",
+        "CLIENT_SECRET",
+        "SECRET_VALUE",
+        "OPENAI_API_KEY",
+        "APIKEY",
+        "MY_APIKEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "SSH_PASSPHRASE",
+    ],
+)
+def test_a_variable_that_is_a_secret_is_refused_without_its_value(tmp_path: Path, name: str) -> None:
+    message = told_of(tmp_path, {name: "s3cret"})
+    assert message.endswith(f"{name} would stand in the pipeline for all to read; name its secret and key under `secrets`")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://u:s3cret@h/x",
+        "http://u:s3cret@proxy:3128",
+        "redis://:s3cret@h",
+        "http://u:a/s3cret@h",
+        "http://u:s3cret#b@h:1/",
+        "--index-url https://u:s3cret@h/simple",
+        "http://one:80,http://u:s3cret@two",
+    ],
+)
+@pytest.mark.parametrize("name", ["MLFLOW_TRACKING_URI", "HTTPS_PROXY", "ANY"])
+def test_an_address_with_a_password_is_refused_without_it(tmp_path: Path, name: str, address: str) -> None:
+    assert told_of(tmp_path, {name: address}).endswith(
+        f"{name} holds an address with a password, which would stand in the pipeline for all to read; "
+        "name a secret and key under `secrets` that hold the whole address"
+    )
+
+
+def told_of(folder: Path, environment: dict[str, str]) -> str:
+    """What a platform with this environment is refused with."""
+    (folder / "platform.yaml").write_text(yaml.safe_dump({"environment": environment}))
+    with pytest.raises(ConfigurationError) as error:
+        platform.load(folder / "platform.yaml")
+    assert "s3cret" not in error.value.message + error.value.hint
+    return error.value.message
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,41 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(OutputOccupiedError, match="exists already"):
         reference.write(tmp_path)
     assert (tmp_path / "customization.yaml").read_text() == "seed: 3\n"
+
+
+@pytest.mark.parametrize("fails", reference.FILES)
+def test_a_write_that_fails_leaves_neither_file_and_the_next_try_writes_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    whole = Path.write_text
+
+    def full(path: Path, text: str, **options: Any) -> int:
+        if fails not in path.name:
+            return whole(path, text, **options)
+        whole(path, text[:100], **options)
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        reference.write(tmp_path)
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+    assert all(path.stat().st_size > 1000 for path in reference.write(tmp_path))
+
+
+def test_init_does_not_write_through_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "platform.yaml").symlink_to("elsewhere.yaml")
+    with pytest.raises(OutputOccupiedError, match=r"platform\.yaml exists already"):
+        reference.write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["platform.yaml"]
+
+
+def test_init_into_a_file_is_said_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("mine")
+    for given, message in {"f": "f is not a folder", "f/deep": "f/deep cannot be a folder: f is none"}.items():
+        error = refusal(2, "init", given, cwd=tmp_path)
+        assert (error["kind"], error["message"], error["hint"]) == ("usage", message, "Name another folder.")
+    assert (tmp_path / "f").read_text() == "mine"
 
 
 def test_init_is_a_command(tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import datetime
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address
@@ -20,6 +24,7 @@ import pytest
 import yaml
 
 from pipelines import compiling, platform, submitting
+from pipelines.cli.app import app
 from pipelines.cli.main import main
 from pipelines.config import Customization
 from pipelines.platform import Mlflow, Platform
@@ -309,13 +314,115 @@ def test_a_missing_or_wrong_token_is_an_error_that_does_not_show_it(
     assert not api.runs
 
 
-def test_a_server_that_repeats_the_token_does_not_make_us_show_it(
-    api: KfpApi, submit: Command, plain: Path, monkeypatch: pytest.MonkeyPatch
+Asking = Callable[[str], list[str]]
+
+
+@pytest.fixture(params=["variable", "the kfp command's variable", "file", "projected file", "password in the endpoint"])
+def asking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asking:
+    """The ways to say who is asking; SECRET is the credential each time. Gives the arguments for a server."""
+    (tmp_path / "token").write_text(f"{SECRET}\n")
+    variables = {
+        "variable": ("KF_PIPELINES_TOKEN", SECRET),
+        "the kfp command's variable": ("KFP_EXISTING_TOKEN", SECRET),
+        "projected file": ("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token")),
+    }
+    if request.param in variables:
+        monkeypatch.setenv(*variables[request.param])
+
+    def arguments(url: str) -> list[str]:
+        given = url.replace("://", f"://me:{SECRET}@") if request.param == "password in the endpoint" else url
+        return ["--endpoint", given, "--experiment", "e", *(["--token-file", str(tmp_path / "token")] if request.param == "file" else [])]
+
+    return arguments
+
+
+def test_a_server_that_repeats_the_credentials_does_not_make_us_show_them(
+    api: KfpApi, submit: Command, plain: Path, asking: Asking
 ) -> None:
-    monkeypatch.setenv("KF_PIPELINES_TOKEN", SECRET)
-    api.faults = [("/experiments", 403, f"token {SECRET} may not do this")]
-    code, found, _ = submit("-f", plain, "--endpoint", api.url, "--experiment", "e")
-    assert (code, found["error"]["message"]) == (1, f"Kubeflow Pipelines at {api.url} does not permit this: token *** may not do this")
+    for status, said in {403: "does not permit this", 500: "fails with status 500", 404: "does not know this"}.items():
+        api.faults = [("/experiments", status, f"token {SECRET} may not do this")]
+        code, found, _ = submit("-f", plain, *asking(api.url))
+        assert (code, found["error"]["message"].removeprefix(f"Kubeflow Pipelines at {api.url} ")) == (
+            2 if status == 404 else 1,
+            f"{said}: token *** may not do this",
+        )
+
+
+def test_a_credential_in_the_reason_of_a_failed_run_is_masked_also_where_the_text_is_cut(
+    api: KfpApi, submit: Command, plain: Path, asking: Asking
+) -> None:
+    api.script = [State("FAILED", {"fine-tuning": "FAILED"}, {"fine-tuning": "." * 395 + SECRET})]
+    code, found, err = submit("-f", plain, *asking(api.url), "--wait", "--run-name", "r")
+    assert (code, found["error"]["message"]) == (1, f"the run r ended FAILED in fine-tuning: {'.' * 395}***")
+    assert SECRET[:3] not in err
+
+
+def test_a_credential_in_what_is_no_answer_is_masked(submit: Command, plain: Path, asking: Asking) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_repeat, args=(server, f"{SECRET}\r\n\r\n"), daemon=True).start()
+        code, found, _ = submit("-f", plain, *asking(f"http://127.0.0.1:{server.getsockname()[1]}"))
+    assert (code, found["error"]["kind"]) == (1, "engine_missing")
+    assert "***" in found["error"]["message"]
+
+
+def _repeat(server: socket.socket, line: str) -> None:
+    """Answer each call with a line that is no HTTP."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(line.encode())
+
+
+def test_a_credential_in_what_kfp_refuses_is_masked(api: KfpApi, submit: Command, plain: Path, asking: Asking) -> None:
+    for number in ("1", "2"):
+        api.experiments[number] = {"experiment_id": number, "display_name": SECRET, "namespace": ""}
+    code, found, _ = submit("-f", plain, *asking(api.url), "--experiment", SECRET)
+    assert (code, found["error"]["kind"]) == (2, "usage")
+    assert found["error"]["message"].startswith("kfp refuses: Multiple experiments is found with name ***")
+
+
+def test_a_renewed_token_is_masked_like_the_first(api: KfpApi, plain: Path, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(SECRET)
+    run = submitting.submit(submitting.Server(api.url, token_file=file), plain, "e")
+    file.write_text("renewed-token")
+    api.faults = [("/runs/", 403, f"neither {SECRET} nor renewed-token may look")]
+    with pytest.raises(submitting.AccessError) as error:
+        submitting.wait(run, Said(), interval=0.01)
+    assert error.value.message.endswith("does not permit this: neither *** nor *** may look")
+
+
+def test_a_password_in_the_endpoint_is_sent_as_http_knows_it_and_shown_nowhere(api: KfpApi, submit: Command, plain: Path) -> None:
+    endpoint = api.url.replace("://", f"://me:{SECRET}%40@")
+    code, found, _ = submit("-f", plain, "--endpoint", endpoint, "--experiment", "e", "--wait")
+    assert (code, found["state"]) == (0, "SUCCEEDED")
+    assert found["url"] == f"{api.url}/#/runs/details/{found['run_id']}"
+    sent = {call.headers["authorization"] for call in api.calls}
+    assert sent == {"Basic " + base64.b64encode(f"me:{SECRET}@".encode()).decode()}
+    assert SECRET not in repr(submitting.Server(endpoint))
+
+
+def test_a_password_in_an_endpoint_that_does_not_answer_is_not_shown(submit: Command, plain: Path) -> None:
+    for password in (SECRET, f"a/{SECRET}", f"{SECRET}#b"):
+        code, found, _ = submit("-f", plain, "--endpoint", f"http://me:{password}@127.0.0.1:9", "--experiment", "e")
+        message = "Kubeflow Pipelines at http://127.0.0.1:9 does not answer: [Errno 111] Connection refused"
+        assert (code, found["error"]["message"]) == (1, message)
+
+
+def test_a_token_that_cannot_be_sent_is_said_and_not_shown(
+    submit: Command, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hint = "Copy it again."
+    (tmp_path / "token").write_text(f"{SECRET}\n{SECRET}\n")
+    arguments = ["-f", plain, "--endpoint", "http://127.0.0.1:9", "--experiment", "e"]
+    said = "is no token: it holds a space, a line break or a letter that none has"
+    code, found, _ = submit(*arguments, "--token-file", tmp_path / "token")
+    assert (code, *error_of(found)) == (2, "configuration", f"the token in {tmp_path / 'token'} {said}", hint)
+    monkeypatch.setenv("KF_PIPELINES_TOKEN", f"{SECRET}…")
+    code, found, _ = submit(*arguments)
+    assert (code, *error_of(found)) == (2, "configuration", f"the token in KF_PIPELINES_TOKEN {said}", hint)
 
 
 def test_a_token_file_that_is_not_there_or_empty_is_said(submit: Command, plain: Path, tmp_path: Path) -> None:
@@ -405,6 +512,26 @@ def test_an_address_that_is_another_servers_is_said(api: KfpApi, submit: Command
     assert hint.startswith("Check that --endpoint is the API's address")
 
 
+@pytest.mark.parametrize("variable", ["KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT"])
+def test_an_endpoint_comes_from_the_environment(
+    api: KfpApi, submit: Command, plain: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, api.url)
+    assert submit("-f", plain, "--experiment", "e")[0] == 0
+    assert api.runs
+
+
+def test_every_variable_that_submit_reads_is_in_the_documentation() -> None:
+    import typer
+
+    (command,) = [c for n, c in typer.main.get_command(app).commands.items() if n == "submit"]  # type: ignore[attr-defined]
+    read = {name for p in command.params for name in ([p.envvar] if isinstance(p.envvar, str) else p.envvar or [])}
+    read |= {*submitting.TOKEN_VARIABLES, submitting.PROJECTED_TOKEN_VARIABLE}
+    _, _, environments = (ROOT / "docs" / "cli.md").read_text().partition("## Environment")
+    assert len(read) == 6
+    assert [name for name in sorted(read) if f"`{name}`" not in environments] == []
+
+
 def test_an_endpoint_is_needed(submit: Command, plain: Path) -> None:
     code, found, _ = submit("-f", plain, "--experiment", "e")
     assert (code, found["error"]["kind"]) == (2, "usage")
@@ -460,6 +587,8 @@ def test_a_run_that_does_not_succeed_exits_1(api: KfpApi, submit: Command, plain
     (run_id,) = api.runs
     hint = f"The task's log is in the UI: {api.url}/#/runs/details/{run_id}"
     assert (code, *error_of(found)) == (1, "run_failed", f"the run r ended {state}", hint)
+    assert list(found["error"]) == ["stage", "kind", "message", "hint", "run_id", "url", "state"]
+    assert [found["error"][key] for key in ("run_id", "url", "state")] == [run_id, f"{api.url}/#/runs/details/{run_id}", state]
 
 
 def test_a_failed_run_names_the_task_and_the_servers_words(api: KfpApi, submit: Command, plain: Path) -> None:
@@ -490,6 +619,7 @@ def test_a_server_that_stays_away_ends_the_waiting_and_says_that_the_run_goes_on
         submitting.wait(run, Said(), interval=0.05)
     assert error.value.message == f"Kubeflow Pipelines at {api.url} does not answer: [Errno 111] Connection refused"
     assert error.value.hint == f"The run goes on: {run.url}"
+    assert error.value.details == {"run_id": run.run_id, "url": run.url, "state": "PENDING"}
 
 
 def test_a_token_that_expires_while_waiting_is_said_and_the_run_goes_on(api: KfpApi, plain: Path) -> None:
@@ -512,6 +642,7 @@ def test_waiting_no_longer_than_asked_exits_75(api: KfpApi, submit: Command, pla
         "the run is still RUNNING after 0.3 s; it goes on",
         f"See {api.url}/#/runs/details/{run_id}, or `kfp run get {run_id}`.",
     )
+    assert (found["error"]["run_id"], found["error"]["state"]) == (run_id, "RUNNING")
 
 
 def test_a_timeout_counts_while_the_server_does_not_answer_too(plain: Path) -> None:
@@ -620,7 +751,7 @@ def test_the_github_workflow_runs_the_script_with_its_variables(api: KfpApi, pre
     variables = {name: re.sub(r"\$\{\{ (.*?) \}\}", lambda found: given[found[1]], str(value)) for name, value in job["env"].items()}
     api.namespaces, api.token = ("team-a",), SECRET
     commands = [step["run"] for step in job["steps"] if "run" in step]
-    assert commands[0].startswith("pip install -c constraints.txt")
+    assert commands[0].startswith("pip install ")
     for command in commands[1:]:
         done = shell(command, prepared, api, **{name: value for name, value in variables.items() if name != "KFP_ENDPOINT"})
         assert done.returncode == 0, done.stdout + done.stderr
@@ -629,6 +760,36 @@ def test_the_github_workflow_runs_the_script_with_its_variables(api: KfpApi, pre
     assert [(e["display_name"], e["namespace"]) for e in api.experiments.values()] == [("tuneline", "team-a")]
     kept = next(step["with"]["path"] for step in job["steps"] if "upload-artifact" in step.get("uses", ""))
     assert (prepared / kept).exists()
+
+
+def test_the_github_workflow_installs_tuneline_from_what_it_checks_out(prepared: Path) -> None:
+    (job,) = yaml.safe_load((ROOT / "docs" / "examples" / "github-workflow.yaml").read_text())["jobs"].values()
+    own, other = (step.get("with", {}) for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@"))
+    assert "path" not in own, "the repository with the configuration is the working folder"
+    page = (ROOT / "docs" / "ci.md").read_text()
+    for variable in re.findall(r"\b(?:vars|secrets)\.(\w+)", yaml.safe_dump(job)):
+        assert f"`{variable}`" in page, "the page says what has to be set"
+    _check_out(prepared / other["path"])
+    (install,) = [step["run"] for step in job["steps"] if step.get("run", "").startswith("pip install")]
+    for path in re.findall(r"[\w./-]*/[\w./-]+|\w+\.txt", install):
+        assert (prepared / path).exists(), path
+    dry = install.replace("pip install", "pip install --dry-run --no-deps --retries 0 --disable-pip-version-check", 1)
+    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-euc", dry], cwd=prepared, env=variables, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode and "No matching distribution found for hatchling" in done.stdout + done.stderr:
+        pytest.skip("no package index answers; the paths were looked at")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Would install tuneline-" in done.stdout
+    assert "does not provide the extra" not in done.stdout + done.stderr
+
+
+def _check_out(folder: Path) -> None:
+    """What a checkout of tuneline holds: the files that git keeps."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
 
 
 @pytest.mark.parametrize("page", ["kubeflow.md", "ci.md"])
