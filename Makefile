@@ -25,8 +25,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
 run: $(VENV)/.ready ## Customise the embedded model on the demo dataset, end to end
 	@$(BIN)/tuneline run --workdir $(WORKDIR) $(ARGS)
 
+# Whole runs are mostly starts of Python on one core each: a worker a core, with one thread each, halves the time on two.
 test: lint ## Lint, types, import directions, and every test that PyPI alone can carry
-	@$(BIN)/python -m pytest $(ARGS)
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 stress: $(VENV)/.ready ## Kill a whole run at 30 random moments, and compare what it comes to (half an hour)
 	@$(BIN)/python -m pytest -s -m stress tests/stress $(ARGS)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+KEPT = ("TUNELINE_CACHE", "TUNELINE_THREADS")  # where models are converted to once, and how many threads a worker may use
 COMMAND = [sys.executable, "-P", "-m", "pipelines.cli"]
 
 
 def environment(code: Path = ROOT, **extra: str) -> dict[str, str]:
     """An environment that imports tuneline from `code` and inherits no workdir."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TUNELINE_", "MLFLOW_")) or k == "TUNELINE_CACHE"}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TUNELINE_", "MLFLOW_")) or k in KEPT}
     return {**inherited, "PYTHONPATH": str(code), "PYTHONUTF8": "1", **extra}
 
 
