@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ SAMPLE = 2000  # training rows tokenised at most
 GB = 10**9
 DAFT_SECONDS = 5.0  # for the engine's child process to start and compare some thousand rows
 MODEL_STAGES = ("fine_tuning", "evaluation", "triton_packaging")
+STAGES = ("data_curation", *MODEL_STAGES)
+OTHER_STEPS = tuple(name for name in sizing.START if name not in STAGES)
+NOT_KNOWN = "not known until a package of this base model was made here"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ class Tokens:
         return len(self.examples.rows) + self.examples.without_answer
 
     @property
+    def sampled(self) -> bool:
+        """Whether these are not all rows there are."""
+        return self.tokenised < self.rows
+
+    @property
     def share(self) -> float:
         """Rows there are for each one tokenised."""
         return self.rows / self.tokenised if self.tokenised else 1.0
@@ -72,9 +80,17 @@ class Tokens:
         return statistics.fmean(self.lengths) if self.lengths else 0.0
 
 
-@dataclass
+@dataclass(frozen=True)
+class Time:
+    """Seconds of a stage's work besides its start, None where nothing is known of them, and what that rests on."""
+
+    work: float | None
+    basis: str
+
+
+@dataclass(frozen=True)
 class Findings:
-    """What was looked at, and what it makes worth saying."""
+    """What was looked at."""
 
     config: Customization
     workdir: Workdir
@@ -85,8 +101,6 @@ class Findings:
     tokens: Tokens
     shape: Shape
     cached: dict[str, str]
-    warnings: list[str] = field(default_factory=list)
-    basis: dict[str, str] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -104,22 +118,20 @@ def estimate(config: Customization, workdir: Workdir, reporter: Reporter) -> dic
     not there, InputError for rows that nothing can be made of."""
     found = look(config, workdir, reporter)
     reporter.step("estimating")
-    rows = _rows(found)
-    tokens = _tokens(found)
-    memory, disk = _memory(found), _disk(found)
-    seconds = _seconds(found, tokens["trained"])
+    tokens, memory, disk = _tokens(found), _memory(found), _disk(found)
+    times = _times(found, tokens["trained"])
     return {
         "dry_run": True,
-        "rows": rows,
+        "rows": _rows(found),
         "tokens": tokens,
         "steps": found.steps,
         "parameters": {"all": found.shape.parameters, "trainable": found.shape.trainable},
         "memory": memory,
         "disk": disk,
-        "seconds": seconds,
-        "stages": [{"name": stage, "cached": stage in found.cached} for stage in ("data_curation", *MODEL_STAGES)],
-        "basis": found.basis,
-        "warnings": found.warnings,
+        "seconds": _seconds(times),
+        "stages": [{"name": stage, "cached": stage in found.cached} for stage in STAGES],
+        "basis": _basis(found, times),
+        "warnings": [*_obstacles(found), *_shortages(found, memory, disk)],
     }
 
 
@@ -140,9 +152,7 @@ def look(config: Customization, workdir: Workdir, reporter: Reporter) -> Finding
         reading = time.monotonic() - began
     reporter.step("tokenising the training rows")
     tokens = _tokenise(curated, outline, config, reporter)
-    found = Findings(config, workdir, sources, outline, curated, reading, tokens, Shape.of(outline.config, counted), cached)
-    _warn(found)
-    return found
+    return Findings(config, workdir, sources, outline, curated, reading, tokens, Shape.of(outline.config, counted), cached)
 
 
 def _tokenise(curated: Curated, outline: Outline, config: Customization, reporter: Reporter) -> Tokens:
@@ -183,47 +193,72 @@ def _parameters(plans: Plans, config: Customization, workdir: Workdir, found: di
     yield "triton_packaging", {"plan": plans.triton_packaging, "model": model}
 
 
-def _warn(found: Findings) -> None:
+def _obstacles(found: Findings) -> list[str]:
     """What a run would be refused for, or be disappointed by, later on."""
+    warnings, tuning = [], found.config.fine_tuning
     try:
         check_splits(found.curated, found.config.data_curation)
     except InputError as error:
-        found.warnings.append(f"{error.message}. {error.hint}")
+        warnings.append(f"{error.message}. {error.hint}")
     reason = unproven(found.config)
     if reason:
-        found.warnings.append(unproven_note(reason))
+        warnings.append(unproven_note(reason))
     if found.tokens.tokenised and not found.tokens.examples.rows:
-        length = found.config.fine_tuning.max_length
-        found.warnings.append(f"no training row has an answer within {length} tokens. Raise fine_tuning.max_length.")
-    tuning = found.config.fine_tuning
-    if tuning.max_length > found.outline.config.get_text_config().max_position_embeddings:
-        context = found.outline.config.get_text_config().max_position_embeddings
-        found.warnings.append(f"fine_tuning.max_length is {tuning.max_length}, the model's context {context} tokens")
+        warnings.append(f"no training row has an answer within {tuning.max_length} tokens. Raise fine_tuning.max_length.")
+    context = found.outline.config.get_text_config().max_position_embeddings
+    if tuning.max_length > context:
+        warnings.append(f"fine_tuning.max_length is {tuning.max_length}, the model's context {context} tokens")
+    return warnings
+
+
+def _shortages(found: Findings, memory: dict[str, Any], disk: dict[str, int]) -> list[str]:
+    """Where memory or disk will not suffice."""
+    warnings, name = [], memory["largest_stage"]
+    largest, free = memory["stages"][name], memory["free"]
+    if largest > free:
+        advice = "Lower fine_tuning.micro_batch_size or max_length." if name == "fine_tuning" else "Use a larger machine."
+        warnings.append(f"{name} needs about {_gb(largest)} of memory, {_gb(free)} are free. {advice}")
+    if disk["total"] > disk["free"]:
+        warnings.append(f"the run needs about {_gb(disk['total'])} of disk in {found.workdir.root}, {_gb(disk['free'])} are free")
+    return warnings
+
+
+def _basis(found: Findings, times: dict[str, Time]) -> dict[str, str]:
+    """What each figure rests on."""
+    tokens, tuning = found.tokens, found.config.fine_tuning
+    how = f"{tokens.tokenised:,} evenly spread rows of {tokens.rows:,}" if tokens.sampled else f"all {tokens.rows:,} training rows"
+    epochs = f"{tuning.epochs:g} epochs of {tokens.trained_rows:,} rows, {tuning.batch_size} a step"
+    return {
+        "rows": "every source read, cleaned and compared for equal rows; similar ones, which curation drops too, are not looked for",
+        "tokens": f"{how}, with the base model's tokenizer and chat template, cut at {tuning.max_length} tokens",
+        "steps": "fine_tuning.max_steps" if tuning.max_steps else epochs,
+        "memory": "formulas of pipelines/sizing.py; measured peaks of training were within 16% of them",
+        "disk": "raw bytes for the dataset; 4 bytes a parameter for weights and 8 for the optimizer's state",
+        **{f"seconds.{stage}": _time_basis(stage, told) for stage, told in times.items()},
+        "seconds.other_steps": "the start of the command and of its other steps, as measured on two cores of an AMD EPYC",
+    }
+
+
+def _time_basis(stage: str, told: Time) -> str:
+    return told.basis if told.work is None else f"{sizing.START[stage]:.0f} s to start; {told.basis}"
 
 
 def _rows(found: Findings) -> dict[str, Any]:
     curated = found.curated
     all_rows = [*curated.kept, *(row for row, _ in curated.dropped)]
     told = counts(curated, rows_in=len(all_rows) + len(curated.unread))
-    found.basis["rows"] = (
-        "every source read, cleaned and compared for equal rows; similar ones, which curation drops too, are not looked for"
-    )
     return {**told["rows"], "formats": dict(sorted(Counter(row.form for row in all_rows).items())), "splits": told["splits"]}
 
 
 def _tokens(found: Findings) -> dict[str, Any]:
     tokens, tuning = found.tokens, found.config.fine_tuning
-    lengths, sampled = tokens.lengths, tokens.tokenised < tokens.rows
+    lengths = tokens.lengths
     if not lengths:
         trained = 0
-    elif sampled:
+    elif tokens.sampled:
         trained = round(found.steps * min(tuning.batch_size, tokens.trained_rows) * tokens.mean)
     else:
         trained = training.tokens(lengths, tuning, found.config.seed)
-    how = f"{tokens.tokenised:,} evenly spread rows of {tokens.rows:,}" if sampled else f"all {tokens.rows:,} training rows"
-    found.basis["tokens"] = f"{how}, with the base model's tokenizer and chat template, cut at {tuning.max_length} tokens"
-    epochs = f"{tuning.epochs:g} epochs of {tokens.trained_rows:,} rows, {tuning.batch_size} a step"
-    found.basis["steps"] = "fine_tuning.max_steps" if tuning.max_steps else epochs
     return {
         "tokenised_rows": tokens.tokenised,
         "mean": round(tokens.mean, 2),
@@ -236,7 +271,7 @@ def _tokens(found: Findings) -> dict[str, Any]:
 
 
 def _memory(found: Findings) -> dict[str, Any]:
-    """Peaks of the stages that load the model, what is free where they run, and a warning where that does not suffice."""
+    """Peaks of the stages that load the model, and what is free where they run."""
     config, shape, gpu = found.config, found.shape, _on_gpu()
     tuning, longest = config.fine_tuning, max(found.tokens.lengths, default=config.fine_tuning.max_length)
     dropout = not found.full and tuning.lora.dropout > 0
@@ -246,13 +281,8 @@ def _memory(found: Findings) -> dict[str, Any]:
         "evaluation": sizing.evaluation_memory(shape, batch_tokens=config.evaluation.batch_tokens, gpu=gpu),
         "triton_packaging": sizing.packaging_memory(shape, proven=unproven(config) is None),
     }
-    name, largest = max(((n, b) for n, b in peaks.items()), key=lambda one: one[1])
-    free = _free_memory(gpu)
-    found.basis["memory"] = "formulas of pipelines/sizing.py; measured peaks of training were within 16% of them"
-    if largest > free:
-        advice = "Lower fine_tuning.micro_batch_size or max_length." if name == "fine_tuning" else "Use a larger machine."
-        found.warnings.append(f"{name} needs about {_gb(largest)} of memory, {_gb(free)} are free. {advice}")
-    return {"training": parts, "stages": peaks, "largest_stage": name, "free": free, "device": "gpu" if gpu else "cpu"}
+    largest = max(peaks, key=lambda name: peaks[name])
+    return {"training": parts, "stages": peaks, "largest_stage": largest, "free": _free_memory(gpu), "device": "gpu" if gpu else "cpu"}
 
 
 def _on_gpu() -> bool:
@@ -283,58 +313,66 @@ def _disk(found: Findings) -> dict[str, int]:
     }
     of_stage = {"checkpoints": "fine_tuning", "dataset": "data_curation", "model": "fine_tuning", "repository": "triton_packaging"}
     parts = {name: 0 if of_stage[name] in found.cached else size for name, size in parts.items()}
-    total, free = sum(parts.values()), shutil.disk_usage(_existing(found.workdir.root)).free
-    found.basis["disk"] = "raw bytes for the dataset; 4 bytes a parameter for weights and 8 for the optimizer's state"
-    if total > free:
-        found.warnings.append(f"the run needs about {_gb(total)} of disk in {found.workdir.root}, {_gb(free)} are free")
-    return {**parts, "total": total, "free": free}
+    return {**parts, "total": sum(parts.values()), "free": shutil.disk_usage(_existing(found.workdir.root)).free}
 
 
 def _existing(path: Path) -> Path:
     return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
 
 
-def _seconds(found: Findings, trained: int) -> dict[str, Any]:
-    """Time a stage, null where nothing is known before it ran here once, and their sum; a cached stage takes none."""
+def _seconds(times: dict[str, Time]) -> dict[str, float | None]:
+    """Time a stage with its start, null where nothing is known, and their sum, null where a part of it is; a cached stage takes none."""
+    spent: dict[str, float | None] = dict.fromkeys(STAGES, 0.0)
+    for stage, told in times.items():
+        spent[stage] = None if told.work is None else round(sizing.START[stage] + told.work, 1)
+    spent["other_steps"] = round(sum(sizing.START[name] for name in OTHER_STEPS), 1)
+    return {**spent, "total": None if None in spent.values() else _sum(spent)}
+
+
+def _sum(spent: dict[str, float | None]) -> float:
+    return round(sum(seconds for seconds in spent.values() if seconds is not None), 1)
+
+
+def _times(found: Findings, trained: int) -> dict[str, Time]:
+    """The work of each stage that is not cached."""
     earlier = _earlier(found.workdir.store)
-    rate: list[float] = []
+    reading = f"reading took {found.reading_seconds:.1f} s just now, and {DAFT_SECONDS:.0f} s for Daft"
+    times = {
+        "data_curation": Time(found.reading_seconds + DAFT_SECONDS, reading),
+        "triton_packaging": _packaging_time(found, earlier),
+    }
+    if "evaluation" not in found.cached:  # nor is what comes before it cached where it is
+        rate = _rate(found)
+        times["fine_tuning"] = _training_time(found, trained, earlier, rate)
+        times["evaluation"] = Time(_evaluation_work(found) / rate, _rough(rate, "each test row read by candidate and base"))
+    return {stage: times[stage] for stage in STAGES if stage not in found.cached}
 
-    def measured() -> float:
-        if not rate:
-            tokens = found.config.fine_tuning.micro_batch_size * max(8, round(found.tokens.mean))
-            rate.append(sizing.EFFICIENCY * sizing.matmul_rate(found.shape, rows=tokens))
-        return rate[0]
 
-    spent: dict[str, float | None] = {"data_curation": found.reading_seconds + DAFT_SECONDS, "triton_packaging": None}
-    found.basis["seconds.data_curation"] = f"reading took {found.reading_seconds:.1f} s just now, and {DAFT_SECONDS:.0f} s for Daft"
+def _rate(found: Findings) -> float:
+    """Floating-point operations a second to expect of this machine."""
+    tokens = found.config.fine_tuning.micro_batch_size * max(8, round(found.tokens.mean))
+    return sizing.EFFICIENCY * sizing.matmul_rate(found.shape, rows=tokens)
+
+
+def _training_time(found: Findings, trained: int, earlier: Earlier, rate: float) -> Time:
     alike = _alike_training(found, earlier)
-    if "fine_tuning" in found.cached:
-        pass
-    elif alike:
+    if alike:
         speed = float(alike.summary["tokens_per_second"])
-        spent["fine_tuning"] = trained / speed
-        found.basis["seconds.fine_tuning"] = f"{speed:.1f} tokens/s, as the newest training like it here, {alike.content_sha256[:12]}"
-    else:
-        spent["fine_tuning"] = trained * sizing.training_flops(found.shape, found.tokens.mean) / measured()
-        found.basis["seconds.fine_tuning"] = _rough(rate[0], "a training token's operations")
-    if "evaluation" not in found.cached:
-        spent["evaluation"] = _evaluation_work(found) / measured()
-        found.basis["seconds.evaluation"] = _rough(rate[0], "each test row read by candidate and base")
-    packaged = next((kept for kind, manifest, kept in earlier if kind == "repository" and _same_base(manifest, found)), None)
-    if packaged:
-        spent["triton_packaging"] = packaged["seconds"]
-        found.basis["seconds.triton_packaging"] = "what the newest package of this base model took here"
-    stages = {stage: 0.0 if stage in found.cached else _rounded(spent.get(stage)) for stage in ("data_curation", *MODEL_STAGES)}
-    return {**stages, "total": round(sum(value for value in stages.values() if value), 1)}
+        return Time(trained / speed, f"{speed:.1f} tokens/s, as the newest training like it here, {alike.content_sha256[:12]}")
+    work = trained * sizing.training_flops(found.shape, found.tokens.mean)
+    return Time(work / rate, _rough(rate, "a training token's operations"))
+
+
+def _packaging_time(found: Findings, earlier: Earlier) -> Time:
+    took = next(
+        (kept["seconds"] for kind, manifest, kept in earlier if kind == "repository" and kept and _same_base(manifest, found)), None
+    )
+    return Time(took, NOT_KNOWN if took is None else "what the newest package of this base model took here")
 
 
 def _rough(rate: float, work: str) -> str:
     speed = f"{rate / GB:.0f} GFLOP/s: half of a matrix product's rate here, measured for a second"
-    return f"{work} by formula, at {speed}; right within a factor of 2 or 3"
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
+    return f"{work} by formula, right within a factor of 2 or 3, at {speed}"
 
 
 def _evaluation_work(found: Findings) -> float:
@@ -346,7 +384,7 @@ def _evaluation_work(found: Findings) -> float:
     return 2 * read * sizing.forward_flops(found.shape, found.tokens.mean)
 
 
-Earlier = list[tuple[str, Manifest, cost.Cost]]
+Earlier = list[tuple[str, Manifest, cost.Cost | None]]
 
 
 def _earlier(store: Path) -> Earlier:
@@ -357,7 +395,7 @@ def _earlier(store: Path) -> Earlier:
             manifest = artifacts.read_manifest(path.parent)
         except TunelineError:
             continue
-        found.append((manifest.kind, manifest, cost.known(store, manifest.content_sha256) or {"seconds": 0.0}))
+        found.append((manifest.kind, manifest, cost.known(store, manifest.content_sha256)))
     return found
 
 
@@ -406,13 +444,18 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def _time_lines(result: dict[str, Any]) -> list[str]:
-    cached = {stage["name"] for stage in result["stages"] if stage["cached"]}
-    told: list[str] = []
-    for stage, seconds in result["seconds"].items():
-        if stage == "total":
-            continue
-        known = "not known before the first run" if seconds is None else f"{seconds:,.0f} s"
-        what = "cached: nothing would be done" if stage in cached else known
-        why = "" if stage in cached else result["basis"].get(f"seconds.{stage}", "")
-        told.append(f"{'time' if not told else '':<10}{stage:<18}{what}{f' ({why})' if why else ''}")
-    return [*told, f"          about {result['seconds']['total']:,.0f} s in all"]
+    cached, seconds = {stage["name"] for stage in result["stages"] if stage["cached"]}, result["seconds"]
+    parts = {stage: spent for stage, spent in seconds.items() if stage != "total"}
+    told = [f"{stage:<18}{_time(spent, stage in cached, result['basis'].get(f'seconds.{stage}', ''))}" for stage, spent in parts.items()]
+    unknown = [stage for stage, spent in parts.items() if spent is None]
+    if unknown:
+        told.append(f"at least {_sum(parts):,.0f} s, without {unknown[0]}, which is {NOT_KNOWN}")
+    else:
+        told.append(f"about {seconds['total']:,.0f} s in all")
+    return [f"{'' if i else 'time':<10}{line}" for i, line in enumerate(told)]
+
+
+def _time(seconds: float | None, cached: bool, basis: str) -> str:
+    if cached:
+        return "cached: nothing would be done"
+    return basis if seconds is None else f"{seconds:,.0f} s ({basis})"

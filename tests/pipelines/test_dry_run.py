@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from pipelines import estimate as estimating
 from pipelines.config import Customization, load
 from pipelines.estimate import estimate, lines
 from pipelines.resolve import resolve
+from pipelines.sizing import START
 from tests.pipelines.command import answer, refusal, tuneline
 from tests.pipelines.project import write_project
 
@@ -76,14 +79,17 @@ def test_epochs_are_counted_as_the_trainer_counts_them(
     assert f"{recipe['epochs']:g} epochs of {made['rows']['train']} rows, {recipe['batch_size']} a step" == told["basis"]["steps"]
 
 
-def test_what_is_in_the_store_is_said_to_be_cached_and_takes_no_time(first: dict[str, Any], project: Path) -> None:
+def test_what_is_in_the_store_is_said_to_be_cached_and_takes_no_time_but_that_of_the_steps_that_always_run(
+    first: dict[str, Any], project: Path
+) -> None:
     told = answer("run", "-c", "customization.yaml", "--workdir", "wd", "--dry-run", cwd=project)
     assert set(told) == KEYS
     assert told["stages"] == [
         {"name": stage, "cached": True} for stage in ("data_curation", "fine_tuning", "evaluation", "triton_packaging")
     ]
+    others = round(sum(START[name] for name in ("run", "resolve", "data_versioning", "registration", "promotion", "report")), 1)
     assert told["seconds"] == {
-        "data_curation": 0.0, "fine_tuning": 0.0, "evaluation": 0.0, "triton_packaging": 0.0, "total": 0.0
+        "data_curation": 0.0, "fine_tuning": 0.0, "evaluation": 0.0, "triton_packaging": 0.0, "other_steps": others, "total": others
     }  # fmt: skip
     assert told["disk"]["total"] == 0
 
@@ -95,10 +101,46 @@ def test_another_recipe_is_timed_by_the_newest_training_like_it(first: dict[str,
         "data_curation": True, "fine_tuning": False, "evaluation": False, "triton_packaging": False
     }  # fmt: skip
     assert "tokens/s, as the newest training like it here" in told["basis"]["seconds.fine_tuning"]
-    assert told["seconds"]["triton_packaging"] > 0
-    assert told["basis"]["seconds.triton_packaging"] == "what the newest package of this base model took here"
+    took = json.loads((project / "wd" / "store" / "costs" / f"{Path(first['artifacts']['repository']).name}.json").read_text())["seconds"]
+    seconds = told["seconds"]
+    assert seconds["triton_packaging"] == pytest.approx(START["triton_packaging"] + took, abs=0.1)
+    assert told["basis"]["seconds.triton_packaging"] == "5 s to start; what the newest package of this base model took here"
+    assert seconds["total"] == pytest.approx(sum(spent for name, spent in seconds.items() if name != "total"))
     words = tuneline(*arguments, cwd=project).stdout
     assert "data_curation     cached: nothing would be done" in words
+    assert re.search(r"^ +about \d+ s in all$", words, re.MULTILINE)
+
+
+def test_every_step_of_a_run_has_a_start(first: dict[str, Any]) -> None:
+    assert {"run", "report", *(stage["name"] for stage in first["stages"])} == set(START)
+
+
+def test_before_anything_was_run_a_stage_takes_its_start_and_more_and_nothing_is_told_as_the_total(look: Look) -> None:
+    told = look()
+    seconds = told["seconds"]
+    for stage in ("data_curation", "fine_tuning", "evaluation"):
+        assert seconds[stage] >= START[stage]
+    assert seconds["other_steps"] > 10
+    assert (seconds["triton_packaging"], seconds["total"]) == (None, None)
+    rough = told["basis"]["seconds.fine_tuning"]
+    assert rough.startswith("7 s to start; a training token's operations by formula, right within a factor of 2 or 3, at ")
+    text = lines(told)
+    known = sum(spent for spent in seconds.values() if spent is not None)
+    why = "not known until a package of this base model was made here"
+    assert f"          at least {known:,.0f} s, without triton_packaging, which is {why}" in text
+    assert f"          triton_packaging  {why}" in text
+    assert not any("in all" in line for line in text)
+
+
+def test_a_package_whose_cost_was_not_kept_is_not_taken_for_one_that_took_no_time(
+    first: dict[str, Any], project: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(project / "wd" / "store", tmp_path / "store")
+    (tmp_path / "store" / "costs" / f"{Path(first['artifacts']['repository']).name}.json").unlink()
+    change = ("--set", "fine_tuning.learning_rate=2e-3")
+    arguments = ("run", "-c", "customization.yaml", "--workdir", "wd", *change, "--dry-run")
+    told = answer(*arguments, cwd=project, TUNELINE_STORE=str(tmp_path / "store"))
+    assert (told["seconds"]["triton_packaging"], told["seconds"]["total"]) == (None, None)
 
 
 def everything(*folders: Path) -> dict[str, tuple[int, str]]:
@@ -238,5 +280,5 @@ def test_people_read_rows_tokens_steps_memory_disk_time_and_warnings(look: Look)
     assert text[1] == "rows      156 of 156 kept; dropped: none; unreadable: 0; read as 156 alpaca"
     assert [line.split(" ")[0] for line in text if line[0] != " "][1:7] == ["rows", "tokens", "training", "memory", "disk", "time"]
     assert f"30 steps (fine_tuning.max_steps), {told['tokens']['trained']:,} tokens" in "\n".join(text)
-    assert "triton_packaging  not known before the first run" in "\n".join(text)
+    assert "triton_packaging  not known until a package of this base model was made here" in "\n".join(text)
     assert text[-1].startswith("warning: the model will be packaged unproven")
