@@ -371,7 +371,7 @@ def _packaging_time(found: Findings, earlier: Earlier) -> Time:
 
 
 def _rough(rate: float, work: str) -> str:
-    speed = f"{rate / GB:.0f} GFLOP/s: half of a matrix product's rate here, measured for a second"
+    speed = f"{rate / GB:.2g} GFLOP/s: half of a matrix product's rate here, measured for a second"
     return f"{work} by formula, right within a factor of 2 or 3, at {speed}"
 
 
