@@ -344,7 +344,7 @@ def _from_file(path: Path, server: Server) -> Any:
             super().refresh_api_key_hook(config)
             server.used.update(config.api_key["authorization"].split())
 
-    server.used.add(_read_token(path))
+    _check_token(path)
     return Credentials(str(path))
 
 
@@ -362,7 +362,7 @@ def _from_endpoint(user: str, password: str, server: Server) -> Any:
     return Credentials()
 
 
-def _read_token(path: Path) -> str:
+def _check_token(path: Path) -> None:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -370,7 +370,7 @@ def _read_token(path: Path) -> str:
         raise ConfigurationError(f"the token file {path} cannot be read: {reason}", hint="Name a file that holds the token.") from None
     if not token:
         raise ConfigurationError(f"the token file {path} is empty", hint="Name a file that holds the token.")
-    return _checked(token, f"the token in {path}")
+    _checked(token, f"the token in {path}")
 
 
 def _checked(token: str, what: str) -> str:
