@@ -70,12 +70,12 @@ def _data(data: Record) -> str:
 
 
 def _dropped(data: Record) -> str:
-    lines = [[d["reason"], d["detail"], f"{d['source']}:{d['line']}", d["text"]] for d in data["dropped"]]
-    lines += [["unreadable", u["why"], f"{u['file']}:{u['line']}", ""] for u in data["unreadable"]]
-    if not lines:
+    texts = {f"{d['reason']} · {d['detail']} · {d['source']}:{d['line']}": d["text"] for d in data["dropped"]}
+    texts |= {f"unreadable · {u['file']}:{u['line']}": u["why"] for u in data["unreadable"]}
+    if not texts:
         return report.paragraph("No row was dropped and none was unreadable.", "soft")
     note = report.paragraph("Examples of what was dropped; rejected.parquet and quarantine.jsonl of the dataset hold every row.", "soft")
-    return note + report.table(["reason", "detail", "where", "text"], lines)
+    return note + report.cards(texts)
 
 
 def _training(training: Record) -> str:

@@ -21,11 +21,11 @@ p.sub, .soft { color: var(--soft) } figcaption { color: #5c6575; padding: 0 .7re
 th, td { text-align: left; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; font-size: .85rem }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: .8rem; margin: .6rem 0 1.8rem }
-.card { background: var(--wash); border-radius: .5rem; padding: .6rem .9rem } .card h3, h3.asked { font-size: .85rem; color: var(--soft); margin: 0 0 .3rem; font-weight: 600 }
+.card { background: var(--wash); border-radius: .5rem; padding: .6rem .9rem } .card h3, h3.asked { overflow-wrap: anywhere; font-size: .85rem; color: var(--soft); margin: 0 0 .3rem; font-weight: 600 }
 ul.tree, ul.tree ul { list-style: none; margin: 0; padding-left: 1.1rem; border-left: 1px solid var(--line) } ul.tree { padding-left: 0; border: 0 } ul.tree li { margin: .5rem 0 }
 ul.tree b { margin-right: .4rem } ul.tree code { font-size: .85rem }
-code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; min-width: 26rem; height: auto; display: block }
-figure { overflow-x: auto } p { overflow-wrap: anywhere } td code { display: inline-block; min-width: 9rem }
+code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; min-width: 22rem; height: auto; display: block }
+figure { overflow-x: auto } p { overflow-wrap: anywhere } td code { display: inline-block; min-width: 9rem } td pre { min-width: 15rem }
 """
 
 

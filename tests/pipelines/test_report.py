@@ -98,7 +98,7 @@ def unfounded(page: Path, values: list[Any], costs: list[list[dict[str, float]]]
     """Texts with a number that no artifact has. A text that an artifact holds word for word, a prompt or a digest, is founded."""
     said = "\n".join(str(v) for v in values)
     shown = set().union(*(numbers_as_shown(values, one) for one in costs))
-    whole = [text.removesuffix(" …").removeprefix("run ") for text in texts(page)]
+    whole = [piece.removesuffix(" …").removeprefix("run ") for text in texts(page) for piece in re.split(" · ", text)]
     return [t for t in whole if t not in said and not all(n in shown for n in NUMBER.findall(t))]
 
 
