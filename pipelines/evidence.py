@@ -28,7 +28,7 @@ Record = dict[str, Any]
 
 
 def gather(
-    store: Path, digests: Mapping[str, str], version: Mapping[str, Any], registered: Mapping[str, Any], events: Path | None
+    store: Path, digests: Mapping[str, str], version: Mapping[str, Any], registered: Mapping[str, Any], events: Path | None = None
 ) -> Record:
     """The evidence of a run.
 
