@@ -504,7 +504,7 @@ def test_what_is_unreadable_is_listed_and_said_and_the_rest_is_used_in_bounded_m
     (tmp_path / "rows" / "f-long.jsonl").write_text("\n".join([*rows[90:100], long, *rows[100:]]) + "\n")
     del long
     peak = _peak_while_reading(tmp_path, folder, "out")
-    assert peak.kilobytes - small.kilobytes < 15_000, "the 50 MB line was held in memory"
+    assert peak.kilobytes - small.kilobytes < 25_000, "the 50 MB line was held in memory"
     places = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
     torn = places[2]
     assert places == [
@@ -933,7 +933,7 @@ def test_a_workdir_of_another_user_is_told_and_once_it_may_be_written_the_run_st
 
 
 def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -> None:
-    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8").partition("## All kinds")[0]
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in page.splitlines() if line.startswith("| `")]
     listed = {row[0].strip("`"): (row[1].strip("`"), int(row[2])) for row in rows}
     expected = {re.sub(r"\{\w+\}", "…", said.message): (said.kind, said.code) for said in SAID.values()}
