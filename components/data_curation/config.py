@@ -25,6 +25,49 @@ class Fractions(BaseModel):
         return self
 
 
+class DecontaminationConfig(BaseModel):
+    """Rows that hold text of an evaluation set go: a model tuned on them would be measured on what it has seen."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    sets: list[str] = Field(
+        [], description="Files, globs and folders of evaluation items, relative to the configuration file. None: nothing is looked for."
+    )
+    ngram: int = Field(
+        13, ge=5, description="Words in a row that a row must share with an item to go. Fewer find more, and more by chance."
+    )
+    shortest: int = Field(
+        8, ge=4, description="Words from which an item with fewer than `ngram` is looked for as a whole; below, it is not looked for."
+    )
+    min_overlap: float = Field(
+        0.0, ge=0, le=1, description="Share of an item's n-grams that a row must hold to go. 0: any single one is enough."
+    )
+    ignore_common: int = Field(
+        0, ge=0, description="N-grams found in more than this many items are the sets' own phrasing and not looked for. 0 looks for all."
+    )
+
+    @model_validator(mode="after")
+    def _short_is_shorter(self) -> DecontaminationConfig:
+        if self.shortest > self.ngram:
+            raise ValueError(f"shortest {self.shortest} is more than ngram {self.ngram}")
+        return self
+
+
+class TokensConfig(BaseModel):
+    """Token counts for the report. Nothing of the dataset depends on them."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    base_model: str = Field(
+        "",
+        description="Model whose tokenizer counts; fine_tuning.base_model where nothing is said. Left out where it is not on this machine.",
+    )
+    max_length: int = Field(
+        256, ge=8, description="Training length in tokens that the report measures against; follows fine_tuning.max_length."
+    )
+    sample: int = Field(20_000, ge=100, description="Rows counted at most, chosen by the hash of their id; totals are scaled from them.")
+
+
 class DataCurationConfig(BaseModel):
     """Raw text in, clean train, validation and test rows out."""
 
@@ -58,4 +101,6 @@ class DataCurationConfig(BaseModel):
         ge=1,
         description="Words from which equal or similar answers keep their rows in one split. Lower is stricter.",
     )
+    decontamination: DecontaminationConfig = Field(default_factory=DecontaminationConfig, description="Evaluation sets kept out.")
+    tokens: TokensConfig = Field(default_factory=TokensConfig, description="Token counts for the report.")
     fractions: Fractions = Field(default_factory=Fractions, description="How the kept rows are divided; the three add up to 1.")
