@@ -33,7 +33,8 @@ SMALL = {
     "data_curation.fractions": "{train: 0.6, validation: 0.1, test: 0.3}",
 }
 CONFIGURED = ("run", "curate", "finetune", "evaluate", "package")
-PATIENCE = 120
+PATIENCE = 300  # seconds; only what hangs takes so long
+ENDLESS = 1_000_000  # training steps
 
 
 def small(arguments: list[str]) -> list[str]:
@@ -67,21 +68,33 @@ def until(command: list[str], shown: str) -> int:
 
 
 def cancelled(arguments: list[str]) -> int:
-    """Cancel a run that has just begun; the run itself must end as an interrupted one does."""
-    started = subprocess.Popen([*TUNELINE, *small(["run", "--set", "seed=99"])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + PATIENCE
-    while '"fine_tuning"' not in _newest_events():
-        assert time.monotonic() < deadline
-        assert started.poll() is None, "the run ended before it could be cancelled"
-        time.sleep(0.2)
-    code = subprocess.run([*TUNELINE, *arguments], check=False).returncode
-    assert started.wait(timeout=PATIENCE) == 75
-    return code
+    """Cancel a run that is in its training, which would take hours; the run itself must end as an interrupted one does."""
+    before = set(_runs())
+    endless = ["run", "--set", "seed=99", "--set", f"fine_tuning.max_steps={ENDLESS}"]
+    with Path("cancelled.log").open("w") as log:
+        started = subprocess.Popen([*TUNELINE, *small(endless)], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not any(_trains(run) for run in set(_runs()) - before):
+            said = Path("cancelled.log").read_text()
+            assert time.monotonic() < deadline, said
+            assert started.poll() is None, f"the run ended before it could be cancelled:\n{said}"
+            time.sleep(0.2)
+        code = subprocess.run([*TUNELINE, *arguments], check=False).returncode
+        ended = started.wait(timeout=PATIENCE)
+        assert ended == 75, f"the run ended with {ended}:\n{Path('cancelled.log').read_text()}"
+        return code
+    finally:
+        started.kill()
 
 
-def _newest_events() -> str:
-    found = sorted(Path(".tuneline/runs").glob("*/events.jsonl"))
-    return found[-1].read_text() if found else ""
+def _runs() -> list[Path]:
+    return list(Path(".tuneline/runs").glob("*"))
+
+
+def _trains(run: Path) -> bool:
+    events = run / "events.jsonl"
+    return events.exists() and '"fine_tuning"' in events.read_text()
 
 
 def behind(program: str) -> str:
