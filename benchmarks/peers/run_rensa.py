@@ -1,0 +1,72 @@
+"""rensa's deduplicators; METHOD in the environment chooses the sketch: R-MinHash, C-MinHash, or the sampling rho pipeline.
+
+rensa takes tokens and leaves reading, splitting into words and building 5-grams to its caller: they are written here as a user would, in
+Python, and are part of what is measured.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rensa import CMinHash, CMinHashDeduplicator, RMinHash, RMinHashDeduplicator, RMinHashLSH
+
+BANDS, ROWS, THRESHOLD, SEED, BATCH = 16, 8, 0.7, 42, 10_000
+WORD = re.compile(r"\w+")
+
+
+def shingled(text: str) -> list[str]:
+    words = WORD.findall(text.lower())
+    return [" ".join(words[i : i + 5]) for i in range(max(1, len(words) - 4))]
+
+
+def batches(corpus: str) -> Iterator[list[list[str]]]:
+    batch: list[list[str]] = []
+    with open(corpus, encoding="utf-8") as file:
+        for line in file:
+            batch.append(shingled(json.loads(line)["text"]))
+            if len(batch) == BATCH:
+                yield batch
+                batch = []
+    yield batch
+
+
+def r_minhash(corpus: str) -> list[bool]:
+    """Whether each document stays: R-MinHash with LSH, candidates checked by their signatures."""
+    tool = RMinHashDeduplicator(threshold=THRESHOLD, num_perm=BANDS * ROWS, use_lsh=True, num_bands=BANDS, seed=SEED)
+    kept: list[bool] = []
+    for batch in batches(corpus):
+        kept += tool.add_pairs((str(len(kept) + i), tokens) for i, tokens in enumerate(batch))
+    return kept
+
+
+def c_minhash(corpus: str) -> list[bool]:
+    """The same by C-MinHash, whose bands rensa chooses itself."""
+    tool = CMinHashDeduplicator(threshold=THRESHOLD, num_perm=BANDS * ROWS, seed=SEED)
+    kept: list[bool] = []
+    for batch in batches(corpus):
+        sketches = CMinHash.from_token_sets(batch, BANDS * ROWS, SEED)
+        kept += tool.add_pairs((str(len(kept) + i), sketch) for i, sketch in enumerate(sketches))
+    return kept
+
+
+def rho(corpus: str) -> list[bool]:
+    """The rho pipeline, which samples 5-grams, over one index: a document goes when an earlier one shares a band."""
+    index = RMinHashLSH(threshold=THRESHOLD, num_perm=BANDS * ROWS, num_bands=BANDS)
+    kept: list[bool] = []
+    for batch in batches(corpus):
+        matrix = RMinHash.digest_matrix_from_token_sets_rho(batch, BANDS * ROWS, SEED)
+        kept += [not flag for flag in index.insert_matrix_and_query_duplicate_flags(matrix, start_key=len(kept))]
+    return kept
+
+
+METHODS = {"r_minhash": r_minhash, "c_minhash": c_minhash, "rho": rho}
+
+if __name__ == "__main__":
+    path = Path(sys.argv[3], "kept.json")
+    if sys.argv[1] == "run":
+        path.write_text(json.dumps(METHODS[os.environ["METHOD"]](sys.argv[2])))
+    else:
+        print(json.dumps([number for number, stays in enumerate(json.loads(path.read_text())) if not stays]))
