@@ -155,16 +155,36 @@ def base_model_here(source: str) -> Base | None:
     return base_model(source)
 
 
+def tokenizer_here(source: str) -> Path | None:
+    """The folder with the fast tokenizer of the base model named by `source`; None where it is not on this machine.
+
+    Nothing is fetched, converted or checked, so this costs nothing however large the model is. Raises ConfigurationError for a source that
+    names nothing.
+    """
+    if source.startswith("embedded:"):
+        folder: Path | None = _converted(source)
+    elif source.startswith("hf://"):
+        folder = _in_cache(source)
+    else:
+        folder = Path(source)
+    return folder if folder and (folder / "tokenizer.json").is_file() else None
+
+
 def _downloaded(source: str) -> Path | None:
     """The folder of an hf:// model that is in the Hugging Face cache with its weights."""
+    folder = _in_cache(source)
+    return folder if folder and any(folder.glob("*.safetensors")) else None
+
+
+def _in_cache(source: str) -> Path | None:
+    """The folder of an hf:// model in the Hugging Face cache, whatever of it is there."""
     import huggingface_hub
 
     name, revision = _parts(source)
     try:
-        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True))
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True))
     except (OSError, ValueError):
         return None
-    return folder if any(folder.glob("*.safetensors")) else None
 
 
 def _from_folder(folder: Path, uri: str) -> Base:
