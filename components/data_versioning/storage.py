@@ -8,39 +8,76 @@ from __future__ import annotations
 
 import configparser
 import hashlib
+import importlib.util
 import json
 import logging
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from components.common.errors import EngineMissingError, TunelineError, of_the_machine
+from components.data_versioning import s3
 from components.data_versioning.repository import DataVersioningError
 
 REMOTE = "storage"
 IGNORED = "/config.local\n/tmp\n/cache\n/site\n/check\n"
 
 
-def prepare(folder: Path, remote: str) -> None:
-    """Make `folder` a DVC project whose remote is `remote`, with `verify`: without it DVC hands out tampered objects as good ones."""
+@dataclass(frozen=True)
+class Remote:
+    """Where the files of a data repository lie: a folder, or a URL with the address of its service where it is not the usual one."""
+
+    url: str
+    endpoint: str = ""
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def is_s3(self) -> bool:
+        """Whether it is a bucket."""
+        return self.url.startswith("s3://")
+
+    def settings(self) -> dict[str, Any]:
+        """What stands in the repository's own configuration. `verify`: without it DVC hands out tampered objects as good ones."""
+        return {"url": self.url, "verify": True, **({"endpointurl": self.endpoint} if self.is_s3 and self.endpoint else {})}
+
+    def patient(self) -> dict[str, Any]:
+        """The settings of a job: with them a dead server is noticed within seconds."""
+        waiting = {"connect_timeout": s3.CONNECT_SECONDS, "read_timeout": s3.READ_SECONDS}
+        return {**self.settings(), **(waiting if self.is_s3 else {})}
+
+    def check(self) -> None:
+        """Raise DataVersioningError where a bucket cannot be used, and EngineMissingError without DVC's part for it."""
+        if not self.is_s3:
+            return
+        if importlib.util.find_spec("dvc_s3") is None:
+            raise EngineMissingError("dvc-s3 is not installed, and the remote is s3://", hint="pip install 'tuneline[versioning]'")
+        s3.check(self.url, self.endpoint)
+
+
+def prepare(folder: Path, remote: Remote) -> None:
+    """Make `folder` a DVC project whose remote is `remote`."""
     from dvc.config import Config
 
     control = folder / ".dvc"
     control.mkdir(exist_ok=True)
     (control / ".gitignore").write_text(IGNORED, encoding="utf-8")
     (control / "config").touch()
-    with _private_settings(control / "site"), Config(str(control), validate=False).edit("repo") as settings:
-        settings["remote"].setdefault(REMOTE, {}).update({"url": remote, "verify": True})
+    with private_settings(control / "site"), Config(str(control), validate=False).edit("repo") as settings:
+        settings["remote"].setdefault(REMOTE, {}).update(remote.settings())
         settings["core"]["remote"] = REMOTE
         settings["core"]["autostage"] = False
 
 
 @contextmanager
-def opened(folder: Path, remote: str, cache: str = "cache") -> Iterator[Any]:
+def opened(folder: Path, remote: Remote, cache: str = "cache") -> Iterator[Any]:
     """DVC on a private folder, told to be quiet; its errors are raised as DataVersioningError.
 
     Every opening has a state database of its own: DVC notes there what the remote holds, and would trust that note next time.
@@ -52,19 +89,21 @@ def opened(folder: Path, remote: str, cache: str = "cache") -> Iterator[Any]:
     settings = {
         "core": {"no_scm": True, "analytics": False, "check_update": False, "autostage": False, "remote": REMOTE},
         "cache": {"type": ["reflink", "hardlink", "copy"], "dir": str(folder / ".dvc" / cache)},
-        "remote": {REMOTE: {"url": remote, "verify": True}},
+        "remote": {REMOTE: remote.patient()},
     }
-    with _private_settings(site), _logged() as said:
+    with private_settings(site), s3.patience(), logged() as said:
         try:
             with Repo(str(folder), config=settings) as repo:
                 yield repo
-        except DvcException as error:
-            raise _failed(remote, error, said) from error
-        except OSError as error:
-            raise _failed(remote, error, said) from error
+        except (DvcException, OSError) as error:
+            raise failed(remote, error, said) from error
 
 
-def _failed(remote: str, error: Exception, said: list[str]) -> DataVersioningError:
+def failed(remote: Remote, error: Exception, said: list[str]) -> TunelineError:
+    """What DVC, or the system under it, refused: a full disk as such, all else with DVC's own words."""
+    told = of_the_machine(error, [] if "://" in remote.url else [Path(remote.url)])
+    if told:
+        return told
     words = "; ".join(dict.fromkeys([str(error).splitlines()[0] if str(error) else type(error).__name__, *said]))
     return DataVersioningError(
         f"the DVC remote {remote} failed: {words}",
@@ -73,7 +112,7 @@ def _failed(remote: str, error: Exception, said: list[str]) -> DataVersioningErr
 
 
 @contextmanager
-def _private_settings(folder: Path) -> Iterator[None]:
+def private_settings(folder: Path) -> Iterator[None]:
     """Keep DVC off the user's settings, which may be anything, and off /var/tmp, where its databases would be. Only the variables do."""
     names = ("DVC_SITE_CACHE_DIR", "DVC_GLOBAL_CONFIG_DIR", "DVC_SYSTEM_CONFIG_DIR")
     before = {name: os.environ.get(name) for name in names}
@@ -89,7 +128,7 @@ def _private_settings(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _logged() -> Iterator[list[str]]:
+def logged() -> Iterator[list[str]]:
     """Keep what DVC logs as errors, instead of letting it and its progress bars on the screen."""
     said: list[str] = []
     handler = logging.Handler(logging.ERROR)
@@ -111,21 +150,23 @@ def _line(record: logging.LogRecord) -> str:
     return record.getMessage() + (f" ({cause})" if cause else "")
 
 
-def add(folder: Path, path: str, remote: str) -> str:
+def add(folder: Path, path: str, remote: Remote) -> str:
     """Take the folder `path` of the project under DVC; returns its md5 (`….dir`). The files become read-only links into the cache."""
     with opened(folder, remote) as repo:
         repo.add([str(folder / path)])
     return _md5(folder, path)
 
 
-def remote_of(config: str) -> str | None:
-    """The address of the remote that a project's .dvc/config names."""
+def remote_of(config: str) -> Remote | None:
+    """The remote that a project's .dvc/config names."""
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(config)
     except configparser.Error:
         return None
-    return parser.get(f"'remote \"{REMOTE}\"'", "url", fallback=None)
+    section = f"'remote \"{REMOTE}\"'"
+    url = parser.get(section, "url", fallback=None)
+    return Remote(url, parser.get(section, "endpointurl", fallback="")) if url else None
 
 
 def tracked_md5(dvc_file: str) -> str:
@@ -133,7 +174,7 @@ def tracked_md5(dvc_file: str) -> str:
     return str(yaml.safe_load(dvc_file)["outs"][0]["md5"])
 
 
-def push(folder: Path, path: str, remote: str) -> None:
+def push(folder: Path, path: str, remote: Remote) -> None:
     """Copy what the remote does not have yet from the cache to the remote."""
     from dvc_objects.errors import ObjectFormatError
 
@@ -146,7 +187,7 @@ def push(folder: Path, path: str, remote: str) -> None:
             repo.push([str(folder / f"{path}.dvc")])
 
 
-def fetch(folder: Path, path: str, remote: str, cache: str = "cache") -> dict[str, str]:
+def fetch(folder: Path, path: str, remote: Remote, cache: str = "cache") -> dict[str, str]:
     """Fetch a tracked folder's objects into the cache. Returns those that the remote lacks or holds damaged: {object id: file}.
 
     DVC drops a file's object whose bytes do not match its name, without raising; and it uses a directory's object before it has
@@ -159,7 +200,7 @@ def fetch(folder: Path, path: str, remote: str, cache: str = "cache") -> dict[st
         try:
             repo.fetch([str(folder / f"{path}.dvc")])
         except (DownloadError, ObjectFormatError):
-            if not _reachable(repo):
+            if not _reachable(repo, remote):
                 raise
         return _damaged(repo.cloud.get_remote_odb(REMOTE), folder / ".dvc" / cache, _md5(folder, path), path)
 
@@ -168,10 +209,13 @@ def _md5(folder: Path, path: str) -> str:
     return tracked_md5((folder / f"{path}.dvc").read_text(encoding="utf-8"))
 
 
-def _reachable(repo: Any) -> bool:
-    """Whether the remote is there at all, so that a missing object is the object's fault."""
-    remote = repo.cloud.get_remote_odb(REMOTE)
-    return bool(remote.fs.exists(remote.path))
+def _reachable(repo: Any, remote: Remote) -> bool:
+    """Whether the remote is there at all, so that a missing object is the object's fault. A bucket has no folder that could be missing."""
+    if remote.is_s3:
+        remote.check()
+        return True
+    store = repo.cloud.get_remote_odb(REMOTE)
+    return bool(store.fs.exists(store.path))
 
 
 def _damaged(remote: Any, cache: Path, md5: str, path: str) -> dict[str, str]:
@@ -211,7 +255,7 @@ def cached(folder: Path, oid: str) -> bool:
     return _object(folder / ".dvc" / "cache", oid).exists()
 
 
-def rewrite(folder: Path, oids: list[str], remote: str) -> None:
+def rewrite(folder: Path, oids: list[str], remote: Remote) -> None:
     """Write objects anew from the cache to the remote. A push would not: it takes what lies in the remote for whole."""
     with opened(folder, remote) as repo:
         store, cache = repo.cloud.get_remote_odb(REMOTE), repo.cache.local
@@ -222,7 +266,7 @@ def rewrite(folder: Path, oids: list[str], remote: str) -> None:
             store.add(cache.oid_to_path(oid), cache.fs, oid)
 
 
-def checkout(folder: Path, path: str, remote: str) -> Path:
+def checkout(folder: Path, path: str, remote: Remote) -> Path:
     """Lay out a fetched folder in the project; returns it. The files are read-only links into the cache."""
     with opened(folder, remote) as repo:
         repo.checkout([str(folder / f"{path}.dvc")])

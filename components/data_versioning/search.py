@@ -1,0 +1,181 @@
+"""Finding a row in every revision: by its id, by text it holds, by the source it was read from.
+
+An answer that leaves something out must say so: what could not be searched is named, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePath
+from typing import Any, Literal
+
+from components.common.artifacts import Artifact
+from components.common.errors import TunelineError, UsageError
+from components.common.progress import Reporter
+from components.data_versioning import repository, rows
+from components.data_versioning.place import Place, Version
+
+By = Literal["row", "text", "source"]
+Obtained = Callable[[Version, Place, Reporter], AbstractContextManager[Artifact]]
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is looked for. Its value stays out of every message: it may be the very text that somebody wants forgotten."""
+
+    by: By
+    value: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not normal(self.value):
+            raise UsageError(f"--{self.by} is empty", hint="Say what to look for; a blank text would be found in every row.")
+
+
+@dataclass
+class Places:
+    """Where a dataset holds it: rows of a split, rows among the rejected, or lines that could not be read."""
+
+    table: str
+    rows: int = 0
+    ids: list[str] = field(default_factory=list)
+    at: list[str] = field(default_factory=list)  # file:line, of what was rejected or not readable
+
+
+@dataclass
+class Found:
+    """A revision that holds it."""
+
+    name: str
+    tag: str
+    rev: str
+    content_sha256: str
+    uri: str
+    places: list[dict[str, Any]]
+
+
+@dataclass
+class Searched:
+    """What was searched: revisions with a hit, the digests of all that were read, and what could not be."""
+
+    found: list[Found] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)
+    revisions: int = 0
+    not_searched: list[dict[str, str]] = field(default_factory=list)
+
+
+def revisions(query: Query, place: Place, obtained: Obtained, reporter: Reporter) -> Searched:
+    """Search every revision of every dataset in the repository, each distinct content once."""
+    searched = Searched()
+    seen: dict[str, list[dict[str, Any]]] = {}
+    for one in every(place):
+        for version in one.versions():
+            searched.revisions += 1
+            try:
+                if version.content_sha256 not in seen:
+                    with obtained(version, one, reporter) as dataset:
+                        seen[version.content_sha256] = within(query, dataset)
+            except TunelineError as error:
+                searched.not_searched.append({"what": version.tag, "why": error.message, "hint": error.hint})
+                continue
+            if places := seen[version.content_sha256]:
+                searched.found.append(Found(one.name, version.tag, version.rev, version.content_sha256, version.uri, places))
+    searched.read = set(seen)
+    return searched
+
+
+def every(place: Place) -> list[Place]:
+    """The place of every dataset in the repository, by name."""
+    tags = repository.names(place.repository)
+    matches = ((re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9_-]*)-v[0-9]+", tag), rev) for tag, rev in tags.items())
+    names = {m[1] for m, rev in matches if m and repository.holds(place.repository, rev, f"datasets/{m[1]}.dvc")}
+    return [replace(place, name=name) for name in sorted(names)]
+
+
+def within(query: Query, dataset: Artifact) -> list[dict[str, Any]]:
+    """Where a dataset holds it: [{"table", "rows", "ids", "at"}], a table being a split, `rejected` or `quarantine`."""
+    matches = MATCHES[query.by](query.value)
+    found = [_table(dataset, name, matches) for name in [*rows.splits(dataset), rows.REJECTED]]
+    found.append(_quarantine(dataset, matches))
+    return [asdict(places) for places in found if places.rows]
+
+
+def _table(dataset: Artifact, name: str, matches: Callable[[dict[str, Any]], bool]) -> Places:
+    places = Places(name)
+    for row in rows.rows(dataset, name):
+        if matches(row):
+            places.rows += 1
+            places.ids.append(row["id"])
+            if name == rows.REJECTED:
+                places.at.append(f"{row.get('source')}:{row.get('line')} ({row.get('reason')})")
+    return places
+
+
+def _quarantine(dataset: Artifact, matches: Callable[[dict[str, Any]], bool]) -> Places:
+    places = Places(rows.QUARANTINE)
+    for line in rows.quarantined(dataset):
+        if matches({"source": line.get("file"), "why": line.get("why")}):
+            places.rows += 1
+            places.at.append(f"{line.get('file')}:{line.get('line')}")
+    return places
+
+
+def _by_row(value: str) -> Callable[[dict[str, Any]], bool]:
+    """The row with this id; of a digest also the rows with the same content, which got a running number."""
+    number = r"(-[0-9]+)?" if re.fullmatch(r"[0-9a-f]{16}", value) else ""
+    pattern = re.compile(re.escape(value) + number)
+    return lambda row: bool(pattern.fullmatch(row.get("id") or ""))
+
+
+def _by_source(value: str) -> Callable[[dict[str, Any]], bool]:
+    """Rows read from this source, or from a file of this name."""
+
+    def matches(row: dict[str, Any]) -> bool:
+        source = row.get("source") or ""
+        return bool(source) and value in (source, PurePath(source).name)
+
+    return matches
+
+
+def _by_text(value: str) -> Callable[[dict[str, Any]], bool]:
+    wanted = normal(value)
+    return lambda row: wanted in normal("\n".join(_strings(row)))
+
+
+MATCHES: dict[By, Callable[[str], Callable[[dict[str, Any]], bool]]] = {"row": _by_row, "source": _by_source, "text": _by_text}
+
+
+def normal(text: str) -> str:
+    """Text as it is compared: Unicode's compatibility form, no case, every run of white space one blank."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _strings(row: dict[str, Any]) -> Iterator[str]:
+    """Every text in a row: its content and what the source said beside it, but not its id."""
+    for name, value in row.items():
+        if name in ("meta", "tools") and isinstance(value, str):
+            yield from _texts(_parsed(value))
+        elif name != "id":
+            yield from _texts(value)
+
+
+def _parsed(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)

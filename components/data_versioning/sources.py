@@ -1,0 +1,196 @@
+"""Sources in other DVC repositories: dvc://REPOSITORY@REVISION:PATH, fetched with every digest checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.common.errors import ArtifactDamagedError, ConfigurationError, TunelineError
+from components.common.progress import Reporter
+from components.data_versioning import repository, s3, storage
+from components.data_versioning.jobs import private_folder
+from components.data_versioning.repository import DataVersioningError
+
+FORM = "Write dvc://REPOSITORY@REVISION:PATH, for example dvc:///srv/git/corpus.git@v3:raw/letters.jsonl."
+UPSTREAM = "origin-cache"  # the cache of a repository without a remote
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a dvc:// URI names: a git repository (path or URL), a revision of it, and a path in it."""
+
+    repo: str
+    rev: str
+    path: str
+
+
+def parse(uri: str) -> Address:
+    """The parts of a dvc:// URI. Raises ConfigurationError for anything else."""
+    match = re.fullmatch(r"dvc://(.+)@([^@:]+):([^:]+)", uri)
+    if not match:
+        raise ConfigurationError(f"{uri!r} is no DVC source", hint=FORM)
+    repo, rev, path = match[1], match[2], match[3].strip("/")
+    repository.check_no_password(repo, "a dvc:// source")
+    if rev.startswith("-") or not path or ".." in Path(path).parts:
+        raise ConfigurationError(f"{uri!r} is no DVC source: the revision or the path cannot be meant", hint=FORM)
+    return Address(repo, rev, path)
+
+
+def obtain(uri: str, folder: Path, reporter: Reporter) -> Path:
+    """Fetch the file or folder that a dvc:// URI names into `folder` and return where it lies there; an older copy is replaced.
+
+    Whatever DVC tracks is compared with the digests in the repository, and whatever git tracks is git's own. Raises ConfigurationError
+    for a URI that names nothing, DataVersioningError when repository or remote cannot be used, and ArtifactDamagedError, naming the
+    files, when the remote holds them damaged or not at all.
+    """
+    address = parse(uri)
+    reporter.step(f"fetching {address.path} at {address.rev}")
+    with private_folder(folder, ".obtain") as work:
+        clone = _clone(address, work / "clone")
+        found = clone / address.path
+        if not _in_git(clone, address.path):
+            _fetch(address, clone)
+        target = folder / Path(address.path).name
+        _replace(found, target, work / "replaced")
+        return target
+
+
+def _replace(found: Path, target: Path, aside: Path) -> None:
+    """Move what was fetched to its place; an older copy goes aside first."""
+    if target.exists():
+        target.rename(aside)
+    found.rename(target)
+
+
+def _clone(address: Address, folder: Path) -> Path:
+    """The repository at the revision, in a folder of its own."""
+    origin = address.repo if repository.is_url(address.repo) else str(repository.folder_of(address.repo).absolute())
+    if not repository.is_url(address.repo) and not Path(origin).exists():
+        raise ConfigurationError(f"{address.repo} of a dvc:// source does not exist", hint=FORM)
+    repository.clone(origin, folder)
+    try:
+        repository.git(folder, "checkout", "--quiet", "--detach", address.rev)
+    except DataVersioningError:
+        tags = ", ".join(list(repository.names(folder))[-10:]) or "none"
+        raise DataVersioningError(f"{address.repo} has no revision {address.rev}", hint=f"Its tags are: {tags}.") from None
+    return folder
+
+
+def _in_git(clone: Path, path: str) -> bool:
+    """Whether git itself holds the path, and nothing below it is DVC's."""
+    there = (clone / path).exists()
+    return there and not (clone / f"{path}.dvc").exists() and not any((clone / path).rglob("*.dvc"))
+
+
+def _fetch(address: Address, clone: Path) -> None:
+    """Lay out the path with DVC, and take every digest again: DVC uses a folder's list of files before it has checked it."""
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    with storage.private_settings(clone / ".dvc" / "site"), s3.patience(), storage.logged() as said:
+        try:
+            with Repo(str(clone), config=_settings(address, clone)) as repo:
+                _check_remote(repo)
+                outs = _outs(repo, address)
+                _pull(repo, address, said)
+                _verify(repo, outs, address)
+        except (DvcException, OSError) as error:
+            raise _failed(address, error, said) from error
+
+
+def _settings(address: Address, clone: Path) -> dict[str, Any]:
+    """The repository's own settings, made safe: remotes verify, nothing is asked, the cache is this job's."""
+    from dvc.config import Config
+
+    if not (clone / ".dvc").is_dir():
+        raise DataVersioningError(f"{address.repo} is no DVC repository: {address.path} is neither in git nor in DVC there", hint=FORM)
+    own = Config(str(clone / ".dvc"), validate=False)
+    remotes = {name: dict(remote) for name, remote in own["remote"].items()}
+    default = own["core"].get("remote")
+    origin = repository.folder_of(address.repo).absolute() / ".dvc"
+    if not repository.is_url(address.repo) and origin.is_dir():
+        there = Config(str(origin), validate=False)  # its relative paths are meant from there
+        remotes.update({name: dict(remote) for name, remote in there["remote"].items()})
+        default = default or there["core"].get("remote")
+        if not default:
+            default, remotes[UPSTREAM] = UPSTREAM, {"url": there["cache"].get("dir") or str(origin / "cache")}
+    for remote in remotes.values():
+        remote["verify"] = True
+        if str(remote["url"]).startswith("s3://"):
+            remote.update({"connect_timeout": s3.CONNECT_SECONDS, "read_timeout": s3.READ_SECONDS})
+    core = {"no_scm": True, "analytics": False, "check_update": False, **({"remote": default} if default else {})}
+    return {"core": core, "remote": remotes, "cache": {"type": ["hardlink", "copy"], "dir": str(clone / ".dvc" / "private-cache")}}
+
+
+def _check_remote(repo: Any) -> None:
+    """Ask a bucket for its first key, so that a wrong key or a dead server is told as that."""
+    remote = repo.config["remote"].get(repo.config["core"].get("remote") or "", {})
+    storage.Remote(str(remote.get("url", "")), s3.endpoint(str(remote.get("endpointurl") or ""))).check()
+
+
+def _outs(repo: Any, address: Address) -> list[Any]:
+    """What DVC tracks at the path, below it or above it. Raises DataVersioningError where that is nothing."""
+    path = str(Path(repo.root_dir) / address.path)
+    within = [out for out in repo.index.outs if _below(out.fs_path, path) or _below(path, out.fs_path)]
+    if not within:
+        some = ", ".join(sorted(str(Path(out.fs_path).relative_to(repo.root_dir)) for out in repo.index.outs)[:10]) or "nothing"
+        raise DataVersioningError(f"{address.path} is not in {address.repo} at {address.rev}", hint=f"DVC tracks there: {some}.")
+    return within
+
+
+def _below(path: str, folder: str) -> bool:
+    return Path(path).is_relative_to(folder)
+
+
+def _pull(repo: Any, address: Address, said: list[str]) -> None:
+    from dvc.exceptions import CheckoutError, DownloadError
+    from dvc_objects.errors import ObjectFormatError
+
+    try:
+        repo.pull([str(Path(repo.root_dir) / address.path)])
+    except (CheckoutError, DownloadError, ObjectFormatError) as error:
+        raise _lost(address, "; ".join(dict.fromkeys([str(error).splitlines()[0], *said]))) from None
+
+
+def _verify(repo: Any, outs: list[Any], address: Address) -> None:
+    """Raise ArtifactDamagedError for every file that is not what the repository says."""
+    wrong = [name for out in outs for name in _wrong(out, Path(repo.root_dir) / address.path)]
+    if wrong:
+        raise _lost(address, ", ".join(str(Path(name).relative_to(repo.root_dir)) for name in wrong))
+    if not (Path(repo.root_dir) / address.path).exists():
+        raise DataVersioningError(f"{address.path} is not in {address.repo} at {address.rev}", hint="Check the path.")
+
+
+def _wrong(out: Any, wanted: Path) -> list[str]:
+    """The files of an out, at or below `wanted`, whose digests are not those that the repository names."""
+    if not out.hash_info or not out.hash_info.isdir:
+        return [] if out.hash_info and _digest(out.fs_path, out.hash_info.name) == out.hash_info.value else [out.fs_path]
+    tree = out.get_obj()
+    if tree is None:
+        return [out.fs_path]
+    named = tree.hash_info.value
+    tree.digest()
+    if tree.hash_info.value != named or named != out.hash_info.value:
+        return [out.fs_path]
+    files = [(Path(out.fs_path, *key), info) for key, _, info in tree]
+    return [str(path) for path, info in files if _below(str(path), str(wanted)) and _digest(str(path), info.name) != info.value]
+
+
+def _digest(path: str, name: str) -> str | None:
+    from dvc.fs import localfs
+    from dvc_data.hashfile.hash import hash_file
+
+    return str(hash_file(path, localfs, name)[1].value) if Path(path).exists() else None
+
+
+def _lost(address: Address, what: str) -> ArtifactDamagedError:
+    return ArtifactDamagedError(
+        f"the DVC remote of {address.repo} lacks objects of {address.path} at {address.rev}, or holds them damaged: {what}",
+        hint="Restore them there, for instance from a snapshot, or have them pushed again by who holds them.",
+    )
+
+
+def _failed(address: Address, error: Exception, said: list[str]) -> TunelineError:
+    return storage.failed(storage.Remote(f"of {address.repo}"), error, said)
