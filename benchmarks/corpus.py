@@ -58,7 +58,7 @@ def jaccard(left: frozenset[Any], right: frozenset[Any]) -> float:
 
 def sentences() -> list[list[str]]:
     """The sentences of 6 to 40 words in this Python's documentation, each as its words, in alphabetical order."""
-    from pydoc_data.topics import topics  # type: ignore[import-untyped]
+    from pydoc_data.topics import topics
 
     from data.python_docs import build
 
@@ -172,9 +172,9 @@ def _all_shingles(documents: Sequence[str]) -> tuple[Any, Any]:
     hashed = [
         _hashes(numpy.array([known.setdefault(w, len(known) + 1) for w in words(text) or [""]], dtype=numpy.uint64)) for text in documents
     ]
-    owner = numpy.repeat(numpy.arange(len(hashed)), [len(h) for h in hashed])
+    owner: Any = numpy.repeat(numpy.arange(len(hashed)), [len(h) for h in hashed])
     _, inverse, counts = numpy.unique(numpy.concatenate(hashed), return_inverse=True, return_counts=True)
-    rank = numpy.empty(len(counts), dtype=numpy.int64)
+    rank: Any = numpy.empty(len(counts), dtype=numpy.int64)
     rank[numpy.argsort(counts, kind="stable")] = numpy.arange(len(counts))
     number = rank[inverse]
     order = numpy.lexsort((number, owner))
@@ -229,7 +229,7 @@ def _compared(owner: Any, shingle: Any, sizes: Any, pairs: Any, threshold: float
     import numpy
     from scipy.sparse import csr_array
 
-    ends = numpy.r_[0, numpy.cumsum(sizes)]
+    ends: Any = numpy.r_[0, numpy.cumsum(sizes)]
     matrix = csr_array((numpy.ones(len(owner), dtype=numpy.int32), shingle, ends), shape=(len(sizes), int(shingle.max()) + 1))
     bounds = [*range(0, len(pairs), PAIRS_AT_ONCE // 20), len(pairs)]
     shared = [matrix[pairs[i:j, 0]].multiply(matrix[pairs[i:j, 1]]).sum(axis=1) for i, j in pairwise(bounds) if j > i]

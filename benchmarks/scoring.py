@@ -33,12 +33,12 @@ def score(removed: Iterable[int], pairs: Any, similarity: Any, documents: int, h
     """Score the removed documents' numbers against the true pairs (int64, pairs × 2) and their similarities."""
     import numpy
 
-    gone = numpy.zeros(documents, dtype=bool)
+    gone: Any = numpy.zeros(documents, dtype=bool)
     gone[list(removed)] = True
     parted = gone[pairs].any(axis=1)
-    paired = numpy.zeros(documents, dtype=bool)
+    paired: Any = numpy.zeros(documents, dtype=bool)
     paired[pairs.ravel()] = True
-    served = numpy.zeros(documents, dtype=bool)  # has a true partner that stays
+    served: Any = numpy.zeros(documents, dtype=bool)  # has a true partner that stays
     for mine, other in ((0, 1), (1, 0)):
         served[pairs[~gone[pairs[:, other]], mine]] = True
     high_pairs = similarity >= high
@@ -61,6 +61,6 @@ def surplus(pairs: Any, documents: int) -> int:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    edges = (numpy.ones(len(pairs), dtype=numpy.int8), (pairs[:, 0], pairs[:, 1]))
+    edges: Any = (numpy.ones(len(pairs), dtype=numpy.int8), (pairs[:, 0], pairs[:, 1]))
     graph: Any = coo_array(edges, shape=(documents, documents))
     return documents - int(connected_components(graph, directed=False)[0])

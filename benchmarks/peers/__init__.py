@@ -1,5 +1,142 @@
-"""One script a peer, run by that peer's own interpreter: nothing here imports tuneline or another peer.
+"""The tools compared, each with the versions and flags it runs with, and the environment it runs in.
 
-python SCRIPT run CORPUS.jsonl FOLDER      what is measured; the working directory is FOLDER
-python SCRIPT removed CORPUS.jsonl FOLDER  not measured: prints the numbers of the removed documents as a JSON list
+One script a tool, run by that tool's own interpreter; a peer's script imports neither tuneline nor another peer:
+
+    python SCRIPT run CORPUS.jsonl FOLDER      what is measured; the working directory is FOLDER
+    python SCRIPT removed CORPUS.jsonl FOLDER  not measured: prints the numbers of the removed documents as a JSON list
 """
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+class PeerError(Exception):
+    """A peer could not be installed or run; the message is the end of what it said."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool in one of its settings. `package` names the environment, `requires` what pip puts into it."""
+
+    name: str
+    package: str
+    script: str
+    version: str
+    bands: str
+    flags: str
+    requires: tuple[str, ...] = ()
+    python: tuple[int, int] = (3, 11)  # the oldest it runs on
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+DATATROVE = ("datatrove[io,processing]==0.10.1", "spacy==3.8.18", "numpy==2.4.6", "xxhash==3.8.2", "datasets==5.2.0")
+TEXT_DEDUP = ("text-dedup==0.4.1", "datasets==5.2.0", "numpy==2.5.5", "polars==1.44.2", "polars-grouper==0.6.1", "regex==2026.11.15")
+
+TUNELINE = Tool(
+    "tuneline, near duplicates only",
+    "tuneline",
+    "run_tuneline.py",
+    "this checkout",
+    "32 × 4",
+    "near_duplicate_threshold 0.7; every candidate compared exactly",
+)
+PEERS = (
+    Tool(
+        "datatrove",
+        "datatrove",
+        "run_datatrove.py",
+        "0.10.1",
+        "16 × 8",
+        "MinhashConfig(n_grams=5, num_buckets=16, hashes_per_bucket=8), language en (spaCy's rules), LocalPipelineExecutor, one worker",
+        DATATROVE,
+        environment=OFFLINE,
+    ),
+    Tool(
+        "text-dedup",
+        "text-dedup",
+        "run_text_dedup.py",
+        "0.4.1",
+        "14 × 9 (its own choice for 0.7 of 128)",
+        "minhash: num_perm 128, threshold 0.7, ngram_size 5, num_proc 1",
+        TEXT_DEDUP,
+        (3, 12),
+        OFFLINE,
+    ),
+    Tool(
+        "text-dedup, with its check",
+        "text-dedup",
+        "run_text_dedup.py",
+        "0.4.1",
+        "14 × 9",
+        "the same with check_false_positive true, as its README shows",
+        TEXT_DEDUP,
+        (3, 12),
+        {**OFFLINE, "VERIFY": "1"},
+    ),
+    Tool(
+        "rensa, R-MinHash",
+        "rensa",
+        "run_rensa.py",
+        "0.5.0",
+        "16 × 8",
+        "RMinHashDeduplicator(threshold=0.7, num_perm=128, use_lsh=True, num_bands=16), 5-grams made in Python",
+        ("rensa==0.5.0",),
+        environment={"METHOD": "r_minhash"},
+    ),
+    Tool(
+        "rensa, C-MinHash",
+        "rensa",
+        "run_rensa.py",
+        "0.5.0",
+        "its own",
+        "CMinHashDeduplicator(threshold=0.7, num_perm=128), 5-grams made in Python",
+        ("rensa==0.5.0",),
+        environment={"METHOD": "c_minhash"},
+    ),
+)
+
+
+def interpreter(tool: Tool, workdir: Path, python: str) -> list[str]:
+    """The command that starts the tool's Python: this one for tuneline, one in an environment of its own for a peer. Raises PeerError."""
+    if tool.package == "tuneline":
+        return [sys.executable, "-P", "-m", "benchmarks.peers.run_tuneline"]
+    folder = workdir / "environments" / tool.package
+    if not (folder / ".ready").exists():
+        _install(tool, folder, python)
+    return [str(folder / "bin" / "python"), str(HERE / tool.script)]
+
+
+def _install(tool: Tool, folder: Path, python: str) -> None:
+    found = _said([python, "-c", "import sys; print(*sys.version_info[:2])"]).split()
+    if tuple(map(int, found)) < tool.python:
+        wanted = ".".join(map(str, tool.python))
+        raise PeerError(
+            f"{tool.package} {tool.version} needs Python {wanted} or newer, {python} is {'.'.join(found)}: --python names another"
+        )
+    _said([python, "-m", "venv", "--clear", str(folder)])
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    _said([*pip, "install", "--quiet", *tool.requires])
+    (folder / ".ready").write_text(_said([*pip, "freeze"]))
+
+
+def installed(tool: Tool, workdir: Path) -> list[str]:
+    """The packages in a peer's environment, with their versions."""
+    ready = workdir / "environments" / tool.package / ".ready"
+    return ready.read_text().split("\n") if ready.exists() else []
+
+
+def _said(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise PeerError(f"{command[0]} cannot be started: {error.strerror}") from error
+    if done.returncode:
+        raise PeerError(" ".join((done.stderr or done.stdout).split())[-400:])
+    return done.stdout

@@ -1,7 +1,8 @@
-"""rensa's deduplicators; METHOD in the environment chooses the sketch: R-MinHash, C-MinHash, or the sampling rho pipeline.
+"""rensa's deduplicators; METHOD in the environment chooses the sketch: R-MinHash or C-MinHash.
 
 rensa takes tokens and leaves reading, splitting into words and building 5-grams to its caller: they are written here as a user would, in
-Python, and are part of what is measured.
+Python, and are part of what is measured. Its rho pipeline is left out: it samples, and flags every member of a group instead of naming
+the ones to remove.
 """
 
 import json
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rensa import CMinHash, CMinHashDeduplicator, RMinHash, RMinHashDeduplicator, RMinHashLSH
+from rensa import CMinHash, CMinHashDeduplicator, RMinHashDeduplicator
 
 BANDS, ROWS, THRESHOLD, SEED, BATCH = 16, 8, 0.7, 42, 10_000
 WORD = re.compile(r"\w+")
@@ -24,7 +25,7 @@ def shingled(text: str) -> list[str]:
 
 def batches(corpus: str) -> Iterator[list[list[str]]]:
     batch: list[list[str]] = []
-    with open(corpus, encoding="utf-8") as file:
+    with Path(corpus).open(encoding="utf-8") as file:
         for line in file:
             batch.append(shingled(json.loads(line)["text"]))
             if len(batch) == BATCH:
@@ -52,17 +53,7 @@ def c_minhash(corpus: str) -> list[bool]:
     return kept
 
 
-def rho(corpus: str) -> list[bool]:
-    """The rho pipeline, which samples 5-grams, over one index: a document goes when an earlier one shares a band."""
-    index = RMinHashLSH(threshold=THRESHOLD, num_perm=BANDS * ROWS, num_bands=BANDS)
-    kept: list[bool] = []
-    for batch in batches(corpus):
-        matrix = RMinHash.digest_matrix_from_token_sets_rho(batch, BANDS * ROWS, SEED)
-        kept += [not flag for flag in index.insert_matrix_and_query_duplicate_flags(matrix, start_key=len(kept))]
-    return kept
-
-
-METHODS = {"r_minhash": r_minhash, "c_minhash": c_minhash, "rho": rho}
+METHODS = {"r_minhash": r_minhash, "c_minhash": c_minhash}
 
 if __name__ == "__main__":
     path = Path(sys.argv[3], "kept.json")

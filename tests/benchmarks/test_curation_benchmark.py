@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 
-from benchmarks import corpus, scoring
+from benchmarks import corpus, curation, measure, page, peers, profiled, scoring
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +74,92 @@ def test_scores_of_a_removal_that_can_be_counted_by_hand() -> None:
 def test_removing_nothing_loses_all_recall_and_no_precision() -> None:
     result = scoring.score([], numpy.array([[0, 1]]), numpy.array([0.9]), documents=2)
     assert (result.recall, result.precision, result.far) == (0, 1, 0)
+
+
+def test_a_cost_counts_the_processes_that_a_command_starts(tmp_path: Path) -> None:
+    inner = "import time; held = b'x' * 80_000_000; end = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    outer += "; open('file', 'wb').write(bytes(1_000_000)); sys.exit(3)"
+    cost = measure.run([sys.executable, "-c", outer], tmp_path / "log", [tmp_path], tmp_path)
+    assert cost.returncode == 3
+    assert 0.4 <= cost.cpu < 2
+    assert cost.rss > 80_000_000
+    assert 1_000_000 <= cost.disk < 2_000_000
+    assert max(cost.parts.values()) > 0.2
+
+
+def test_a_profile_gives_the_time_of_libraries_to_our_module_that_called_them() -> None:
+    root = Path(profiled.__file__).resolve().parents[1]
+    ours, command = (str(root / "components/data_curation/rows.py"), 1, "f"), (str(root / "pipelines/cli/app.py"), 1, "g")
+    library, deep, start = ("/usr/lib/library.py", 1, "h"), ("~", 0, "<built-in>"), ("~", 0, "<exec>")
+    stats = {  # function: (calls, calls, own seconds, seconds with callees, callers in the same form)
+        start: (1, 1, 0.5, 10.0, {}),
+        command: (1, 1, 1.0, 9.5, {start: (1, 1, 1.0, 9.5)}),
+        ours: (1, 1, 2.0, 6.0, {command: (1, 1, 2.0, 6.0)}),
+        library: (4, 4, 1.5, 6.5, {ours: (3, 3, 1.0, 4.0), command: (1, 1, 0.5, 2.5)}),
+        deep: (9, 9, 5.0, 5.0, {library: (9, 9, 5.0, 5.0)}),
+    }
+    by = profiled.by_module(stats)
+    assert by["components.data_curation.rows"] == pytest.approx(2 + 6.5 * 4 / 6.5)
+    assert by["pipelines.cli.app"] == pytest.approx(1 + 6.5 * 2.5 / 6.5)
+    assert sum(by.values()) == pytest.approx(10)
+
+
+def result(documents: int, cpu: float, memory: int) -> dict[str, Any]:
+    cost = {"cpu": cpu, "wall": cpu, "rss": memory, "pss": memory, "disk": documents * 1000, "parts": {"pipelines.cli": cpu}}
+    rows = {"in": documents, "kept": documents, "rejected": {}, "quarantined": 0}
+    return {"name": "default", "settings": [], "documents": documents, "cost": cost, "rows": rows, "output": 1, "input": 1}
+
+
+CIRCUMSTANCES = {
+    "command": "python -m benchmarks.curation",
+    "commit": "abc",
+    "python": "3",
+    "processor": "p",
+    "cores": 2,
+    "memory": 1,
+    "load": 0,
+}
+
+
+def test_the_page_says_which_goals_were_missed_and_which_peer_failed() -> None:
+    score = {"removed": 5, "recall": 0.96, "recall_high": 1.0, "precision": 0.99, "far": 0.0}
+    cost = result(100, 2, 100)["cost"]
+    tools = [
+        {"name": "tuneline, near duplicates only", "version": "1", "bands": "", "flags": "", "cost": cost, "score": score},
+        {"name": "text-dedup", "version": "1", "bands": "", "flags": "", "cost": {**cost, "cpu": 30}, "score": score},
+        {"name": "datatrove", "version": "1", "bands": "", "flags": "", "error": "no such package"},
+    ]
+    made = {"documents": 100, "characters": 65_000, "sha256": "ab"}
+    fuzzy = {**CIRCUMSTANCES, "corpus": made, "truth": {"pairs": 9, "high": 4, "surplus": 5}, "tools": tools}
+    told = page.markdown({"fuzzy": fuzzy, "curation": {**CIRCUMSTANCES, "corpus": made, "runs": [result(100, 2, 100)], "profile": {}}})
+    assert "recall of at least 0.97: **missed** (0.960)" in told
+    assert "precision of at least 0.95: met" in told
+    assert "at most 1/5 of text-dedup's CPU time: met (1/15.0)" in told
+    assert "**datatrove** was not measured: no such package" in told
+    assert "2,000 documents a CPU second: **missed**" in told
+
+
+def test_the_page_draws_the_slopes_out_to_a_billion_rows() -> None:
+    runs = [result(size, 10 + size * 0.0005, 2**30 + size * 2048) for size in (100_000, 400_000, 1_000_000)]
+    told = page.markdown({"scale": {**CIRCUMSTANCES, "runs": runs}})
+    assert "a million rows within 6 GiB: met" in told
+    assert "| memory | 1,024 MiB | 2,048 bytes | 192 GiB | 1,908 GiB |" in told
+    assert "| CPU | 10 s | 500 µs | 14 h | 139 h |" in told
+
+
+def test_a_peer_that_cannot_be_installed_is_an_error_that_says_why(tmp_path: Path) -> None:
+    tool = peers.Tool("old", "old", "none.py", "1", "", "", ("nothing",), python=(4, 0))
+    with pytest.raises(peers.PeerError, match=r"needs Python 4.0 or newer.*--python names another"):
+        peers.interpreter(tool, tmp_path, sys.executable)
+    with pytest.raises(peers.PeerError, match="cannot be started"):
+        peers.interpreter(tool, tmp_path, str(tmp_path / "python"))
+
+
+@pytest.mark.daft
+def test_tuneline_itself_is_found_right_on_a_small_corpus(small: corpus.Corpus, tmp_path: Path) -> None:
+    pairs, similarity = corpus.true_pairs(corpus.texts(small.path), 0.7)
+    row = curation._compared(peers.TUNELINE, tmp_path, small, pairs, similarity, sys.executable)
+    assert row["score"]["recall"] >= 0.99
+    assert row["score"]["precision"] == 1
+    assert row["score"]["far"] == 0

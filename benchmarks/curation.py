@@ -1,0 +1,215 @@
+"""Data curation, measured: near-duplicate search beside its peers, the default curation end to end, and what a million rows take.
+
+    python -m benchmarks.curation --documents 100000 --workdir DIR [--peers datatrove,text-dedup,rensa] [--python python3.12]
+    python -m benchmarks.curation --workdir DIR --parts scale --sizes 50000,100000,200000,400000,1000000
+
+Everything lands in --workdir: the peers' environments, the corpora, the outputs, and results.json, to which every run adds its parts;
+--markdown writes the page from all that is there. A peer that cannot be installed, or fails, stands in the table with its error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import corpus, measure, page, peers, scoring
+
+ROOT = Path(__file__).resolve().parents[1]
+THRESHOLD = 0.7
+SIZES = (50_000, 100_000, 200_000, 400_000, 1_000_000)
+CURATIONS = {"default": (), "quality filters on all texts": ("data_curation.quality.apply_to=all",)}
+
+
+def main() -> None:
+    """Measure the parts asked for, keep the results, and write the page."""
+    args = _arguments()
+    workdir = args.workdir.resolve()
+    workdir.mkdir(parents=True, exist_ok=True)
+    kept = workdir / "results.json"
+    results: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    parts: dict[str, Callable[[], Any]] = {
+        "fuzzy": lambda: fuzzy(workdir, args.documents, args.seed, _wanted(args.peers), args.python),
+        "curation": lambda: curation(workdir, args.documents, args.seed),
+        "scale": lambda: scale(workdir, [int(size) for size in args.sizes.split(",")], args.seed),
+    }
+    for part in filter(None, args.parts.split(",")):
+        results[part] = {**_circumstances(), **parts[part]()}
+        kept.write_text(json.dumps(results, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
+    if args.markdown:
+        args.markdown.write_text(page.markdown(results), encoding="utf-8")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.curation", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--documents", type=int, default=100_000, metavar="N", help="documents of the corpus for fuzzy and curation")
+    parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-curation"), metavar="DIR")
+    parser.add_argument("--parts", default="fuzzy,curation", help="of fuzzy, curation and scale, with commas between; empty: only the page")
+    parser.add_argument("--peers", default="datatrove,text-dedup,rensa", help="packages to compare with; empty: none")
+    parser.add_argument("--python", default=sys.executable, help="the Python of the peers' environments (text-dedup needs 3.12)")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="rows of each corpus of scale")
+    parser.add_argument("--million", action="store_true", help="add scale to the parts")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page of all results so far")
+    args = parser.parse_args()
+    args.parts += ",scale" if args.million and "scale" not in args.parts else ""
+    for name, given, known in (
+        ("parts", args.parts, {"fuzzy", "curation", "scale"}),
+        ("peers", args.peers, {t.package for t in peers.PEERS}),
+    ):
+        if unknown := set(filter(None, given.split(","))) - known:
+            parser.error(f"--{name}: {', '.join(sorted(unknown))} is none of {', '.join(sorted(known))}")
+    return args
+
+
+def _wanted(names: str) -> list[peers.Tool]:
+    return [peers.TUNELINE, *(tool for tool in peers.PEERS if tool.package in names.split(","))]
+
+
+def _circumstances() -> dict[str, Any]:
+    """The command, the machine and the code that a part was measured with."""
+    git = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    models = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return {
+        "command": "python -m benchmarks.curation " + shlex.join(sys.argv[1:]),
+        "commit": git.stdout.strip(),
+        "python": platform.python_version(),
+        "processor": models[0] if models else platform.machine(),
+        "cores": os.cpu_count(),
+        "memory": psutil.virtual_memory().total,
+        "load": round(os.getloadavg()[1], 1),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+@functools.cache
+def _corpus(workdir: Path, documents: int, seed: int) -> corpus.Corpus:
+    print(f"a corpus of {documents:,} documents", flush=True)
+    return corpus.build(workdir / "corpora" / f"{documents}-{seed}.jsonl", documents, seed)
+
+
+def fuzzy(workdir: Path, documents: int, seed: int, tools: list[peers.Tool], python: str) -> dict[str, Any]:
+    """Every tool on one corpus: its cost, what it removed, and how right that was."""
+    made = _corpus(workdir, documents, seed)
+    pairs, similarity = corpus.true_pairs(corpus.texts(made.path), THRESHOLD)
+    truth = {"pairs": len(pairs), "surplus": scoring.surplus(pairs, documents), "high": int((similarity >= 0.8).sum())}
+    print(f"{truth['pairs']:,} true pairs", flush=True)
+    rows = []
+    for tool in tools:
+        row = {"name": tool.name, "version": tool.version, "bands": tool.bands, "flags": tool.flags}
+        try:
+            row |= _compared(tool, workdir, made, pairs, similarity, python)
+        except peers.PeerError as error:
+            row["error"] = str(error)
+        print(_line(row), flush=True)
+        rows.append(row)
+    return {"corpus": _described(made), "truth": truth, "tools": rows}
+
+
+def _compared(tool: peers.Tool, workdir: Path, made: corpus.Corpus, pairs: Any, similarity: Any, python: str) -> dict[str, Any]:
+    folder = workdir / "fuzzy" / tool.name.replace(",", "").replace(" ", "-")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    start = peers.interpreter(tool, workdir, python)
+    places = [str(made.path), str(folder)]
+    log = folder / "log.txt"
+    environment = {"HF_HOME": str(folder / "huggingface"), **tool.environment}
+    if tool.package == "tuneline":
+        environment["PYTHONPATH"] = str(ROOT)
+    cost = measure.run([*start, "run", *places], log, [folder], folder, environment)
+    if cost.returncode:
+        raise peers.PeerError(f"exit code {cost.returncode}: {_tail(log)}")
+    told = subprocess.run([*start, "removed", *places], capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    if told.returncode:
+        raise peers.PeerError(" ".join(told.stderr.split())[-400:])
+    result = scoring.score(json.loads(told.stdout), pairs, similarity, made.documents)
+    return {"cost": cost.as_dict(), "score": result.as_dict(), "installed": peers.installed(tool, workdir)}
+
+
+def _tail(log: Path) -> str:
+    return " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-400:]
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['name']}: {row['error']}"
+    return f"{row['name']}: {row['cost']['cpu']:.1f} CPU s, recall {row['score']['recall']:.3f}, precision {row['score']['precision']:.3f}"
+
+
+def _described(made: corpus.Corpus) -> dict[str, Any]:
+    return {"documents": made.documents, "characters": made.characters, "sha256": made.sha256}
+
+
+def curation(workdir: Path, documents: int, seed: int) -> dict[str, Any]:
+    """The whole stage through the command line: its cost with each set of settings, and where the time of the default goes."""
+    made = _corpus(workdir, documents, seed)
+    runs = [curated(workdir, made, name, settings) for name, settings in CURATIONS.items()]
+    return {"corpus": _described(made), "runs": runs, "profile": profile(workdir, made)}
+
+
+def curated(workdir: Path, made: corpus.Corpus, name: str, settings: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Curate a corpus and say what it took and what came of it. A failure is an error in the result."""
+    folder = workdir / "curation"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log, told = folder / "log.txt", folder / "result.json"
+    command = [sys.executable, "-P", "-m", "pipelines.cli", *_command(made, folder, settings)]
+    cost = measure.run(command, log, [folder], folder, {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}, told)
+    row: dict[str, Any] = {"name": name, "settings": list(settings), "documents": made.documents, "cost": cost.as_dict()}
+    if cost.returncode:
+        row["error"] = f"exit code {cost.returncode}: {told.read_text()[-400:]} {_tail(log)}"
+    else:
+        row["rows"] = json.loads(told.read_text())["rows"]
+        row["output"] = sum(path.stat().st_size for path in (folder / "dataset").rglob("*") if path.is_file())
+    print(f"curation, {name}, {made.documents:,} rows: {row.get('error') or f'{cost.cpu:.1f} CPU s'}", flush=True)
+    return row
+
+
+def _command(made: corpus.Corpus, folder: Path, settings: tuple[str, ...]) -> list[str]:
+    sets = [part for setting in settings for part in ("--set", setting)]
+    return ["curate", str(made.path), "-o", str(folder / "dataset"), "--workdir", str(folder / "workdir"), "--json", *sets]
+
+
+def profile(workdir: Path, made: corpus.Corpus) -> dict[str, float]:
+    """Seconds by module of the process that curates (cProfile, which slows it down); not those of its child processes."""
+    folder = workdir / "profile"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    told = folder / "profile.json"
+    command = [sys.executable, "-P", "-m", "benchmarks.profiled", str(told), "pipelines.cli", *_command(made, folder, ())]
+    measure.run(command, folder / "log.txt", [], folder, {"PYTHONPATH": str(ROOT)})
+    return dict(json.loads(told.read_text())) if told.exists() else {}
+
+
+def scale(workdir: Path, sizes: list[int], seed: int) -> dict[str, Any]:
+    """The default curation of ever more rows."""
+    rows = []
+    for size in sizes:
+        made = _corpus(workdir, size, seed)
+        rows.append(curated(workdir, made, "default") | {"input": made.path.stat().st_size})
+        made.path.unlink()
+    return {"runs": rows}
+
+
+if __name__ == "__main__":
+    main()

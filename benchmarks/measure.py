@@ -1,0 +1,131 @@
+"""What a command costs: CPU and wall seconds, memory and disk of all the processes it starts."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from components.common import process
+
+EVERY, SELDOM = 0.1, 1.0  # seconds between two looks at processes and memory; at shared memory and disk, which cost more to look at
+PATIENCE = 10  # seconds that what the command left behind may still run
+
+
+@dataclass
+class Cost:
+    """The cost of a command and of all its descendants.
+
+    cpu and wall are seconds. rss and pss are the peaks of the sums over all processes, in bytes: rss counts memory that processes share
+    once for each of them, pss once. disk is the most that the watched folders held beyond what they held before. parts are the CPU seconds
+    of each kind of process, as far as they were seen (a process that ends between two looks is missing here, not in cpu).
+    """
+
+    command: list[str]
+    cpu: float = 0.0
+    wall: float = 0.0
+    rss: int = 0
+    pss: int = 0
+    disk: int = 0
+    returncode: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(
+    command: list[str], log: Path, watched: list[Path], cwd: Path, environment: dict[str, str] | None = None, stdout: Path | None = None
+) -> Cost:
+    """Run a command to its end and return its cost. What it says goes to `log`, or its standard output to a file of its own. A failure is
+    told by the return code."""
+    process.adopt_orphans()  # so that what outlives its parent is still below this process, and counted
+    cost = Cost(command)
+    before, held, seen = _children_cpu(), sum(map(_size, watched)), dict[psutil.Process, tuple[str, float]]()
+    began = time.monotonic()
+    with log.open("wb") as file, (stdout or Path(os.devnull)).open("wb") as output:
+        spoken = output if stdout else file
+        child = subprocess.Popen(command, stdout=spoken, stderr=file, cwd=cwd, env=process.python_environment(**(environment or {})))
+        looked = 0.0
+        while child.poll() is None:
+            _look(cost, seen)
+            if time.monotonic() - looked > SELDOM:
+                looked = time.monotonic()
+                cost.pss = max(cost.pss, sum(_pss(p.pid) for p in seen if p.is_running()))
+                cost.disk = max(cost.disk, sum(map(_size, watched)) - held)
+            time.sleep(EVERY)
+        cost.wall, cost.returncode = time.monotonic() - began, child.returncode
+    _end(seen)
+    cost.disk = max(cost.disk, sum(map(_size, watched)) - held)
+    cost.cpu = max(_children_cpu() - before, sum(seconds for _, seconds in seen.values()))
+    cost.parts = _parts(seen)
+    return cost
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _look(cost: Cost, seen: dict[psutil.Process, tuple[str, float]]) -> None:
+    rss = 0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error, OSError), child.oneshot():
+            rss += child.memory_info().rss
+            times = child.cpu_times()
+            label = seen[child][0] if child in seen else _label(child.cmdline())
+            seen[child] = (label, times.user + times.system)
+    cost.rss = max(cost.rss, rss)
+
+
+def _label(command: list[str]) -> str:
+    """The module or program a process runs, without its paths."""
+    if "-m" in command[1:]:
+        return command[command.index("-m") + 1]
+    if "-c" in command[1:]:
+        return " ".join(command[command.index("-c") + 1].split())[:60]
+    return " ".join(Path(part).name for part in command[:2]) or "a process that just began"
+
+
+def _parts(seen: dict[psutil.Process, tuple[str, float]]) -> dict[str, float]:
+    parts: dict[str, float] = defaultdict(float)
+    for label, seconds in seen.values():
+        parts[label] += seconds
+    return {label: round(seconds, 2) for label, seconds in sorted(parts.items(), key=lambda part: -part[1])}
+
+
+def _pss(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(place) / name).lstat().st_blocks * 512
+    return total
+
+
+def _end(seen: dict[psutil.Process, tuple[str, float]]) -> None:
+    """Wait for what the command left behind, end what does not, and count it all."""
+    _, alive = psutil.wait_procs(list(seen), timeout=PATIENCE)
+    for left in alive:
+        with suppress(psutil.Error):
+            left.kill()
+    psutil.wait_procs(alive, timeout=PATIENCE)
+    for child in seen:
+        with suppress(ChildProcessError):
+            os.waitpid(child.pid, os.WNOHANG)

@@ -1,0 +1,205 @@
+"""The page of the results: docs/benchmarks-curation.md is what this writes, never edited by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+GIB, MIB = 1024**3, 1024**2
+FAR = (100_000_000, 1_000_000_000)  # rows that the slopes are drawn out to
+GOALS = {"datatrove": 10, "text-dedup": 5}  # times the CPU time of tuneline's that the peer is to take at least
+RECALL, PRECISION, SPEED, MEMORY = 0.97, 0.95, 2_000, 6 * GIB
+
+HEAD = """# Data curation, measured
+
+`benchmarks/curation.py` measures the data stage: its search for near duplicates beside that of its peers, the whole
+default curation, and what a million rows take. This page is written by it. CPU seconds are those of all processes
+that a command starts, from its start to its end, imports included; memory is the peak of the sum over these processes,
+looked at ten times a second.
+"""
+
+CORPUS = """## The corpus
+
+{documents:,} documents of {mean:.0f} characters on average, built by the benchmark from sentences that every machine
+with Python has: the standard library's documentation strings and the language reference. Each sentence is the front of
+one spliced to the back of another, so that documents resemble each other only where one was made from the other.
+{near:.0%} are edited copies: words replaced, removed and put in, sentences replaced, until the similarity is 0.50, 0.55, …
+or 0.95, equally often; {equal:.0%} are equal to another, and {rewritten:.0%} differ in case and white space. All stand in a
+random order. The same Python gives the same bytes; sha256 `{sha256}`.
+
+Similarity is the Jaccard similarity of the sets of word 5-grams, words being lower-case runs of letters, digits and
+underscores. All pairs of the corpus from 0.7 on were found exactly, by comparing sets and not signatures: {pairs:,} true
+pairs, {high:,} of them from 0.8 on. Of the documents they join, over any number of steps, keeping one each would remove
+{surplus:,}.
+"""
+
+MEASURES = """- **recall**: of the true pairs, the share that no longer stand together, because at least one of the two was removed;
+  also of the pairs from 0.8 on
+- **precision**: of the removed documents, the share that are in a true pair
+- **far**: of the removed documents, the share with no true partner among those that stay. Where a is like b and b like
+  c, most tools let c go for a; tuneline removes a row only for one that stays and is itself similar
+
+All read the same JSONL file, with word 5-grams and 128 permutations. Each splits words its own way, so part of a peer's
+distance from 1 is a different idea of a word, not an error.
+"""
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The page of the parts that there are."""
+    writers = {"fuzzy": _fuzzy, "curation": _curation, "scale": _scale}
+    return "\n".join([HEAD, *(write(results[part]) for part, write in writers.items() if part in results)]).rstrip() + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]) + "\n"
+
+
+def _command(part: dict[str, Any]) -> str:
+    machine = f"{part['processor']}, {part['cores']} cores, {part['memory'] / GIB:.0f} GiB, Python {part['python']}"
+    return f"```text\n{part['command']}\n```\n\nMeasured at commit `{part['commit']}` on {machine}; load {part['load']} at the start.\n"
+
+
+def _fuzzy(part: dict[str, Any]) -> str:
+    from benchmarks import corpus
+
+    made, truth = part["corpus"], part["truth"]
+    described = CORPUS.format(
+        **made, **truth, mean=made["characters"] / made["documents"], near=corpus.NEAR, equal=corpus.EQUAL, rewritten=corpus.REWRITTEN
+    )
+    ours = next((tool["cost"]["cpu"] for tool in part["tools"] if tool["name"].startswith("tuneline") and "cost" in tool), None)
+    head = ["", "CPU s", "× ours", "wall s", "peak memory", "removed", "recall", "from 0.8", "precision", "far"]
+    measured = [tool for tool in part["tools"] if "cost" in tool]
+    table = _table(head, [_tool(tool, ours) for tool in measured])
+    settings = _table(
+        ["", "version", "bands × rows", "settings"], [[t["name"], t["version"], t["bands"], t["flags"]] for t in part["tools"]]
+    )
+    failed = "".join(f"\n**{tool['name']}** was not measured: {tool['error']}\n" for tool in part["tools"] if "error" in tool)
+    return "\n".join(
+        [described, "## Near duplicates, beside the peers\n", _command(part), table + failed, MEASURES, settings, _goals(part, ours)]
+    )
+
+
+def _tool(tool: dict[str, Any], ours: float | None) -> list[str]:
+    cost, score = tool["cost"], tool["score"]
+    times = f"{cost['cpu'] / ours:.1f}" if ours else ""
+    shares = [f"{score[name]:.3f}" for name in ("recall", "recall_high", "precision", "far")]
+    return [
+        tool["name"],
+        f"{cost['cpu']:.1f}",
+        times,
+        f"{cost['wall']:.1f}",
+        f"{cost['rss'] / MIB:,.0f} MiB",
+        f"{score['removed']:,}",
+        *shares,
+    ]
+
+
+def _goals(part: dict[str, Any], ours: float | None) -> str:
+    """Each goal and whether it was met, in so many words."""
+    lines = []
+    for tool in part["tools"]:
+        if "cost" not in tool:
+            continue
+        if tool["name"].startswith("tuneline"):
+            for name, goal in (("recall", RECALL), ("precision", PRECISION)):
+                lines.append(f"- {name} of at least {goal}: {_met(tool['score'][name] >= goal)} ({tool['score'][name]:.3f})")
+        elif ours and tool["name"] in GOALS:
+            times = tool["cost"]["cpu"] / ours
+            lines.append(
+                f"- at most 1/{GOALS[tool['name']]} of {tool['name']}'s CPU time: {_met(times >= GOALS[tool['name']])} (1/{times:.1f})"
+            )
+    return "Goals:\n\n" + "\n".join(lines) + "\n"
+
+
+def _met(yes: bool) -> str:
+    return "met" if yes else "**missed**"
+
+
+def _curation(part: dict[str, Any]) -> str:
+    head = ["settings", "CPU s", "documents a CPU second", "wall s", "peak memory", "kept", "dropped and quarantined"]
+    table = _table(head, [_run(run) for run in part["runs"]])
+    made = part["corpus"]
+    mean = made["characters"] / made["documents"]
+    text = f"{made['documents']:,} documents of the same kind, {mean:.0f} characters each, from JSONL to the dataset's files.\n"
+    goals = [
+        f"Goal for the default: {SPEED:,} documents a CPU second: {_met(made['documents'] / run['cost']['cpu'] >= SPEED)}.\n"
+        for run in part["runs"][:1]
+        if "rows" in run
+    ]
+    return "\n".join(["## The whole curation\n", _command(part), text, table, *goals, _profile(part)])
+
+
+def _run(run: dict[str, Any]) -> list[str]:
+    cost = run["cost"]
+    name = " ".join([run["name"], *(f"(`{setting}`)" for setting in run["settings"])])
+    if "error" in run:
+        return [name, f"failed: {run['error']}", "", "", "", "", ""]
+    rows = run["rows"]
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in rows["rejected"].items())
+    speed = f"{rows['in'] / cost['cpu']:,.0f}"
+    return [
+        *(name, f"{cost['cpu']:.1f}", speed, f"{cost['wall']:.1f}", f"{cost['pss'] / MIB:,.0f} MiB", f"{rows['kept']:,}"),
+        f"{dropped or 'none'}; {rows['quarantined']:,} quarantined",
+    ]
+
+
+def _profile(part: dict[str, Any]) -> str:
+    """CPU seconds by process, and by module."""
+    texts = []
+    if parts := part["runs"][0]["cost"]["parts"]:
+        texts.append("CPU seconds of the default by process, as far as they were seen:\n")
+        texts.append(_table(["process", "CPU s"], [[f"`{name}`", f"{seconds:.1f}"] for name, seconds in parts.items() if seconds >= 0.1]))
+    if profile := part["profile"]:
+        whole = sum(profile.values())
+        texts.append("And by module, under cProfile, a library's time counted where it was called from:\n")
+        rows = [[f"`{name}`", f"{seconds:.1f}", f"{seconds / whole:.0%}"] for name, seconds in profile.items() if seconds >= whole / 200]
+        texts.append(_table(["module", "s", "share"], rows))
+    return "\n".join(texts)
+
+
+def _scale(part: dict[str, Any]) -> str:
+    head = ["rows", "input", "CPU s", "rows a CPU second", "wall s", "peak memory (PSS)", "sum of RSS", "most disk", "dataset", "kept"]
+    done = [run for run in part["runs"] if "rows" in run]
+    table = _table(head, [_sized(run) for run in done])
+    failed = "".join(f"\n{run['documents']:,} rows failed: {run['error']}\n" for run in part["runs"] if "error" in run)
+    goal = "".join(
+        f"\nGoal: a million rows within {MEMORY / GIB:.0f} GiB: {_met(run['cost']['pss'] <= MEMORY)}.\n"
+        for run in done
+        if run["documents"] == 1_000_000
+    )
+    return "\n".join(["## A million rows, and what follows for more\n", _command(part), table + failed + goal, _slopes(done)])
+
+
+def _sized(run: dict[str, Any]) -> list[str]:
+    cost, rows = run["cost"], run["rows"]
+    return [
+        *(
+            f"{rows['in']:,}",
+            f"{run['input'] / MIB:,.0f} MiB",
+            f"{cost['cpu']:.0f}",
+            f"{rows['in'] / cost['cpu']:,.0f}",
+            f"{cost['wall']:.0f}",
+        ),
+        *(f"{cost[name] / MIB:,.0f} MiB" for name in ("pss", "rss", "disk")),
+        *(f"{run['output'] / MIB:,.0f} MiB", f"{rows['kept']:,}"),
+    ]
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Slope and intercept of the line with the least squares through points."""
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return slope, mean_y - slope * mean_x
+
+
+def _slopes(runs: list[dict[str, Any]]) -> str:
+    if len({run["documents"] for run in runs}) < 2:
+        return "One size alone gives no slope.\n"
+    rows = []
+    for name, key, unit, factor in (("memory", "pss", "GiB", GIB), ("disk at most", "disk", "GiB", GIB), ("CPU", "cpu", "h", 3600)):
+        slope, start = line([(run["documents"], run["cost"][key]) for run in runs])
+        each = f"{slope * 1e6:.0f} µs" if key == "cpu" else f"{slope:,.0f} bytes"
+        begin = f"{start:.0f} s" if key == "cpu" else f"{start / MIB:,.0f} MiB"
+        rows.append([name, begin, each, *(f"{(start + slope * far) / factor:,.0f} {unit}" for far in FAR)])
+    table = _table(["", "at the start", "a row", *(f"at {far:,} rows" for far in FAR)], rows)
+    return "Lines through these sizes, and where they lead if nothing bends:\n\n" + table
