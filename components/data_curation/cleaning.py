@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
 from typing import Any
 
+from components.data_curation import characters, instructions, language, quality
 from components.data_curation.config import DataCurationConfig
+from components.data_curation.drops import Drop
 from components.data_curation.rows import Row
 
-# Control characters other than tab and line feed, and the byte-order mark: never meant, and some tokenizers stumble over them.
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
-TRAILING = re.compile(r"[^\S\n]+$", re.MULTILINE)
+__all__ = ["Drop", "clean", "drop", "normalise"]
+
 BLANKS = re.compile(r"\n{4,}")
 
 
-@dataclass(frozen=True)
-class Drop:
-    """Why a row is not kept."""
-
-    reason: str
-    detail: str
-
-
 def normalise(text: str) -> str:
-    """NFC; line feeds only; no trailing spaces, no control characters, at most two blank lines in a row. Indentation stays."""
-    text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
-    text = TRAILING.sub("", CONTROL.sub("", text))
-    return BLANKS.sub("\n\n\n", text).strip("\n")
+    """The text as it was meant: encoding repaired, NFC, line feeds, plain spaces, no invisible characters but where a script needs them.
+
+    No trailing spaces, at most two blank lines in a row, none at either end. Indentation, quotes and everything else stay. A normal text
+    stays as it is.
+    """
+    while (normal := _normalised(text)) != text:  # what is taken away can bring together what is to be repaired or composed
+        text = normal
+    return text
+
+
+def _normalised(text: str) -> str:
+    if text.isascii():
+        return _lines(characters.replaced(text) if characters.UNUSUAL_ASCII.search(text) else text)
+    text = characters.repaired(text)
+    if characters.UNUSUAL.search(text):
+        text = characters.replaced(text)
+    return _lines(unicodedata.normalize("NFC", text))
+
+
+def _lines(text: str) -> str:
+    if " \n" in text or "\t\n" in text or text[-1:] in " \t":
+        text = "\n".join(line.rstrip(" \t") for line in text.split("\n"))
+    if "\n\n\n\n" in text:
+        text = BLANKS.sub("\n\n\n", text)
+    return text.strip("\n")
 
 
 def clean(row: Row) -> None:
@@ -42,9 +55,27 @@ def _cleaned(value: Any) -> Any:
     return normalise(value) if isinstance(value, str) else value
 
 
-def drop(row: Row, config: DataCurationConfig) -> Drop | None:
-    """Why the filters drop a clean row, or None."""
-    return _prompt_drop(row, config) or _answer_drop(row, config) or _length_drop(row, config)
+def drop(row: Row, config: DataCurationConfig, language: tuple[str, float] | None = None) -> Drop | None:
+    """Why the filters drop a clean row, or None. `language` is what language.of(row) said, where that is known already.
+
+    In this order, and the first reason counts: nothing said, too short or too long; faults of a conversation; the language; the
+    heuristics for web text, which cost most.
+    """
+    return (
+        _prompt_drop(row, config)
+        or _answer_drop(row, config)
+        or _length_drop(row, config)
+        or instructions.drop(row, config.instructions)
+        or _text_drop(row, config, language)
+    )
+
+
+def _text_drop(row: Row, config: DataCurationConfig, known: tuple[str, float] | None) -> Drop | None:
+    judged = quality.applies(row, config.quality)
+    if not judged and not config.language.keep:
+        return None
+    found = known or language.of(row)
+    return language.judge(found, config.language) or (quality.drop(row.text(), config.quality, found[0]) if judged else None)
 
 
 def _prompt_drop(row: Row, config: DataCurationConfig) -> Drop | None:
