@@ -25,8 +25,7 @@ NEVER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u180e\u2060-\u2064\u206a-\
 JOINING = r"\u0600-\u08ff\u0900-\u0dff\u0f00-\u109f\u1700-\u18af\u1900-\u1cff\ua800-\uabff\ufb50-\ufdff\ufe70-\ufefc\U00010a00-\U00011fff"
 EMOJI = r"\u00a9\u00ae\u203c-\u3299\U0001f000-\U0001faff"
 JOINERS = re.compile(
-    rf"(?<![{JOINING}])\u200c|\u200c(?![{JOINING}])"
-    rf"|(?<![{JOINING}{EMOJI}\ufe0f\U000e007f])\u200d|(?<=[{EMOJI}\ufe0f\U000e007f])\u200d(?![{EMOJI}])"
+    rf"(?<![{JOINING}])\u200c|(?<![{JOINING}{EMOJI}\ufe0f\U000e007f])\u200d|(?<=[{EMOJI}\ufe0f\U000e007f])\u200d(?![{EMOJI}])"
 )
 # A zero-width space says where a line may break in scripts that write no spaces; elsewhere it is debris.
 UNSPACED = r"\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua980-\ua9df"

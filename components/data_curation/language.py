@@ -39,14 +39,12 @@ def identify(text: str) -> tuple[str, float]:
 
 
 def of(row: Row) -> tuple[str, float]:
-    """The language of a row: of a text its own; of a conversation that of the last question with the answer to it.
+    """The language of a row: of a text its own; of a conversation that of how the question and the answer begin.
 
     Both count, so a translation, which has two languages, is rarely identified with confidence.
     """
-    answers = row.answers()
-    if row.kind == "text":
-        return identify(answers[0])
-    return identify(f"{row.prompt()[-SAMPLE // 2 :]}\n{answers[-1] if answers else ''}")
+    answer = next(iter(row.answers()), "")
+    return identify(answer if row.kind == "text" else f"{row.prompt()[: SAMPLE // 2]}\n{answer}")
 
 
 def drop(text: str, config: LanguageConfig) -> Drop | None:

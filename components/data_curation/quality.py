@@ -24,6 +24,8 @@ ELLIPSES = ("...", "…")
 ENDS = (".", "!", "?", '"', "'", "”", "’", "»", "…", "。", "！", "？", "।", "؟", "۔", "։", "።", "။", "។", "」", "』")
 TERMINAL = (".", "!", "?", '"', "”")
 SENTENCE_END = re.compile(r"[.!?…](?=[\"'”’»)\]]*(?:\s|\Z))|[。！？।؟۔።။]")
+SEVERAL = 2  # lines from which a share of lines says something: a whole article in one line is no page of menus
+DENSE = 3  # Latin characters that say as much as one of a script without spaces, about
 POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 CURLY = re.compile(r"[{}]")
 LETTER = re.compile(r"[^\W\d_]")
@@ -144,7 +146,7 @@ def _alphabetic_words(m: Measured, c: QualityConfig) -> str | None:
 
 
 def _stop_words(m: Measured, c: QualityConfig) -> str | None:
-    if m.language not in ("en", "und"):
+    if m.language != "en":
         return None
     found = len(STOP_WORDS.intersection(m.text.lower().split()))
     return f"{found} of the 8 stop words, {c.min_stop_words} wanted" if found < c.min_stop_words else None
@@ -246,10 +248,9 @@ def _c4_keeps(line: str, m: Measured, c: QualityConfig) -> bool:
 
 def _punctuated_lines(m: Measured, c: QualityConfig) -> str | None:
     count = sum(line.endswith(ENDS) for line in m.lines)
-    if m.lines and count > c.min_punctuated_lines * len(m.lines):
+    if len(m.lines) < SEVERAL or count > c.min_punctuated_lines * len(m.lines):
         return None
-    share = count / len(m.lines) if m.lines else 0.0
-    return f"lines that end with punctuation: {share:.3f}, more than {c.min_punctuated_lines:g} wanted"
+    return f"lines that end with punctuation: {count / len(m.lines):.3f}, more than {c.min_punctuated_lines:g} wanted"
 
 
 def _repeated_line_characters(m: Measured, c: QualityConfig) -> str | None:
@@ -260,10 +261,11 @@ def _repeated_line_characters(m: Measured, c: QualityConfig) -> str | None:
 
 
 def _short_lines(m: Measured, c: QualityConfig) -> str | None:
-    count = sum(len(line) < c.short_line_characters for line in m.lines)
-    if not m.lines or count < c.max_short_lines * len(m.lines):
+    shortest = c.short_line_characters if m.spaced else c.short_line_characters // DENSE
+    count = sum(len(line) < shortest for line in m.lines)
+    if len(m.lines) < SEVERAL or count < c.max_short_lines * len(m.lines):
         return None
-    return f"lines shorter than {c.short_line_characters} characters: {count / len(m.lines):.3f}, less than {c.max_short_lines:g} wanted"
+    return f"lines shorter than {shortest} characters: {count / len(m.lines):.3f}, less than {c.max_short_lines:g} wanted"
 
 
 # By switch: the reason and its rule, the cheap and telling ones of a family first.
