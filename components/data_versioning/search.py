@@ -38,12 +38,16 @@ class Query:
 
 @dataclass
 class Places:
-    """Where a dataset holds it: rows of a split, rows among the rejected, or lines that could not be read."""
+    """Where a dataset holds it: rows of a split, rows among the rejected, or lines that could not be read.
+
+    `sources` are what these were read from; `at` says file and line, of what was rejected or not readable.
+    """
 
     table: str
     rows: int = 0
     ids: list[str] = field(default_factory=list)
-    at: list[str] = field(default_factory=list)  # file:line, of what was rejected or not readable
+    sources: list[str] = field(default_factory=list)
+    at: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -97,7 +101,7 @@ def every(place: Place) -> list[Place]:
 
 
 def within(query: Query, dataset: Artifact) -> list[dict[str, Any]]:
-    """Where a dataset holds it: [{"table", "rows", "ids", "at"}], a table being a split, `rejected` or `quarantine`."""
+    """Where a dataset holds it: [{"table", "rows", "ids", "sources", "at"}], a table being a split, `rejected` or `quarantine`."""
     matches = MATCHES[query.by](query.value)
     found = [_table(dataset, name, matches) for name in [*rows.splits(dataset), rows.REJECTED]]
     found.append(_quarantine(dataset, matches))
@@ -105,13 +109,15 @@ def within(query: Query, dataset: Artifact) -> list[dict[str, Any]]:
 
 
 def _table(dataset: Artifact, name: str, matches: Callable[[dict[str, Any]], bool]) -> Places:
-    places = Places(name)
+    places, sources = Places(name), set[str]()
     for row in rows.rows(dataset, name):
         if matches(row):
             places.rows += 1
             places.ids.append(row["id"])
+            sources.add(row.get("source") or "")
             if name == rows.REJECTED:
                 places.at.append(f"{row.get('source')}:{row.get('line')} ({row.get('reason')})")
+    places.sources = sorted(sources - {""})
     return places
 
 
@@ -121,6 +127,7 @@ def _quarantine(dataset: Artifact, matches: Callable[[dict[str, Any]], bool]) ->
         if matches({"source": line.get("file"), "why": line.get("why")}):
             places.rows += 1
             places.at.append(f"{line.get('file')}:{line.get('line')}")
+            places.sources = sorted({*places.sources, str(line.get("file"))})
     return places
 
 

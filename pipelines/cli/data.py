@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from components.common.errors import UsageError
 from pipelines.cli.app import (
     HERE,
     AsJson,
@@ -15,6 +17,7 @@ from pipelines.cli.app import (
     Output,
     Overwrite,
     Sets,
+    TrackingUri,
     WorkdirOption,
     alone,
     data_app,
@@ -23,10 +26,17 @@ from pipelines.cli.app import (
     show,
 )
 
+if TYPE_CHECKING:
+    from components.data_versioning.search import By, Query
+
+Revision = Annotated[str, typer.Argument(help="A tag or a commit of the data repository.")]
+
 
 @data_app.command("publish")
 def data_publish(
     dataset: Annotated[Path, typer.Argument(help="A curated dataset's folder.")],
+    message: Annotated[str, typer.Option("-m", "--message", help="What is new in it: kept in the commit and its tags.")] = "",
+    tag: Annotated[str, typer.Option("--tag", help="A tag of your own for this revision, such as release-2026-11.")] = "",
     config: Config = None,
     sets: Sets = [],  # noqa: B006
     workdir: WorkdirOption = HERE,
@@ -38,16 +48,17 @@ def data_publish(
     from components.common import artifacts
     from components.data_versioning.stage import publish
 
-    version = publish(artifacts.read(dataset, "dataset"), customization.data_versioning, workdir=work.root, reporter=reporter)
+    found = artifacts.read(dataset, "dataset")
+    version = publish(found, customization.data_versioning, workdir=work.root, reporter=reporter, message=message, tag=tag)
     finish(reporter)
-    show(
-        version.model_dump(), as_json, [f"{version.tag} ({version.rev[:12]}) {'published' if version.created else 'was published already'}"]
-    )
+    also = f", tagged {tag}" if tag else ""
+    done = "published" if version.created else "was published already"
+    show(version.model_dump(), as_json, [f"{version.tag} ({version.rev[:12]}) {done}{also}"])
 
 
 @data_app.command("fetch")
 def data_fetch(
-    revision: Annotated[str, typer.Argument(help="A tag or a commit of the data repository.")],
+    revision: Revision,
     output: Output,
     config: Config = None,
     sets: Sets = [],  # noqa: B006
@@ -74,16 +85,15 @@ def data_list(
 ) -> None:
     """List the published revisions."""
     customization = load_config(config, sets)
-    from components.data_versioning.stage import versions
+    from components.data_versioning.stage import entries
 
-    found = versions(customization.data_versioning, workdir=workdir.absolute())
-    lines = [f"{v.tag}  {v.rev[:12]}  {v.content_sha256[:12]}" for v in found]
-    show({"versions": [v.model_dump() for v in found]}, as_json, lines or ["nothing is published yet"])
+    found = entries(customization.data_versioning, workdir=workdir.absolute())
+    show({"versions": [v.model_dump() for v in found]}, as_json, _lines(as_json, "listed", found))
 
 
 @data_app.command("show")
 def data_show(
-    revision: Annotated[str, typer.Argument(help="A tag or a commit of the data repository.")],
+    revision: Revision,
     config: Config = None,
     sets: Sets = [],  # noqa: B006
     workdir: WorkdirOption = HERE,
@@ -94,7 +104,7 @@ def data_show(
     from components.data_versioning import stage
 
     found = stage.show(revision, customization.data_versioning, workdir=workdir.absolute())
-    show(found, as_json, [json.dumps(found, indent=2, default=str)])
+    show(found, as_json, _lines(as_json, "shown", found))
 
 
 @data_app.command("diff")
@@ -106,11 +116,61 @@ def data_diff(
     workdir: WorkdirOption = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two revisions row by row."""
+    """Compare two revisions row by row: added, removed, changed, moved between splits, and dropped by reason."""
     customization = load_config(config, sets)
     reporter, work = alone("data", as_json, workdir)
     from components.data_versioning.stage import diff
 
     found = diff(before, after, customization.data_versioning, workdir=work.root, reporter=reporter)
     finish(reporter)
-    show(found, as_json, [json.dumps(found, indent=2, default=str)])
+    show(found, as_json, _lines(as_json, "compared", found))
+
+
+@data_app.command("find")
+def data_find(
+    row: Annotated[str, typer.Option("--row", help="A row's id.")] = "",
+    text: Annotated[
+        str, typer.Option("--text", help="Text that a row holds, in any case and spacing; - reads it from standard input.")
+    ] = "",
+    source: Annotated[str, typer.Option("--source", help="A source, or a file's name, that rows were read from.")] = "",
+    config: Config = None,
+    sets: Sets = [],  # noqa: B006
+    tracking_uri: TrackingUri = "",
+    workdir: WorkdirOption = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Find a row in every revision, and the models and packages that came of it. Exit 1 where not everything could be searched."""
+    query = _query(row, text, source)
+    customization = load_config(config, sets)
+    reporter, work = alone("data", as_json, workdir, tracking_uri)
+    os.environ["MLFLOW_TRACKING_URI"] = work.tracking_uri
+    from pipelines import erasure
+
+    found = erasure.find(query, work, customization.data_versioning, reporter)
+    finish(reporter)
+    show(found.as_dict(), as_json, _lines(as_json, "found", found))
+    if not found.complete:
+        raise typer.Exit(1)
+
+
+def _query(row: str, text: str, source: str) -> Query:
+    """What is looked for: one of the three."""
+    from components.data_versioning.search import Query
+
+    options: list[tuple[By, str]] = [("row", row), ("text", text), ("source", source)]
+    given = [(by, value) for by, value in options if value]
+    if len(given) != 1:
+        raise UsageError(
+            "one of --row, --text and --source says what to look for", hint="For example: tuneline data find --row 3f5a0c19d2e84b76"
+        )
+    by, value = given[0]
+    return Query(by, sys.stdin.read() if (by, value) == ("text", "-") else value)
+
+
+def _lines(as_json: bool, name: str, found: object) -> list[str]:
+    """A result as a person reads it."""
+    if as_json:
+        return []
+    from pipelines import tables
+
+    return tables.PAGES[name](found)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -8,9 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.common import artifacts
-from components.common.artifacts import Artifact
+from components.common.artifacts import Artifact, Input
 
 MakeDataset = Callable[..., Artifact]
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+ROWS = pa.schema([("id", pa.string()), ("messages", MESSAGES), ("source", pa.string()), ("meta", pa.string())])
+DROPPED = pa.schema([("id", pa.string()), ("source", pa.string()), ("line", pa.int64()), ("reason", pa.string()), ("text", pa.string())])
 
 
 @pytest.fixture
@@ -27,5 +32,39 @@ def make_dataset(tmp_path: Path) -> MakeDataset:
         (folder / "report.html").write_text(report)
         payload = [f"{split}.parquet" for split in splits]
         return artifacts.publish(folder, "dataset", payload=payload, inputs=[], config={}, seed=1, key=name, summary={"rows": 3})
+
+    return make
+
+
+MakeCurated = Callable[..., Artifact]
+
+
+@pytest.fixture
+def make_curated(tmp_path: Path) -> MakeCurated:
+    """A dataset as curation writes it: rows by split as (id, text), rejected ones as (id, file, line, reason, text), unreadable lines."""
+
+    def make(
+        name: str, splits: Mapping[str, Sequence[tuple[str, str]]], rejected: Sequence[tuple[str, str, int, str, str]] = (), unread: int = 0
+    ) -> Artifact:
+        folder = tmp_path / "curated" / name
+        assert artifacts.begin(folder, name) is None
+        for split, rows in splits.items():
+            records = [
+                {"id": i, "messages": [{"role": "user", "content": said}], "source": "letters", "meta": json.dumps({"by": f"clerk {i}"})}
+                for i, said in rows
+            ]
+            pq.write_table(pa.Table.from_pylist(records, schema=ROWS), folder / f"{split}.parquet", compression="zstd")
+        dropped = [dict(zip(("id", "source", "line", "reason", "text"), one, strict=True)) for one in rejected]
+        pq.write_table(pa.Table.from_pylist(dropped, schema=DROPPED), folder / "rejected.parquet")
+        lines = [json.dumps({"file": "torn.jsonl", "line": n, "why": "not JSON"}) + "\n" for n in range(unread)]
+        (folder / "quarantine.jsonl").write_text("".join(lines))
+        sizes = {split: len(rows) for split, rows in splits.items()}
+        reasons = Counter(one[3] for one in rejected)
+        kept = sum(sizes.values())
+        counts = {"in": kept + len(rejected) + unread, "kept": kept, "quarantined": unread, "rejected": dict(reasons)}
+        payload = [f"{split}.parquet" for split in splits] + ["rejected.parquet", "quarantine.jsonl"]
+        raw = [Input(kind="raw", content_sha256="4a" * 32, uri="letters.jsonl")]
+        summary = {"rows": counts, "splits": sizes}
+        return artifacts.publish(folder, "dataset", payload=payload, inputs=raw, config={}, seed=1, key=name, summary=summary)
 
     return make
