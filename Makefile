@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: run test stress lint ui clean help
+.PHONY: run test stress bench-curation lint ui clean help
 
 help: ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -31,6 +31,9 @@ test: lint ## Lint, types, import directions, and every test that PyPI alone can
 
 stress: $(VENV)/.ready ## Kill a whole run at 30 random moments, and compare what it comes to (half an hour)
 	@$(BIN)/python -m pytest -s -m stress tests/stress $(ARGS)
+
+bench-curation: $(VENV)/.ready ## Data curation beside its peers, and of a million rows (an hour); writes docs/benchmarks-curation.md
+	@$(BIN)/python -P -m benchmarks.curation --workdir $(WORKDIR)/benchmark-curation --million --markdown docs/benchmarks-curation.md $(ARGS)
 
 lint: $(VENV)/.ready ## ruff, mypy and import-linter
 	@$(BIN)/ruff check .

@@ -112,7 +112,7 @@ def texts(path: Path) -> list[str]:
 def _document(pool: Sequence[list[str]], rng: random.Random) -> str:
     length = rng.uniform(0.8, 1.2) * CHARACTERS
     parts: list[str] = []
-    while sum(map(len, parts)) + len(parts) < length - 40:  # half a sentence
+    while sum(map(len, parts)) + len(parts) < length - 60:  # half a sentence and what the last one overshoots
         parts.append(" ".join(_spliced(pool, rng)))
     return " ".join(parts)
 

@@ -1,6 +1,6 @@
 """Data curation, measured: near-duplicate search beside its peers, the default curation end to end, and what a million rows take.
 
-    python -m benchmarks.curation --documents 100000 --workdir DIR [--peers datatrove,text-dedup,rensa] [--python python3.12]
+    python -m benchmarks.curation --documents 100000 --workdir DIR [--peers datatrove,text-dedup,rensa]
     python -m benchmarks.curation --workdir DIR --parts scale --sizes 50000,100000,200000,400000,1000000
 
 Everything lands in --workdir: the peers' environments, the corpora, the outputs, and results.json, to which every run adds its parts;
@@ -59,7 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-curation"), metavar="DIR")
     parser.add_argument("--parts", default="fuzzy,curation", help="of fuzzy, curation and scale, with commas between; empty: only the page")
     parser.add_argument("--peers", default="datatrove,text-dedup,rensa", help="packages to compare with; empty: none")
-    parser.add_argument("--python", default=sys.executable, help="the Python of the peers' environments (text-dedup needs 3.12)")
+    parser.add_argument("--python", default=sys.executable, help="the Python of the peers' environments")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="rows of each corpus of scale")
     parser.add_argument("--million", action="store_true", help="add scale to the parts")
     parser.add_argument("--seed", type=int, default=1)
@@ -85,7 +85,7 @@ def _circumstances() -> dict[str, Any]:
     git = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     models = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {
-        "command": "python -m benchmarks.curation " + shlex.join(sys.argv[1:]),
+        "command": "python -m benchmarks.curation " + shlex.join(_anywhere(sys.argv[1:])),
         "commit": git.stdout.strip(),
         "python": platform.python_version(),
         "processor": models[0] if models else platform.machine(),
@@ -93,6 +93,13 @@ def _circumstances() -> dict[str, Any]:
         "memory": psutil.virtual_memory().total,
         "load": round(os.getloadavg()[1], 1),
     }
+
+
+def _anywhere(arguments: list[str]) -> list[str]:
+    """The arguments as one would give them elsewhere: without the folders of this machine."""
+    names = {"--workdir": "DIR", "--json": "FILE"}
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [names.get(option) or (Path(given).name if given.startswith("/") else given) for option, given in pairs]
 
 
 def _lines(path: str) -> list[str]:

@@ -26,7 +26,8 @@ class Cost:
 
     cpu and wall are seconds. rss and pss are the peaks of the sums over all processes, in bytes: rss counts memory that processes share
     once for each of them, pss once. disk is the most that the watched folders held beyond what they held before. parts are the CPU seconds
-    of each kind of process, as far as they were seen (a process that ends between two looks is missing here, not in cpu).
+    of each kind of process, as far as they were seen (a process that ends between two looks is missing here, not in cpu), and memory is the
+    peak of each kind's rss.
     """
 
     command: list[str]
@@ -37,6 +38,7 @@ class Cost:
     disk: int = 0
     returncode: int = 0
     parts: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,14 +78,14 @@ def _children_cpu() -> float:
 
 
 def _look(cost: Cost, seen: dict[psutil.Process, tuple[str, float]]) -> None:
-    rss = 0
+    rss: dict[str, int] = defaultdict(int)
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, OSError), child.oneshot():
-            rss += child.memory_info().rss
-            times = child.cpu_times()
-            label = seen[child][0] if child in seen else _label(child.cmdline())
+            times, label = child.cpu_times(), _label(child.cmdline())
+            rss[label] += child.memory_info().rss
             seen[child] = (label, times.user + times.system)
-    cost.rss = max(cost.rss, rss)
+    cost.rss = max(cost.rss, sum(rss.values()))
+    cost.memory.update({label: max(held, cost.memory.get(label, 0)) for label, held in rss.items()})
 
 
 def _label(command: list[str]) -> str:

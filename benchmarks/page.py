@@ -15,7 +15,7 @@ HEAD = """# Data curation, measured
 `benchmarks/curation.py` measures the data stage: its search for near duplicates beside that of its peers, the whole
 default curation, and what a million rows take. This page is written by it. CPU seconds are those of all processes
 that a command starts, from its start to its end, imports included; memory is the peak of the sum over these processes,
-looked at ten times a second.
+looked at ten times a second. `make bench-curation` does all of it in about an hour.
 """
 
 CORPUS = """## The corpus
@@ -41,6 +41,20 @@ MEASURES = """- **recall**: of the true pairs, the share that no longer stand to
 
 All read the same JSONL file, with word 5-grams and 128 permutations. Each splits words its own way, so part of a peer's
 distance from 1 is a different idea of a word, not an error.
+"""
+
+
+MACHINES = (24, 64, 512)  # GiB
+CORES = 64
+ENTRY = 16  # bytes: a 64-bit bucket and a 64-bit row
+
+ASKED = """What that asks for:
+
+- one machine, by the line of its memory: {fits}. Beyond, the rows must be divided among machines: `data_curation.engine: ray`
+- processor time divides by cores, since rows are worked on in chunks that know nothing of each other: {cores} cores take {hours}
+- what does not divide by rows is the comparison. Every row gives {count} entries of a bucket and a row, {entry} bytes each,
+  which are brought together by bucket: {bands} that Ray's workers exchange and spill to their disks
+- the groups of similar rows are joined in one place, by pairs of rows; they grow with the duplicates that there are, not with the rows
 """
 
 
@@ -202,4 +216,27 @@ def _slopes(runs: list[dict[str, Any]]) -> str:
         begin = f"{start:.0f} s" if key == "cpu" else f"{start / MIB:,.0f} MiB"
         rows.append([name, begin, each, *(f"{(start + slope * far) / factor:,.0f} {unit}" for far in FAR)])
     table = _table(["", "at the start", "a row", *(f"at {far:,} rows" for far in FAR)], rows)
-    return "Lines through these sizes, and where they lead if nothing bends:\n\n" + table
+    return "Lines through these sizes, and where they lead if nothing bends:\n\n" + table + "\n" + _grown(runs) + "\n" + _asked(runs)
+
+
+def _grown(runs: list[dict[str, Any]]) -> str:
+    """Which process it is whose memory grows."""
+    names = sorted({name for run in runs for name, held in run["cost"]["memory"].items() if held > 20 * MIB})
+    lines = {name: line([(run["documents"], run["cost"]["memory"].get(name, 0)) for run in runs]) for name in names}
+    rows = [[f"`{name}`", f"{start / MIB:,.0f} MiB", f"{slope:,.0f} bytes"] for name, (slope, start) in lines.items()]
+    return "The same by process (RSS, each at its own peak):\n\n" + _table(["process", "at the start", "a row"], rows)
+
+
+def _asked(runs: list[dict[str, Any]]) -> str:
+    from components.data_curation.engine import BANDS
+
+    cpu, _ = line([(run["documents"], run["cost"]["cpu"]) for run in runs])
+    memory, start = line([(run["documents"], run["cost"]["pss"]) for run in runs])
+    fits = (
+        "; ".join(f"{size} GiB hold {max(0, size * GIB - start) / memory / 1e6:,.0f} million rows" for size in MACHINES)
+        if memory > 0
+        else ""
+    )
+    hours = " and ".join(f"{far * cpu / 3600 / CORES:,.1f} h" for far in FAR)
+    bands = " and ".join(f"{far * BANDS * ENTRY / GIB:,.0f} GiB" for far in FAR)
+    return ASKED.format(fits=fits or "memory does not grow with the rows", hours=hours, bands=bands, cores=CORES, count=BANDS, entry=ENTRY)

@@ -8,6 +8,7 @@ One script a tool, run by that tool's own interpreter; a peer's script imports n
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Tool:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+NEWER = ((3, 12), (3, 13), (3, 14))
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 DATATROVE = ("datatrove[io,processing]==0.10.1", "spacy==3.8.18", "numpy==2.4.6", "xxhash==3.8.2", "datasets==5.2.0")
 TEXT_DEDUP = ("text-dedup==0.4.1", "datasets==5.2.0", "numpy==2.5.5", "polars==1.44.2", "polars-grouper==0.6.1", "regex==2026.11.15")
@@ -114,16 +116,21 @@ def interpreter(tool: Tool, workdir: Path, python: str) -> list[str]:
 
 
 def _install(tool: Tool, folder: Path, python: str) -> None:
-    found = _said([python, "-c", "import sys; print(*sys.version_info[:2])"]).split()
-    if tuple(map(int, found)) < tool.python:
-        wanted = ".".join(map(str, tool.python))
-        raise PeerError(
-            f"{tool.package} {tool.version} needs Python {wanted} or newer, {python} is {'.'.join(found)}: --python names another"
-        )
-    _said([python, "-m", "venv", "--clear", str(folder)])
+    _said([_suitable(tool, python), "-m", "venv", "--clear", str(folder)])
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     _said([*pip, "install", "--quiet", *tool.requires])
     (folder / ".ready").write_text(_said([*pip, "freeze"]))
+
+
+def _suitable(tool: Tool, python: str) -> str:
+    """The Python given, or a newer one of the PATH where that is too old for the tool."""
+    newer = [f"python{major}.{minor}" for major, minor in NEWER if (major, minor) >= tool.python]
+    for name in [python, *filter(shutil.which, newer)]:
+        version = _said([name, "-c", "import sys; print(*sys.version_info[:2])"]).split()
+        if tuple(map(int, version)) >= tool.python:
+            return name
+    wanted = ".".join(map(str, tool.python))
+    raise PeerError(f"{tool.package} {tool.version} needs Python {wanted} or newer: --python names one")
 
 
 def installed(tool: Tool, workdir: Path) -> list[str]:

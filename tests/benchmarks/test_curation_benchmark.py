@@ -86,6 +86,7 @@ def test_a_cost_counts_the_processes_that_a_command_starts(tmp_path: Path) -> No
     assert cost.rss > 80_000_000
     assert 1_000_000 <= cost.disk < 2_000_000
     assert max(cost.parts.values()) > 0.2
+    assert max(cost.memory.values()) > 80_000_000
 
 
 def test_a_profile_gives_the_time_of_libraries_to_our_module_that_called_them() -> None:
@@ -106,7 +107,8 @@ def test_a_profile_gives_the_time_of_libraries_to_our_module_that_called_them() 
 
 
 def result(documents: int, cpu: float, memory: int) -> dict[str, Any]:
-    cost = {"cpu": cpu, "wall": cpu, "rss": memory, "pss": memory, "disk": documents * 1000, "parts": {"pipelines.cli": cpu}}
+    cost = {"cpu": cpu, "wall": cpu, "rss": memory, "pss": memory, "disk": documents * 1000}
+    cost |= {"parts": {"pipelines.cli": cpu}, "memory": {"pipelines.cli": memory}}
     rows = {"in": documents, "kept": documents, "rejected": {}, "quarantined": 0}
     return {"name": "default", "settings": [], "documents": documents, "cost": cost, "rows": rows, "output": 1, "input": 1}
 
@@ -145,12 +147,14 @@ def test_the_page_draws_the_slopes_out_to_a_billion_rows() -> None:
     told = page.markdown({"scale": {**CIRCUMSTANCES, "runs": runs}})
     assert "a million rows within 6 GiB: met" in told
     assert "| memory | 1,024 MiB | 2,048 bytes | 192 GiB | 1,908 GiB |" in told
+    assert "| `pipelines.cli` | 1,024 MiB | 2,048 bytes |" in told
+    assert "24 GiB hold 12 million rows" in told
     assert "| CPU | 10 s | 500 µs | 14 h | 139 h |" in told
 
 
 def test_a_peer_that_cannot_be_installed_is_an_error_that_says_why(tmp_path: Path) -> None:
     tool = peers.Tool("old", "old", "none.py", "1", "", "", ("nothing",), python=(4, 0))
-    with pytest.raises(peers.PeerError, match=r"needs Python 4.0 or newer.*--python names another"):
+    with pytest.raises(peers.PeerError, match=r"needs Python 4.0 or newer: --python names one"):
         peers.interpreter(tool, tmp_path, sys.executable)
     with pytest.raises(peers.PeerError, match="cannot be started"):
         peers.interpreter(tool, tmp_path, str(tmp_path / "python"))
