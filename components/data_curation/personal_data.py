@@ -19,6 +19,7 @@ from components.data_curation.rows import Row
 
 PLACEHOLDERS = {**{kind: detector.placeholder for kind, detector in KINDS.items()}, **names.PLACEHOLDERS}
 ORDER = {kind: place for place, kind in enumerate(PLACEHOLDERS)}
+NONE: Counter[str] = Counter()
 UNTOUCHED = ("role",)  # a message's keys that hold no text
 
 
@@ -63,19 +64,21 @@ def redact(text: str, kinds: Collection[str], names_config: NamesConfig | None =
     It is searched again until nothing is left to redact: a placeholder may bring a number nearer to the word that says what it is, and so
     redacting a redacted text changes nothing. `lead` is what the text stands behind, such as the name of its field.
     """
-    counts: Counter[str] = Counter()
-    first = True
-    while True:
-        found = [_moved(one, len(lead)) for one in find(lead + text, names_config) if one.start >= len(lead)]
-        mine = [one for one in found if one.kind in kinds]
-        counts.update(one.kind for one in (found if first else mine))
-        if not mine:
-            return text, counts
-        text, first = _replaced(text, mine), False
+    found = _behind(lead, text, names_config)
+    counts = Counter(one.kind for one in found) if found else NONE
+    while mine := [one for one in found if one.kind in kinds]:
+        text = _replaced(text, mine)
+        found = _behind(lead, text, names_config)
+        counts.update(one.kind for one in found if one.kind in kinds)
+    return text, counts
 
 
-def _moved(one: Finding, by: int) -> Finding:
-    return Finding(one.kind, one.start - by, one.end - by) if by else one
+def _behind(lead: str, text: str, names_config: NamesConfig | None) -> list[Finding]:
+    """What is found in the text when it stands behind `lead`."""
+    if not lead:
+        return find(text, names_config)
+    by = len(lead)
+    return [Finding(one.kind, one.start - by, one.end - by) for one in find(lead + text, names_config) if one.start >= by]
 
 
 def _replaced(text: str, found: Iterable[Finding]) -> str:
@@ -93,13 +96,14 @@ def scrub(row: Row, config: PersonalDataConfig) -> tuple[dict[str, int], Drop | 
     names the kinds alone. A row that is dropped is redacted too, so that no rejected row carries the value. Raises ConfigurationError
     when the model for names cannot be used.
     """
-    scrubber = _Scrubber(_actions(config), config.names, Counter())
+    actions = _actions(config)
+    scrubber = _Scrubber([kind for kind, action in actions.items() if action != "keep"], config.names, Counter())
     for name, value in row.content.items():
         row.content[name] = scrubber.json(value) if name == "tools" and isinstance(value, str) else scrubber.value(value)
     if row.meta:
         row.meta = scrubber.value(row.meta, led=True)
     counts = {kind: scrubber.counts[kind] for kind in PLACEHOLDERS if scrubber.counts[kind]} if scrubber.counts else {}
-    dropped = [kind for kind in counts if scrubber.actions[kind] == "drop"]
+    dropped = [kind for kind in counts if actions[kind] == "drop"]
     return counts, Drop("personal_data", ", ".join(dropped)) if dropped else None
 
 
@@ -110,16 +114,16 @@ def _actions(config: PersonalDataConfig) -> dict[str, Action]:
 
 @dataclass(frozen=True)
 class _Scrubber:
-    """What is to be done with each kind, and the count of what was found so far."""
+    """The kinds to redact, and the count of what was found so far."""
 
-    actions: dict[str, Action]
+    kinds: list[str]
     names: NamesConfig
     counts: Counter[str]
 
     def text(self, text: str, lead: str = "") -> str:
-        kinds = [kind for kind, action in self.actions.items() if action != "keep"]
-        text, counts = redact(text, kinds, self.names, lead)
-        self.counts.update(counts)
+        text, counts = redact(text, self.kinds, self.names, lead)
+        if counts:
+            self.counts.update(counts)
         return text
 
     def value(self, value: Any, lead: str = "", led: bool = False) -> Any:

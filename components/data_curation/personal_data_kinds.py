@@ -41,9 +41,13 @@ CARDS: tuple[tuple[range, frozenset[int]], ...] = (
     (range(6200, 6300), frozenset(range(16, 20))),  # UnionPay
     *((range(n, n + 1), frozenset(range(12, 20))) for n in (5018, 5020, 5038, 5893, 6304, 6759, 6761, 6762, 6763)),  # Maestro
 )
+CARD_PREFIXES = frozenset(str(prefix) for prefixes, _ in CARDS for prefix in prefixes)
 CARD_GROUPS = frozenset({(4, 4, 4, 4), (4, 4, 4, 4, 3), (4, 6, 5), (4, 6, 4), (4, 4, 5), (4, 3, 3, 3)})
 CARD_RUN = re.compile(r"[0-9](?<![\w./+-][0-9])(?=(?:[ -]?[0-9]){11})[0-9]*+(?:[ -][0-9]++)*+")
 CARD_DIGITS = (12, 19)
+CARD_SHORT = 14  # digits below which a number is old or rare, and has to be called a card: by chance one in ten has a right check digit
+CARD_SAID = re.compile(r"card|visa|master|maestro|credit|debit|payment", re.IGNORECASE)
+CARD_REACH = 60  # characters
 
 # Lengths of an IBAN by country, from SWIFT's IBAN registry (ISO 13616).
 IBAN_COUNTRIES = {
@@ -123,28 +127,43 @@ def cards(text: str) -> Iterator[Span]:
         groups = [group.span() for group in re.finditer("[0-9]+", run.group())]
         if after[:1].isalpha() or after[:1] == "_" or (after[:1] == "." and after[1:].isdigit()):
             groups.pop()
-        yield from ((run.start() + start, run.start() + end) for start, end in _cards_of(run.group(), groups))
+        said = CARD_SAID.search(text, max(0, run.start() - CARD_REACH), run.start())
+        least = CARD_DIGITS[0] if said else CARD_SHORT
+        yield from ((run.start() + start, run.start() + end) for start, end in _cards_of(run.group(), groups, least))
 
 
-def _cards_of(run: str, groups: list[Span]) -> Iterator[Span]:
-    """Cards among the groups of a run of digits: the whole run in any even grouping, or a part of it in a usual one."""
+def _cards_of(run: str, groups: list[Span], least: int) -> Iterator[Span]:
+    """Cards of at least `least` digits among the groups of a run: the whole run in any even grouping, a part of it in a usual one."""
     first = 0
     while first < len(groups):
-        ends = [last for last in range(first, min(first + 10, len(groups))) if _may_be_card(run, groups, first, last)]
-        if ends:
-            yield groups[first][0], groups[ends[-1]][1]
-        first = ends[-1] + 1 if ends else first + 1
+        last = _last_of_card(run, groups, first, least)
+        if last is not None:
+            yield groups[first][0], groups[last][1]
+        first = (first if last is None else last) + 1
+
+
+def _last_of_card(run: str, groups: list[Span], first: int, least: int) -> int | None:
+    """The last group of the longest card that begins with this group."""
+    start, end = groups[first]
+    if first and (end - start < 4 or run[start : start + 4] not in CARD_PREFIXES):
+        return None
+    found = None
+    for last in range(first, len(groups)):
+        count = groups[last][1] - start - (last - first)
+        if count > CARD_DIGITS[1]:
+            break
+        if count >= least and _may_be_card(run, groups, first, last):
+            found = last
+    return found
 
 
 def _may_be_card(run: str, groups: list[Span], first: int, last: int) -> bool:
-    start, end = groups[first][0], groups[last][1]
-    if not CARD_DIGITS[0] <= end - start - (last - first) <= CARD_DIGITS[1]:
-        return False
     sizes = tuple(b - a for a, b in groups[first : last + 1])
-    gaps = {run[b] for _, b in groups[first:last]}
     whole = first == 0 and last == len(groups) - 1
-    usual = len(sizes) == 1 or sizes in CARD_GROUPS or (whole and min(sizes) >= 2)
-    return usual and len(gaps) <= 1 and is_card(re.sub("[ -]", "", run[start:end]))
+    if not (len(sizes) == 1 or sizes in CARD_GROUPS or (whole and min(sizes) >= 2)):
+        return False
+    gaps = {run[b] for _, b in groups[first:last]}
+    return len(gaps) <= 1 and is_card(re.sub("[ -]", "", run[groups[first][0] : groups[last][1]]))
 
 
 def ibans(text: str) -> Iterator[Span]:

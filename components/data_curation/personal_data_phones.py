@@ -18,6 +18,7 @@ TWO_DIGITS = frozenset(zone + second for zone, seconds in ZONES.items() for seco
 REGIONS = {"2": "1234569", "3": "578", "4": "2", "5": "09", "6": "789", "8": "0578", "9": "679"}
 THREE_DIGITS = frozenset(zone + second for zone, seconds in REGIONS.items() for second in seconds)
 LONGEST = 15  # digits, by E.164
+LONGEST_PLAIN = 13  # of one run without gaps: a longer one is an amount or an id
 REACH = 40  # characters before a number in which a word says what it is
 
 GAP = r"[ .\-/\u00a0\u2010\u2011]"
@@ -34,7 +35,7 @@ SURE = (
     r"phone(?:[ _-]?number)?|telephone|tel|mobile(?:[ _-]?number)?|cell(?:ular|[ _-]?phone)?|fax|whatsapp|hotline|pager"
     r"|telefon|tel[ée]fono|t[ée]l[ée]phone|mobil|handy|rufnummer|m[óo]vil|celular|cellulare|portable|telefone|telefax"
 )
-LIKELY = r"call(?:s|ed|ing|[ _-]?back)?|dial(?:led|ling)?|ring|text(?:ing)?|sms|reach|contact|desk|office|home|work|number"
+LIKELY = r"call(?:s|ed|ing|[ _-]?back)?|dial(?:led|ling)?|sms|reach(?:ed)?|contact|desk|office"
 SURELY = re.compile(rf"(?<![A-Za-z<])(?:{SURE})\b(?!>)[^\n]*$", re.IGNORECASE)
 RIGHT_BEFORE = re.compile(rf"(?<![A-Za-z<])(?:{SURE})[ _-]?(?:no\.?|nr\.?|number|num)?[\"'\s:=#.()]{{0,6}}(?:is )?[\"' ]?$", re.IGNORECASE)
 LIKELY_BEFORE = re.compile(rf"(?<![A-Za-z<])(?:{SURE}|{LIKELY})\b(?!>)[^\n]*$", re.IGNORECASE)
@@ -67,14 +68,14 @@ def _next_group(text: str, found: re.Match[str]) -> int:
 
 def _is_phone(text: str, found: re.Match[str]) -> bool:
     number = text[found.start() : found.end() if not found["extension"] else found.start("extension")]
-    digits = re.sub(r"[^0-9]", "", number)
-    if not 7 <= len(digits) <= LONGEST or BAD_END.match(text, found.end()) or _in_a_row(text, found, number):
+    digits = "".join(filter(str.isdigit, number))
+    if not 7 <= len(digits) <= LONGEST or len(set(digits)) == 1 or BAD_END.match(text, found.end()) or _in_a_row(text, found, number):
         return False
     before = text[max(0, found.start() - REACH) : found.start()]
     if DATE.match(number.lstrip("+(")) or OTHER_NUMBER.search(before) or _in_url(text, found.start()):
         return False
     if found["plus"]:
-        return _is_international(digits)
+        return _is_international(digits) and (len(digits) <= LONGEST_PLAIN or len(number) > len(digits) + 1)
     return _is_written_so(number, digits) or _is_said_so(number, digits, before, text[found.end() : found.end() + 12])
 
 
