@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import yaml
 
-from components.common import places, process, progress, tracking
+from components.common import addresses, places, process, progress, tracking
 from components.common.errors import EXIT_INTERRUPTED, TunelineError, of_the_machine
 from components.common.places import Workdir
 from components.common.progress import Reporter
@@ -152,7 +152,7 @@ def _open_tracking(config: Customization, workdir: Workdir, this: Run) -> str:
     own = os.environ["MLFLOW_TRACKING_URI"].startswith("sqlite:")
     tags = {"tuneline.run": this.name, "tuneline.model": config.model_registry.name}
     tracking.connect()  # where no server answers there is nothing that would have to be closed
-    this.write(tracking_uri=tracking.without_password(os.environ["MLFLOW_TRACKING_URI"]), tracking_open=True)
+    this.write(tracking_uri=addresses.without_password(os.environ["MLFLOW_TRACKING_URI"]), tracking_open=True)
     parent = tracking.start_run(this.name, tags, workdir.root / "mlflow-artifacts" if own else None)
     os.environ["MLFLOW_RUN_ID"] = parent
     this.write(mlflow_run_id=parent)
@@ -299,7 +299,7 @@ def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this:
         "workdir": str(workdir.root),
         "artifacts": {kind: str(path) if path else None for kind, path in found.items()},
         "mlflow": {
-            "tracking_uri": tracking.without_password(os.environ["MLFLOW_TRACKING_URI"]),
+            "tracking_uri": addresses.without_password(os.environ["MLFLOW_TRACKING_URI"]),
             "run_id": parent,
             "model_name": registered.get("name"),
             "model_version": registered.get("version"),

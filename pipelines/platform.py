@@ -8,9 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from components.common import images
+from components.common import addresses, images
 from components.common.errors import ConfigurationError
-from pipelines import addresses
 from pipelines.config import read, told
 
 NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"

@@ -22,9 +22,9 @@ from urllib.parse import quote
 
 import yaml
 
+from components.common import addresses
 from components.common.errors import ConfigurationError, EngineMissingError, InterruptedRunError, TunelineError, UsageError
 from components.common.progress import Reporter
-from pipelines import addresses
 
 TOKEN_VARIABLES = ("KF_PIPELINES_TOKEN", "KFP_EXISTING_TOKEN")  # the second is what the kfp command reads
 PROJECTED_TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105 - names of a variable and a file

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from components.common import addresses
 from components.common.artifacts import Artifact
 from components.common.errors import EngineMissingError, InterruptedRunError, TunelineError, UsageError, of_the_machine
 
@@ -57,7 +57,7 @@ def _check_answers(address: str) -> None:
     scheme = address.partition(":")[0].partition("+")[0]
     if scheme not in SCHEMES:
         raise UsageError(
-            f"{without_password(address)} is no MLflow tracking server",
+            f"{addresses.without_password(address)} is no MLflow tracking server",
             hint=f"Use an address that begins with {', '.join(SCHEMES[:3])}, for example http://host:5000.",
         )
     if scheme in ("http", "https"):
@@ -87,24 +87,15 @@ def _check_driver(address: str) -> None:
             make_url(address).get_dialect().import_dbapi()
         except ImportError as error:
             raise EngineMissingError(
-                f"the tracking store {without_password(address)} needs the package {error.name}", hint=f"pip install {error.name}"
+                f"the tracking store {addresses.without_password(address)} needs the package {error.name}", hint=f"pip install {error.name}"
             ) from None
-
-
-def without_password(address: str, *, user: bool = True) -> str:
-    """An address as it may be shown and kept: without its password, and without its user name where that is not wanted either."""
-    parts = urlsplit(address)
-    if "@" not in parts.netloc:
-        return address
-    name, _, host = parts.netloc.rpartition("@")
-    return parts._replace(netloc=f"{name.partition(':')[0]}@{host}" if user else host).geturl()
 
 
 def _probe(address: str) -> None:
     import urllib.error
     import urllib.request
 
-    bare = without_password(address, user=False).rstrip("/")  # urllib takes a user name for a part of the host's
+    bare = addresses.without_user(address).rstrip("/")  # urllib takes a user name for a part of the host's
     try:
         with urllib.request.urlopen(bare + "/health", timeout=PROBE_SECONDS):  # noqa: S310 - http(s) checked by the caller
             return
@@ -112,7 +103,7 @@ def _probe(address: str) -> None:
         return  # it answers; a server behind a path or with authentication may not serve /health
     except OSError as error:
         raise TrackingLostError(
-            f"the MLflow server {without_password(address)} does not answer: {_reason(error)}",
+            f"the MLflow server {addresses.without_password(address)} does not answer: {_reason(error)}",
             hint="Start it, or correct MLFLOW_TRACKING_URI or --tracking-uri.",
         ) from None
 
@@ -149,7 +140,7 @@ def _told() -> Iterator[None]:
 
 def _for_people(error: Exception) -> TunelineError:
     first = str(getattr(error, "message", error)).strip().splitlines()[0]
-    address = without_password(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    address = addresses.without_password(os.environ.get("MLFLOW_TRACKING_URI", ""))
     if first.startswith("API request to") and "failed with" in first and "failed with error code" not in first:
         return TrackingLostError(
             f"the MLflow server {address} stopped answering",
@@ -194,7 +185,7 @@ def end_dead_run(uri: str | None, name: str, status: str = "KILLED") -> bool:
         return True
     with suppress(Exception):
         present = os.environ.get("MLFLOW_TRACKING_URI", "")
-        client = _client_of(present if without_password(present) == uri else uri)  # what was kept of an address has no password
+        client = _client_of(present if addresses.without_password(present) == uri else uri)  # what was kept of an address has no password
         everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
         for run in client.search_runs(everywhere, f"tags.`tuneline.run` = '{name}'"):
             of_it = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"

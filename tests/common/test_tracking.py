@@ -178,19 +178,6 @@ def test_nothing_is_tracked_without_a_server_in_the_environment(monkeypatch: pyt
     assert not tracking.enabled()
 
 
-@pytest.mark.parametrize(
-    ("address", "shown"),
-    [
-        ("http://ada:s3cret@host:5000/mlflow", "http://ada@host:5000/mlflow"),
-        ("postgresql+psycopg2://u:p@ss@db/mlflow", "postgresql+psycopg2://u@db/mlflow"),
-        ("http://host:5000", "http://host:5000"),
-        ("sqlite:////srv/a@b/mlflow.db", "sqlite:////srv/a@b/mlflow.db"),
-    ],
-)
-def test_an_address_is_shown_and_kept_without_its_password(address: str, shown: str) -> None:
-    assert tracking.without_password(address) == shown
-
-
 def test_a_server_named_with_user_and_password_is_found_and_a_missing_one_does_not_repeat_them(server: str) -> None:
     tracking._check_answers(server.replace("http://", "http://ada:s3cret@"))
     with pytest.raises(EngineMissingError) as missing:

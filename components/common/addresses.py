@@ -9,6 +9,7 @@ from urllib.parse import unquote
 _WHO = r"(?P<user>[^\s/?#:@\[]*):(?!\d*(?:[/?#,;\s]|$))(?P<password>[^\s]+)@"
 ADDRESS = re.compile(rf"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)?{_WHO}(?P<rest>[^@\s]*)")
 WITHIN = re.compile(rf"://{_WHO}")
+USER_ALONE = re.compile(r"(?<=://)[^\s/?#:@]+@")
 
 
 def holds_password(text: str) -> bool:
@@ -22,3 +23,16 @@ def split(address: str) -> tuple[str, str, str]:
     if found is None:
         return address, "", ""
     return (found["scheme"] or "") + found["rest"], unquote(found["user"]), unquote(found["password"])
+
+
+def without_password(address: str) -> str:
+    """An address as it may be shown and kept: without its password, but with the user's name."""
+    found = ADDRESS.fullmatch(address.strip())
+    if found is None:
+        return address
+    return "".join([found["scheme"] or "", f"{found['user']}@" if found["user"] else "", found["rest"]])
+
+
+def without_user(address: str) -> str:
+    """An address without its password and without the user's name."""
+    return USER_ALONE.sub("", without_password(address), count=1)
