@@ -18,14 +18,17 @@ NEXT = {
     "tool": {"tool", "assistant"},
 }
 # What stands for no answer in published sets: Alpaca's marker, an empty cell written by pandas, dots.
-PLACEHOLDER = re.compile(r"<?\[?no[ _]?output\]?>?\.?|nan|[\s.…_]+", re.IGNORECASE)
+PLACEHOLDER = re.compile(r"<?\[?no[ _]?output\]?>?\.?|(?-i:nan)|[\s.…_]+", re.IGNORECASE)
 MIN_ECHO = 20  # characters; shorter answers may rightly equal the question: a greeting, a word to repeat
 NOT_WORDS = re.compile(r"[\W_]+")
 
 # A refusal as models write it by rote: they say what they are and then what they cannot do, in the first sentence; or the stock phrase.
 _APOLOGY = r"(?:unfortunately,? |(?:i(?:['’]?m| am) (?:very |so |really )?sorry|i apologi[sz]e|sorry|my apologies)[,.;:]? ?(?:but )?)?"
 _MODEL = r"an? (?:artificial intelligence|ai|(?:large |ai )?language model)\b(?: (?:language )?(?:model|assistant|chatbot|system|program))?"
-_SELF = rf"(?:as {_MODEL}|i(?:['’]?m| am) (?:just |only |merely )?{_MODEL})"
+_SELF = (
+    rf"(?:as {_MODEL}(?=,| i\b| (?:created|developed|trained|made|built|without)\b)"
+    rf"|i(?:['’]?m| am) (?:just |only |merely )?{_MODEL}(?=,| (?:and|so|that|without|created|developed|trained|made|built)\b))"
+)
 _CANNOT = (
     r"(?:cannot|can ?not|can['’]t|could not|couldn['’]t|will not|won['’]t|(?:do not|don['’]t) (?:have|possess)"
     r"|(?:am|['’]m) (?:not (?:able|capable|allowed|permitted|programmed|equipped)|unable|incapable)"
@@ -40,7 +43,7 @@ _STOCK = (
 REFUSAL = re.compile(rf"{_APOLOGY}(?:{_SELF}[^.!?\n]{{0,80}}?\bi?\b ?{_CANNOT}|{_STOCK})", re.IGNORECASE)
 # What follows a refusal that is none: the answer all the same.
 HELPS = re.compile(
-    r"\b(?:however|but|that said|nevertheless|instead|based on|here (?:is|are)|here['’]s|for example|i can|i could|if i|generally"
+    r"\b(?:however|but|that said|nevertheless|instead|based on|here (?:is|are)|here['’]s|for example|(?<!else )i can|i could|if i|generally"
     r"|typically|some|you can|you could|let me|would be)\b|\n\s*(?:[-*•]|\d+[.)])|```",
     re.IGNORECASE,
 )
