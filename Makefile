@@ -27,7 +27,15 @@ run: $(VENV)/.ready ## Customise the embedded model on the demo dataset, end to 
 
 # Whole runs are mostly starts of Python on one core each: a worker a core, with one thread each, halves the time on two.
 test: lint ## Lint, types, import directions, and every test that PyPI alone can carry
-	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --ignore tests/engines $(ARGS)
+
+$(VENV)/.engines: $(VENV)/.ready
+	@$(PIP) install -q -c constraints.txt -e '.[all,dev,engines]'
+	@touch $@
+
+# Where an engine is missing its tests are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
+test-engines: $(VENV)/.engines ## Tests against real engines: an S3 server, a Ray cluster
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/engines $(ARGS)
 
 stress: $(VENV)/.ready ## Kill a whole run at 30 random moments, and compare what it comes to (half an hour)
 	@$(BIN)/python -m pytest -s -m stress tests/stress $(ARGS)
