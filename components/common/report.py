@@ -105,10 +105,10 @@ def line_plot(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, 
     return _svg(figure, caption)
 
 
-def bar_plot(values: Mapping[str, float], *, x: str, caption: str) -> str:
-    """Horizontal bars by name as an inline SVG with a caption."""
+def bar_plot(values: Mapping[str, float], *, x: str, caption: str, colours: Mapping[str, str] | None = None) -> str:
+    """Horizontal bars by name as an inline SVG with a caption; `colours` sets some of them apart."""
     figure, axes = _figure(height=0.8 + 0.38 * max(len(values), 1))
-    bars = axes.barh(list(values), list(values.values()), color="#4472b0")
+    bars = axes.barh(list(values), list(values.values()), color=[(colours or {}).get(name, "#4472b0") for name in values])
     axes.bar_label(bars, fmt="{:,.0f}", padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.12)

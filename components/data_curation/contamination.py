@@ -24,8 +24,8 @@ from zlib import crc32
 from components.common.errors import ConfigurationError, InputError
 from components.common.progress import Reporter
 from components.data_curation import readers
-from components.data_curation.cleaning import Drop
 from components.data_curation.config import DataCurationConfig, DecontaminationConfig
+from components.data_curation.drops import Drop
 from components.data_curation.duplicates import words
 from components.data_curation.readers import Unread
 from components.data_curation.sources import Source, list_sources

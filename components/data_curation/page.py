@@ -1,48 +1,123 @@
-"""report.html: what went in, what was kept, what was dropped and why."""
+"""report.html: what went in, what was kept, what was dropped and why; for whoever answers for the data."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from components.common import report
-from components.data_curation.cleaning import Drop
-from components.data_curation.readers import Unread
-from components.data_curation.rows import Row
+from components.data_curation import contamination, instructions, quality
+from components.data_curation.facts import KEPT, LENGTHS, LONGER, QUARANTINED, REJECTED, Facts, Sample
 from components.data_curation.sources import Source
+from components.data_curation.tokens import TokenStatistics
 
-EXAMPLES = 3  # of each reason
-SHOWN = 300  # characters of an example
-LENGTHS = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800)  # characters: the upper ends of the classes
+SHOWN = 40  # files of the sources' table
+LANGUAGES = 12  # shown one by one
+UNREADABLE = "unreadable"
+BLUE, GREEN, ORANGE, GREY = "#4472b0", "#2f8f5b", "#c9772b", "#8a93a3"
+# What a reason is about, where its own name does not say it: the groups of the flow.
+DUPLICATES, LEAKED, SIZE = "duplicates", "evaluation items", "empty, short or long"
+GROUPS = {
+    "language": "language",
+    "personal_data": "personal data",
+    contamination.REASON: LEAKED,
+    **{reason: "web heuristics" for _, reason, _ in quality.RULES},
+    **{reason: "conversations" for _, reason, _ in instructions.RULES},
+    "empty_answer": SIZE,
+}
+REPEATS = {
+    "exact_duplicate": "says the same as a row that is kept, but for case and spaces",
+    "near_duplicate": "says nearly the same as a row that is kept",
+    "near_duplicate_across_splits": "resembles published rows of two splits, which it would join",
+}
+DONE = {"redact": "replaced by a placeholder", "drop": "the row was dropped", "keep": "counted and left as it is"}
 
 
-def render(
-    summary: Mapping[str, Any],
-    sources: Sequence[Source],
-    kept: Sequence[Row],
-    dropped: Sequence[tuple[Row, Drop]],
-    unread: Sequence[Unread],
-) -> str:
-    """The report as one HTML page."""
+def render(summary: Mapping[str, Any], sources: Sequence[Source], facts: Facts) -> str:
+    """The report as one HTML page. `summary` is the manifest's: rows in, kept, quarantined and rejected by reason; splits; rows_kind."""
     rows = summary["rows"]
     sections = {
-        "At a glance": report.tiles({"rows in": rows["in"], "kept": rows["kept"], **summary["splits"]}),
-        "What was dropped": _reasons(rows),
+        "At a glance": _glance(summary, facts) + "".join(report.paragraph(note) for note in facts.notes),
+        "What became of the rows": _flow(summary),
+        "Why rows were dropped": _reasons(rows["rejected"]),
+        "Duplicates": _duplicates(rows),
+        "Evaluation sets": _sets(facts),
+        "Personal data and secrets": _personal(facts),
         "Splits": _splits(summary["splits"], rows["kept"]),
-        "Lengths": _lengths(kept),
-        "Examples of dropped rows": _examples(dropped),
-        "Unreadable places": _unread(unread),
-        "Sources": report.table(["file", "bytes", "sha256"], [[s.name, s.bytes, s.sha256] for s in sources]),
+        "Tokens": _tokens(facts.tokens) if facts.tokens else "",
+        "Lengths": _lengths(facts),
+        "Languages": _languages(facts),
+        "Examples of dropped rows": _examples(facts.samples, rows["rejected"]),
+        "Unreadable places": _unread(facts, rows["quarantined"]),
+        "Sources": _sources(sources, facts),
     }
     return report.page("Data curation", f"{rows['kept']:,} of {rows['in']:,} rows kept; kind of rows: {summary['rows_kind']}", sections)
 
 
-def _reasons(rows: Mapping[str, Any]) -> str:
-    counts = {"kept": rows["kept"], **rows["rejected"], "quarantined (unreadable)": rows["quarantined"]}
-    shown = {name: count for name, count in counts.items() if count}
-    note = "Every row that went in is counted once: it was kept, dropped for the reason named, or unreadable."
-    return report.bar_plot(shown, x="rows", caption=note)
+def _glance(summary: Mapping[str, Any], facts: Facts) -> str:
+    rows = summary["rows"]
+    figures: dict[str, Any] = {"rows in": rows["in"], "kept": rows["kept"], "dropped": sum(rows["rejected"].values())}
+    if rows["quarantined"]:
+        figures[UNREADABLE] = rows["quarantined"]
+    if facts.tokens:
+        figures["tokens, about" if facts.tokens.estimated else "tokens"] = facts.tokens.total
+    return report.tiles(figures)
+
+
+def _flow(summary: Mapping[str, Any]) -> str:
+    """From what was read, over kept rows and groups of reasons, to the splits."""
+    rows, splits = summary["rows"], {name: count for name, count in summary["splits"].items() if count}
+    fates = {KEPT: rows["kept"], **_grouped(rows["rejected"]), UNREADABLE: rows["quarantined"]}
+    fates = {name: count for name, count in fates.items() if count}
+    links = [("read", name, count) for name, count in fates.items()] + [(KEPT, name, count) for name, count in splits.items()]
+    colours = {"read": BLUE, **dict.fromkeys(fates, ORANGE), UNREADABLE: GREY, KEPT: GREEN, **dict.fromkeys(splits, GREEN)}
+    note = "Every row that went in is counted once: it was kept, dropped for one reason, or unreadable."
+    return report.flow_plot([{"read": rows["in"]}, fates, splits], links, colours, caption=note)
+
+
+def _grouped(rejected: Mapping[str, int]) -> dict[str, int]:
+    """Dropped rows by what they were dropped for, the most first."""
+    groups: dict[str, int] = {}
+    for reason, count in rejected.items():
+        name = GROUPS.get(reason) or (DUPLICATES if "duplicate" in reason else SIZE)
+        groups[name] = groups.get(name, 0) + count
+    return dict(sorted(groups.items(), key=lambda item: -item[1]))
+
+
+def _reasons(rejected: Mapping[str, int]) -> str:
+    if not rejected:
+        return report.paragraph("No row was dropped.")
+    most_first = dict(sorted(rejected.items(), key=lambda item: (-item[1], item[0])))
+    note = "rejected.parquet holds every dropped row with its reason and what was measured."
+    return report.bar_plot(most_first, x="rows", caption=note, colours=dict.fromkeys(rejected, ORANGE))
+
+
+def _duplicates(rows: Mapping[str, Any]) -> str:
+    found = {reason: count for reason, count in rows["rejected"].items() if reason not in GROUPS and "duplicate" in reason}
+    if not found:
+        return report.paragraph("No row repeats another.")
+    lines = [[reason, REPEATS.get(reason, ""), count, f"{count / rows['in']:.1%}"] for reason, count in found.items()]
+    return report.table(["reason", "what it means", "rows", "of all"], lines)
+
+
+def _sets(facts: Facts) -> str:
+    if not facts.sets:
+        return report.paragraph("None was named in data_curation.decontamination.sets, so rows that hold their items were not looked for.")
+    lines = [[name, counts["items"], counts["too_short"], facts.leaked[name]] for name, counts in facts.sets.items()]
+    note = (
+        "A row that shares an n-gram of words with an item was removed, and names it. Items of few words, or of common ones, are not found."
+    )
+    return report.table(["evaluation set", "items", "not looked for", "rows removed"], lines) + report.paragraph(note, "soft")
+
+
+def _personal(facts: Facts) -> str:
+    if not facts.personal:
+        return report.paragraph("None was found.")
+    kinds = sorted(facts.personal.items(), key=lambda item: (-item[1].found, item[0]))
+    lines = [[kind.replace("_", " "), one.found, one.rows, DONE.get(one.action, one.action)] for kind, one in kinds]
+    note = "Counted in all rows that were read, dropped ones too. What was found is never printed here."
+    return report.table(["kind", "found", "in rows", "what was done"], lines) + report.paragraph(note, "soft")
 
 
 def _splits(splits: Mapping[str, int], kept: int) -> str:
@@ -50,28 +125,79 @@ def _splits(splits: Mapping[str, int], kept: int) -> str:
     return report.table(["split", "rows", "share"], [[n, c, f"{c / kept:.1%}"] for n, c in splits.items()]) + report.paragraph(note, "soft")
 
 
-def _lengths(kept: Sequence[Row]) -> str:
-    counts = Counter(next((top for top in LENGTHS if len(row.text()) <= top), 0) for row in kept)
-    bars = {f"up to {top:,}": counts[top] for top in LENGTHS} | {f"more than {LENGTHS[-1]:,}": counts[0]}
+def _tokens(tokens: TokenStatistics) -> str:
+    """Figures, histogram and packing, against the training length."""
+    figures: dict[str, Any] = {"tokens a row, mean": tokens.mean, "half of the rows up to": tokens.percentiles[50]}
+    figures |= {f"{p} % up to": tokens.percentiles[p] for p in tokens.percentiles if p != 50} | {"longest": tokens.longest}
+    return report.tiles(figures) + _token_bars(tokens) + report.table(["", ""], _fit(tokens)) + report.paragraph(_counted(tokens), "soft")
+
+
+def _token_bars(tokens: TokenStatistics) -> str:
+    tops = sorted(tokens.histogram)
+    lows = {top: max((end for end in {*(1 << n for n in range(40)), tokens.max_length} if end < top), default=0) + 1 for top in tops}
+    bars = {f"{lows[top]:,}–{top:,}": tokens.histogram[top] for top in tops}
+    cut = {f"{lows[top]:,}–{top:,}": ORANGE for top in tops if top > tokens.max_length}
+    length = f"the training length of {tokens.max_length:,}"
+    note = f"Rows by their length in tokens. {f'Orange: longer than {length}, and cut there.' if cut else f'None is longer than {length}.'}"
+    return report.bar_plot(bars, x="rows", caption=note, colours=cut)
+
+
+def _fit(tokens: TokenStatistics) -> list[list[Any]]:
+    return [
+        ["training length", f"{tokens.max_length:,} tokens"],
+        ["rows that are cut there", f"{tokens.truncated:.1%}"],
+        ["tokens lost to it", f"{tokens.lost:.1%}"],
+        ["filled, one row a sequence", f"{tokens.filled_unpacked:.1%}; the rest is padding"],
+        ["filled, rows packed", f"{tokens.filled:.1%}, in {tokens.sequences:,} sequences instead of {tokens.measured:,}"],
+        ["rows the chat template refuses", tokens.refused],
+    ]
+
+
+def _counted(tokens: TokenStatistics) -> str:
+    rows = f"Estimated from {tokens.looked_at:,} of {tokens.rows:,} rows" if tokens.estimated else f"Counted in all {tokens.rows:,} rows"
+    left_out = tokens.looked_at - tokens.measured - tokens.refused
+    without = f", without {left_out:,} answers labelled bad," if left_out else ""
+    packing = "Packing is best-fit-decreasing: no row is cut in two."
+    return f"{rows}{without} with the chat template and tokenizer of {tokens.model}. {packing}"
+
+
+def _lengths(facts: Facts) -> str:
+    bars = {f"up to {top:,}": facts.lengths[top] for top in LENGTHS} | {f"more than {LENGTHS[-1]:,}": facts.lengths[LONGER]}
     return report.bar_plot(bars, x="kept rows", caption="Characters of all messages of a row.")
 
 
-def _examples(dropped: Sequence[tuple[Row, Drop]]) -> str:
-    seen: Counter[str] = Counter()
-    lines = []
-    for row, why in sorted(dropped, key=lambda one: one[1].reason):
-        seen[why.reason] += 1
-        if seen[why.reason] <= EXAMPLES:
-            lines.append([why.reason, why.detail, f"{row.file}:{row.line}", _short(row.text())])
-    return report.table(["reason", "detail", "where", "text"], lines) if lines else ""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else text[:SHOWN] + " …"
-
-
-def _unread(unread: Sequence[Unread]) -> str:
-    if not unread:
+def _languages(facts: Facts) -> str:
+    if not facts.languages:
         return ""
-    table = report.table(["file", "line", "why"], [[one.file, one.line, one.why] for one in unread[:20]])
-    return table + report.paragraph(f"{len(unread):,} in all; quarantine.jsonl lists every one.", "soft")
+    ranked = sorted(facts.languages.items(), key=lambda item: (-item[1], item[0]))
+    bars = {"undetermined" if code == "und" else code: count for code, count in ranked[:LANGUAGES]}
+    if rest := ranked[LANGUAGES:]:
+        bars[f"{len(rest)} others"] = sum(count for _, count in rest)
+    return report.bar_plot(bars, x="kept rows", caption="ISO 639 codes, by fastText's lid.176. Undetermined: too little text, or code.")
+
+
+def _examples(samples: Mapping[str, Sequence[Sample]], rejected: Mapping[str, int]) -> str:
+    """The first dropped rows of every reason, as cards under it, the most frequent reason first."""
+    return "".join(
+        f'<h3 class="asked">{escape(reason)} · {rejected.get(reason, len(some)):,} rows</h3>'
+        + report.cards({f"{one.where}: {one.detail}": one.text for one in some})
+        for reason, some in sorted(samples.items(), key=lambda item: (-rejected.get(item[0], 0), item[0]))
+    )
+
+
+def _unread(facts: Facts, quarantined: int) -> str:
+    if not facts.unread:
+        return ""
+    table = report.table(["file", "line", "why"], [[one.file, one.line, one.why] for one in facts.unread])
+    return table + report.paragraph(f"{quarantined:,} in all; quarantine.jsonl lists every one.", "soft")
+
+
+def _sources(sources: Sequence[Source], facts: Facts) -> str:
+    """What became of each file's rows, then the files with their digests."""
+    fates = [[name, sum(c.values()), c[KEPT], c[REJECTED], c[QUARANTINED]] for name, c in facts.by_source.items()]
+    files = [[source.name, source.bytes, source.sha256] for source in sources]
+    table = report.table(["file", "rows", "kept", "dropped", UNREADABLE], fates[:SHOWN]) if fates else ""
+    more = (
+        report.paragraph(f"The first {SHOWN} of {len(files):,} files; the manifest lists them all.", "soft") if len(files) > SHOWN else ""
+    )
+    return table + report.table(["file", "bytes", "sha256"], files[:SHOWN]) + more

@@ -12,7 +12,7 @@ from components.common import artifacts, hashing
 from components.common.artifacts import Artifact, Input
 from components.common.errors import InputError
 from components.common.progress import Reporter
-from components.data_curation import cleaning, duplicates, formats, page, readers, splits, tables
+from components.data_curation import cleaning, duplicates, facts, formats, page, readers, splits, tables
 from components.data_curation.cleaning import Drop
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.readers import Unread
@@ -88,7 +88,7 @@ def curate(
         reporter.note("no row fell into the validation split")
     summary = counts(curated, rows_in=len(rows) + len(unread))
     reporter.step("writing the dataset")
-    _write(curated, output, page.render(summary, sources, curated.kept, curated.dropped, unread))
+    _write(curated, output, page.render(summary, sources, facts.of(curated.kept, curated.dropped, unread)))
     return artifacts.publish(
         output, "dataset", payload=PAYLOAD, inputs=inputs, config=config.model_dump(), seed=seed, key=key, summary=summary
     )

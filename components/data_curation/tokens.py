@@ -34,9 +34,9 @@ class TokenStatistics:
     """What `looked_at` of `rows` rows come to. `total` is scaled up to all rows; all else is of the `measured` ones.
 
     Not measured are those that training does not learn (answers labelled bad), and `refused` ones, which the chat template cannot write.
-    `histogram` has rows by the upper end of their class, a power of two. `truncated` is the share of rows longer than `max_length`, `lost`
-    the share of all tokens behind it. `filled` is the share of tokens that are no padding where rows are packed into sequences of
-    `max_length` (`sequences` of them), `filled_unpacked` where each row is a sequence of its own, padded to that length.
+    `histogram` has rows by the upper end of their class: powers of two, and `max_length`. `truncated` is the share of rows longer than
+    `max_length`, `lost` the share of all tokens behind it. `filled` is the share of tokens that are no padding where rows are packed into
+    sequences of `max_length` (`sequences` of them), `filled_unpacked` where each row is a sequence of its own, padded to that length.
     """
 
     model: str
@@ -108,7 +108,8 @@ def statistics(lengths: Sequence[int], max_length: int, *, model: str, rows: int
     sequences = packed(cut, max_length)
     histogram: dict[int, int] = {}
     for length in ordered:
-        top = 1 << max(length - 1, 0).bit_length()
+        power = 1 << max(length - 1, 0).bit_length()
+        top = max_length if length <= max_length < power else power
         histogram[top] = histogram.get(top, 0) + 1
     return TokenStatistics(
         model=model,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from components.common.errors import ConfigurationError, InputError
 from components.common.progress import Silent
-from components.data_curation.cleaning import Drop
+from components.data_curation.drops import Drop
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.contamination import REASON, Index, list_sets, set_of
 from components.data_curation.duplicates import words
