@@ -119,7 +119,7 @@ class QualityConfig(BaseModel):
     gopher: bool = Field(True, description="Gopher's quality rules (Rae et al. 2021, A.1.1): false leaves them out.")
     gopher_repetition: bool = Field(True, description="Gopher's repetition rules (Rae et al. 2021, table A1): false leaves them out.")
     c4: bool = Field(True, description="C4's rules (Raffel et al. 2020, section 2.2): false leaves them out.")
-    fineweb: bool = Field(True, description="FineWeb's three line rules (Penedo et al. 2024, section 3.6): false leaves them out.")
+    fineweb: bool = Field(True, description="FineWeb's three line rules (Penedo et al. 2024): false leaves them out.")
     min_words: int = Field(50, ge=0, description="Gopher: words below which a text is dropped.")
     max_words: int = Field(100_000, ge=1, description="Gopher: words above which a text is dropped.")
     min_mean_word_length: float = Field(3, ge=0, description="Gopher: mean characters of a word below which a text is dropped.")
@@ -160,7 +160,9 @@ class QualityConfig(BaseModel):
     terminal_punctuation: bool = Field(
         False, description="C4: true counts sentences only in lines that end with punctuation. Strict: FineWeb left this one out."
     )
-    curly_bracket: bool = Field(True, description="C4: drop a text with a curly bracket (mostly code). false for pages about programming.")
+    curly_bracket: bool = Field(
+        False, description="C4: true drops a text with a curly bracket. Strict: it drops every page that shows code or a formula."
+    )
     min_punctuated_lines: float = Field(
         0.12, ge=0, le=1, description="FineWeb: share of lines that end with punctuation; a text with this share or less is dropped."
     )

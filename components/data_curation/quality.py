@@ -1,7 +1,7 @@
 """The published heuristics for web text. docs/filters.md says where each threshold comes from.
 
 Gopher: Rae et al. 2021, arXiv 2112.11446, A.1.1 and table A1. C4: Raffel et al. 2020, arXiv 1910.10683, 2.2. FineWeb: Penedo et al. 2024,
-arXiv 2406.17557, 3.6. A word is what stands between whitespace. Rules that count words, and so expect spaces between them, leave alone
+arXiv 2406.17557. A word is what stands between whitespace. Rules that count words, and so expect spaces between them, leave alone
 texts in scripts that write none.
 """
 

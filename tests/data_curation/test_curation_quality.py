@@ -106,7 +106,7 @@ def test_repeated_paragraphs_are_found_where_their_lines_are_few():
     ],
 )
 def test_c4(text, expected, detail):
-    found = quality.drop(text, QualityConfig(**only("c4")))
+    found = quality.drop(text, QualityConfig(**only("c4", curly_bracket=True)))
     assert found.reason == expected
     assert detail in found.detail
 
@@ -115,7 +115,7 @@ def test_c4_counts_only_lines_that_end_with_punctuation_when_told():
     text = "\n".join(f"{sentence(i)} {sentence(i + 20)} and more" for i in range(5))
     assert reason(text, **only("c4")) is None
     assert reason(text, **only("c4", terminal_punctuation=True)) == "c4_sentences"
-    assert reason(prose() + " {", **only("c4", curly_bracket=False)) is None
+    assert reason(prose() + " {", **only("c4")) is None
 
 
 @pytest.mark.parametrize(
