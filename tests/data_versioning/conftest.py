@@ -39,32 +39,31 @@ def make_dataset(tmp_path: Path) -> MakeDataset:
 MakeCurated = Callable[..., Artifact]
 
 
+def write_curated(
+    folder: Path, splits: Mapping[str, Sequence[tuple[str, str]]], rejected: Sequence[tuple[str, str, int, str, str]] = (), unread: int = 0
+) -> Artifact:
+    """A dataset as curation writes it: rows by split as (id, text), rejected ones as (id, file, line, reason, text), unreadable lines."""
+    assert artifacts.begin(folder, folder.name) is None
+    for split, rows in splits.items():
+        records = [
+            {"id": i, "messages": [{"role": "user", "content": said}], "source": "letters", "meta": json.dumps({"by": f"clerk {i}"})}
+            for i, said in rows
+        ]
+        pq.write_table(pa.Table.from_pylist(records, schema=ROWS), folder / f"{split}.parquet", compression="zstd")
+    dropped = [dict(zip(("id", "source", "line", "reason", "text"), one, strict=True)) for one in rejected]
+    pq.write_table(pa.Table.from_pylist(dropped, schema=DROPPED), folder / "rejected.parquet")
+    lines = [json.dumps({"file": "torn.jsonl", "line": n, "why": "not JSON"}) + "\n" for n in range(unread)]
+    (folder / "quarantine.jsonl").write_text("".join(lines))
+    sizes = {split: len(rows) for split, rows in splits.items()}
+    reasons, kept = Counter(one[3] for one in rejected), sum(sizes.values())
+    counts = {"in": kept + len(rejected) + unread, "kept": kept, "quarantined": unread, "rejected": dict(reasons)}
+    payload = [f"{split}.parquet" for split in splits] + ["rejected.parquet", "quarantine.jsonl"]
+    raw = [Input(kind="raw", content_sha256="4a" * 32, uri="letters.jsonl")]
+    summary = {"rows": counts, "splits": sizes}
+    return artifacts.publish(folder, "dataset", payload=payload, inputs=raw, config={}, seed=1, key=folder.name, summary=summary)
+
+
 @pytest.fixture
 def make_curated(tmp_path: Path) -> MakeCurated:
-    """A dataset as curation writes it: rows by split as (id, text), rejected ones as (id, file, line, reason, text), unreadable lines."""
-
-    def make(
-        name: str, splits: Mapping[str, Sequence[tuple[str, str]]], rejected: Sequence[tuple[str, str, int, str, str]] = (), unread: int = 0
-    ) -> Artifact:
-        folder = tmp_path / "curated" / name
-        assert artifacts.begin(folder, name) is None
-        for split, rows in splits.items():
-            records = [
-                {"id": i, "messages": [{"role": "user", "content": said}], "source": "letters", "meta": json.dumps({"by": f"clerk {i}"})}
-                for i, said in rows
-            ]
-            pq.write_table(pa.Table.from_pylist(records, schema=ROWS), folder / f"{split}.parquet", compression="zstd")
-        dropped = [dict(zip(("id", "source", "line", "reason", "text"), one, strict=True)) for one in rejected]
-        pq.write_table(pa.Table.from_pylist(dropped, schema=DROPPED), folder / "rejected.parquet")
-        lines = [json.dumps({"file": "torn.jsonl", "line": n, "why": "not JSON"}) + "\n" for n in range(unread)]
-        (folder / "quarantine.jsonl").write_text("".join(lines))
-        sizes = {split: len(rows) for split, rows in splits.items()}
-        reasons = Counter(one[3] for one in rejected)
-        kept = sum(sizes.values())
-        counts = {"in": kept + len(rejected) + unread, "kept": kept, "quarantined": unread, "rejected": dict(reasons)}
-        payload = [f"{split}.parquet" for split in splits] + ["rejected.parquet", "quarantine.jsonl"]
-        raw = [Input(kind="raw", content_sha256="4a" * 32, uri="letters.jsonl")]
-        summary = {"rows": counts, "splits": sizes}
-        return artifacts.publish(folder, "dataset", payload=payload, inputs=raw, config={}, seed=1, key=name, summary=summary)
-
-    return make
+    """See write_curated; by name, in a folder of the test's own."""
+    return lambda name, *content, **more: write_curated(tmp_path / "curated" / name, *content, **more)
