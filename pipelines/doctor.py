@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from components.common.errors import TunelineError
+from components.common.paths import existing
 from components.common.places import Workdir, cache_dir
 
 GIB = 2**30
@@ -94,12 +95,10 @@ def _accelerator() -> str:
 
 
 def _disk(path: Path) -> Finding:
-    existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    free = shutil.disk_usage(existing).free / GIB
+    free = shutil.disk_usage(existing(path)).free / GIB
     return _finding(f"space for {path}", free > 5, f"{free:.0f} GiB free", "The demo needs 5 GiB.")
 
 
 def _writable(path: Path) -> Finding:
-    existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    ok = os.access(existing, os.W_OK)
+    ok = os.access(existing(path), os.W_OK)
     return _finding(f"{path}", ok, "writable" if ok else "not writable", "Choose another --workdir, or mend its permissions.")

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from components.common import artifacts, conversations, cost, models, places, step
+from components.common import artifacts, conversations, cost, models, paths, places, step
 from components.common.artifacts import Manifest
 from components.common.errors import InputError, TunelineError
 from components.common.models import Outline
@@ -32,13 +32,13 @@ from pipelines import sizing
 from pipelines.config import Customization
 from pipelines.resolve import Plans, compared_with, demo_path, expand_demo, plan, unproven, unproven_note
 from pipelines.sizing import Shape
+from pipelines.stages import MAKERS
 
 SAMPLE = 2000  # training rows tokenised at most
 GB = 10**9
 DAFT_SECONDS = 5.0  # for the engine's child process to start and compare some thousand rows
-MODEL_STAGES = ("fine_tuning", "evaluation", "triton_packaging")
-STAGES = ("data_curation", *MODEL_STAGES)
-OTHER_STEPS = tuple(name for name in sizing.START if name not in STAGES)
+ESTIMATED = tuple(MAKERS.values())
+OTHER_STEPS = tuple(name for name in sizing.START if name not in ESTIMATED)
 NOT_KNOWN = "not known until a package of this base model was made here"
 
 
@@ -129,7 +129,7 @@ def estimate(config: Customization, workdir: Workdir, reporter: Reporter) -> dic
         "memory": memory,
         "disk": disk,
         "seconds": _seconds(times),
-        "stages": [{"name": stage, "cached": stage in found.cached} for stage in STAGES],
+        "stages": [{"name": stage, "cached": stage in found.cached} for stage in ESTIMATED],
         "basis": _basis(found, times),
         "warnings": [*_obstacles(found), *_shortages(found, memory, disk)],
     }
@@ -313,16 +313,12 @@ def _disk(found: Findings) -> dict[str, int]:
     }
     of_stage = {"checkpoints": "fine_tuning", "dataset": "data_curation", "model": "fine_tuning", "repository": "triton_packaging"}
     parts = {name: 0 if of_stage[name] in found.cached else size for name, size in parts.items()}
-    return {**parts, "total": sum(parts.values()), "free": shutil.disk_usage(_existing(found.workdir.root)).free}
-
-
-def _existing(path: Path) -> Path:
-    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    return {**parts, "total": sum(parts.values()), "free": shutil.disk_usage(paths.existing(found.workdir.root)).free}
 
 
 def _seconds(times: dict[str, Time]) -> dict[str, float | None]:
     """Time a stage with its start, null where nothing is known, and their sum, null where a part of it is; a cached stage takes none."""
-    spent: dict[str, float | None] = dict.fromkeys(STAGES, 0.0)
+    spent: dict[str, float | None] = dict.fromkeys(ESTIMATED, 0.0)
     for stage, told in times.items():
         spent[stage] = None if told.work is None else round(sizing.START[stage] + told.work, 1)
     spent["other_steps"] = round(sum(sizing.START[name] for name in OTHER_STEPS), 1)
@@ -345,7 +341,7 @@ def _times(found: Findings, trained: int) -> dict[str, Time]:
         rate = _rate(found)
         times["fine_tuning"] = _training_time(found, trained, earlier, rate)
         times["evaluation"] = Time(_evaluation_work(found) / rate, _rough(rate, "each test row read by candidate and base"))
-    return {stage: times[stage] for stage in STAGES if stage not in found.cached}
+    return {stage: times[stage] for stage in ESTIMATED if stage not in found.cached}
 
 
 def _rate(found: Findings) -> float:

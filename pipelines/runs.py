@@ -16,13 +16,12 @@ from typing import Any
 import psutil
 
 from components.common import artifacts, progress
-from components.common.errors import InterruptedRunError, TunelineError, UsageError, of_the_machine
+from components.common.errors import GOES_ON, InterruptedRunError, TunelineError, UsageError, of_the_machine
 from components.common.places import Workdir
 
 SECONDS_TO_SAVE = 60  # a training step may have to end before its checkpoint is written
 SECONDS_TO_ANSWER = 15
 RESERVED = 256 * 1024  # bytes: MLflow closes its runs, and the run says what happened, in less
-GOES_ON = "Run the same command again: it goes on from where it stopped."
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.common.paths import existing
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_REFUSED = 3
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: try again, the work is resumable
+GOES_ON = "Run the same command again: it goes on from where it stopped."
 
 
 class TunelineError(Exception):
@@ -134,16 +137,23 @@ def of_the_machine(error: BaseException, folders: Sequence[Path] = ()) -> Tuneli
     if any(_is_no_space(found) for found in _chain(error)):
         places = (*named, *folders, *_written())
         where = next((place for place in places if _free(place) < NEARLY_FULL), min(places, key=_free))
-        hint = "Free some space there and run the same command again: it goes on from where it stopped."
+        hint = f"Free some space there. {GOES_ON}"
         return DiskFullError(f"no space left in {_folder(where)}: {_free(where) / 1e6:,.1f} MB are free, and more is needed", hint=hint)
     why = next((why for found in _chain(error) if (why := _no_writing(found))), None)
     if why is None:
         return None
-    refused = next((folder for folder in (*named, *folders, *_written()) if not os.access(_existing(folder), os.W_OK)), None)
+    refused = next((folder for folder in (*named, *folders, *_written()) if not os.access(existing(folder), os.W_OK)), None)
     return NotWritableError(
         f"{_folder(refused) if refused else 'a folder'} cannot be written: {why}",
         hint="Let this user write there, or name another folder; then run the same command again.",
     )
+
+
+def unexpected(error: BaseException, where: str) -> TunelineError:
+    """A fault of ours, as it is told; `where` says what of its traceback."""
+    told = TunelineError(f"{type(error).__name__}: {error}", hint=f"This is a fault of tuneline, not of your input: {where}")
+    told.kind = "unexpected"
+    return told
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -165,7 +175,7 @@ def _is_no_space(error: BaseException) -> bool:
 def _no_writing(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         return "the file system is read-only"
-    if isinstance(error, PermissionError) and error.filename and not os.access(_existing(Path(os.fsdecode(error.filename))), os.W_OK):
+    if isinstance(error, PermissionError) and error.filename and not os.access(existing(Path(os.fsdecode(error.filename))), os.W_OK):
         return "permission denied"
     return "the file system is read-only" if any(sign in str(error).lower() for sign in NO_WRITING) else None
 
@@ -176,19 +186,14 @@ def _written() -> list[Path]:
     return [*(Path(os.environ[name]) for name in names if os.environ.get(name)), Path(tempfile.gettempdir()), Path.cwd()]
 
 
-def _existing(path: Path) -> Path:
-    """The path, or what is there of the way to it."""
-    return next((place for place in (path, *path.absolute().parents) if place.exists()), Path("/"))
-
-
 def _folder(path: Path) -> Path:
     """The folder that is there of the way to a path."""
-    found = _existing(path.absolute())
+    found = existing(path.absolute())
     return found if found.is_dir() else found.parent
 
 
 def _free(folder: Path) -> float:
     try:
-        return shutil.disk_usage(_existing(folder)).free
+        return shutil.disk_usage(existing(folder)).free
     except OSError:
         return float("inf")

@@ -19,11 +19,9 @@ from typing import Any
 
 from components.common import cost, hashing, places, process, tracking
 from components.common.artifacts import Artifact
-from components.common.errors import DiskFullError, InterruptedRunError, TunelineError, of_the_machine
+from components.common.errors import GOES_ON, DiskFullError, InterruptedRunError, TunelineError, of_the_machine, unexpected
 from components.common.places import Workdir
 from components.common.progress import RESERVE, Events, Plain, Reporter, Several
-
-UNEXPECTED = "This is a fault of tuneline, not of your input: {log} has the traceback."
 
 
 @dataclass
@@ -157,17 +155,11 @@ def _reporter(stage: str, events: Events | None, tracked: tracking.MlflowReporte
 
 def _told(error: BaseException, stage: str, log: Path | None) -> TunelineError:
     if isinstance(error, KeyboardInterrupt):
-        error = InterruptedRunError("interrupted", hint="Run the same command again: it goes on from where it stopped.")
+        error = InterruptedRunError("interrupted", hint=GOES_ON)
     if not isinstance(error, TunelineError):
-        error = of_the_machine(error) or _unexpected(error, log)
+        error = of_the_machine(error) or unexpected(error, f"{log or 'the log of the step'} has the traceback.")
     error.stage = error.stage or stage
     return error
-
-
-def _unexpected(error: BaseException, log: Path | None) -> TunelineError:
-    told = TunelineError(f"{type(error).__name__}: {error}", hint=UNEXPECTED.format(log=log or "the step's log"))
-    told.kind = "unexpected"
-    return told
 
 
 def copy_report(artifact: Artifact, path: str) -> None:

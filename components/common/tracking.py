@@ -17,7 +17,7 @@ from typing import Any
 
 from components.common import addresses
 from components.common.artifacts import Artifact
-from components.common.errors import EngineMissingError, InterruptedRunError, TunelineError, UsageError, of_the_machine
+from components.common.errors import GOES_ON, EngineMissingError, InterruptedRunError, TunelineError, UsageError, of_the_machine
 
 EXPERIMENT = "tuneline"
 PROBE_SECONDS = 20.0
@@ -144,7 +144,7 @@ def _for_people(error: Exception) -> TunelineError:
     if first.startswith("API request to") and "failed with" in first and "failed with error code" not in first:
         return TrackingLostError(
             f"the MLflow server {address} stopped answering",
-            hint="Start it again and run the same command: it goes on from where it stopped.",
+            hint=f"Start it again. {GOES_ON}",
         )
     file = _sqlite_file()
     return of_the_machine(error, [file.parent] if file else []) or EngineMissingError(

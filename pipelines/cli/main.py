@@ -8,7 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from components.common.errors import InterruptedRunError, TunelineError, UsageError, of_the_machine
+from components.common.errors import InterruptedRunError, TunelineError, UsageError, of_the_machine, unexpected
 from components.common.places import DEFAULT_WORKDIR
 from pipelines.cli import run, runs, stages, registry, data, cluster
 from pipelines.cli.app import app
@@ -44,7 +44,10 @@ def _from_other(error: Exception, arguments: list[str]) -> TunelineError:
     told = of_the_machine(error, [*named, Path(DEFAULT_WORKDIR)])
     if told is None and isinstance(error, OSError):
         told = _refused_path(error)
-    return told or _unexpected(error)
+    if told is None:
+        traceback.print_exception(error)
+        told = unexpected(error, "please report the traceback.")
+    return told
 
 
 def _refused_path(error: OSError) -> TunelineError:
@@ -54,15 +57,6 @@ def _refused_path(error: OSError) -> TunelineError:
         return UsageError(message, hint="Check the paths of the command: a folder cannot stand where a file is, nor the other way round.")
     told = TunelineError(message, hint="Check the path and its permissions.")
     told.kind = "system"
-    return told
-
-
-def _unexpected(error: Exception) -> TunelineError:
-    traceback.print_exception(error)
-    told = TunelineError(
-        f"{type(error).__name__}: {error}", hint="This is a fault of tuneline, not of your input: please report the traceback."
-    )
-    told.kind = "unexpected"
     return told
 
 

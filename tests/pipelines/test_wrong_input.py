@@ -48,7 +48,7 @@ KEYS = "docs/configuration.md lists every key; `tuneline init` writes a commente
 SUFFIXES = "Known are .csv, .json, .jsonl, .md, .ndjson, .parquet, .text, .tsv, .txt, also with .gz or .zst"
 COPY = "Name a file that holds its rows itself: a copy, or the file that is meant."
 NO_ROW = "no row is left to keep: {places}"
-FREE = "Free some space there and run the same command again: it goes on from where it stopped."
+FREE = "Free some space there. Run the same command again: it goes on from where it stopped."
 SAID = {
     # the configuration
     "unknown key": Said("{where}: fine_tuning.learning_rat: there is no such key (did you mean learning_rate?)", KEYS),
@@ -218,7 +218,7 @@ SAID = {
     ),
     "MLflow lost": Said(
         "the MLflow server {address} stopped answering",
-        "Start it again and run the same command: it goes on from where it stopped.",
+        "Start it again. Run the same command again: it goes on from where it stopped.",
         "engine_missing",
         1,
     ),
