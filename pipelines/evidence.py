@@ -17,13 +17,13 @@ from typing import Any
 from components.common import artifacts, cost, places, progress, tracking
 from components.common.artifacts import Artifact, Manifest
 from components.common.step import Step
-from pipelines import page
+from pipelines import outcome, page
+from pipelines.stages import MAKERS
 
 SCHEMA = "tuneline/report/v1"
 EXAMPLES = 2  # of each reason for dropping a row
 SHOWN = 400  # characters of an example
 ANSWERS = 6
-MAKERS = {"dataset": "data_curation", "model": "fine_tuning", "evaluation": "evaluation", "repository": "triton_packaging"}
 Record = dict[str, Any]
 
 
@@ -42,7 +42,7 @@ def gather(
     return {
         "schema": SCHEMA,
         "run": events.parent.name if events else None,
-        "verdict": "unchanged" if "champion" in registered["aliases"] else evaluation["verdict"],
+        "verdict": outcome.verdict(evaluation["verdict"], registered),
         "reasons": evaluation["reasons"],
         "registered": _registered(registered),
         "data": _data(found["dataset"]),
@@ -62,7 +62,7 @@ def gather(
 
 def _registered(registered: Mapping[str, Any]) -> Record:
     moved = registered.get("moved") or {}
-    aliases = sorted({*registered["aliases"], *([moved["alias"]] if moved else [])})
+    aliases = outcome.aliases(registered, moved)
     return {"name": registered["name"], "version": registered["version"], "aliases": aliases, "replaced": moved.get("from")}
 
 

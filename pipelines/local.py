@@ -21,23 +21,12 @@ from components.common import addresses, places, process, progress, tracking
 from components.common.errors import EXIT_INTERRUPTED, TunelineError, of_the_machine
 from components.common.places import Workdir
 from components.common.progress import Reporter
-from pipelines import runs
+from pipelines import outcome, runs
 from pipelines.config import Customization
 from pipelines.runs import Run
+from pipelines.stages import CONDITIONAL, REPORTED, STAGES
 
-STAGES = {
-    "resolve": "resolve",
-    "data_curation": "curate",
-    "data_versioning": "version",
-    "fine_tuning": "fine-tune",
-    "evaluation": "evaluate",
-    "triton_packaging": "package",
-    "registration": "register",
-    "promotion": "promote",
-    "report": "report",
-}
 SECONDS_TO_ASK_AGAIN = 7 * 24 * 3600  # a server that was gone for so long is not coming back
-CONDITIONAL = ("triton_packaging", "promotion")
 
 
 @dataclass
@@ -287,15 +276,12 @@ def _forget_missing(cache: Path, store: Path) -> None:
 def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this: Run, parent: str, began: float) -> dict[str, Any]:
     registered = listener.results.get("registration", {})
     moved = listener.results.get("promotion", {})
-    verdict = outputs["verdict"]
-    if "champion" in registered.get("aliases", []):  # the promotion comes after: it was in service before this run
-        verdict = "unchanged"
     digests = {kind: outputs[kind] for kind in ("dataset", "model", "evaluation")}
     digests["repository"] = registered.get("repository") or (registered.get("tags") or {}).get("tuneline.repository_sha256")
     # Cached outputs are believed only after their digests check.
     found = {kind: places.stored(workdir.store, sha256).path if sha256 else None for kind, sha256 in digests.items()}
     return {
-        "verdict": verdict,
+        "verdict": outcome.verdict(outputs["verdict"], registered),
         "workdir": str(workdir.root),
         "artifacts": {kind: str(path) if path else None for kind, path in found.items()},
         "mlflow": {
@@ -303,7 +289,7 @@ def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this:
             "run_id": parent,
             "model_name": registered.get("name"),
             "model_version": registered.get("version"),
-            "aliases": sorted({*registered.get("aliases", []), *([moved["alias"]] if moved else [])}),
+            "aliases": outcome.aliases(registered, moved),
         },
         "stages": _stages(listener, outputs["verdict"]),
         "seconds": round(time.monotonic() - began, 2),
@@ -315,7 +301,7 @@ def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this:
 def _stages(listener: Listener, verdict: str) -> list[dict[str, Any]]:
     """Seconds a stage. One that kfp's cache answered has no events: it was cached unless the verdict left it out."""
     stages = []
-    for stage in (name for name in STAGES if name != "report"):
+    for stage in REPORTED:
         ran = stage in listener.seconds
         if ran or stage not in CONDITIONAL or (stage == "triton_packaging" and verdict == "accepted"):
             cached = listener.cached.get(stage, True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from components.common import report
 from components.common.tracking import flatten
+from pipelines.stages import REPORTED
 
 Record = Mapping[str, Any]
 GREEN, ORANGE, RED, BLUE = "#2f8f5b", "#d98b2b", "#b3261e", "#4472b0"
@@ -14,9 +15,6 @@ TITLES = {
     "version": "registered version", "repository": "Triton package", "evaluation": "evaluation", "model": "tuned model",
     "base_model": "base model", "dataset": "dataset", "raw": "raw file", "incumbent": "model in service before", "gguf": "weights",
 }  # fmt: skip
-STAGES = (
-    "resolve", "data_curation", "data_versioning", "fine_tuning", "evaluation", "triton_packaging", "registration", "promotion",
-)  # fmt: skip
 
 
 def render(record: Record) -> str:
@@ -172,7 +170,7 @@ def _costs(record: Record) -> list[list[Any]]:
     """A line a stage, and the sums. A cluster's pods keep no common record: there only what making the artifacts cost is known."""
     ran, here = {stage["name"]: stage for stage in record["stages"]}, record["spent"] is not None
     rows: list[list[Any]] = []
-    for stage in STAGES:
+    for stage in REPORTED:
         spent, made = ran.get(stage), record["costs"].get(stage)
         if spent and not spent["cached"]:
             rows.append([stage, "ran", *_figures(spent)])

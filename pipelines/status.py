@@ -13,8 +13,8 @@ from typing import Any
 from components.common import progress
 from components.common.errors import UsageError
 from components.common.progress import describe
-from pipelines.local import CONDITIONAL, STAGES
 from pipelines.runs import Run
+from pipelines.stages import CONDITIONAL, STAGES
 
 Event = dict[str, Any]
 OWN = "run"  # the run's own log, beside those of its stages
