@@ -17,7 +17,7 @@ from components.data_curation.rows import Row
 from components.data_curation.tokens import TokenStatistics
 
 EXAMPLES = 3  # of each reason
-SHOWN = 300  # characters of an example
+SHOWN, LINES = 300, 12  # characters and lines of an example
 PLACES = 20  # unreadable places
 LENGTHS = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800)  # characters: the upper ends of the classes
 LONGER = 0  # the class of what is longer than all of them
@@ -77,7 +77,7 @@ class Facts:
             self.leaked[leak] += 1
         some = self.samples.setdefault(why.reason, [])
         if len(some) < EXAMPLES:
-            some.append(Sample(why.reason, why.detail, f"{file}:{line}", text if len(text) <= SHOWN else text[:SHOWN] + " …"))
+            some.append(Sample(why.reason, why.detail, f"{file}:{line}", _short(text)))
 
     def miss(self, unread: Unread) -> None:
         """Count an unreadable place."""
@@ -141,6 +141,11 @@ def merge(a: Facts, b: Facts) -> Facts:
 def _both(a: Personal | None, b: Personal | None) -> Personal:
     a, b = a or Personal(), b or Personal()
     return Personal(a.found + b.found, a.rows + b.rows, b.action or a.action)
+
+
+def _short(text: str) -> str:
+    begins = "\n".join(text.split("\n", LINES)[:LINES])[:SHOWN]
+    return text if text == begins else f"{begins} …"
 
 
 def _distinct(notes: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -51,6 +52,7 @@ def render(summary: Mapping[str, Any], sources: Sequence[Source], facts: Facts) 
         "Examples of dropped rows": _examples(facts.samples, rows["rejected"]),
         "Unreadable places": _unread(facts, rows["quarantined"]),
         "Sources": _sources(sources, facts),
+        "Digests of the sources": _digests(sources),
     }
     return report.page("Data curation", f"{rows['kept']:,} of {rows['in']:,} rows kept; kind of rows: {summary['rows_kind']}", sections)
 
@@ -104,11 +106,12 @@ def _duplicates(rows: Mapping[str, Any]) -> str:
 def _sets(facts: Facts) -> str:
     if not facts.sets:
         return report.paragraph("None was named in data_curation.decontamination.sets, so rows that hold their items were not looked for.")
-    lines = [[name, counts["items"], counts["too_short"], facts.leaked[name]] for name, counts in facts.sets.items()]
+    lines: list[list[Any]] = [[name, facts.leaked[name], counts["items"], counts["too_short"]] for name, counts in facts.sets.items()]
+    lines.sort(key=lambda line: -line[1])
     note = (
         "A row that shares an n-gram of words with an item was removed, and names it. Items of few words, or of common ones, are not found."
     )
-    return report.table(["evaluation set", "items", "not looked for", "rows removed"], lines) + report.paragraph(note, "soft")
+    return report.table(["evaluation set", "rows removed", "items", "not looked for"], lines) + report.paragraph(note, "soft")
 
 
 def _personal(facts: Facts) -> str:
@@ -133,23 +136,24 @@ def _tokens(tokens: TokenStatistics) -> str:
 
 
 def _token_bars(tokens: TokenStatistics) -> str:
-    tops = sorted(tokens.histogram)
-    lows = {top: max((end for end in {*(1 << n for n in range(40)), tokens.max_length} if end < top), default=0) + 1 for top in tops}
-    bars = {f"{lows[top]:,}–{top:,}": tokens.histogram[top] for top in tops}
-    cut = {f"{lows[top]:,}–{top:,}": ORANGE for top in tops if top > tokens.max_length}
+    tops = sorted({*(1 << n for n in range(40)), *tokens.histogram, tokens.max_length})
+    shown = tops[tops.index(min(tokens.histogram)) : tops.index(max(tokens.histogram)) + 1]
+    names = {top: f"{max((end for end in tops if end < top), default=0) + 1:,}–{top:,}" for top in shown}
+    bars = {name: tokens.histogram.get(top, 0) for top, name in names.items()}
+    cut = {name: ORANGE for top, name in names.items() if top > tokens.max_length}
     length = f"the training length of {tokens.max_length:,}"
     note = f"Rows by their length in tokens. {f'Orange: longer than {length}, and cut there.' if cut else f'None is longer than {length}.'}"
     return report.bar_plot(bars, x="rows", caption=note, colours=cut)
 
 
-def _fit(tokens: TokenStatistics) -> list[list[Any]]:
+def _fit(tokens: TokenStatistics) -> list[list[str]]:
     return [
         ["training length", f"{tokens.max_length:,} tokens"],
         ["rows that are cut there", f"{tokens.truncated:.1%}"],
         ["tokens lost to it", f"{tokens.lost:.1%}"],
         ["filled, one row a sequence", f"{tokens.filled_unpacked:.1%}; the rest is padding"],
         ["filled, rows packed", f"{tokens.filled:.1%}, in {tokens.sequences:,} sequences instead of {tokens.measured:,}"],
-        ["rows the chat template refuses", tokens.refused],
+        ["rows the chat template refuses", f"{tokens.refused:,}"],
     ]
 
 
@@ -193,11 +197,18 @@ def _unread(facts: Facts, quarantined: int) -> str:
 
 
 def _sources(sources: Sequence[Source], facts: Facts) -> str:
-    """What became of each file's rows, then the files with their digests."""
-    fates = [[name, sum(c.values()), c[KEPT], c[REJECTED], c[QUARANTINED]] for name, c in facts.by_source.items()]
-    files = [[source.name, source.bytes, source.sha256] for source in sources]
-    table = report.table(["file", "rows", "kept", "dropped", UNREADABLE], fates[:SHOWN]) if fates else ""
-    more = (
-        report.paragraph(f"The first {SHOWN} of {len(files):,} files; the manifest lists them all.", "soft") if len(files) > SHOWN else ""
-    )
-    return table + report.table(["file", "bytes", "sha256"], files[:SHOWN]) + more
+    """What became of each file's rows; files of one name in several folders count together, as rejected.parquet names them."""
+    sizes: dict[str, int] = {}
+    for source in sources:
+        sizes[source.name] = sizes.get(source.name, 0) + source.bytes
+    fates = {name: facts.by_source.get(name, Counter()) for name in {**sizes, **facts.by_source}}
+    lines = [[name, fate.total(), fate[KEPT], fate[REJECTED], fate[QUARANTINED], sizes.get(name)] for name, fate in fates.items()]
+    return report.table(["file", "rows", "kept", "dropped", UNREADABLE, "bytes"], lines[:SHOWN]) + _more(len(lines))
+
+
+def _digests(sources: Sequence[Source]) -> str:
+    return report.table(["file", "sha256"], [[source.name, source.sha256] for source in sources[:SHOWN]]) + _more(len(sources))
+
+
+def _more(files: int) -> str:
+    return report.paragraph(f"The first {SHOWN} of {files:,}; manifest.json lists them all.", "soft") if files > SHOWN else ""
