@@ -89,13 +89,15 @@ def _fetch(address: Address, clone: Path) -> None:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
+    path = str(clone / address.path)
     with storage.private_settings(clone / ".dvc" / "site"), s3.patience(), storage.logged() as said:
         try:
             with Repo(str(clone), config=_settings(address, clone)) as repo:
                 _check_remote(repo)
                 outs = _outs(repo, address)
-                _pull(repo, address, said)
+                _pull(repo, [path if _below(path, out.fs_path) else out.fs_path for out in outs], address, said)
                 _verify(repo, outs, address)
+                _tidy(outs, path)
         except (DvcException, OSError) as error:
             raise _failed(address, error, said) from error
 
@@ -144,12 +146,19 @@ def _below(path: str, folder: str) -> bool:
     return Path(path).is_relative_to(folder)
 
 
-def _pull(repo: Any, address: Address, said: list[str]) -> None:
+def _tidy(outs: list[Any], path: str) -> None:
+    """A folder is given without DVC's own files in it."""
+    for stage in {out.stage.path for out in outs if out.stage.path.endswith(".dvc")}:
+        if _below(stage, path):
+            Path(stage).unlink(missing_ok=True)
+
+
+def _pull(repo: Any, targets: list[str], address: Address, said: list[str]) -> None:
     from dvc.exceptions import CheckoutError, DownloadError
     from dvc_objects.errors import ObjectFormatError
 
     try:
-        repo.pull([str(Path(repo.root_dir) / address.path)])
+        repo.pull(targets)
     except (CheckoutError, DownloadError, ObjectFormatError) as error:
         raise _lost(address, "; ".join(dict.fromkeys([str(error).splitlines()[0], *said]))) from None
 

@@ -1,0 +1,140 @@
+"""Sources in other people's DVC repositories."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.common.errors import ArtifactDamagedError, ConfigurationError
+from components.common.progress import Silent
+from components.data_versioning.repository import DataVersioningError
+from components.data_versioning.stage import obtain
+
+pytestmark = pytest.mark.dvc
+
+
+def run(folder: Path, *command: str) -> None:
+    names = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+    settings = {"DVC_SITE_CACHE_DIR": str(folder.parent / "site"), "DVC_NO_ANALYTICS": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **names, **settings}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def dvc(folder: Path, *arguments: str) -> None:
+    run(folder, sys.executable, "-m", "dvc", *arguments, "-q")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stock DVC repository: its remote is named by a relative path and not told to verify; a file, a folder, and a file of git's."""
+    place = tmp_path_factory.mktemp("dvc")
+    corpus = place / "corpus"
+    (corpus / "raw" / "letters").mkdir(parents=True)
+    (corpus / "raw" / "one.jsonl").write_text('{"text": "first"}\n')
+    (corpus / "raw" / "letters" / "a.txt").write_text("a letter\n" * 30)
+    (corpus / "raw" / "letters" / "b.txt").write_text("another\n" * 30)
+    (corpus / "LICENSE").write_text("free\n")
+    run(corpus, "git", "init", "-q", "-b", "main")
+    dvc(corpus, "init")
+    dvc(corpus, "remote", "add", "-d", "beside", "../remote")
+    dvc(corpus, "add", "raw/one.jsonl", "raw/letters")
+    run(corpus, "git", "add", "--all")
+    run(corpus, "git", "commit", "-q", "-m", "one")
+    run(corpus, "git", "tag", "v1")
+    dvc(corpus, "push")
+    (corpus / "raw" / "one.jsonl").write_text('{"text": "second"}\n')
+    dvc(corpus, "add", "raw/one.jsonl")
+    run(corpus, "git", "commit", "-q", "-a", "-m", "two")
+    dvc(corpus, "push")
+    shutil.rmtree(corpus / ".dvc" / "cache")
+    return place
+
+
+@pytest.fixture
+def corpus(made: Path, tmp_path: Path) -> Path:
+    """A copy of it for one test."""
+    return Path(shutil.copytree(made, tmp_path / "copy", symlinks=True)) / "corpus"
+
+
+def got(corpus: Path | str, rev: str, path: str, folder: Path) -> Path:
+    return obtain(f"dvc://{corpus}@{rev}:{path}", folder, Silent())
+
+
+def test_a_file_of_any_revision_is_fetched(corpus: Path, tmp_path: Path) -> None:
+    old = got(corpus, "v1", "raw/one.jsonl", tmp_path / "old")
+    assert (old, old.read_text()) == (tmp_path / "old" / "one.jsonl", '{"text": "first"}\n')
+    assert got(corpus, "main", "raw/one.jsonl", tmp_path / "new").read_text() == '{"text": "second"}\n'
+    assert [p.name for p in (tmp_path / "old").iterdir()] == ["one.jsonl"]
+
+
+def test_a_folder_and_a_file_in_it_are_fetched(corpus: Path, tmp_path: Path) -> None:
+    letters = got(corpus, "v1", "raw/letters", tmp_path)
+    assert sorted(p.name for p in letters.iterdir()) == ["a.txt", "b.txt"]
+    assert got(f"file://{corpus}", "v1", "raw/letters/a.txt", tmp_path).read_text() == "a letter\n" * 30
+
+
+def test_a_folder_that_holds_tracked_things_is_fetched_with_them(corpus: Path, tmp_path: Path) -> None:
+    raw = got(corpus, "v1", "raw", tmp_path)
+    assert sorted(p.name for p in raw.rglob("*") if p.name != ".gitignore") == ["a.txt", "b.txt", "letters", "one.jsonl"]
+
+
+def test_what_git_itself_holds_is_taken_from_git(corpus: Path, tmp_path: Path) -> None:
+    assert got(corpus, "v1", "LICENSE", tmp_path).read_text() == "free\n"
+
+
+def test_an_older_copy_is_replaced(corpus: Path, tmp_path: Path) -> None:
+    got(corpus, "v1", "raw/one.jsonl", tmp_path)
+    assert "second" in got(corpus, "main", "raw/one.jsonl", tmp_path).read_text()
+
+
+def test_every_tampered_or_lost_object_is_refused_though_the_repository_does_not_verify(corpus: Path, tmp_path: Path) -> None:
+    stored = [p for p in (corpus.parent / "remote").rglob("*") if p.is_file()]
+    assert len(stored) == 5
+    of_another = [p for p in stored if b"second" in p.read_bytes()]
+    for damaged in stored:
+        whole = damaged.read_bytes()
+        damaged.chmod(0o644)
+        for content in (bytes([whole[0] ^ 1]) + whole[1:], None):
+            damaged.unlink(missing_ok=True) if content is None else damaged.write_bytes(content)
+            if damaged in of_another:
+                got(corpus, "v1", "raw", tmp_path / "whole")
+                continue
+            with pytest.raises(ArtifactDamagedError, match="lacks objects of raw at v1, or holds them damaged") as refused:
+                got(corpus, "v1", "raw", tmp_path / "out")
+            assert "Restore them there" in refused.value.hint
+            assert not (tmp_path / "out" / "raw").exists()
+        damaged.write_bytes(whole)
+    got(corpus, "v1", "raw", tmp_path / "out")
+
+
+def test_a_repository_that_another_dvc_has_locked_can_be_read(corpus: Path, tmp_path: Path) -> None:
+    from dvc.repo import Repo
+
+    with Repo(str(corpus)).lock:
+        assert got(corpus, "v1", "raw/one.jsonl", tmp_path).exists()
+
+
+@pytest.mark.parametrize(
+    ("uri", "message", "hint"),
+    [
+        ("dvc://corpus:raw", "is no DVC source", "Write dvc://REPOSITORY@REVISION:PATH"),
+        ("dvc://{corpus}@v1:../../etc/passwd", "the revision or the path cannot be meant", "Write dvc://"),
+        ("dvc:///nowhere/at/all@v1:raw", "/nowhere/at/all of a dvc:// source does not exist", "Write dvc://"),
+        ("dvc://https://me:secret@host/x.git@v1:raw", "the address of host holds a password", "~/.netrc"),
+        ("dvc://{corpus}@v9:raw", "has no revision v9", "Its tags are: v1"),
+        ("dvc://{corpus}@v1:raw/two.jsonl", "raw/two.jsonl is not in", "DVC tracks there: raw/letters, raw/one.jsonl"),
+        ("dvc://{corpus}@v1:raw/letters/c.txt", "raw/letters/c.txt", ""),
+    ],
+)
+def test_what_names_nothing_is_told(corpus: Path, tmp_path: Path, uri: str, message: str, hint: str) -> None:
+    with pytest.raises((ConfigurationError, DataVersioningError, ArtifactDamagedError)) as refused:
+        obtain(uri.format(corpus=corpus), tmp_path / "out", Silent())
+    assert message in refused.value.message
+    assert hint in refused.value.hint
+    assert "secret" not in refused.value.message
+    assert not list((tmp_path / "out").glob("*"))
