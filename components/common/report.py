@@ -26,6 +26,7 @@ ul.tree, ul.tree ul { list-style: none; margin: 0; padding-left: 1.1rem; border-
 ul.tree b { margin-right: .4rem } ul.tree code { font-size: .85rem }
 code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; min-width: 22rem; height: auto; display: block }
 figure { overflow-x: auto } p { overflow-wrap: anywhere } td code { display: inline-block; min-width: 9rem } td pre { min-width: 15rem }
+td:first-child:not(.n) { overflow-wrap: anywhere; min-width: 8rem }
 """
 
 
