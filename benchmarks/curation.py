@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import corpus, measure, page, peers, scoring
+from benchmarks import corpus, measure, page, peers, profiled, scoring
 
 ROOT = Path(__file__).resolve().parents[1]
 THRESHOLD = 0.7
@@ -184,12 +184,19 @@ def curated(workdir: Path, made: corpus.Corpus, name: str, settings: tuple[str, 
     cost = measure.run(command, log, [folder], folder, {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}, told)
     row: dict[str, Any] = {"name": name, "settings": list(settings), "documents": made.documents, "cost": cost.as_dict()}
     if cost.returncode:
-        row["error"] = f"exit code {cost.returncode}: {told.read_text()[-400:]} {_tail(log)}"
+        row["error"] = f"exit code {cost.returncode}: {_message(told) or _tail(log)}"
     else:
         row["rows"] = json.loads(told.read_text())["rows"]
         row["output"] = sum(path.stat().st_size for path in (folder / "dataset").rglob("*") if path.is_file())
     print(f"curation, {name}, {made.documents:,} rows: {row.get('error') or f'{cost.cpu:.1f} CPU s'}", flush=True)
     return row
+
+
+def _message(told: Path) -> str:
+    try:
+        return str(json.loads(told.read_text())["error"]["message"])
+    except (ValueError, KeyError):
+        return ""
 
 
 def _command(made: corpus.Corpus, folder: Path, settings: tuple[str, ...]) -> list[str]:
@@ -198,14 +205,13 @@ def _command(made: corpus.Corpus, folder: Path, settings: tuple[str, ...]) -> li
 
 
 def profile(workdir: Path, made: corpus.Corpus) -> dict[str, float]:
-    """Seconds by module of the process that curates (cProfile, which slows it down); not those of its child processes."""
+    """CPU seconds by module of the default curation, in all of its Python processes (under cProfile, which slows them down)."""
     folder = workdir / "profile"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    told = folder / "profile.json"
-    command = [sys.executable, "-P", "-m", "benchmarks.profiled", str(told), "pipelines.cli", *_command(made, folder, ())]
-    measure.run(command, folder / "log.txt", [], folder, {"PYTHONPATH": str(ROOT)})
-    return dict(json.loads(told.read_text())) if told.exists() else {}
+    command = [sys.executable, "-P", "-m", "pipelines.cli", *_command(made, folder, ())]
+    measure.run(command, folder / "log.txt", [], folder, profiled.environment(folder))
+    return profiled.summary(folder)
 
 
 def scale(workdir: Path, sizes: list[int], seed: int) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]) + "\n"
+    lines = [[cell.replace("|", "\\|").replace("\n", " ") for cell in cells] for cells in [head, ["---"] * len(head), *rows]]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
 def _command(part: dict[str, Any]) -> str:
@@ -165,7 +166,7 @@ def _profile(part: dict[str, Any]) -> str:
         texts.append(_table(["process", "CPU s"], [[f"`{name}`", f"{seconds:.1f}"] for name, seconds in parts.items() if seconds >= 0.1]))
     if profile := part["profile"]:
         whole = sum(profile.values())
-        texts.append("And by module, under cProfile, a library's time counted where it was called from:\n")
+        texts.append("And by module, under cProfile, which slows it down; a library's time counts where it was called from:\n")
         rows = [[f"`{name}`", f"{seconds:.1f}", f"{seconds / whole:.0%}"] for name, seconds in profile.items() if seconds >= whole / 200]
         texts.append(_table(["module", "s", "share"], rows))
     return "\n".join(texts)
@@ -237,6 +238,6 @@ def _asked(runs: list[dict[str, Any]]) -> str:
         if memory > 0
         else ""
     )
-    hours = " and ".join(f"{far * cpu / 3600 / CORES:,.1f} h" for far in FAR)
+    hours = " and ".join(f"{far * cpu / 60 / CORES:,.0f} minutes" for far in FAR)
     bands = " and ".join(f"{far * BANDS * ENTRY / GIB:,.0f} GiB" for far in FAR)
     return ASKED.format(fits=fits or "memory does not grow with the rows", hours=hours, bands=bands, cores=CORES, count=BANDS, entry=ENTRY)

@@ -1,38 +1,38 @@
 """Where the CPU time of a command goes, by the module of ours that spends it or has it spent by a library.
 
-python -m benchmarks.profiled FILE.json MODULE ARGUMENT…    runs a module as `python -m` would, under cProfile
+The command runs with `environment(folder)`; every Python process of it then leaves a profile in the folder, which `summary` adds up.
 """
 
 from __future__ import annotations
 
-import cProfile
-import json
+import os
 import pstats
-import runpy
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
 OURS = ("components", "pipelines", "data")
 ROUNDS = 60  # how far up a chain of library calls time is passed on
 
 
-def main(output: Path, module: str, arguments: list[str]) -> None:
-    """Run the module, however it ends, and write seconds by module."""
-    sys.argv = [module, *arguments]
-    profile = cProfile.Profile()
-    try:
-        profile.enable()
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    finally:
-        profile.disable()
-        output.write_text(json.dumps(by_module(pstats.Stats(profile).stats)))  # type: ignore[attr-defined]
+def environment(folder: Path) -> dict[str, str]:
+    """What makes a command, and what it starts, profile themselves into an existing folder."""
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks" / "profiling"), str(ROOT)]), "PROFILE_FOLDER": str(folder)}
+
+
+def summary(folder: Path) -> dict[str, float]:
+    """CPU seconds by module over all processes that left a profile, most first."""
+    total: dict[str, float] = defaultdict(float)
+    for file in sorted(folder.glob("*.pstats")):
+        for name, seconds in by_module(pstats.Stats(str(file)).stats).items():  # type: ignore[attr-defined]
+            total[name] += seconds
+    return {name: round(seconds, 3) for name, seconds in sorted(total.items(), key=lambda item: -item[1])}
 
 
 def by_module(stats: dict[Any, Any]) -> dict[str, float]:
-    """Seconds by module of ours, most first. A library's own time goes to its callers, in the shares of the time they waited for it, until
-    it has come to a module of ours; what comes to none is `start and libraries`."""
+    """Seconds by module of ours. A library's own time goes to its callers, in the shares of the time they waited for it, until it has come
+    to a module of ours; what comes to none is `start and libraries`."""
     held = {function: float(entry[2]) for function, entry in stats.items()}
     total: dict[str, float] = defaultdict(float)
     for _ in range(ROUNDS):
@@ -48,18 +48,13 @@ def by_module(stats: dict[Any, Any]) -> dict[str, float]:
                 passed[caller] += seconds * share / waited
         held = passed
     total["start and libraries"] += sum(held.values())
-    return {name: round(seconds, 3) for name, seconds in sorted(total.items(), key=lambda item: -item[1]) if seconds >= 0.0005}
+    return {name: seconds for name, seconds in total.items() if seconds >= 0.0005}
 
 
 def module_of(file: str) -> str:
     """The module of ours that a source file is, such as components.data_curation.rows, or nothing."""
-    root = Path(__file__).resolve().parents[1]
     try:
-        parts = Path(file).resolve().relative_to(root).with_suffix("").parts
+        parts = Path(file).resolve().relative_to(ROOT).with_suffix("").parts
     except ValueError:
         return ""
     return ".".join(parts) if parts and parts[0] in OURS else ""
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), sys.argv[2], sys.argv[3:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pstats
 import random
 import sys
 from pathlib import Path
@@ -104,6 +105,32 @@ def test_a_profile_gives_the_time_of_libraries_to_our_module_that_called_them() 
     assert by["components.data_curation.rows"] == pytest.approx(2 + 6.5 * 4 / 6.5)
     assert by["pipelines.cli.app"] == pytest.approx(1 + 6.5 * 2.5 / 6.5)
     assert sum(by.values()) == pytest.approx(10)
+
+
+def test_a_profile_has_the_time_of_children_and_of_workers_too(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, subprocess, sys\n"
+        "from components.common import hashing\n"
+        "def work(method):\n"
+        "    for n in range(20_000): hashing.digest({method: n})\n"
+        "if __name__ == '__main__':\n"
+        "    if sys.argv[1:]: work('child')\n"
+        "    else:\n"
+        "        subprocess.run([sys.executable, __file__, 'child'], check=True)\n"
+        "        for method in ('fork', 'spawn'):\n"
+        "            worker = multiprocessing.get_context(method).Process(target=work, args=[method])\n"
+        "            worker.start(); worker.join()\n"
+    )
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    cost = measure.run([sys.executable, str(program)], tmp_path / "log", [], tmp_path, profiled.environment(folder))
+    assert cost.returncode == 0, (tmp_path / "log").read_text()
+    stats = [pstats.Stats(str(file)).stats for file in folder.glob("*.pstats")]
+    calls = [sum(entry[1] for (_, _, name), entry in found.items() if name == "digest") for found in stats]
+    assert [count for count in calls if count] == [20_000] * 3
+    spent = sum(profiled.by_module(found).get("components.common.hashing", 0) for found in stats)
+    assert profiled.summary(folder)["components.common.hashing"] == pytest.approx(spent, abs=0.01)
 
 
 def result(documents: int, cpu: float, memory: int) -> dict[str, Any]:
