@@ -11,7 +11,6 @@ import json
 import os
 import random
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, hashing, places
+from components.common import artifacts, hashing, jobs, places
 from components.common.artifacts import Artifact, Input
 from components.common.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError, TunelineError, of_the_machine
 from components.common.progress import Reporter, Silent
@@ -284,9 +283,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
-    try:
+    with jobs.private_folder(folder.parent, ".converting") as work:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
@@ -307,8 +304,6 @@ def _convert(gguf: Path, folder: Path) -> None:
         )
         if not folder.exists():
             work.rename(folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def open_model(reference: str | Path, reporter: Reporter | None = None) -> Model:

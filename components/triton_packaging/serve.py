@@ -12,6 +12,7 @@ from pathlib import Path
 from components.common import artifacts
 from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError, UsageError
+from components.common.jobs import private_folder
 from components.common.progress import Reporter
 from components.triton_packaging.pbtxt import CONFIG
 from components.triton_packaging.server import Server, running_server
@@ -36,8 +37,8 @@ def serve(
     running_server raises; EngineMissingError too when the server ends by itself.
     """
     artifact = verified(repository)
-    with tempfile.TemporaryDirectory(prefix="tuneline-serve-") as work, _until_signal():
-        server_log = log or Path(work) / "triton.log"
+    with private_folder(Path(tempfile.gettempdir()), "tuneline-serve", mode=0o700) as work, _until_signal():
+        server_log = log or work / "triton.log"
         names = [str(artifact.manifest.summary["model_name"])]
         with running_server(
             repository, models=names, log=server_log, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port,

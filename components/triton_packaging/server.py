@@ -21,6 +21,7 @@ from typing import Any
 
 from components.common import process
 from components.common.errors import EXIT_USAGE, EngineMissingError, TunelineError
+from components.common.jobs import private_folder
 from components.common.progress import Reporter, Silent
 from components.triton_packaging import engine
 from components.triton_packaging.pbtxt import CONFIG
@@ -113,10 +114,10 @@ def running_server(
     ports = _ports(host, {"HTTP": http_port, "gRPC": grpc_port, "metrics": metrics_port})
     _remove_abandoned_shared_memory()
     prefix = f"{SHM_PREFIX}_{os.getpid()}_{secrets.token_hex(4)}_"
-    with tempfile.TemporaryDirectory(prefix="tuneline-triton-") as work:
-        command = _command(repository, engine.make_backend_folder(Path(work) / "backends"), names, host, ports, prefix)
+    with private_folder(Path(tempfile.gettempdir()), "tuneline-triton", mode=0o700) as work:
+        command = _command(repository, engine.make_backend_folder(work / "backends"), names, host, ports, prefix)
         began = time.monotonic()
-        child = _start(command, Path(work), log)
+        child = _start(command, work, log)
         guard = process.guard_group(child.pid)
         try:
             version = _wait_ready(child, f"http://{_literal(host)}:{ports[0]}", names, log, ready_timeout, reporter or Silent())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 from collections.abc import Callable
@@ -318,6 +320,18 @@ def test_a_server_that_ends_while_loading_is_told_with_its_log(proven: Artifact,
     monkeypatch.setattr(server, "_command", lambda *_: ["sh", "-c", "echo 'E1 error: broken'; exit 3"])
     with pytest.raises(EngineMissingError, match=r"exit status 3(?s:.*)error: broken"), running_server(proven.path, log=tmp_path / "log"):
         pass
+
+
+def test_what_a_killed_server_left_is_swept_when_the_next_one_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from components.triton_packaging import server
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(server, "_command", lambda *_: ["false"])
+    dead = 4194303
+    (tmp_path / f"tuneline-triton.{socket.gethostname()}.{dead}.0a1b2c3d").mkdir()
+    with pytest.raises(EngineMissingError), running_server(tmp_path, models=["m"], log=tmp_path / "log"):
+        pass
+    assert [path.name for path in tmp_path.glob("tuneline-*")] == []
 
 
 def test_a_server_that_is_too_slow_is_told(proven: Artifact, tmp_path: Path) -> None:
