@@ -78,7 +78,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         try:
             target.hardlink_to(source)
         except OSError:
-            pass
+            pass  # another file system, or one without links: a copy serves as well
         else:
             return
     shutil.copyfile(source, target)
