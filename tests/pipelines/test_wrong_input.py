@@ -163,7 +163,7 @@ SAID = {
     ),
     "loss that is lost": Said(
         "the {which} loss is nan at step {step}, learning rate {rate}",
-        "Lower fine_tuning.learning_rate or raise warmup_steps; training again starts from the last checkpoint before this.",
+        "Lower fine_tuning.learning_rate or raise warmup_steps; with other settings training begins anew, from the base model.",
         "training",
         1,
     ),
