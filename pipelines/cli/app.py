@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,6 +56,28 @@ def load_config(config: Path | None, sets: list[str]) -> Customization:
     return load(config, sets)
 
 
+@contextmanager
+def reporting(prefix: str, as_json: bool) -> Iterator[Reporter]:
+    """A reporter for the person at this command. The screen is given back at the end, before a result or an error is printed."""
+    from components.common import progress
+
+    reporter = progress.console(quiet=as_json, prefix=f"{prefix}: " if prefix else "")
+    try:
+        yield reporter
+    finally:
+        progress.close(reporter)
+
+
+@contextmanager
+def working(name: str, as_json: bool, workdir: Path, tracking_uri: str = "") -> Iterator[tuple[Reporter, Workdir]]:
+    """What a command works with that runs a stage or reads what stages made: a reporter, and the places of the workdir."""
+    os.environ["TUNELINE_WORKDIR"] = str(workdir.absolute())
+    if tracking_uri:
+        os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
+    with reporting(name, as_json) as reporter:
+        yield reporter, Workdir.from_environment()
+
+
 def alone(stage: str, as_json: bool, workdir: Path, tracking_uri: str = "") -> tuple[Reporter, Workdir]:
     """What a stage used alone works with."""
     from components.common import progress
@@ -64,10 +88,11 @@ def alone(stage: str, as_json: bool, workdir: Path, tracking_uri: str = "") -> t
     return progress.console(quiet=as_json, prefix=f"{stage}: "), Workdir.from_environment()
 
 
-def tracked(work: Workdir) -> None:
-    """Point MLflow at the server that was named, or at the workdir's own store."""
+def track(work: Workdir, *, write: bool) -> None:
+    """Point MLflow at the server that was named, or at the workdir's own store, which is made where it is to be written."""
     os.environ["MLFLOW_TRACKING_URI"] = work.tracking_uri
-    work.root.mkdir(parents=True, exist_ok=True)
+    if write:
+        work.root.mkdir(parents=True, exist_ok=True)
 
 
 def finish(reporter: Reporter) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from components.common.errors import UsageError
-from pipelines.cli.app import AsJson, Config, Sets, app, finish, show
+from pipelines.cli.app import AsJson, Config, Sets, app, reporting, show
 
 PlatformFile = Annotated[Path | None, typer.Option("-p", "--platform", help="platform.yaml: the cluster's images, volume, queue, secrets.")]
 
@@ -66,7 +66,6 @@ def submit(
     """Run the pipeline on Kubeflow; --wait follows it to its true end."""
     if file and (config or sets or platform):
         raise UsageError("-f is compiled already: -c, --set and -p cannot change it", hint="Leave them out, or give --param name=value.")
-    from components.common import progress
     from pipelines import submitting
 
     server = submitting.Server(endpoint, namespace, token_file, ca_cert)
@@ -75,12 +74,9 @@ def submit(
         warnings = [] if file else _compile(config, sets, platform, pipeline, as_json)
         run = submitting.submit(server, pipeline, experiment, run_name=run_name, service_account=service_account, parameters=param)
     if wait:
-        reporter = progress.console(quiet=as_json)
-        reporter.note(f"submitted {run.run_name}: {run.url}")
-        try:
+        with reporting("", as_json) as reporter:
+            reporter.note(f"submitted {run.run_name}: {run.url}")
             submitting.wait(run, reporter, timeout=timeout, interval=poll)
-        finally:
-            finish(reporter)
     show({**run.as_dict(), "warnings": warnings}, as_json, [f"{run.run_name}: {run.state}", f"see it: {run.url}"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +15,11 @@ from pipelines.cli.app import (
     Sets,
     TrackingUri,
     WorkdirOption,
-    alone,
     app,
-    finish,
     load_config,
     show,
-    tracked,
+    track,
+    working,
 )
 
 
@@ -39,16 +37,15 @@ def register(
 ) -> None:
     """Register a model version in MLflow, tagged with every digest it came from."""
     customization = load_config(config, sets)
-    reporter, work = alone("register", as_json, workdir, tracking_uri)
     from components.common import artifacts
     from components.model_registry.stage import register as stage
 
-    found = (artifacts.read(model, "model"), artifacts.read(evaluation, "evaluation"))
-    proven = artifacts.read(repository, "repository") if repository else None
-    tracked(work)
-    settings = customization.model_registry.model_copy(update={"name": name} if name else {})
-    done = stage(*found, proven, settings, reporter=reporter)
-    finish(reporter)
+    with working("register", as_json, workdir, tracking_uri) as (reporter, work):
+        found = (artifacts.read(model, "model"), artifacts.read(evaluation, "evaluation"))
+        proven = artifacts.read(repository, "repository") if repository else None
+        track(work, write=True)
+        settings = customization.model_registry.model_copy(update={"name": name} if name else {})
+        done = stage(*found, proven, settings, reporter=reporter)
     show(done.model_dump(), as_json, [f"{done.name} version {done.version}, aliases: {', '.join(done.aliases) or 'none'}"])
 
 
@@ -67,11 +64,11 @@ def promote(
     """Move an alias to a model version that its evaluation accepted."""
     if force and not reason:
         raise UsageError("--force needs --reason", hint="Say why; it is kept with the version.")
-    reporter, work = alone("promote", as_json, workdir, tracking_uri)
     from components.model_registry.stage import promote as stage
 
-    tracked(work)
-    moved = stage(name, version, alias=alias, by=by, force=force, reason=reason, reporter=reporter).model_dump(by_alias=True)
+    with working("promote", as_json, workdir, tracking_uri) as (reporter, work):
+        track(work, write=True)
+        moved = stage(name, version, alias=alias, by=by, force=force, reason=reason, reporter=reporter).model_dump(by_alias=True)
     show(moved, as_json, [f"{name}@{alias}: {moved['from'] or 'none'} → {moved['to']}"])
 
 
@@ -84,11 +81,11 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Give the alias champion back to the version that held it before."""
-    reporter, work = alone("rollback", as_json, workdir, tracking_uri)
     from components.model_registry.stage import rollback as stage
 
-    tracked(work)
-    moved = stage(name, by=by, reporter=reporter).model_dump(by_alias=True)
+    with working("rollback", as_json, workdir, tracking_uri) as (reporter, work):
+        track(work, write=True)
+        moved = stage(name, by=by, reporter=reporter).model_dump(by_alias=True)
     show(moved, as_json, [f"{name}@{moved['alias']}: {moved['from']} → {moved['to']}"])
 
 
@@ -103,12 +100,11 @@ def lineage(
 ) -> None:
     """Trace a model version back to the dataset's revision and the raw files, every digest checked."""
     customization = load_config(config, sets)
-    reporter, work = alone("lineage", as_json, workdir, tracking_uri)
-    os.environ["MLFLOW_TRACKING_URI"] = work.tracking_uri
     from pipelines import lineage as tracing
 
-    found = tracing.trace(reference, work, customization.data_versioning, reporter)
-    finish(reporter)
+    with working("lineage", as_json, workdir, tracking_uri) as (reporter, work):
+        track(work, write=False)
+        found = tracing.trace(reference, work, customization.data_versioning, reporter)
     if not as_json:
         tracing.show(found)
     found.check()

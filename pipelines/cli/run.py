@@ -18,11 +18,11 @@ from pipelines.cli.app import (
     Sets,
     TrackingUri,
     WorkdirOption,
-    alone,
     app,
-    finish,
     load_config,
     show,
+    track,
+    working,
 )
 
 if TYPE_CHECKING:
@@ -53,13 +53,12 @@ def run(
 
 
 def _estimate(customization: Customization, workdir: Path, tracking_uri: str, as_json: bool) -> int:
-    reporter, work = alone("dry run", as_json, workdir, tracking_uri)
-    os.environ["MLFLOW_TRACKING_URI"] = work.tracking_uri
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from pipelines.estimate import estimate, lines
 
-    result = estimate(customization, work, reporter)
-    finish(reporter)
+    with working("dry run", as_json, workdir, tracking_uri) as (reporter, work):
+        track(work, write=False)
+        result = estimate(customization, work, reporter)
     show(result, as_json, [] if as_json else lines(result))
     return 0
 

@@ -13,7 +13,7 @@ import typer
 
 from components.common.errors import UsageError
 from components.common.places import Workdir
-from pipelines.cli.app import HERE, AsJson, WorkdirOption, app, finish, show
+from pipelines.cli.app import HERE, AsJson, WorkdirOption, app, reporting, show
 
 if TYPE_CHECKING:
     from pipelines.runs import Run
@@ -79,19 +79,15 @@ def logs(
 @app.command()
 def cancel(name: RunName, workdir: WorkdirOption = HERE, as_json: AsJson = False) -> None:
     """Ask a run to stop, and wait until it has saved its work and everything it started has ended."""
-    from components.common import progress
     from pipelines import runs
     from pipelines import status as look
 
     run = runs.find(Workdir(workdir.absolute()), name)
-    reporter = progress.console(quiet=as_json, prefix=f"{run.name}: ")
-    before = look.overview(run)
-    if before["state"] == "running":
-        reporter.step(f"stopping in {before['progress']}, which saves what it has")
-    try:
+    with reporting(run.name, as_json) as reporter:
+        before = look.overview(run)
+        if before["state"] == "running":
+            reporter.step(f"stopping in {before['progress']}, which saves what it has")
         runs.cancel(run, on_wait=lambda seconds: reporter.progress(int(seconds), None, "seconds"))
-    finally:
-        finish(reporter)
     now = look.overview(run)
     show({"run": run.name, "state": now["state"], "stage": now["stage"]}, as_json, _stopped(now))
 

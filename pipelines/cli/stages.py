@@ -19,11 +19,10 @@ from pipelines.cli.app import (
     RefusalFails,
     Sets,
     WorkdirOption,
-    alone,
     app,
-    finish,
     load_config,
     show,
+    working,
 )
 
 
@@ -39,16 +38,15 @@ def curate(
 ) -> None:
     """Clean, deduplicate and split raw text into a dataset."""
     customization = load_config(config, sets)
-    reporter, work = alone("curate", as_json, workdir)
     from components.data_curation.stage import curate as stage
     from components.data_curation.stage import list_sources
     from pipelines.resolve import expand_demo
     from pipelines.summary import unreadable
 
-    found = list_sources(expand_demo(sources, work), Path.cwd())
-    settings = customization.data_curation.model_copy(update={"sources": sources})
-    made = stage(found, output, settings, seed=customization.seed, reporter=reporter, overwrite=overwrite)
-    finish(reporter)
+    with working("curate", as_json, workdir) as (reporter, work):
+        found = list_sources(expand_demo(sources, work), Path.cwd())
+        settings = customization.data_curation.model_copy(update={"sources": sources})
+        made = stage(found, output, settings, seed=customization.seed, reporter=reporter, overwrite=overwrite)
     rows, splits = made.manifest.summary["rows"], made.manifest.summary["splits"]
     result = {"dataset": str(output), "sha256": made.sha256, "rows": rows, "splits": splits}
     dropped = ", ".join(f"{n} {reason}" for reason, n in rows["rejected"].items()) or "none"
@@ -69,14 +67,13 @@ def finetune(
 ) -> None:
     """Tune the base model on a dataset. Killed and started again, it goes on from the last checkpoint."""
     customization = load_config(config, sets)
-    reporter, work = alone("finetune", as_json, workdir)
     from components.common import artifacts
     from components.fine_tuning.stage import finetune as stage
 
-    found = artifacts.read(dataset, "dataset")
-    options: dict[str, Any] = {"seed": customization.seed, "state": work.state, "reporter": reporter, "overwrite": overwrite}
-    made = stage(found, output, customization.fine_tuning, dataset_uri=str(dataset), **options)
-    finish(reporter)
+    with working("finetune", as_json, workdir) as (reporter, work):
+        found = artifacts.read(dataset, "dataset")
+        options: dict[str, Any] = {"seed": customization.seed, "state": work.state, "reporter": reporter, "overwrite": overwrite}
+        made = stage(found, output, customization.fine_tuning, dataset_uri=str(dataset), **options)
     names = ("steps", "tokens", "train_loss", "validation_loss", "tokens_per_second", "resumed_from")
     result = {"model": str(output), "sha256": made.sha256} | {name: made.manifest.summary[name] for name in names}
     told = f"{result['steps']} steps, {result['tokens']} tokens, training loss {result['train_loss']:.4f}"
@@ -98,16 +95,15 @@ def evaluate(
 ) -> int:
     """Measure a model against its base and the model in service, and give the verdict with its reasons."""
     customization = load_config(config, sets)
-    reporter, work = alone("evaluate", as_json, workdir)
     from components.common import artifacts, models
     from components.evaluation.stage import evaluate as stage
 
-    opened = models.open_model(model, reporter)
-    other = models.open_model(incumbent, reporter) if incumbent else None
-    found = artifacts.read(dataset, "dataset")
-    options: dict[str, Any] = {"seed": customization.seed, "state": work.state, "reporter": reporter, "overwrite": overwrite}
-    made = stage(opened, found, output, customization.evaluation, incumbent=other, **options)
-    finish(reporter)
+    with working("evaluate", as_json, workdir) as (reporter, work):
+        opened = models.open_model(model, reporter)
+        other = models.open_model(incumbent, reporter) if incumbent else None
+        found = artifacts.read(dataset, "dataset")
+        options: dict[str, Any] = {"seed": customization.seed, "state": work.state, "reporter": reporter, "overwrite": overwrite}
+        made = stage(opened, found, output, customization.evaluation, incumbent=other, **options)
     summary = made.manifest.summary
     result = {"evaluation": str(output), "sha256": made.sha256} | {n: summary[n] for n in ("verdict", "reasons", "metrics")}
     show(result, as_json, [f"verdict: {summary['verdict']}", *summary["reasons"], f"report: {output / 'report.html'}"])
@@ -126,13 +122,12 @@ def package(
 ) -> None:
     """Make a Triton model repository and prove it in a real server."""
     customization = load_config(config, sets)
-    reporter, _ = alone("package", as_json, workdir)
     from components.common import models
     from components.triton_packaging.stage import package as stage
 
-    opened = models.open_model(model, reporter)
-    made = stage(opened, output, customization.triton_packaging, seed=customization.seed, reporter=reporter, overwrite=overwrite)
-    finish(reporter)
+    with working("package", as_json, workdir) as (reporter, _):
+        opened = models.open_model(model, reporter)
+        made = stage(opened, output, customization.triton_packaging, seed=customization.seed, reporter=reporter, overwrite=overwrite)
     names = ("model_name", "backend", "proof")
     result = {"repository": str(output), "sha256": made.sha256} | {name: made.manifest.summary[name] for name in names}
     proof = result["proof"]
@@ -154,21 +149,23 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Serve a packaged model with a real Triton until Ctrl-C."""
-    reporter, _ = alone("serve", as_json, HERE)
+    from components.common import progress
     from components.triton_packaging.serve import serve as stage
 
-    def ready(server: Any) -> None:
-        finish(reporter)
-        name = server.models[0] if server.models else "MODEL"
-        told = f'curl -s {server.http_url}/v2/models/{name}/generate -d \'{{"text_input": "What does os.path.join do?"}}\''
-        result = {
-            "http": server.http_url,
-            "grpc": server.grpc_url,
-            "metrics": server.metrics_url,
-            "models": server.models,
-            "pid": os.getpid(),
-        }
-        show(result, as_json, [f"ready on {server.http_url} (gRPC {server.grpc_url}); Ctrl-C ends it", told])
-        sys.stdout.flush()
+    with working("serve", as_json, HERE) as (reporter, _):
 
-    stage(repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, host=host, on_ready=ready, reporter=reporter)
+        def ready(server: Any) -> None:
+            progress.close(reporter)
+            name = server.models[0] if server.models else "MODEL"
+            told = f'curl -s {server.http_url}/v2/models/{name}/generate -d \'{{"text_input": "What does os.path.join do?"}}\''
+            result = {
+                "http": server.http_url,
+                "grpc": server.grpc_url,
+                "metrics": server.metrics_url,
+                "models": server.models,
+                "pid": os.getpid(),
+            }
+            show(result, as_json, [f"ready on {server.http_url} (gRPC {server.grpc_url}); Ctrl-C ends it", told])
+            sys.stdout.flush()
+
+        stage(repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, host=host, on_ready=ready, reporter=reporter)
