@@ -14,7 +14,7 @@ Span = tuple[int, int]
 
 LETTERS = "A-Za-z\u00c0-\u024f"
 EMAIL = re.compile(
-    rf"[{LETTERS}0-9_](?<![{LETTERS}0-9_].)(?P<local>[{LETTERS}0-9._%+'-]{{0,63}}+)@"
+    rf"[{LETTERS}0-9_](?<![{LETTERS}0-9_@].)(?P<local>[{LETTERS}0-9._%+'-]{{0,63}}+)@"
     rf"(?P<domain>(?:[{LETTERS}0-9][{LETTERS}0-9-]{{0,62}}+\.){{1,8}})(?P<top>[A-Za-z]{{2,24}}+)(?![{LETTERS}0-9_@(])"
 )
 FILES = frozenset(
@@ -38,6 +38,8 @@ CARDS: tuple[tuple[range, frozenset[int]], ...] = (
     (range(3600, 3700), frozenset({14, 16})),
     (range(3800, 4000), frozenset({14, 16})),
     (range(3528, 3590), frozenset(range(16, 20))),  # JCB
+    (range(2131, 2132), frozenset({15})),
+    (range(1800, 1801), frozenset({15})),
     (range(6200, 6300), frozenset(range(16, 20))),  # UnionPay
     *((range(n, n + 1), frozenset(range(12, 20))) for n in (5018, 5020, 5038, 5893, 6304, 6759, 6761, 6762, 6763)),  # Maestro
 )
@@ -99,7 +101,7 @@ class Detector:
 
 
 def emails(text: str) -> Iterator[Span]:
-    """E-mail addresses; not users in URLs, not `git@host:path`, not names of files such as icon@2x.png."""
+    """E-mail addresses; not users in URLs, handles such as @name@server, `git@host:path`, or names of files such as icon@2x.png."""
     for found in EMAIL.finditer(text):
         user_of_url = text.endswith("://", 0, found.start())
         git = text.startswith("git@", found.start()) and text.startswith(":", found.end())

@@ -38,12 +38,17 @@ SURE = (
 LIKELY = r"call(?:s|ed|ing|[ _-]?back)?|dial(?:led|ling)?|sms|reach(?:ed)?|contact|desk|office"
 SURELY = re.compile(rf"(?<![A-Za-z<])(?:{SURE})\b(?!>)[^\n]*$", re.IGNORECASE)
 RIGHT_BEFORE = re.compile(rf"(?<![A-Za-z<])(?:{SURE})[ _-]?(?:no\.?|nr\.?|number|num)?[\"'\s:=#.()]{{0,6}}(?:is )?[\"' ]?$", re.IGNORECASE)
+ASKED = re.compile(
+    r"(?<![A-Za-z<])(?:call|dial|sms|text|ring|reach|contact)(?: (?:me|us|him|her|them|back))?(?: (?:at|on|under))?:? $", re.IGNORECASE
+)
 LIKELY_BEFORE = re.compile(rf"(?<![A-Za-z<])(?:{SURE}|{LIKELY})\b(?!>)[^\n]*$", re.IGNORECASE)
 AFTER = re.compile(rf"\s?\(?(?:{SURE}|office|home|work|desk)\b", re.IGNORECASE)
 OTHER_NUMBER = re.compile(r"(?:isbn|issn|doi|pmid|arxiv|version|serial|part no|order|invoice|patent)[^\n]{0,14}$", re.IGNORECASE)
 DATE = re.compile(r"(?:[0-9]{1,2}([./ -])[0-9]{1,2}\1(?:19|20)[0-9]{2}|(?:19|20)[0-9]{2}([./ -])[0-9]{2}\2[0-9]{2})(?![0-9])")
 NORTH_AMERICA = re.compile(r"(?:1[ .\-])?(?:\([2-9][0-9]{2}\)[ .\-]?|[2-9][0-9]{2}[.\-])[0-9]{3}[.\- ][0-9]{4}")
 TRUNK = re.compile(r"0[1-9][0-9]{0,4}(?:[ .\-/][0-9]{2,5}){2,5}")
+NORTH_AMERICA_SPACED = re.compile(r"[2-9][0-9]{2} [2-9][0-9]{2} [0-9]{2}(?!00)[0-9]{2}")
+TRUNK_AND_REST = re.compile(r"0[1-9][0-9]{1,3}[ \-/][0-9]{5,8}")
 ABROAD = re.compile(r"00[1-9][0-9]{0,3}(?:[ .\-/][0-9]{2,4}){2,4}")
 
 
@@ -72,7 +77,7 @@ def _is_phone(text: str, found: re.Match[str]) -> bool:
     if not 7 <= len(digits) <= LONGEST or len(set(digits)) == 1 or BAD_END.match(text, found.end()) or _in_a_row(text, found, number):
         return False
     before = text[max(0, found.start() - REACH) : found.start()]
-    if DATE.match(number.lstrip("+(")) or OTHER_NUMBER.search(before) or _in_url(text, found.start()):
+    if OTHER_NUMBER.search(before) or _in_url(text, found.start()) or (not found["plus"] and DATE.match(number.lstrip("("))):
         return False
     if found["plus"]:
         return _is_international(digits) and (len(digits) <= LONGEST_PLAIN or len(number) > len(digits) + 1)
@@ -102,13 +107,14 @@ def _is_international(digits: str) -> bool:
 
 def _is_written_so(number: str, digits: str) -> bool:
     """Whether the shape alone tells that this is a phone number."""
-    if NORTH_AMERICA.fullmatch(number):
+    if NORTH_AMERICA.fullmatch(number) or NORTH_AMERICA_SPACED.fullmatch(number):
         return True
     if number[0] == "(":
         return _is_bracketed(number, digits)
     if ABROAD.fullmatch(number):
         return len(digits) >= 10 and _is_international(digits[2:])
-    return bool(TRUNK.fullmatch(number)) and 9 <= len(digits) <= 12 and _is_even(number) and not _counts_up(number)
+    grouped = TRUNK.fullmatch(number) or TRUNK_AND_REST.fullmatch(number)
+    return bool(grouped) and 9 <= len(digits) <= 13 and _is_even(number) and not _counts_up(number)
 
 
 def _is_bracketed(number: str, digits: str) -> bool:
@@ -124,9 +130,14 @@ def _is_bracketed(number: str, digits: str) -> bool:
 def _is_said_so(number: str, digits: str, before: str, after: str) -> bool:
     """Whether a word near it makes a number a phone number."""
     groups = re.findall(r"[0-9]+", number)
+    called = bool(RIGHT_BEFORE.search(before)) or (len(digits) >= 8 and bool(ASKED.search(before)))
     if len(groups) == 1:
-        return len(digits) <= 12 and bool(RIGHT_BEFORE.search(before))
-    if not _is_even(number) or _is_amount(number, groups) or all(re.fullmatch("(?:19|20)[0-9]{2}", group) for group in groups):
+        return len(digits) <= 12 and called
+    if (
+        not _is_even(number)
+        or (_is_amount(number, groups) and not called)
+        or all(re.fullmatch("(?:19|20)[0-9]{2}", group) for group in groups)
+    ):
         return False
     likely = LIKELY_BEFORE.search(before) or AFTER.match(after)
     if len(groups) == 2 and not (len(groups[0]) == 3 and len(groups[1]) == 4 and likely):

@@ -81,6 +81,9 @@ def found(text):
         ("phone", "69 987 88 37 office", "69 987 88 37"),
         ("phone", 'phone="5551234567"', "5551234567"),
         ("phone", "please call 555-1234 today", "555-1234"),
+        ("phone", "call me at 698 049 837", "698 049 837"),
+        ("phone", "the area of 0141 4960157", "0141 4960157"),
+        ("phone", "+61.7.2003.9717", "+61.7.2003.9717"),
         ("credit_card", "card 4111 1111 1111 1111 12/27", "4111 1111 1111 1111"),
         ("credit_card", "3782-822463-10005", "3782-822463-10005"),
         ("credit_card", "6011111111111117,123", "6011111111111117"),
@@ -115,7 +118,7 @@ def test_a_value_is_found_from_its_first_character_to_its_last(kind, text, value
 @pytest.mark.parametrize(
     "text",
     [
-        "@app.route('/') and x@W.transpose() and a@b and git@github.com:org/repo.git",
+        "@app.route('/') and x@W.transpose() and a@b and @name@social.example and git@github.com:org/repo.git",
         "icon@2x.png and ssh://git@example.com/repo.git",
         "on 2024-05-18, 18.05.2024 and 05/18/2024, called on 01-02-2003 10:30",
         "from 1897-1901, call it 2003-2004; phone lines in 1990-1995",
