@@ -155,7 +155,7 @@ class QualityConfig(BaseModel):
         max_length=6,
         description="Gopher: shares of characters in repeated 5- to 10-grams of words above which a text is dropped.",
     )
-    min_line_words: int = Field(3, ge=0, description="C4: words of a line below which its sentences are not counted.")
+    min_line_words: int = Field(5, ge=0, description="C4: words of a line below which its sentences are not counted.")
     min_sentences: int = Field(3, ge=0, description="C4: sentences, in the lines that C4 keeps, below which a text is dropped.")
     terminal_punctuation: bool = Field(
         False, description="C4: true counts sentences only in lines that end with punctuation. Strict: FineWeb left this one out."

@@ -127,10 +127,8 @@ def _refusal(row: Row, config: InstructionConfig) -> str | None:
     if row.kind != "sft" or row.content.get("tools") or any(m["role"] == "tool" for m in row.content["messages"]):
         return None
     answers = row.answers()
-    refused = [answer for answer in answers if _refuses(answer, config.max_refusal_characters)]
-    if 2 * len(refused) < len(answers) or not refused:
-        return None
-    return f"{len(refused)} of {len(answers)} answers, such as {refused[0][:60]!r}"
+    refused = sum(_refuses(answer, config.max_refusal_characters) for answer in answers)
+    return f"{refused} of {len(answers)} answers refuse by rote" if refused and 2 * refused >= len(answers) else None
 
 
 def _refuses(answer: str, longest: int) -> bool:

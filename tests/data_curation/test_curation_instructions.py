@@ -161,7 +161,7 @@ def test_an_answer_that_repeats_the_first_of_several_questions_is_no_echo_of_all
 def test_a_boilerplate_refusal_is_dropped(answer):
     reason, detail = found(ask(QUESTION, answer))
     assert reason == "boilerplate_refusal"
-    assert detail == f"1 of 1 answers, such as {answer[:60]!r}"
+    assert detail == "1 of 1 answers refuse by rote"
     assert found(ask(QUESTION, answer), refusals=False) is None
 
 
@@ -196,7 +196,7 @@ def test_refusals_stay_in_pairs_in_labelled_rows_and_beside_tools():
 def test_a_conversation_goes_when_half_of_its_answers_refuse():
     refusal, good = "assistant: I'm sorry, but I can't assist with that.", "assistant: It rains."
     ask_ = f"user: {QUESTION}"
-    assert found(chat(ask_, good, ask_, refusal))[1].startswith("1 of 2 answers")
+    assert found(chat(ask_, good, ask_, refusal))[1].startswith("1 of 2 answers refuse")
     assert found(chat(ask_, good, ask_, refusal, ask_, good)) is None
 
 
