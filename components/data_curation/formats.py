@@ -8,12 +8,13 @@ and LLaMA-Factory's dataset formats.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.data_curation.readers import Record
+from components.data_curation.records import Record
 from components.data_curation.rows import Kind, Message, Row
 
 Fields = Mapping[str, Any]
@@ -82,19 +83,37 @@ def _row(record: Record, parsed: Parsed, form: str, number: int) -> Row:
         meta=rest,
         file=record.file,
         line=record.line,
-        form=form,
+        form=record.form if record.form and parsed.kind == "text" else form,
     )
     _check_text([row.content, row.meta, row.own_id, row.source])
     return row
 
 
 def _check_text(value: Any) -> None:
+    """Raise ShapeError for what no UTF-8 file of JSON can hold."""
     try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        _check(value)
     except UnicodeEncodeError:
         raise ShapeError("a lone surrogate: text that no UTF-8 file can hold") from None
-    except (ValueError, TypeError) as error:
-        raise ShapeError(f"a value that JSON does not know: {error}") from None
+    except RecursionError:
+        raise ShapeError("values nested too deeply") from None
+
+
+def _check(value: Any) -> None:
+    if isinstance(value, str):
+        if not value.isascii():
+            value.encode()
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _check(key)
+            _check(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check(inner)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ShapeError(f"a value that JSON does not know: {value}")
+    elif not isinstance(value, int | float | None):
+        raise ShapeError(f"a value that JSON does not know: a {type(value).__name__}")
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------------------

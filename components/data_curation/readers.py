@@ -8,19 +8,26 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components.common.errors import InputError
+from components.data_curation import remote, web
 from components.data_curation.config import DataCurationConfig
+from components.data_curation.records import BrokenOffError, Record, Unread
 from components.data_curation.sources import Source, suffix
 
+__all__ = ["BrokenOffError", "Record", "Unread", "read"]
+
 CHUNK = 64 * 1024  # bytes read at once; bounds what a compressed chunk can swell to
+PIECE = 256 * 1024  # bytes of it that are unpacked at once
 SAMPLE = 4096  # bytes from which a file that is no UTF-8 text is recognised
 # How files begin that are often given a text file's name, and what is said of them.
 BEGINNINGS = {
@@ -31,48 +38,41 @@ BEGINNINGS = {
     b"PK\x03\x04": "a zip archive, not text",
     b"PAR1": "Parquet, which its name does not say",
 }
-
-
-@dataclass(frozen=True)
-class Record:
-    """A readable record: its file's name, its line (of JSON and Parquet: its number, from 1) and its fields."""
-
-    file: str
-    line: int
-    fields: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Unread:
-    """What could not be read, as quarantine.jsonl says it."""
-
-    file: str
-    line: int
-    why: str
-
-
-class BrokenOffError(Exception):
-    """A file of which no more can be had: a compressed one that ends or stops making sense in the middle, one that holds no text at all."""
+WEB = (".htm", ".html", ".warc", ".wet")
+WEB_MAY_BEGIN = (b"\xff\xfe", b"\xfe\xff")  # a page may be UTF-16
+BREAKS_OFF = "the compressed file breaks off here: its end is missing"
 
 
 def read(source: Source, config: DataCurationConfig) -> Iterator[Record | Unread]:
     """Every record of a file, and every place where none could be read.
 
-    Raises InputError when the file is no longer the one that was listed.
+    Raises InputError when the file is no longer the one that was listed, or cannot be had any more.
     """
-    kind = suffix(Path(source.uri))
-    reader = _READERS[kind]
-    with _opened(Path(source.uri)) as file:
-        digest = hashlib.sha256()
-        chunks = _chunks(file, digest.update)
-        plain = _decompressed(chunks, Path(source.uri).suffix.lower())
-        yield from reader(_Content(source.name, plain if kind == ".parquet" else _text_only(plain)), config)
+    kind = suffix(Path(source.name))
+    digest = hashlib.sha256()
+    with closing(_raw(source, digest.update)) as chunks:
+        plain = _decompressed(chunks, Path(source.name).suffix.lower())
+        reader, plain = _reader(kind, plain if kind == ".parquet" else _as_named(plain, kind))
+        yield from reader(_Content(source.name, plain), config)
         for _ in chunks:  # what a reader left unread still belongs to the digest
             pass
     if digest.hexdigest() != source.sha256:
         raise InputError(
             f"{source.uri} changed while it was read", hint="Wait until nobody writes to the file, then run the same command again."
         )
+
+
+def _raw(source: Source, seen: Callable[[bytes], object]) -> Generator[bytes, None, None]:
+    """A file's bytes as they lie, here or far away; `seen` is told of each."""
+    if remote.is_remote(source.uri):
+        for chunk in remote.chunks(source.uri, CHUNK):
+            seen(chunk)
+            yield chunk
+        return
+    with _opened(Path(source.uri)) as file:
+        while chunk := file.read(CHUNK):
+            seen(chunk)
+            yield chunk
 
 
 def _opened(path: Path) -> io.BufferedReader:
@@ -100,48 +100,64 @@ class _Content:
         return b"".join(pieces), ""
 
 
-def _chunks(file: io.BufferedReader, seen: Callable[[bytes], object]) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK):
-        seen(chunk)
-        yield chunk
-
-
 def _decompressed(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
     """The bytes behind gzip or zstd, several members or frames in a row included. Raises BrokenOffError."""
-    if compression == ".gz":
-        return _inflate(chunks, lambda: zlib.decompressobj(wbits=31), zlib.error)
-    if compression == ".zst":
-        import zstandard
-
-        return _inflate(chunks, lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError)
-    return chunks
+    return _gunzip(chunks) if compression == ".gz" else _unzstd(chunks) if compression == ".zst" else chunks
 
 
-def _inflate(chunks: Iterator[bytes], new: Callable[[], Any], damage: type[Exception]) -> Iterator[bytes]:
-    current, began = new(), False
+def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Several members in a row included, as WARC files have one a record. Never more than PIECE bytes at once."""
+    current, began = zlib.decompressobj(wbits=31), False
+    for chunk in chunks:
+        data = chunk
+        while data:
+            try:
+                plain = current.decompress(data, PIECE)
+            except zlib.error as error:
+                raise BrokenOffError(f"the compressed data is damaged here: {error}") from None
+            began, data = True, current.unconsumed_tail
+            if current.eof:
+                data, current, began = current.unused_data.lstrip(b"\0"), zlib.decompressobj(wbits=31), False
+            if plain:
+                yield plain
+    if began:
+        if plain := current.flush():
+            yield plain
+        raise BrokenOffError(BREAKS_OFF)
+
+
+def _unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Several frames in a row included."""
+    import zstandard
+
+    current, began = zstandard.ZstdDecompressor().decompressobj(), False
     for chunk in chunks:
         data = chunk
         while data:
             try:
                 plain = current.decompress(data)
-            except damage as error:
+            except zstandard.ZstdError as error:
                 raise BrokenOffError(f"the compressed data is damaged here: {error}") from None
             began, data = True, b""
             if current.eof:
-                data, current, began = current.unused_data.lstrip(b"\0"), new(), False
+                data, current, began = current.unused_data.lstrip(b"\0"), zstandard.ZstdDecompressor().decompressobj(), False
             if plain:
                 yield plain
     if began:
-        raise BrokenOffError("the compressed file breaks off here: its end is missing")
+        raise BrokenOffError(BREAKS_OFF)
 
 
-def _text_only(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The chunks of a text file. Raises BrokenOffError before the first when the file is something else."""
+def _as_named(chunks: Iterator[bytes], kind: str) -> Iterator[bytes]:
+    """The chunks of a file that its name says is text or a web archive. Raises BrokenOffError before the first when it is neither."""
     first = next(chunks, b"")
-    if what := _foreign(first[:SAMPLE]):
+    if what := _magic(first, WEB_MAY_BEGIN) if kind in WEB else _foreign(first[:SAMPLE]):
         raise BrokenOffError(f"the file is {what}; nothing of it is read")
     yield first
     yield from chunks
+
+
+def _magic(sample: bytes, but: Iterable[bytes] = ()) -> str | None:
+    return next((what for beginning, what in BEGINNINGS.items() if sample.startswith(beginning) and beginning not in but), None)
 
 
 def _foreign(sample: bytes) -> str | None:
@@ -150,9 +166,8 @@ def _foreign(sample: bytes) -> str | None:
     UTF-16 without a byte-order mark has a zero in every other byte of Latin letters, digits and punctuation; in binary data more than a
     twentieth of the bytes are control characters that text does without (among random bytes, a tenth).
     """
-    for beginning, what in BEGINNINGS.items():
-        if sample.startswith(beginning):
-            return what
+    if what := _magic(sample):
+        return what
     even, odd = sample[0::2].count(0), sample[1::2].count(0)
     if max(even, odd) > len(sample) / 10 and min(even, odd) < max(even, odd) / 10:
         return f"UTF-16{'LE' if odd > even else 'BE'} text, not UTF-8"
@@ -165,32 +180,38 @@ CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
 
 def _lines(content: _Content, longest: int) -> Iterator[tuple[int, bytes | str]]:
     """Numbered lines as bytes; as str the reason why a line is not there. An over-long line is passed over, never held."""
-    number, held, too_long = 1, bytearray(), False
+    number, held, size = 1, [b""], 0  # the parts of the line that began last; none of one that is too long already
     try:
         for chunk in content.chunks:
-            pieces = chunk.split(b"\n")
-            for piece in pieces[:-1]:
-                held += piece
-                yield number, _too_long(longest) if too_long or len(held) > longest else bytes(held)
-                number, held, too_long = number + 1, bytearray(), False
-            held += pieces[-1]
-            if len(held) > longest:
-                held, too_long = bytearray(), True
+            first, *others = chunk.split(b"\n")
+            held, size = _longer(held, size, first, longest)
+            for line in others:
+                yield number, _joined(held, size, longest)
+                number, held, size = number + 1, [line], len(line)
     except BrokenOffError as error:
         yield number, str(error)
         return
-    if held or too_long:
-        yield number, _too_long(longest) if too_long else bytes(held)
+    if size:
+        yield number, _joined(held, size, longest)
 
 
-def _too_long(longest: int) -> str:
-    return f"longer than the {longest:,} bytes of data_curation.max_line_bytes"
+def _longer(held: list[bytes], size: int, more: bytes, longest: int) -> tuple[list[bytes], int]:
+    size += len(more)
+    if size > longest:
+        held.clear()
+    else:
+        held.append(more)
+    return held, size
+
+
+def _joined(held: list[bytes], size: int, longest: int) -> bytes | str:
+    return web.too_long(longest) if size > longest else held[0] if len(held) == 1 else b"".join(held)
 
 
 def _decoded(line: bytes) -> str:
     """The text of a line; raises ValueError with a reason for people."""
     try:
-        return line.decode("utf-8-sig")
+        return line.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: byte 0x{line[error.start]:02x} at position {error.start}") from None
 
@@ -205,7 +226,7 @@ def _json_lines(content: _Content, config: DataCurationConfig) -> Iterator[Recor
 
 def _json_record(file: str, number: int, line: bytes) -> Record | Unread:
     try:
-        return _record(file, number, json.loads(_decoded(line), parse_constant=_nothing))
+        return _record(file, number, _JSON.decode(_decoded(line)))
     except json.JSONDecodeError as error:
         return Unread(file, number, f"invalid JSON: {error.msg.removesuffix(' at')} at column {error.colno}")
     except RecursionError:
@@ -216,6 +237,9 @@ def _json_record(file: str, number: int, line: bytes) -> Record | Unread:
 
 def _nothing(_: str) -> None:
     """NaN and Infinity are not JSON, but common: no value."""
+
+
+_JSON = json.JSONDecoder(parse_constant=_nothing)
 
 
 def _record(file: str, number: int, value: Any) -> Record | Unread:
@@ -253,7 +277,7 @@ def _is_one_object(text: str) -> bool:
 
 
 def _elements(file: str, text: str, broken: str, longest: int) -> Iterator[Record | Unread]:
-    decoder, position, number = json.JSONDecoder(parse_constant=_nothing), text.index("[") + 1, 0
+    decoder, position, number = _JSON, text.index("[") + 1, 0
     while True:
         position = _skip(text, position, " \t\r\n,")
         if text[position : position + 1] == "]":
@@ -271,7 +295,7 @@ def _elements(file: str, text: str, broken: str, longest: int) -> Iterator[Recor
         except (ValueError, RecursionError) as error:
             yield Unread(file, number, broken or f"invalid JSON: {error or 'nested too deeply'}; what follows in this array is unread")
             return
-        yield Unread(file, number, _too_long(longest)) if end - position > longest else _record(file, number, value)
+        yield Unread(file, number, web.too_long(longest)) if end - position > longest else _record(file, number, value)
         position = end
 
 
@@ -388,8 +412,34 @@ def _text_records(file: str, units: Iterable[tuple[int, bytes]]) -> Iterator[Rec
             yield Unread(file, number, str(error))
 
 
-_READERS: dict[str, Callable[[_Content, DataCurationConfig], Iterator[Record | Unread]]] = {
+def _html(content: _Content, config: DataCurationConfig) -> Iterator[Record | Unread]:
+    """A page a file."""
+    pieces: list[bytes] = []
+    size, broken = 0, ""
+    try:
+        for chunk in content.chunks:
+            pieces, size = _longer(pieces, size, chunk, config.max_line_bytes)
+    except BrokenOffError as error:
+        broken = str(error)
+    if size > config.max_line_bytes:
+        yield Unread(content.file, 1, web.too_long(config.max_line_bytes))
+        return
+    found = web.page(content.file, b"".join(pieces))
+    if isinstance(found, Record) or (found and not broken):
+        yield found
+    if broken:
+        yield Unread(content.file, 1, broken)
+
+
+def _archive(content: _Content, config: DataCurationConfig) -> Iterator[Record | Unread]:
+    return web.archive(content.file, content.chunks, config.max_line_bytes)
+
+
+Reader = Callable[[_Content, DataCurationConfig], Iterator[Record | Unread]]
+_READERS: dict[str, Reader] = {
     ".csv": _csv,
+    ".htm": _html,
+    ".html": _html,
     ".json": _json,
     ".jsonl": _json_lines,
     ".md": _text,
@@ -398,4 +448,23 @@ _READERS: dict[str, Callable[[_Content, DataCurationConfig], Iterator[Record | U
     ".text": _text,
     ".tsv": _tsv,
     ".txt": _text,
+    ".warc": _archive,
+    ".wet": _archive,
 }
+
+
+def _reader(kind: str, chunks: Iterator[bytes]) -> tuple[Reader, Iterator[bytes]]:
+    """The reader of a kind of file. A web archive is known by how it begins, also under the name of a text file."""
+    reader = _READERS[kind]
+    if reader is not _text:
+        return reader, chunks
+    try:
+        first = next(chunks, b"")
+    except BrokenOffError as error:
+        return _only(str(error)), chunks
+    return _archive if first.lstrip().startswith(web.BEGINNING) else reader, itertools.chain([first], chunks)
+
+
+def _only(why: str) -> Reader:
+    """The reader of a file of which nothing can be had."""
+    return lambda content, config: iter([Unread(content.file, 1, why)])

@@ -139,13 +139,14 @@ def test_a_file_that_changed_since_it_was_listed_is_refused_by_name(tmp_path):
         list(read(source, DataCurationConfig()))
 
 
-def test_files_globs_and_folders_are_listed_once_each_in_order(tmp_path):
+def test_files_globs_and_folders_are_listed_once_each_by_name_whatever_order_they_are_named_in(tmp_path):
     for name in ("b.jsonl", "a.jsonl", "deep/c.txt.gz", "deep/.hidden/d.txt", "deep/picture.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     listed = list_sources(["deep", "*.jsonl", "b.jsonl"], tmp_path)
-    assert [s.name for s in listed] == ["c.txt.gz", "a.jsonl", "b.jsonl"]
-    assert listed[1].sha256 == hashlib.sha256(b"a.jsonl").hexdigest()
+    assert [s.name for s in listed] == ["a.jsonl", "b.jsonl", "c.txt.gz"]
+    assert list_sources(["b.jsonl", "a.jsonl", "deep/c.txt.gz"], tmp_path) == listed
+    assert listed[0].sha256 == hashlib.sha256(b"a.jsonl").hexdigest()
 
 
 @pytest.mark.parametrize(
