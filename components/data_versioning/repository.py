@@ -72,7 +72,7 @@ def git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
 def _failed(what: str, done: subprocess.CompletedProcess[str], hint: str) -> TunelineError:
     said = done.stderr.strip() or done.stdout.strip()
     if any(sign in said for sign in FULL):
-        return DiskFullError(f"{what}: no space is left: {said}", hint="Free some space there and run the same command again.")
+        return DiskFullError(f"{what}: no space is left: {said}", hint="Free some space there. Run the same command again.")
     return DataVersioningError(f"{what}: {said}", hint=hint)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from components.common import artifacts
 from components.common.artifacts import Artifact, Manifest
-from components.common.errors import ArtifactDamagedError, OutputOccupiedError
+from components.common.errors import ArtifactDamagedError, OutputOccupiedError, of_the_machine
 from components.common.progress import Reporter
 from components.data_versioning import compare, publishing, repository, search, storage
 from components.data_versioning.config import DataVersioningConfig
@@ -53,7 +53,7 @@ def publish(
     repository or the remote cannot be written, and DiskFullError.
     """
     place, publication = Place.of(config, workdir), Publication(dataset, message.strip(), tag)
-    with private_folder(place.jobs, "publish") as folder:
+    with _machine(place), private_folder(place.jobs, "publish") as folder:
         place.prepare()
         place.refresh()
         if tag:
@@ -176,9 +176,21 @@ def _remote_of(place: Place, rev: str) -> Remote | None:
 
 
 @contextmanager
+def _machine(place: Place) -> Iterator[None]:
+    """A disk that is full, or may not be written, is told with the folder: of those that a job writes to."""
+    try:
+        yield
+    except OSError as error:
+        told = of_the_machine(error, [place.jobs, place.repository])
+        if told is None:
+            raise
+        raise told from error
+
+
+@contextmanager
 def obtained(version: Version, place: Place, reporter: Reporter) -> Iterator[Artifact]:
     """A revision's dataset, fetched and checked, in a private folder that goes away at the end."""
-    with private_folder(place.jobs, "fetch") as folder:
+    with _machine(place), private_folder(place.jobs, "fetch") as folder:
         reporter.step(f"fetching {version.tag}")
         place.remote.check()
         project = publishing.project_of(place, version, folder)

@@ -101,10 +101,10 @@ def opened(folder: Path, remote: Remote, cache: str = "cache") -> Iterator[Any]:
 
 def failed(remote: Remote, error: Exception, said: list[str]) -> TunelineError:
     """What DVC, or the system under it, refused: a full disk as such, all else with DVC's own words."""
-    told = of_the_machine(error, [] if "://" in remote.url else [Path(remote.url)])
-    if told:
-        return told
     words = "; ".join(dict.fromkeys([str(error).splitlines()[0] if str(error) else type(error).__name__, *said]))
+    folders = [] if "://" in remote.url else [Path(remote.url)]
+    if told := of_the_machine(error, folders) or of_the_machine(OSError(words), folders):
+        return told
     return DataVersioningError(
         f"the DVC remote {remote} failed: {words}",
         hint="Check that the remote is there, that you may use it, and that its disk is not full.",
