@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any
 
 # Encodings that UTF-8 is most often misread as (those that ftfy repairs).
 MISREAD_AS = ("latin-1", "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1257", "iso8859-2", "mac-roman", "cp437")
@@ -50,21 +49,26 @@ def replaced(text: str) -> str:
 
 def repaired(text: str) -> str:
     """The text with UTF-8 that was read in another encoding put right, line by line; nothing else of it changes."""
-    if not _misread().search(text):
+    quick, exact = _misread()
+    if not quick.search(text):
         return text
     import ftfy
 
-    return "\n".join(str(ftfy.fix_encoding(line)) if _misread().search(line) else line for line in text.split("\n"))
+    return "\n".join(str(ftfy.fix_encoding(line)) if quick.search(line) and exact.search(line) else line for line in text.split("\n"))
 
 
 @cache
-def _misread() -> Any:
-    """What a lead byte of UTF-8 and the byte after it, or a lone C1 control, look like when misread. Many such pairs are innocent."""
-    leads, following = (_images(start, stop) for start, stop in ((0xC2, 0xF5), (0x80, 0xC0)))
-    return re.compile(f"[{leads}][{following}]|[\x80-\x9f]")
+def _misread() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What a lead byte of UTF-8 and the byte after it, or a lone C1 control, look like when misread; many such pairs are innocent.
+
+    The first finds a pair from any two encodings and is fast, the second a pair from one encoding.
+    """
+    pairs = [(_images(0xC2, 0xF5, encoding), _images(0x80, 0xC0, encoding)) for encoding in MISREAD_AS]
+    leads, following = ("".join(images) for images in zip(*pairs, strict=True))
+    exact = "|".join(f"[{lead}][{after}]" for lead, after in pairs)
+    return re.compile(f"[{leads}][{following}]|[\x80-\x9f]"), re.compile(f"{exact}|[\x80-\x9f]")
 
 
-def _images(start: int, stop: int) -> str:
-    bytes_ = bytes(range(start, stop))
-    characters = {c for encoding in MISREAD_AS for c in bytes_.decode(encoding, errors="ignore")}
-    return re.escape("".join(sorted(characters)))
+def _images(start: int, stop: int, encoding: str) -> str:
+    """The characters that these bytes are in an encoding, ready to stand in a character class."""
+    return re.escape("".join(sorted(set(bytes(range(start, stop)).decode(encoding, errors="ignore")))))
