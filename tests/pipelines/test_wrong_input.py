@@ -45,7 +45,7 @@ class Said:
 
 
 KEYS = "docs/configuration.md lists every key; `tuneline init` writes a commented file."
-SUFFIXES = "Known are .csv, .json, .jsonl, .md, .ndjson, .parquet, .text, .tsv, .txt, also with .gz or .zst"
+SUFFIXES = "Known are .csv, .htm, .html, .json, .jsonl, .md, .ndjson, .parquet, .text, .tsv, .txt, .warc, .wet, also with .gz or .zst"
 COPY = "Name a file that holds its rows itself: a copy, or the file that is meant."
 NO_ROW = "no row is left to keep: {places}"
 FREE = "Free some space there. Run the same command again: it goes on from where it stopped."
@@ -504,7 +504,7 @@ def test_what_is_unreadable_is_listed_and_said_and_the_rest_is_used_in_bounded_m
     (tmp_path / "rows" / "f-long.jsonl").write_text("\n".join([*rows[90:100], long, *rows[100:]]) + "\n")
     del long
     peak = _peak_while_reading(tmp_path, folder, "out")
-    assert peak.kilobytes - small.kilobytes < 25_000, "the 50 MB line was held in memory"
+    assert peak.kilobytes - small.kilobytes < 15_000, "the 50 MB line was held in memory"
     places = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
     torn = places[2]
     assert places == [
