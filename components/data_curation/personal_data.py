@@ -126,18 +126,28 @@ class _Scrubber:
             self.counts.update(counts)
         return text
 
-    def value(self, value: Any, lead: str = "", led: bool = False) -> Any:
-        """A value with all its texts redacted; `led`: a text's key tells what it is, as in {"phone": "5550100"}."""
-        if isinstance(value, str):
-            return self.text(value, lead)
-        if isinstance(value, list):
-            return [self.value(one, lead, led) for one in value]
-        if isinstance(value, dict):
-            return {k: v if k in UNTOUCHED and not led else self.value(v, f"{k}: " if led else "", led) for k, v in value.items()}
-        return value
+    def value(self, value: Any, led: bool = False) -> Any:
+        """A copy of a value with all its texts redacted; `led`: a text's key tells what it is, as in {"phone": "5550100"}.
+
+        By a list of what is to be done, not by recursion: a source's values may be nested as deeply as they can be read.
+        """
+        holder = [value]
+        todo: list[tuple[Any, Any, str]] = [(holder, 0, "")]
+        while todo:
+            place, key, lead = todo.pop()
+            inner = place[key]
+            if isinstance(inner, str):
+                place[key] = self.text(inner, lead)
+            elif isinstance(inner, list):
+                place[key] = inner = list(inner)
+                todo += [(inner, number, lead) for number in range(len(inner))]
+            elif isinstance(inner, dict):
+                place[key] = inner = dict(inner)
+                todo += [(inner, name, f"{name}: " if led else "") for name in inner if led or name not in UNTOUCHED]
+        return holder[0]
 
     def json(self, text: str) -> str:
         """JSON with the texts in it redacted, as JSON; unchanged where nothing is found."""
-        before = json.loads(text)
-        after = self.value(before, led=True)
-        return text if after == before else json.dumps(after, ensure_ascii=False, sort_keys=True)
+        before = self.counts.total()
+        after = self.value(json.loads(text), led=True)
+        return text if self.counts.total() == before else json.dumps(after, ensure_ascii=False, sort_keys=True)

@@ -339,6 +339,16 @@ def test_the_name_of_a_field_tells_what_its_number_is_and_the_sources_id_stays()
     assert made.own_id == "531-21-7351"
 
 
+def test_what_is_nested_as_deeply_as_it_can_be_read_is_redacted():
+    deep = SECRET
+    for _ in range(900):
+        deep = [deep]
+    made = row(text="nothing here", deep=deep)
+    assert scrub(made, DEFAULT)[0] == {"email": 1}
+    assert "<EMAIL>" in json.dumps(made.meta)
+    assert SECRET in json.dumps(deep)  # what the source gave is not changed under another row's hands
+
+
 def test_a_row_is_dropped_by_kind_and_carries_no_value_nor_does_its_reason():
     made = row(text=f"{SECRET} pays with 4111 1111 1111 1111")
     counts, why = scrub(made, PersonalDataConfig(credit_card="drop"))
