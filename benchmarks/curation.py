@@ -77,7 +77,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _wanted(names: str) -> list[peers.Tool]:
-    return [peers.TUNELINE, *(tool for tool in peers.PEERS if tool.package in names.split(","))]
+    return [*peers.OURS, *(tool for tool in peers.PEERS if tool.package in names.split(","))]
 
 
 def _circumstances() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 GIB, MIB = 1024**3, 1024**2
 FAR = (100_000_000, 1_000_000_000)  # rows that the slopes are drawn out to
+OURS = "tuneline, near duplicates only"
 GOALS = {"datatrove": 10, "text-dedup": 5}  # times the CPU time of tuneline's that the peer is to take at least
 RECALL, PRECISION, SPEED, MEMORY = 0.97, 0.95, 2_000, 6 * GIB
 
@@ -81,7 +82,7 @@ def _fuzzy(part: dict[str, Any]) -> str:
     described = CORPUS.format(
         **made, **truth, mean=made["characters"] / made["documents"], near=corpus.NEAR, equal=corpus.EQUAL, rewritten=corpus.REWRITTEN
     )
-    ours = next((tool["cost"]["cpu"] for tool in part["tools"] if tool["name"].startswith("tuneline") and "cost" in tool), None)
+    ours = next((tool["cost"]["cpu"] for tool in part["tools"] if tool["name"] == OURS and "cost" in tool), None)
     head = ["", "CPU s", "× ours", "wall s", "peak memory", "removed", "recall", "from 0.8", "precision", "far"]
     measured = [tool for tool in part["tools"] if "cost" in tool]
     table = _table(head, [_tool(tool, ours) for tool in measured])
@@ -115,7 +116,7 @@ def _goals(part: dict[str, Any], ours: float | None) -> str:
     for tool in part["tools"]:
         if "cost" not in tool:
             continue
-        if tool["name"].startswith("tuneline"):
+        if tool["name"] == OURS:
             for name, goal in (("recall", RECALL), ("precision", PRECISION)):
                 lines.append(f"- {name} of at least {goal}: {_met(tool['score'][name] >= goal)} ({tool['score'][name]:.3f})")
         elif ours and tool["name"] in GOALS:

@@ -41,13 +41,23 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_P
 DATATROVE = ("datatrove[io,processing]==0.10.1", "spacy==3.8.18", "numpy==2.4.6", "xxhash==3.8.2", "datasets==5.2.0")
 TEXT_DEDUP = ("text-dedup==0.4.1", "datasets==5.2.0", "numpy==2.5.5", "polars==1.44.2", "polars-grouper==0.6.1", "regex==2026.11.15")
 
-TUNELINE = Tool(
-    "tuneline, near duplicates only",
-    "tuneline",
-    "run_tuneline.py",
-    "this checkout",
-    "32 × 4",
-    "near_duplicate_threshold 0.7; every candidate compared exactly",
+OURS = (
+    Tool(
+        "tuneline, near duplicates only",
+        "tuneline",
+        "run_tuneline.py",
+        "this checkout",
+        "32 × 4",
+        "near_duplicate_threshold 0.7; every candidate compared exactly",
+    ),
+    Tool(
+        "tuneline, the whole default curation",
+        "tuneline",
+        "run_tuneline_curate.py",
+        "this checkout",
+        "32 × 4",
+        "`tuneline curate` without a configuration",
+    ),
 )
 PEERS = (
     Tool(
@@ -108,7 +118,7 @@ PEERS = (
 def interpreter(tool: Tool, workdir: Path, python: str) -> list[str]:
     """The command that starts the tool's Python: this one for tuneline, one in an environment of its own for a peer. Raises PeerError."""
     if tool.package == "tuneline":
-        return [sys.executable, "-P", "-m", "benchmarks.peers.run_tuneline"]
+        return [sys.executable, "-P", "-m", f"benchmarks.peers.{Path(tool.script).stem}"]
     folder = workdir / "environments" / tool.package
     if not (folder / ".ready").exists():
         _install(tool, folder, python)

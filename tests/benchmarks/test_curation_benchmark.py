@@ -188,9 +188,10 @@ def test_a_peer_that_cannot_be_installed_is_an_error_that_says_why(tmp_path: Pat
 
 
 @pytest.mark.daft
-def test_tuneline_itself_is_found_right_on_a_small_corpus(small: corpus.Corpus, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tool", peers.OURS, ids=lambda tool: tool.name)
+def test_tuneline_itself_is_found_right_on_a_small_corpus(tool: peers.Tool, small: corpus.Corpus, tmp_path: Path) -> None:
     pairs, similarity = corpus.true_pairs(corpus.texts(small.path), 0.7)
-    row = curation._compared(peers.TUNELINE, tmp_path, small, pairs, similarity, sys.executable)
+    row = curation._compared(tool, tmp_path, small, pairs, similarity, sys.executable)
     assert row["score"]["recall"] >= 0.99
     assert row["score"]["precision"] == 1
     assert row["score"]["far"] == 0

@@ -1,0 +1,37 @@
+"""tuneline's whole default curation, through its command line, as one more way to remove duplicates: it reads, cleans and writes as well.
+
+python -m benchmarks.peers.run_tuneline_curate run CORPUS.jsonl FOLDER        as the peers' scripts
+python -m benchmarks.peers.run_tuneline_curate removed CORPUS.jsonl FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from components.common import process
+
+REASONS = ("exact_duplicate", "near_duplicate")
+
+
+def run(corpus: Path, folder: Path) -> int:
+    """Curate the corpus and return the exit code."""
+    places = ["-o", str(folder / "dataset"), "--workdir", str(folder / "workdir")]
+    command = process.module_command("pipelines.cli", "curate", str(corpus), *places, "--json")
+    return subprocess.run(command, env=process.python_environment(), check=False).returncode
+
+
+def removed(folder: Path) -> list[int]:
+    """The documents that were dropped as duplicates."""
+    from pyarrow import parquet
+
+    rows = parquet.read_table(folder / "dataset" / "rejected.parquet", columns=["id", "reason"]).to_pylist()
+    return [int(row["id"][1:]) for row in rows if row["reason"] in REASONS]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "run":
+        sys.exit(run(Path(sys.argv[2]), Path(sys.argv[3])))
+    print(json.dumps(removed(Path(sys.argv[3]))))
