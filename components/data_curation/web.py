@@ -20,12 +20,15 @@ from components.data_curation.records import BrokenOffError, Record, Unread
 
 BEGINNING = b"WARC/"  # of every record of an archive
 FIRST_LINE = re.compile(rb"WARC/\d\.\d+[ \t]*\r?\n")
-VERSIONS = ("WARC/1.0", "WARC/1.1", "WARC/0.17", "WARC/0.18")
+VERSIONS = (b"WARC/1.0", b"WARC/1.1", b"WARC/0.17", b"WARC/0.18")
 LONGEST_HEADER = 64 * 1024  # bytes of a record's headers; longer ones are damage
 PIECE = 64 * 1024  # bytes read at once of what is passed over
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 WAT = "a WAT file, which holds a crawl's metadata and no text; nothing of it is read"
 CUT = "the file ends in the middle of this record"
+SAMPLE = 4096  # characters from which binary data is recognised, as of text files
+CONTROL = dict.fromkeys(character for character in range(32) if character not in b"\t\n\v\f\r\x1b")
+NO_TEXT_IN = ["//nav", "//footer", "//script", "//noscript", "//template"]  # where nothing else is found, these would be taken for the text
 NO_TEXT = "no main text was found in the page"
 
 # The encodings of the WHATWG Encoding Standard (https://encoding.spec.whatwg.org/#names-and-labels) by Python's names; those in which pages
@@ -71,7 +74,11 @@ def too_long(longest: int) -> str:
 
 
 def _page(file: str, number: int, data: bytes, *, form: str, charset: str = "", url: str = "") -> Record | Unread:
-    text, title = main_text(decoded(data, charset), url)
+    source = decoded(data, charset)
+    sample = source[:SAMPLE]
+    if len(sample) - len(sample.translate(CONTROL)) > len(sample) / 20:
+        return Unread(file, number, "binary data, not a page")
+    text, title = main_text(source, url)
     if not text:
         return Unread(file, number, NO_TEXT)
     return Record(file, number, _fields(text, url, title), form)
@@ -92,7 +99,7 @@ def main_text(html: str, url: str = "") -> tuple[str, str]:
         if tree is None:
             return "", ""
         title = " ".join((tree.findtext(".//title") or "").split())
-        return _without_bars(extractor.extract(tree, url=url or None, include_comments=False, deduplicate=False) or ""), title
+        return _without_bars(extractor.extract(tree, url=url or None, include_comments=False, prune_xpath=NO_TEXT_IN) or ""), title
     except Exception:  # of a parser that meets the whole web: a page on which it stumbles is one page, not the end of a run
         return "", ""
 
@@ -261,12 +268,11 @@ def _entry(stream: _Stream, first: bytes, longest: int) -> _Entry:
     A file whose lines end in line feeds only went through something that takes it for text: its records' lengths hold no longer, and
     each goes to where the next begins.
     """
-    from warcio.statusandheaders import StatusAndHeadersParser, StatusAndHeadersParserException
+    from warcio.statusandheaders import StatusAndHeadersParser
 
-    try:
-        headers = StatusAndHeadersParser(list(VERSIONS)).parse(_head(stream, first))
-    except (StatusAndHeadersParserException, EOFError):
-        raise _damaged(stream, f"no record begins here, but {first[:40]!r}") from None
+    if first.strip() not in VERSIONS:
+        raise _damaged(stream, f"no record begins here, but {first[:40]!r}")
+    headers = StatusAndHeadersParser([version.decode() for version in VERSIONS]).parse(_head(stream, first))
     if not first.endswith(b"\r\n"):
         return _entry_of(headers, *_up_to_the_next(stream, longest), longest)
     length = (headers.get_header("Content-Length") or "").strip()
@@ -398,6 +404,8 @@ def _inflated(body: bytes, wbits: int) -> bytes:
         plain = inflater.decompress(body, LARGEST_PAGE)
     except zlib.error as error:
         raise _NotReadError(f"its compressed body is damaged: {error}") from None
+    if not inflater.eof and not inflater.unconsumed_tail:
+        raise _NotReadError("its compressed body breaks off: its end is missing")
     if inflater.unconsumed_tail:
         raise _NotReadError(f"its compressed body holds more than {LARGEST_PAGE:,} bytes")
     return plain
