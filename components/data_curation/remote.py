@@ -21,7 +21,7 @@ S3, HF = "s3://", "hf://"
 HF_DATASETS = re.compile(r"hf://datasets/[^/@]+/[^/@]+(@[^/@]+)?(/.*)?")
 BUCKET = re.compile(r"[^/@:?*\[]+(/.*)?")
 MAGIC = re.compile(r"[*?\[]")
-BLOCK = 4 * 1024 * 1024  # bytes asked for at once; what a file that is read holds in memory, up to twice
+BLOCK = 2 * 1024 * 1024  # bytes asked for at once; a file that is read holds a few of them in memory
 # A store that does not answer is told of within some 15 seconds when it is first asked; one that did is given time for a hiccup.
 CONNECT_WITHIN, ANSWER_WITHIN = 4, 6  # seconds
 TRIES_AT_FIRST, TRIES_READING = 2, 6
@@ -61,7 +61,7 @@ def sha256(uri: str) -> str:
     """Digest of a file's bytes, streamed once. Raises ConfigurationError when it cannot be read."""
     digest = hashlib.sha256()
     with _told(uri):
-        for chunk in _read(uri, BLOCK):
+        for chunk in _read(uri, BLOCK // 8):
             digest.update(chunk)
     return digest.hexdigest()
 
