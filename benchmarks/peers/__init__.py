@@ -8,9 +8,9 @@ One script a tool, run by that tool's own interpreter; a peer's script imports n
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,13 +134,18 @@ def _install(tool: Tool, folder: Path, python: str) -> None:
 
 def _suitable(tool: Tool, python: str) -> str:
     """The Python given, or a newer one of the PATH where that is too old for the tool."""
-    newer = [f"python{major}.{minor}" for major, minor in NEWER if (major, minor) >= tool.python]
-    for name in [python, *filter(shutil.which, newer)]:
-        version = _said([name, "-c", "import sys; print(*sys.version_info[:2])"]).split()
-        if tuple(map(int, version)) >= tool.python:
-            return name
+    if _version(python) >= tool.python:
+        return python
+    for name in (f"python{major}.{minor}" for major, minor in NEWER):
+        with suppress(PeerError):  # not there, or only a shim of a version manager
+            if _version(name) >= tool.python:
+                return name
     wanted = ".".join(map(str, tool.python))
     raise PeerError(f"{tool.package} {tool.version} needs Python {wanted} or newer: --python names one")
+
+
+def _version(python: str) -> tuple[int, ...]:
+    return tuple(map(int, _said([python, "-c", "import sys; print(*sys.version_info[:2])"]).split()))
 
 
 def installed(tool: Tool, workdir: Path) -> list[str]:
