@@ -16,6 +16,7 @@ import pytest
 
 from components.common import artifacts
 from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
+from tests.pipelines.processes import hear_interrupts
 from tests.pipelines.project import write_rows
 from tests.tiny import tiny_model
 
@@ -182,7 +183,9 @@ def test_every_command_the_documentation_names_exists(folder: Path) -> None:
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_command_exits_75_with_an_error_object(chain: dict[str, Any], folder: Path, sent: signal.Signals) -> None:
     command = [*COMMAND, "evaluate", "model", "--dataset", "dataset", "-o", f"stopped-{sent}", *SETS, "--json"]
-    child = subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
+    )
     deadline = time.monotonic() + 240
     while not (folder / f"stopped-{sent}").exists():
         assert time.monotonic() < deadline

@@ -30,6 +30,7 @@ from pipelines.config import Customization
 from pipelines.platform import Mlflow, Platform
 from tests.kfp_api import KfpApi, State, serving
 from tests.pipelines.command import COMMAND, ROOT, environment
+from tests.pipelines.processes import hear_interrupts
 
 SECRET = "s3cr3t-0f-th3-t35t"
 Command = Callable[..., tuple[int, dict[str, Any], str]]
@@ -658,7 +659,13 @@ def test_ctrl_c_ends_the_waiting_and_not_the_run(api: KfpApi, plain: Path, tmp_p
     arguments = ["submit", "-f", str(plain), "--endpoint", api.url, "--experiment", "e", "--run-name", "r", "--wait", "--poll", "0.1"]
     variables = environment(HOME=str(tmp_path), KF_PIPELINES_TOKEN=SECRET)
     process = subprocess.Popen(
-        [*COMMAND, *arguments], cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *arguments],
+        cwd=tmp_path,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
     )
     end = time.monotonic() + 60
     while sum(api.looks.values()) < 2 and time.monotonic() < end and process.poll() is None:  # the first look is shown before the second
