@@ -25,7 +25,16 @@ BLOCK = 2 * 1024 * 1024  # bytes asked for at once; a file that is read holds a 
 # A store that does not answer is told of within some 15 seconds when it is first asked; one that did is given time for a hiccup.
 CONNECT_WITHIN, ANSWER_WITHIN = 4, 6  # seconds
 TRIES_AT_FIRST, TRIES_READING = 2, 6
-CLIENTS = ("aiobotocore", "aiohttp", "botocore", "httpx", "huggingface_hub", "requests", "s3fs")  # whose errors are told to people
+CLIENTS = (
+    "aiobotocore",
+    "aiohttp",
+    "botocore",
+    "httpcore",
+    "httpx",
+    "huggingface_hub",
+    "requests",
+    "s3fs",
+)  # whose errors are told to people
 KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 AGAIN = "It could be read when the sources were listed: see that it is still there, then run the same command again."
 
@@ -144,7 +153,7 @@ def _told(uri: str) -> Iterator[None]:
         raise
     except Exception as error:
         names = [f"{type(one).__module__.partition('.')[0]}.{type(one).__name__}" for one in _chain(error)]
-        if not isinstance(error, OSError | ValueError) and names[0].partition(".")[0] not in CLIENTS:
+        if not isinstance(error, OSError | ValueError) and not names[0].startswith(CLIENTS):
             raise
         said = " ".join(str(error).split())[:300]
         raise _refused(uri, *(_of_s3(uri, error, names, said) if uri.startswith(S3) else _of_hf(uri, error, names, said))) from None
