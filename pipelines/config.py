@@ -60,10 +60,16 @@ def parse(values: dict[str, Any], where: str) -> Customization:
 
 
 def _share(config: Customization) -> Customization:
-    """Rows are cut alike for training and evaluation unless the evaluation says otherwise."""
-    if "max_length" not in config.evaluation.model_fields_set:
-        config.evaluation.max_length = config.fine_tuning.max_length
-        config.evaluation.model_fields_set.discard("max_length")  # nobody said so, and what was not said follows other values
+    """Rows are cut alike for training and evaluation, and counted by the tuned model's tokenizer, unless a section says otherwise."""
+    tuning, tokens = config.fine_tuning, config.data_curation.tokens
+    for section, field, value in (
+        (config.evaluation, "max_length", tuning.max_length),
+        (tokens, "max_length", tuning.max_length),
+        (tokens, "base_model", tuning.base_model),
+    ):
+        if field not in section.model_fields_set:
+            setattr(section, field, value)
+            section.model_fields_set.discard(field)  # nobody said so, and what was not said follows other values
     return config
 
 
@@ -164,10 +170,20 @@ def _override(values: dict[str, Any], override: str) -> None:
 def _anchor(values: dict[str, Any], base: Path) -> None:
     """Make the paths among sources and base model absolute: those in a file count from the file's folder, others from the current one."""
     curation, tuning = values.get("data_curation"), values.get("fine_tuning")
-    if isinstance(curation, dict) and isinstance(curation.get("sources"), list):
-        curation["sources"] = [_absolute(source, base) for source in curation["sources"]]
+    curation = curation if isinstance(curation, dict) else {}
+    names = _within(_within(curation, "personal_data"), "names")
+    for section, key in ((curation, "sources"), (_within(curation, "decontamination"), "sets"), (names, "model")):
+        if isinstance(section.get(key), list):
+            section[key] = [_absolute(one, base) for one in section[key]]
+        elif key in section:
+            section[key] = _absolute(section[key], base)
     if isinstance(tuning, dict) and "base_model" in tuning:
         tuning["base_model"] = _absolute(tuning["base_model"], base)
+
+
+def _within(section: dict[str, Any], key: str) -> dict[str, Any]:
+    inner = section.get(key)
+    return inner if isinstance(inner, dict) else {}
 
 
 def _absolute(source: Any, base: Path) -> Any:

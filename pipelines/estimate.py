@@ -10,8 +10,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,15 @@ from components.common.errors import InputError, TunelineError
 from components.common.models import Outline
 from components.common.places import Workdir
 from components.common.progress import Reporter
-from components.data_curation.stage import Curated, Source, check_splits, counts, list_sources, survey
+from components.data_curation.stage import Curated, Source, check_splits, counts, survey
 from components.data_versioning.stage import versions
 from components.fine_tuning import plan as training
 from components.fine_tuning.data import Examples, tokenise
 from components.model_registry.stage import champion
-from pipelines import sizing
+from pipelines import material, sizing
 from pipelines.config import Customization
-from pipelines.resolve import Plans, compared_with, demo_path, expand_demo, plan, unproven, unproven_note
+from pipelines.material import Material, demo_path
+from pipelines.resolve import Plans, compared_with, plan, unproven, unproven_note
 from pipelines.sizing import Shape
 from pipelines.stages import MAKERS
 
@@ -141,43 +141,47 @@ def look(config: Customization, workdir: Workdir, reporter: Reporter) -> Finding
         reporter.step("looking at the sources")
         # The demo's rows are built outside of the workdir, and known by the place they would have there.
         drawn = Workdir(Path(scratch).resolve())
-        sources = list_sources(expand_demo(config.data_curation.sources, drawn), Path.cwd())
+        found = material.look_at(config, workdir, reporter, drawn)
+        sources = found.sources
         at_home = [s.model_copy(update={"uri": s.uri.replace(str(demo_path(drawn)), str(demo_path(workdir).resolve()))}) for s in sources]
         reporter.step("looking at the base model")
         outline = models.outline(config.fine_tuning.base_model)
         counted = training.parameters(outline.config, config.fine_tuning)
-        cached = _cached(config, workdir, at_home, outline)
+        cached = _cached(config, workdir, replace(found, sources=at_home), outline)
         began = time.monotonic()
-        curated = survey(sources, config.data_curation, seed=config.seed, reporter=reporter)
-        reading = time.monotonic() - began
-    reporter.step("tokenising the training rows")
-    tokens = _tokenise(curated, outline, config, reporter)
+        with survey(sources, config.data_curation, seed=config.seed, reporter=reporter) as curated:
+            reading = time.monotonic() - began
+            reporter.step("tokenising the training rows")
+            tokens = _tokenise(curated, outline, config, reporter)
     return Findings(config, workdir, sources, outline, curated, reading, tokens, Shape.of(outline.config, counted), cached)
 
 
 def _tokenise(curated: Curated, outline: Outline, config: Customization, reporter: Reporter) -> Tokens:
     """Tokens of the training rows as fine-tuning would see them; of an evenly spread sample where there are many."""
     kind = conversations.checked(curated.kind)
-    talks = [(row, said) for row in curated.by_split["train"] if (said := conversations.of(kind, row.content)) is not None]
-    spread = talks[:: math.ceil(len(talks) / SAMPLE)] if talks else []
-    rows = [{"messages": said, "tools": row.content.get("tools")} for row, said in spread]
+    every = math.ceil(curated.judged.sizes()["train"] / SAMPLE) or 1
+    talks, rows = 0, []
+    for content in curated.contents("train"):
+        if (said := conversations.of(kind, content)) is not None:
+            rows += [{"messages": said, "tools": content.get("tools")}] if talks % every == 0 else []
+            talks += 1
     length = config.fine_tuning.max_length
-    return Tokens(len(talks), tokenise(rows, outline.tokenizer, max_length=length, total=len(rows), reporter=reporter))
+    return Tokens(talks, tokenise(rows, outline.tokenizer, max_length=length, total=len(rows), reporter=reporter))
 
 
-def _cached(config: Customization, workdir: Workdir, sources: list[Source], outline: Outline) -> dict[str, str]:
+def _cached(config: Customization, workdir: Workdir, found: Material, outline: Outline) -> dict[str, str]:
     """The stages whose result is in the store already, with its digest. The keys are those of the steps themselves."""
     if outline.base is None:
         return {}
     in_service = champion(config.model_registry.name)
-    plans = plan(config, sources, outline.base.sha256, lambda key: compared_with(in_service, key), unproven(config))
-    found: dict[str, str] = {}
-    for stage, parameters in _parameters(plans, config, workdir, found):
+    plans = plan(config, found, outline.base.sha256, lambda key: compared_with(in_service, key), unproven(config))
+    made: dict[str, str] = {}
+    for stage, parameters in _parameters(plans, config, workdir, made):
         sha256 = places.noted(workdir.store, stage, step.key_of(stage, parameters))
         if sha256 is None:
             break
-        found[stage] = sha256
-    return found
+        made[stage] = sha256
+    return made
 
 
 def _parameters(plans: Plans, config: Customization, workdir: Workdir, found: dict[str, str]) -> Any:
@@ -245,9 +249,8 @@ def _time_basis(stage: str, told: Time) -> str:
 
 def _rows(found: Findings) -> dict[str, Any]:
     curated = found.curated
-    all_rows = [*curated.kept, *(row for row, _ in curated.dropped)]
-    told = counts(curated, rows_in=len(all_rows) + len(curated.unread))
-    return {**told["rows"], "formats": dict(sorted(Counter(row.form for row in all_rows).items())), "splits": told["splits"]}
+    told = counts(curated)
+    return {**told["rows"], "formats": curated.staged.forms(), "splits": told["splits"]}
 
 
 def _tokens(found: Findings) -> dict[str, Any]:
@@ -374,7 +377,7 @@ def _rough(rate: float, work: str) -> str:
 def _evaluation_work(found: Findings) -> float:
     """Operations of the evaluation: every test row by candidate and base, and the answers they write."""
     settings = found.config.evaluation
-    items = len(found.curated.by_split["test"])
+    items = found.curated.judged.sizes()["test"]
     items = min(items, settings.max_items) if settings.max_items else items
     read = items * found.tokens.mean + settings.generations * settings.generation_tokens
     return 2 * read * sizing.forward_flops(found.shape, found.tokens.mean)

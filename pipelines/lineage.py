@@ -28,7 +28,7 @@ from components.data_versioning.config import DataVersioningConfig
 from components.model_registry.promotion import CHAMPION
 from components.model_registry.stage import Champion, registered
 from components.triton_packaging.stage import recorded_lineage
-from pipelines.resolve import DEMO, demo_path
+from pipelines.material import DEMO, demo_path
 
 INTACT, DAMAGED, MISSING, CHANGED, UNCHECKED = "intact", "damaged", "missing", "changed", "unchecked"
 

@@ -7,20 +7,19 @@ service, and hands every stage a plan: all that its result depends on, and nothi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from components.common import hashing, models, places
 from components.common.places import Workdir
 from components.common.progress import Reporter
-from components.data_curation.stage import Source, list_sources
 from components.model_registry.stage import Champion, champion
 from components.triton_packaging import engine
+from pipelines import material
 from pipelines.config import Customization
+from pipelines.material import Material
 
-DEMO = "demo:python-docs"
 PROOF_OFF = "triton_packaging.prove is off"
 
 
@@ -43,22 +42,21 @@ class Plans:
 def resolve(config: Customization, workdir: Workdir, reporter: Reporter) -> Plans:
     """Look at everything the customization depends on. Raises ConfigurationError for a source or a model that is not there."""
     reporter.step("looking at the sources")
-    sources = list_sources(expand_demo(config.data_curation.sources, workdir), Path.cwd())
+    found = material.look_at(config, workdir, reporter)
+    material.fetch_earlier(config, found.earlier, workdir, reporter)
     reporter.step("looking at the base model")
     base = models.base_model(config.fine_tuning.base_model, reporter)
     reporter.step("looking at the model in service")
     reason = unproven(config)
     if reason:
         reporter.note(unproven_note(reason))
-    return plan(config, sources, base.sha256, lambda key: _incumbent(config, workdir, key, reporter), reason)
+    return plan(config, found, base.sha256, lambda key: _incumbent(config, workdir, key, reporter), reason)
 
 
-def plan(
-    config: Customization, sources: Sequence[Source], base_sha256: str, incumbent_of: Callable[[str], str | None], reason: str | None
-) -> Plans:
+def plan(config: Customization, found: Material, base_sha256: str, incumbent_of: Callable[[str], str | None], reason: str | None) -> Plans:
     """The plans that follow from what was found. `incumbent_of` gives, for the recipe's key, the digest of the model to compare with;
     `reason` is why the package cannot be proven here."""
-    curation = {**_plan("data_curation", config), "sources": [source.model_dump() for source in sources]}
+    curation = {**_plan("data_curation", config), **found.as_plan()}
     tuning = {**_plan("fine_tuning", config), "base_sha256": base_sha256, "threads": os.environ.get("TUNELINE_THREADS", "")}
     finetune_key = hashing.digest([curation, tuning])
     incumbent = incumbent_of(finetune_key)
@@ -85,23 +83,6 @@ def unproven_note(reason: str) -> str:
 
 def _plan(stage: str, config: Customization) -> dict[str, Any]:
     return {"config": getattr(config, stage).model_dump(mode="json"), "seed": config.seed, "code": hashing.code_sha256(stage)}
-
-
-def demo_path(workdir: Workdir) -> Path:
-    """Where the demo dataset's raw file lies, once it was built."""
-    return workdir.root / "demo" / "python-docs.jsonl"
-
-
-def expand_demo(sources: list[str], workdir: Workdir) -> list[str]:
-    """Replace demo:python-docs by the dataset that is built from this machine's Python."""
-    if DEMO not in sources:
-        return sources
-    from data.python_docs import build
-
-    path = demo_path(workdir)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    build(path)
-    return [str(path) if source == DEMO else source for source in sources]
 
 
 def compared_with(found: Champion | None, finetune_key: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +10,8 @@ import pyarrow.parquet as parquet
 
 from components.common import artifacts
 from components.common.artifacts import Artifact, Input
+from components.data_curation import tables
+from components.data_curation.rows import CONTENT, Kind, Row, as_json
 
 MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 SCHEMA = pa.schema(
@@ -38,3 +41,11 @@ def _row(number: int) -> dict[str, object]:
         {"role": "assistant", "content": f"It does {word}, {word} and {word} again, {number} times."},
     ]
     return {"id": f"{number:08x}", "messages": messages, "tools": None, "source": "words", "meta": "{}"}
+
+
+def write_split(path: Path, kind: Kind, rows: Sequence[Row]) -> None:
+    """Rows as a split of a dataset."""
+    content = [{name: row.content.get(name) for name in CONTENT[kind]} for row in rows]
+    told = [{"id": row.id, "source": row.source, "meta": as_json(row.meta), **one} for row, one in zip(rows, content, strict=True)]
+    with tables.Writer(path, tables.split_schema(kind)) as writer:
+        writer.add(pa.Table.from_pylist(told, schema=tables.split_schema(kind)))

@@ -290,6 +290,19 @@ class DataCurationConfig(BaseModel):
     language: LanguageConfig = Field(default_factory=LanguageConfig, description="Which languages the rows may have.")
     quality: QualityConfig = Field(default_factory=QualityConfig, description="The published heuristics for web text.")
     instructions: InstructionConfig = Field(default_factory=InstructionConfig, description="Filters for conversations.")
+    group_by: str = Field(
+        "",
+        description="Name of a field of the records, such as customer: rows with one value go into one split. "
+        "source groups by source; empty: no groups.",
+    )
+    published: Literal["place", "drop", "ignore"] = Field(
+        "place",
+        description="Rows of earlier revisions: place keeps each in its split, and what is like it with it; drop also leaves out rows that "
+        "repeat one of them; ignore does not look at them.",
+    )
+    engine: Literal["native", "ray"] = Field("native", description="Where rows are prepared and compared: here, or on a Ray cluster.")
+    ray_address: str = Field("", description="Address of the Ray cluster, such as 10.0.0.5:6379. Empty: RAY_ADDRESS, else this machine's.")
+    workers: int = Field(0, ge=0, description="Processes that prepare rows here. 0: as many as TUNELINE_THREADS or the machine's cores.")
     fractions: Fractions = Field(default_factory=Fractions, description="How the kept rows are divided; the three add up to 1.")
     personal_data: PersonalDataConfig = Field(
         default_factory=PersonalDataConfig,

@@ -1,14 +1,16 @@
-"""Which rows repeat an earlier one, and which rows belong together so that no split may part them."""
+"""Which rows repeat an earlier one, and which rows belong together so that no split may part them.
+
+Rows are known by their index among the compared ones: those of earlier revisions first, then the new ones in input order.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import re
-import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,6 @@ from typing import Any
 from components.common import hashing, process
 from components.common.errors import EngineMissingError
 from components.data_curation.cleaning import Drop
-from components.data_curation.config import DataCurationConfig
 from components.data_curation.rows import Row
 
 # A word is a run of letters, digits and underscores; where writing does without spaces (Han, kana, Hangul), a single character.
@@ -26,29 +27,14 @@ ATTEMPTS = 2
 ROOM = 64 * 1024  # bytes: less than the engine writes
 
 
-@dataclass
-class Likeness:
-    """What the engine found. Rows are their places in the input; a first row stands for all rows with the same text.
-
-    `exact`, `words` and `answer` give a row's first row (`answer` only where the answer counts); `word_pairs` and `answer_pairs` join first
-    rows (a < b) by their similarity.
-    """
-
-    exact: list[int]
-    words: list[int]
-    answer: dict[int, int]
-    word_pairs: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # b: [(a, similarity), …]
-    answer_pairs: list[tuple[int, int]] = field(default_factory=list)
-
-
 def words(text: str) -> str:
     """A text as lower-case words with single spaces, as near duplicates are compared; one of signs only stays what it is."""
     return " ".join(WORD.findall(text.lower())) or " ".join(text.split())
 
 
-def exact(row: Row) -> str:
-    """What makes two rows exactly equal: their conversations in lower case, with any white space as one space."""
-    return f"{row.kind}: " + " ".join(row.text().casefold().split())
+def exact(kind: str, text: str) -> str:
+    """What makes two rows of a kind exactly equal: their conversations in lower case, with any white space as one space."""
+    return f"{kind}: " + " ".join(text.casefold().split())
 
 
 def answer(row: Row, at_least: int) -> str | None:
@@ -60,46 +46,149 @@ def answer(row: Row, at_least: int) -> str | None:
     return spoken if spoken.count(" ") + 1 >= at_least else None
 
 
-def equal(rows: Sequence[Row], config: DataCurationConfig) -> Likeness:
-    """What can be told without the engine: which rows have equal texts, words or answers. Similar ones are not looked for."""
-    answers = {place: said for place, row in enumerate(rows) if (said := answer(row, config.answer_min_words)) is not None}
-    first: dict[str, int] = {}
-    return Likeness(
-        exact=_firsts(exact(row) for row in rows),
-        words=_firsts(words(row.text()) for row in rows),
-        answer={place: first.setdefault(said, place) for place, said in answers.items()},
-    )
+@dataclass
+class Likeness:
+    """What was found. `published` rows come first. `exact` and `words` give every row's first row with the same text (int64, (rows,)).
+
+    `word_pairs` joins first rows of different words (int64, (pairs, 2), a < b) by their `similarity`; `joined` are further pairs of rows
+    that belong together: by equal or similar answers, by an equal prompt that is judged, by their group.
+    """
+
+    published: int
+    exact: Any
+    words: Any
+    joined: list[Any]
+    word_pairs: Any
+    similarity: Any
+    _edges: list[Any] = field(default_factory=list)
+
+    def edges(self) -> Any:
+        """All pairs of rows that belong together (int64, (pairs, 2))."""
+        import numpy
+
+        rows = numpy.arange(len(self.exact))
+        equal = [numpy.stack([rows, first], axis=1)[first != rows] for first in (self.exact, self.words)]
+        return numpy.concatenate([*equal, self.word_pairs, *self.joined])
 
 
-def _firsts(texts: Iterable[str]) -> list[int]:
-    first: dict[str, int] = {}
-    return [first.setdefault(text, place) for place, text in enumerate(texts)]
+def likeness(hashes: dict[str, tuple[Any, Any]], published: int, pairs: dict[str, tuple[Any, Any]]) -> Likeness:
+    """What follows from the rows' hashes ({name: (uint64 (rows, 2), bool (rows,))}) and from the pairs the engine found."""
+    import numpy
+
+    from components.data_curation.engine import first_equal
+
+    empty: Any = numpy.empty((0, 2), dtype=numpy.int64)
+    joined = [pairs["answer"][0] if "answer" in pairs else empty]
+    for name in ("answer", "prompt", "group"):
+        halves, known = hashes[name]
+        rows = numpy.flatnonzero(known)
+        joined.append(numpy.stack([rows, rows[first_equal(halves[known])]], axis=1))
+    found, similarity = pairs.get("words", (empty, numpy.empty(0)))
+    return Likeness(published, first_equal(hashes["exact"][0]), first_equal(hashes["words"][0]), joined, found, similarity)
 
 
-def compare(rows: Sequence[Row], folder: Path, config: DataCurationConfig) -> Likeness:
-    """Run the engine over the rows in `folder`, which is created and removed again. Raises EngineMissingError."""
-    import pyarrow
+def drops(ids: Sequence[str], found: Likeness, *, against: Sequence[str] | None = None) -> dict[int, Drop]:
+    """Why rows go, by index. In input order: a row goes when it repeats, or nearly repeats, an earlier one that stays.
+
+    Earlier revisions' rows count only where `against` says which revision each is of; they never go themselves.
+    """
+    exact, words, by_later = (found.exact, found.words, _by_later(found)) if against is not None else _among_new(found)
+    keeper: dict[int, tuple[int, float]] = {}  # of a first row by words: the row that stays for it, and how similar that is
+    gone: dict[int, Drop] = {}
+
+    def named(row: int) -> str:
+        return f"{ids[row]} of {against[row]}" if against and row < found.published else ids[row]
+
+    for row in _repeating(exact, words, by_later, found.published):
+        first, same = int(words[row]), int(exact[row])
+        if first == row:
+            kept = [(a, similarity) for a, similarity in by_later.get(row, []) if keeper.get(a, (a, 1.0))[0] == a]
+            keeper[row] = max(kept, key=lambda pair: (pair[1], -pair[0]), default=(row, 1.0))
+        stays, similarity = keeper.get(first, (first, 1.0))
+        if same != row:
+            also = "" if stays == first == same else f", which {named(stays)} stands for"
+            gone[row] = Drop("exact_duplicate", f"equal to {named(same)}{also}")
+        elif stays != row:
+            gone[row] = Drop("near_duplicate", f"similarity {similarity:.3f} to {named(stays)}")
+    return gone
+
+
+def _repeating(exact: Any, words: Any, by_later: dict[int, Any], published: int) -> list[int]:
+    """The new rows that may repeat another, in order."""
+    import numpy
+
+    rows = numpy.arange(len(exact))
+    some = numpy.union1d(numpy.flatnonzero((exact != rows) | (words != rows)), numpy.fromiter(by_later, numpy.int64, len(by_later)))
+    return [int(row) for row in some[some >= published]]
+
+
+def _by_later(found: Likeness) -> dict[int, list[tuple[int, float]]]:
+    by_later: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for (a, b), similarity in zip(found.word_pairs.tolist(), found.similarity.tolist(), strict=True):
+        by_later[b].append((a, similarity))
+    return by_later
+
+
+def _among_new(found: Likeness) -> tuple[Any, Any, dict[int, list[tuple[int, float]]]]:
+    """The same as if there were no rows of earlier revisions: the first new row stands for each text."""
+    if not found.published:
+        return found.exact, found.words, _by_later(found)
+    exact, words = (_first_new(first, found.published) for first in (found.exact, found.words))
+    stands = {int(first): int(words[row]) for row, first in enumerate(found.words) if row >= found.published}
+    by_later: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for (a, b), similarity in zip(found.word_pairs.tolist(), found.similarity.tolist(), strict=True):
+        if a in stands and b in stands:
+            low, high = sorted((stands[a], stands[b]))
+            by_later[high].append((low, similarity))
+    return exact, words, by_later
+
+
+def _first_new(first: Any, published: int) -> Any:
+    import numpy
+
+    _, index, inverse = numpy.unique(first[published:], return_index=True, return_inverse=True)
+    return numpy.concatenate([numpy.arange(published), index[inverse] + published])
+
+
+def clusters(rows: int, edges: Any) -> Any:
+    """A number for every row (int64, (rows,)): equal for rows that are joined over any number of edges."""
+    import numpy
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    graph: Any = coo_array((numpy.ones(len(edges), dtype=numpy.int8), (edges[:, 0], edges[:, 1])), shape=(rows, rows))
+    return connected_components(graph, directed=False)[1]
+
+
+def similar(folder: Path, places: Any, threshold: float, ray_address: str | None) -> dict[str, tuple[Any, Any]]:
+    """Run the engine over the folder's texts: {"words" or "answer": (pairs of indices into `places`, their similarities)}.
+
+    Raises EngineMissingError when it gives no result.
+    """
+    import numpy
     from pyarrow import parquet
 
-    folder.mkdir(parents=True, exist_ok=True)
-    columns = {
-        "row": pyarrow.array(range(len(rows)), pyarrow.int64()),
-        "exact": pyarrow.array([exact(row) for row in rows], pyarrow.large_string()),
-        "words": pyarrow.array([words(row.text()) for row in rows], pyarrow.large_string()),
-        "answer": pyarrow.array([answer(row, config.answer_min_words) for row in rows], pyarrow.large_string()),
-    }
-    parquet.write_table(pyarrow.table(columns), folder / "texts.parquet")
-    _run(folder, config.near_duplicate_threshold, len(rows))
-    found = _load(folder)
-    shutil.rmtree(folder)
+    run_engine(folder, ["similar", str(folder), str(threshold), *([ray_address] if ray_address else [])], lambda: _is_whole(folder))
+    table = parquet.read_table(folder / "pairs.parquet")
+    found = {}
+    for name in ("words", "answer"):
+        some = table.filter(_equal(table["of"], name))
+        pairs = numpy.stack([numpy.searchsorted(places, some[end].to_numpy()) for end in ("a", "b")], axis=1)
+        found[name] = (pairs, some["similarity"].to_numpy())
     return found
 
 
-def _run(folder: Path, threshold: float, rows: int) -> None:
+def _equal(column: Any, value: str) -> Any:
+    from pyarrow import compute
+
+    return compute.equal(column, value)
+
+
+def run_engine(folder: Path, arguments: Sequence[str], whole: Callable[[], bool]) -> None:
     """Start the engine until its result is whole: its exit code says little, as it may crash after its work is done."""
     if importlib.util.find_spec("daft") is None:
         raise EngineMissingError("Daft is not installed", hint="pip install 'tuneline[curation]'")
-    command = process.module_command("components.data_curation.engine", str(folder / "texts.parquet"), str(folder), str(threshold))
+    command = process.module_command("components.data_curation.engine", *arguments)
     log = folder / "engine.log"
     code = 0
     for _ in range(ATTEMPTS):
@@ -113,7 +202,7 @@ def _run(folder: Path, threshold: float, rows: int) -> None:
                 check=False,
             ).returncode
         process.keep_in_step_log(log)
-        if _is_whole(folder, rows):
+        if whole():
             return
     (folder / "room").write_bytes(bytes(ROOM))  # where the disk is full this says so, and the engine could not
     tail = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-400:]
@@ -123,68 +212,11 @@ def _run(folder: Path, threshold: float, rows: int) -> None:
     )
 
 
-def _is_whole(folder: Path, rows: int) -> bool:
-    """Whether result.json is there, counts every row, and its files have the digests that it names."""
+def _is_whole(folder: Path) -> bool:
+    """Whether result.json is there, counts every file of texts, and its files have the digests that it names."""
     try:
         result = json.loads((folder / "result.json").read_bytes())
-        return result["rows"] == rows and all(hashing.sha256_file(folder / name) == sha for name, sha in result["files"].items())
+        texts = sorted(file.name for file in folder.glob("texts-*.parquet"))
+        return result["texts"] == texts and all(hashing.sha256_file(folder / name) == sha for name, sha in result["files"].items())
     except (OSError, ValueError, KeyError):
         return False
-
-
-def _load(folder: Path) -> Likeness:
-    from pyarrow import parquet
-
-    groups = parquet.read_table(folder / "groups.parquet").to_pydict()
-    pairs = parquet.read_table(folder / "pairs.parquet").to_pylist()
-    answers = {row: first for row, first in zip(groups["row"], groups["answer"], strict=True) if first is not None}
-    found = Likeness(groups["exact"], groups["words"], answers)
-    by_later: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for pair in pairs:
-        if pair["of"] == "words":
-            by_later[pair["b"]].append((pair["a"], pair["similarity"]))
-        else:
-            found.answer_pairs.append((pair["a"], pair["b"]))
-    found.word_pairs = dict(by_later)
-    return found
-
-
-def drops(rows: Sequence[Row], found: Likeness) -> dict[int, Drop]:
-    """Why rows go, by place. In input order: a row goes when it repeats, or nearly repeats, an earlier one that stays."""
-    gone: dict[int, Drop] = {}
-    keeper: dict[int, tuple[int, float]] = {}  # of each first row by words: the row that stays for it, and how similar that is
-    for place in range(len(rows)):
-        first = found.words[place]
-        if first == place:
-            kept = [(a, similarity) for a, similarity in found.word_pairs.get(place, []) if keeper[a][0] == a]
-            keeper[place] = max(kept, key=lambda pair: (pair[1], -pair[0]), default=(place, 1.0))
-        stays, similarity = keeper[first]
-        if (same := found.exact[place]) != place:
-            also = "" if stays == first == same else f", which {rows[stays].id} stands for"
-            gone[place] = Drop("exact_duplicate", f"equal to {rows[same].id}{also}")
-        elif stays != place:
-            gone[place] = Drop("near_duplicate", f"similarity {similarity:.3f} to {rows[stays].id}")
-    return gone
-
-
-def clusters(rows: Sequence[Row], found: Likeness) -> list[int]:
-    """A number for every row: equal for rows that are joined, over any number of steps, by equal or similar texts or answers.
-
-    Preference and unpaired rows with one prompt are joined too: a judgement of it is half an answer to the other.
-    """
-    import numpy
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    edges = [*enumerate(found.exact), *enumerate(found.words), *found.answer.items(), *found.answer_pairs, *_same_prompts(rows)]
-    edges += [(a, b) for b, pairs in found.word_pairs.items() for a, _ in pairs]
-    left, right = numpy.array(edges, dtype=numpy.int64).reshape(-1, 2).T
-    graph: Any = coo_array((numpy.ones(len(left), dtype=numpy.int8), (left, right)), shape=(len(rows), len(rows)))
-    return [int(label) for label in connected_components(graph, directed=False)[1]]
-
-
-def _same_prompts(rows: Sequence[Row]) -> Iterable[tuple[int, int]]:
-    first: dict[str, int] = {}
-    return [
-        (first.setdefault(words(row.prompt()), place), place) for place, row in enumerate(rows) if row.kind in ("preference", "unpaired")
-    ]

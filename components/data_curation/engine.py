@@ -1,15 +1,19 @@
-"""The Daft engine: which rows say the same, and which say nearly the same. Runs as a child process.
+"""The Daft engine: which texts are nearly the same. Runs as a child process, on this machine or on a Ray cluster.
 
-    python -m components.data_curation.engine TEXTS.parquet FOLDER THRESHOLD
+    python -m components.data_curation.engine similar FOLDER THRESHOLD [RAY_ADDRESS]
+    python -m components.data_curation.engine prepare FOLDER RAY_ADDRESS
 
-TEXTS has a row's number (`row`), its text for exact comparison (`exact`), its words for near duplicates (`words`) and its answer's words
-(`answer`, null where none counts), words being separated by single spaces. FOLDER receives groups.parquet (for every row, the first row
-with the same exact text, words, answer) and pairs.parquet (pairs of such first rows with the Jaccard similarity of their word 5-grams,
-from THRESHOLD on), then result.json with their digests. Daft's native runner may crash while the interpreter exits, after its work is
-done: so the process ends with os._exit, and the parent believes the result file alone.
+`prepare` spreads the row-level work of work.py over a Ray cluster. `similar` finds similar texts: FOLDER holds texts-*.parquet, with a
+row's number (`place`), its words separated by single spaces (`words`), the words of its answer (`answer`, null where none counts), and the
+128-bit hashes of both (`words_hash`, `answer_hash`). It receives pairs.parquet (pairs of places with the Jaccard similarity of their word
+5-grams, from THRESHOLD on; of equal texts only the first is compared), then result.json with its digest.
+Daft's native runner may crash while the interpreter exits, after its work is done: so the process ends with os._exit, and the parent
+believes the result file alone.
 
 MinHash: A. Broder, On the resemblance and containment of documents, 1997. With 32 bands of 4 rows a pair of similarity s becomes a
-candidate with probability 1 − (1 − s⁴)³², which is 0.9998 at 0.7; every candidate is then compared exactly.
+candidate with probability 1 − (1 − s⁴)³², which is 0.9998 at 0.7; every candidate is then compared exactly. Signatures go to disk, a
+column a band, and the candidates are found band by band: memory holds one band of all rows (16 bytes a row), not all of them. On Ray the
+signatures of the files and the bands are spread over the cluster's nodes, which must all see FOLDER.
 """
 
 from __future__ import annotations
@@ -18,115 +22,227 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 BANDS, ROWS, NGRAM = 32, 4, 5
+TEXTS = ("words", "answer")
 PAIRS_AT_ONCE = 4_000_000  # candidate pairs held before equal ones are merged
 SHINGLES_AT_ONCE = 8_000_000  # shingles compared at once: bounds memory at about 200 MB
 
 
-def main(texts: Path, folder: Path, threshold: float) -> None:
-    """Write groups.parquet, pairs.parquet and, last, result.json."""
+def similar(folder: Path, threshold: float, ray_address: str | None = None) -> None:
+    """Write pairs.parquet and, last, result.json."""
+    _use_runner(ray_address)
+    files = sorted(folder.glob("texts-*.parquet"))
+    pairs = [(name, *_similar(folder, files, name, threshold, on_ray=bool(ray_address))) for name in TEXTS]
+    _write_pairs(folder / "pairs.parquet", pairs)
+    digest = hashlib.sha256((folder / "pairs.parquet").read_bytes()).hexdigest()
+    told = {"texts": [file.name for file in files], "files": {"pairs.parquet": digest}}
+    _write_durably(folder / "result.json", json.dumps(told).encode())
+
+
+def _use_runner(ray_address: str | None) -> None:
+    """Have Daft work here, or on the Ray cluster at this address."""
     import daft
 
-    daft.set_runner_native()
-    frame = daft.read_parquet(str(texts))
-    groups = {name: _groups(frame, name) for name in ("exact", "words", "answer")}
-    pairs = [(name, *_similar(frame, name, groups[name], threshold)) for name in ("words", "answer")]
-    rows = _write_groups(folder / "groups.parquet", groups)
-    _write_pairs(folder / "pairs.parquet", pairs)
-    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("groups.parquet", "pairs.parquet")}
-    _write_durably(folder / "result.json", json.dumps({"rows": rows, "files": files}).encode())
+    if ray_address:
+        daft.set_runner_ray(address=ray_address)
+    else:
+        daft.set_runner_native()
 
 
-def _groups(frame: Any, name: str) -> Any:
-    """An int64 array of (row, first row with the same text) for every row where `name` is not null, sorted by row."""
-    import numpy
-    from daft import col
+def prepare(folder: Path, ray_address: str) -> None:
+    """Prepare every chunk that was handed out in the folder, on all nodes of a Ray cluster."""
+    import daft
+    from daft import DataType, col
 
-    table = frame.where(col(name).not_null()).groupby(name).agg(col("row").list_agg().alias("rows")).select("rows").to_arrow()
-    rows, ends = _lists(table["rows"])
-    if not len(rows):
-        return numpy.empty((0, 2), dtype=numpy.int64)
-    starts = numpy.r_[0, ends[:-1]]
-    first: Any = numpy.repeat(numpy.minimum.reduceat(rows, starts), ends - starts)
-    return numpy.stack([rows, first], axis=1)[numpy.argsort(rows)]
+    from components.data_curation.work import prepare_file
+
+    _use_runner(ray_address)
+    numbers = sorted(int(file.stem.rpartition("-")[2]) for file in folder.glob("raw-*.jsonl"))
+    task = daft.func(lambda number: prepare_file(str(folder), number), return_dtype=DataType.int64())
+    daft.from_pydict({"number": numbers}).into_partitions(len(numbers)).select(task(col("number"))).collect()
 
 
-def _lists(column: Any) -> tuple[Any, Any]:
-    """A column of lists as one flat array and the end of each list in it."""
+def _similar(folder: Path, files: list[Path], name: str, threshold: float, *, on_ray: bool) -> tuple[Any, Any]:
+    """Pairs (a < b) of places of different texts and their similarities, sorted."""
     import numpy
 
-    lists = column.combine_chunks()
-    flat = lists.flatten().to_numpy(zero_copy_only=False).astype(numpy.int64)
-    return flat, numpy.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False).astype(numpy.int64))
+    first = _distinct(files, name)
+    if len(first) < 2:
+        return numpy.empty((0, 2), dtype=numpy.int64), numpy.empty(0)
+    numpy.save(folder / f"first-{name}.npy", first)
+    _write_bands(files, name, folder / f"bands-{name}")
+    candidates = _candidates(folder, name, on_ray=on_ray)
+    return _verified(files, name, candidates, threshold)
 
 
-def _similar(frame: Any, name: str, groups: Any, threshold: float) -> tuple[Any, Any]:
-    """Pairs (a < b) of first rows and their similarities, sorted."""
-    from daft import col
+def _distinct(files: list[Path], name: str) -> Any:
+    """The places (int64, sorted) of the first row of every different text."""
+    import numpy
+    from pyarrow import parquet
 
-    first: Any = groups[groups[:, 0] == groups[:, 1], 0]
-    texts = frame.select("row", name).where(col("row").is_in(first.tolist())).collect()
-    candidates = _candidates(texts, name, int(first.max()) + 1 if len(first) else 1)
-    return _verified(texts, name, candidates, threshold)
+    tables = [parquet.read_table(file, columns=["place", f"{name}_hash"]) for file in files]
+    places = numpy.concatenate([table["place"].to_numpy() for table in tables])
+    known = numpy.concatenate([table[f"{name}_hash"].is_valid().to_numpy() for table in tables])
+    halves = numpy.concatenate([as_numbers(table[f"{name}_hash"]) for table in tables])[known]
+    first = first_equal(halves)
+    return places[known][first == numpy.arange(len(first))]
 
 
-def _candidates(texts: Any, name: str, limit: int) -> Any:
-    """Pairs that share a band of their MinHash signatures, as an int64 array (pairs, 2), sorted; rows are below `limit`."""
+def as_numbers(column: Any) -> Any:
+    """A column of 16-byte hashes as a uint64 array (rows, 2); a null is two zeros."""
+    import numpy
+    import pyarrow
+
+    whole = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
+    filled = whole.fill_null(bytes(16))
+    return numpy.frombuffer(filled.buffers()[1], dtype=numpy.uint64, count=2 * len(filled), offset=16 * filled.offset).reshape(-1, 2)
+
+
+def first_equal(halves: Any) -> Any:
+    """For every row of a uint64 array (rows, 2) the index of the first row that is equal to it."""
+    import numpy
+
+    order = numpy.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal rows stay in their order
+    ordered = halves[order]
+    begins: Any = numpy.ones(len(order), dtype=bool)
+    begins[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    first: Any = numpy.empty(len(order), dtype=numpy.int64)
+    first[order] = order[numpy.flatnonzero(begins)][numpy.cumsum(begins) - 1]
+    return first
+
+
+def _write_bands(files: list[Path], name: str, folder: Path) -> None:
+    """A Parquet folder with a column for every band of the texts' signatures, and their places."""
+    import daft
     import daft.functions as functions
-    import numpy
-    from daft import col, lit
+    from daft import col, element
 
+    texts = daft.read_parquet([str(file) for file in files]).where(col(name).not_null())
     signature = functions.minhash(col(name), num_hashes=BANDS * ROWS, ngram_size=NGRAM, hash_function="xxhash")
-    bands = texts.select("row", functions.chunk(signature, ROWS).alias("band"), lit(list(range(BANDS))).alias("number"))
-    hashed = bands.explode("band", "number").select("row", functions.hash(col("band"), col("number")).alias("bucket"))
-    buckets = hashed.groupby("bucket").agg(col("row").list_agg().alias("rows")).where(functions.length(col("rows")) > 1)
-    codes: Any = numpy.empty(0, dtype=numpy.int64)
-    for some in _codes(*_lists(buckets.select("rows").to_arrow()["rows"]), limit):
-        codes = numpy.union1d(codes, some)
-    return numpy.stack([codes // limit, codes % limit], axis=1)
+    bands = functions.list_map(functions.chunk(signature, ROWS), functions.hash(element()))
+    columns = [functions.get(col("bands"), band).alias(f"b{band}") for band in range(BANDS)]
+    texts.select("place", bands.alias("bands")).select("place", *columns).write_parquet(str(folder), write_mode="overwrite")
 
 
-def _codes(rows: Any, ends: Any, limit: int) -> Iterator[Any]:
-    """All pairs a < b within each list, as the numbers a · limit + b, some millions at a time."""
+def _candidates(folder: Path, name: str, *, on_ray: bool) -> Any:
+    """Pairs that share a band of their signatures, as an int64 array (pairs, 2), sorted."""
+    import numpy
+
+    if on_ray:
+        _band_by_band_on_ray(folder, name)
+    else:
+        for band in range(BANDS):
+            write_band_pairs(str(folder), name, band)
+    pairs: Any = numpy.empty((0, 2), dtype=numpy.int64)
+    for band in range(BANDS):
+        pairs = _union(pairs, numpy.load(_of_band(folder, name, band)))
+    return pairs
+
+
+def _band_by_band_on_ray(folder: Path, name: str) -> None:
+    import daft
+    from daft import DataType, col
+
+    def write(band: int) -> int:
+        return write_band_pairs(str(folder), name, band)
+
+    task = daft.func(write, return_dtype=DataType.int64())
+    daft.from_pydict({"band": list(range(BANDS))}).into_partitions(BANDS).select(task(col("band"))).collect()
+
+
+def _of_band(folder: Path, name: str, band: int) -> Path:
+    return folder / f"pairs-{name}-{band:02}.npy"
+
+
+def write_band_pairs(folder: str, name: str, band: int) -> int:
+    """Write the pairs of places (int64, (pairs, 2), sorted) that share one band; returns how many there are."""
+    import numpy
+    from pyarrow import dataset
+
+    table = dataset.dataset(str(Path(folder) / f"bands-{name}"), format="parquet").to_table(columns=["place", f"b{band}"])
+    places, buckets = table["place"].to_numpy(), table[f"b{band}"].to_numpy()
+    chosen = numpy.isin(places, numpy.load(Path(folder) / f"first-{name}.npy"), assume_unique=True)
+    pairs = _pairs_in_buckets(places[chosen], buckets[chosen])
+    with _of_band(Path(folder), name, band).open("wb") as file:
+        numpy.save(file, pairs)
+    return len(pairs)
+
+
+def _pairs_in_buckets(places: Any, buckets: Any) -> Any:
+    import numpy
+
+    order = numpy.lexsort((places, buckets))
+    places, buckets = places[order], buckets[order]
+    ends = numpy.r_[numpy.flatnonzero(buckets[1:] != buckets[:-1]) + 1, len(buckets)]
+    pairs: Any = numpy.empty((0, 2), dtype=numpy.int64)
+    for some in _pairs_of_lists(places, ends):
+        pairs = _union(pairs, some)
+    return pairs
+
+
+def _pairs_of_lists(places: Any, ends: Any) -> Iterator[Any]:
+    """All pairs a < b within each sorted list, some millions at a time."""
     import numpy
 
     lengths = numpy.diff(ends, prepend=0)
-    for length in numpy.unique(lengths):
+    for length in numpy.unique(lengths[lengths > 1]):
         starts = (ends - lengths)[lengths == length]
         left, right = numpy.triu_indices(length, 1)
         step = max(1, PAIRS_AT_ONCE // len(left))
         for i in range(0, len(starts), step):
-            lists = numpy.sort(rows[starts[i : i + step, None] + numpy.arange(length)], axis=1)
-            yield numpy.unique(lists[:, left] * limit + lists[:, right])
+            lists = places[starts[i : i + step, None] + numpy.arange(length)]
+            yield numpy.stack([lists[:, left].ravel(), lists[:, right].ravel()], axis=1)
 
 
-def _verified(texts: Any, name: str, pairs: Any, threshold: float) -> tuple[Any, Any]:
+def _union(pairs: Any, others: Any) -> Any:
+    """The different pairs of both, sorted."""
+    import numpy
+
+    both = numpy.concatenate([pairs, others])
+    order = numpy.lexsort((both[:, 1], both[:, 0]))
+    both = both[order]
+    fresh: Any = numpy.ones(len(both), dtype=bool)
+    fresh[1:] = (both[1:] != both[:-1]).any(axis=1)
+    return both[fresh]
+
+
+def _verified(files: Iterable[Path], name: str, pairs: Any, threshold: float) -> tuple[Any, Any]:
     """The candidate pairs whose exact Jaccard similarity reaches the threshold, and that similarity."""
     import numpy
 
     if not len(pairs):
         return pairs, numpy.empty(0)
-    wanted, places = numpy.unique(pairs, return_inverse=True)
-    places = places.reshape(pairs.shape)
-    table = texts.to_pydict()
-    by_row = dict(zip(table["row"], table[name], strict=True))
-    matrix = _incidence([by_row[int(row)] for row in wanted])
+    wanted, indices = numpy.unique(pairs, return_inverse=True)
+    indices = indices.reshape(pairs.shape)
+    matrix = _incidence(_texts_at(files, name, wanted))
     sizes = numpy.diff(matrix.indptr)
-    low, high = numpy.sort(sizes[places], axis=1).T
+    low, high = numpy.sort(sizes[indices], axis=1).T
     near = low >= threshold * high  # sets of very different sizes cannot be similar
-    pairs, places = pairs[near], places[near]
-    shared = _intersections(matrix, sizes, places)
-    similarity = shared / (sizes[places].sum(axis=1) - shared)
+    pairs, indices = pairs[near], indices[near]
+    shared = _intersections(matrix, sizes, indices)
+    similarity = shared / (sizes[indices].sum(axis=1) - shared)
     enough = similarity >= threshold
     return pairs[enough], similarity[enough]
 
 
-def _incidence(texts: list[str]) -> Any:
+def _texts_at(files: Iterable[Path], name: str, wanted: Any) -> Iterator[str]:
+    """The texts at these sorted places, one after the other."""
+    import numpy
+    from pyarrow import parquet
+
+    for file in files:
+        places = parquet.read_table(file, columns=["place"])["place"].to_numpy()
+        if not (chosen := numpy.isin(places, wanted, assume_unique=True)).any():
+            continue
+        yield from parquet.read_table(file, columns=[name])[name].filter(chosen).to_pylist()
+
+
+def _incidence(texts: Iterable[str]) -> Any:
     """Sparse 0/1 matrix (texts × distinct shingles)."""
     import numpy
     from scipy.sparse import csr_array
@@ -135,7 +251,7 @@ def _incidence(texts: list[str]) -> Any:
     shingled = [_shingles(text, known) for text in texts]
     ends = numpy.cumsum([0, *map(len, shingled)])
     distinct, columns = numpy.unique(numpy.concatenate(shingled), return_inverse=True)
-    return csr_array((numpy.ones(len(columns), dtype=numpy.int32), columns, ends), shape=(len(texts), len(distinct)))
+    return csr_array((numpy.ones(len(columns), dtype=numpy.int32), columns, ends), shape=(len(shingled), len(distinct)))
 
 
 def _shingles(text: str, known: dict[str, int]) -> Any:
@@ -154,45 +270,27 @@ def _number(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
 
 
-def _intersections(matrix: Any, sizes: Any, places: Any) -> Any:
+def _intersections(matrix: Any, sizes: Any, indices: Any) -> Any:
     """How many shingles the texts of each pair share."""
     import numpy
 
-    batch = numpy.cumsum(sizes[places].sum(axis=1)) // SHINGLES_AT_ONCE
-    bounds = [0, *(numpy.flatnonzero(numpy.diff(batch)) + 1).tolist(), len(places)]
-    parts = [matrix[places[i:j, 0]].multiply(matrix[places[i:j, 1]]).sum(axis=1) for i, j in pairwise(bounds) if j > i]
+    batch = numpy.cumsum(sizes[indices].sum(axis=1)) // SHINGLES_AT_ONCE
+    bounds = [0, *(numpy.flatnonzero(numpy.diff(batch)) + 1).tolist(), len(indices)]
+    parts = [matrix[indices[i:j, 0]].multiply(matrix[indices[i:j, 1]]).sum(axis=1) for i, j in pairwise(bounds) if j > i]
     return numpy.concatenate(parts) if parts else numpy.empty(0, dtype=numpy.int64)
-
-
-def _write_groups(path: Path, groups: dict[str, Any]) -> int:
-    import pyarrow
-
-    exact = groups["exact"]
-    columns = {"row": exact[:, 0], **{name: pyarrow.nulls(len(exact), pyarrow.int64()) for name in groups}}
-    for name, array in groups.items():
-        found = dict(zip(array[:, 0].tolist(), array[:, 1].tolist(), strict=True))
-        columns[name] = pyarrow.array([found.get(row) for row in exact[:, 0].tolist()], pyarrow.int64())
-    _write_table(path, pyarrow.table(columns))
-    return len(exact)
 
 
 def _write_pairs(path: Path, found: list[tuple[str, Any, Any]]) -> None:
     import numpy
     import pyarrow
+    from pyarrow import parquet
 
     pairs = numpy.concatenate([pairs.reshape(-1, 2) for _, pairs, _ in found])
     names = [name for name, pairs, _ in found for _ in range(len(pairs))]
     similarity = numpy.concatenate([similarity for _, _, similarity in found])
     columns = {"of": pyarrow.array(names, pyarrow.string()), "a": pairs[:, 0], "b": pairs[:, 1], "similarity": similarity}
-    _write_table(path, pyarrow.table(columns))
-
-
-def _write_table(path: Path, table: Any) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     sink = pyarrow.BufferOutputStream()
-    parquet.write_table(table, sink)
+    parquet.write_table(pyarrow.table(columns), sink)
     _write_durably(path, sink.getvalue().to_pybytes())
 
 
@@ -204,5 +302,8 @@ def _write_durably(path: Path, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))
+    if sys.argv[1] == "prepare":
+        prepare(Path(sys.argv[2]), sys.argv[3])
+    else:
+        similar(Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else None)
     os._exit(0)

@@ -96,18 +96,18 @@ def scrub(row: Row, config: PersonalDataConfig) -> tuple[dict[str, int], Drop | 
     names the kinds alone. A row that is dropped is redacted too, so that no rejected row carries the value. Raises ConfigurationError
     when the model for names cannot be used.
     """
-    actions = _actions(config)
-    scrubber = _Scrubber([kind for kind, action in actions.items() if action != "keep"], config.names, Counter())
+    done = actions(config)
+    scrubber = _Scrubber([kind for kind, action in done.items() if action != "keep"], config.names, Counter())
     for name, value in row.content.items():
         row.content[name] = scrubber.json(value) if name == "tools" and isinstance(value, str) else scrubber.value(value)
     if row.meta:
         row.meta = scrubber.value(row.meta, led=True)
     counts = {kind: scrubber.counts[kind] for kind in PLACEHOLDERS if scrubber.counts[kind]} if scrubber.counts else {}
-    dropped = [kind for kind in counts if actions[kind] == "drop"]
+    dropped = [kind for kind in counts if done[kind] == "drop"]
     return counts, Drop("personal_data", ", ".join(dropped)) if dropped else None
 
 
-def _actions(config: PersonalDataConfig) -> dict[str, Action]:
+def actions(config: PersonalDataConfig) -> dict[str, Action]:
     found: dict[str, Action] = {kind: getattr(config, kind) for kind in KINDS}
     return {**found, "person": config.names.person, "location": config.names.location}
 

@@ -26,7 +26,7 @@ CONTENT: dict[Kind, tuple[str, ...]] = {
 class Row:
     """One row: its kind, its content (see CONTENT), where it comes from and what else the source said of it.
 
-    `own_id` is the source's id for it, or "". `id` is given once all rows are read. `form` is the format it was read as.
+    `own_id` is the source's id for it, or "". `id` is that of a published row. `form` is the format it was read as.
     """
 
     kind: Kind
@@ -68,17 +68,15 @@ def _joined(messages: Any) -> str:
     return "\n".join(message["content"] for message in messages)
 
 
-def give_ids(rows: Sequence[Row]) -> None:
-    """Set every row's id: the source's own, else 16 hex digits of its digest; one seen before gets a running number (-2, -3, …)."""
-    taken: dict[str, int] = {}
-    for row in rows:
-        base = row.own_id or row.digest()[:16]
-        number = taken.get(base, 0) + 1
-        while number > 1 and f"{base}-{number}" in taken:
-            number += 1
-        row.id = base if number == 1 else f"{base}-{number}"
-        taken[base] = number
-        taken.setdefault(row.id, 1)
+def numbered(name: str, taken: dict[str, int]) -> str:
+    """An id for a row of this name: a name seen before gets a running number (-2, -3, …). `taken` remembers what was given."""
+    number = taken.get(name, 0) + 1
+    while number > 1 and f"{name}-{number}" in taken:
+        number += 1
+    made = name if number == 1 else f"{name}-{number}"
+    taken[name] = number
+    taken.setdefault(made, 1)
+    return made
 
 
 def chance(seed: int, text: str) -> float:

@@ -1,30 +1,103 @@
-"""Train, validation and test: by the hash of a row's duplicate cluster.
+"""Train, validation and test: by the hash of a row's duplicate cluster, or where an earlier revision has put it.
 
-A row's place depends on its cluster alone: other rows come and go without moving it, but one that joins its cluster with a smaller digest
-moves the cluster. Earlier published placements are not looked at.
+A published row never moves. Its cluster goes where it lies; where two published rows of one cluster lie in different splits, a newcomer
+that would join them is alike rows of two splits, and is left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from components.common.errors import InputError
+from components.data_curation.cleaning import Drop
 from components.data_curation.config import Fractions
-from components.data_curation.rows import Row, chance
+from components.data_curation.rows import chance
 
 SPLITS = ("train", "validation", "test")
 SURE = 0.99  # how likely the number of rows that an error asks for fills every part
 
 
-def assign(rows: Sequence[Row], clusters: Sequence[int], fractions: Fractions, seed: int) -> list[str]:
-    """The split of every row. A cluster goes where the hash of the seed and of its smallest content digest sends it."""
+def assign(
+    digests: Sequence[str], clusters: Sequence[int], fractions: Fractions, seed: int, published: Sequence[str] = (), edges: Any = ()
+) -> tuple[list[str], dict[int, Drop]]:
+    """The split of every row, and the rows that bridge two splits. `published` are the splits of the first rows, of earlier revisions.
+
+    A cluster without published rows goes where the hash of the seed and of its smallest content digest sends it.
+    """
     smallest: dict[int, str] = {}
-    for row, cluster in zip(rows, clusters, strict=True):
-        digest = row.digest()
-        smallest[cluster] = min(digest, smallest.get(cluster, digest))
-    place = {cluster: _split(chance(seed, digest), fractions) for cluster, digest in smallest.items()}
-    return [place[cluster] for cluster in clusters]
+    for digest, cluster in zip(digests, clusters, strict=True):
+        if digest < smallest.get(cluster, "g"):  # g is above every hex digit
+            smallest[cluster] = digest
+    place = {cluster: {_split(chance(seed, digest), fractions)} for cluster, digest in smallest.items()}
+    taken: dict[int, set[str]] = defaultdict(set)
+    for split, cluster in zip(published, clusters, strict=False):
+        taken[cluster].add(split)
+    place.update(taken)
+    torn = {cluster for cluster, found in place.items() if len(found) > 1}
+    found = ["" if cluster in torn else next(iter(place[cluster])) for cluster in clusters]
+    bridges = _settle(found, digests, clusters, torn, published, edges) if torn else {}
+    return found, bridges
+
+
+def _settle(
+    found: list[str], digests: Sequence[str], clusters: Sequence[int], torn: set[int], published: Sequence[str], edges: Any
+) -> dict[int, Drop]:
+    """Fill in the splits of clusters with published rows of several; returns the newcomers that lie between them.
+
+    Newcomers join what they are alike in their order; one that is alike rows of two splits joins neither.
+    """
+    members = [row for row, cluster in enumerate(clusters) if cluster in torn]
+    at_home = {digests[row]: split for row, split in enumerate(published)}
+    groups = _Groups(members, {row: at_home.get(digests[row], "") for row in members})
+    bridges: dict[int, Drop] = {}
+    for row, neighbours in sorted(_neighbours(members, edges).items()):
+        splits = {groups.split(other) for other in neighbours if other < row and other not in bridges} | {groups.split(row)}
+        if len(splits - {""}) > 1 and digests[row] not in at_home:
+            bridges[row] = Drop("near_duplicate_across_splits", f"alike rows that lie in {' and '.join(sorted(splits - {''}))}")
+            continue
+        for other in neighbours:
+            if other < row and other not in bridges and len({groups.split(other), groups.split(row)} - {""}) < 2:
+                groups.join(other, row)
+    for row in members:
+        found[row] = groups.split(row) or "train"
+    return bridges
+
+
+def _neighbours(members: Sequence[int], edges: Any) -> dict[int, list[int]]:
+    inside = set(members)
+    found: dict[int, list[int]] = {row: [] for row in members}
+    for a, b in edges.tolist():
+        if a in inside and a != b:
+            found[a].append(b)
+            found[b].append(a)
+    return found
+
+
+class _Groups:
+    """Rows joined so far, and the split of each group ("" while none is known): a disjoint-set forest."""
+
+    def __init__(self, rows: Iterable[int], split: dict[int, str]) -> None:
+        self._above = {row: row for row in rows}
+        self._split = split
+
+    def _top(self, row: int) -> int:
+        while self._above[row] != row:
+            self._above[row] = self._above[self._above[row]]
+            row = self._above[row]
+        return row
+
+    def split(self, row: int) -> str:
+        """The split of the row's group."""
+        return self._split[self._top(row)]
+
+    def join(self, one: int, other: int) -> None:
+        """Make one group of two."""
+        a, b = self._top(one), self._top(other)
+        self._split[a] = self._split[a] or self._split[b]
+        self._above[b] = a
 
 
 def _split(number: float, fractions: Fractions) -> str:

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components.common import artifacts, hashing
-from components.common.artifacts import Artifact, Input
+from components.common.artifacts import Artifact, Input, Manifest
 from components.common.errors import InputError
-from components.common.progress import Reporter
-from components.data_curation import cleaning, duplicates, facts, formats, page, readers, splits, tables
-from components.data_curation.cleaning import Drop
+from components.common.progress import Reporter, Silent
+from components.data_curation import duplicates, page, personal_data, personal_data_names, splits, staging, writing
 from components.data_curation.config import DataCurationConfig
+from components.data_curation.contamination import Index
+from components.data_curation.facts import Facts, Personal
+from components.data_curation.judging import Judged, Similar, drops_by_filter, judge, nothing_similar
 from components.data_curation.readers import Unread
-from components.data_curation.rows import Kind, Row, give_ids
+from components.data_curation.rows import CONTENT, Kind
 from components.data_curation.sources import Source, list_sources, named
+from components.data_curation.staging import Earlier, Staged
+from components.data_curation.tokens import measure
+from components.data_curation.work import Done
+from components.data_curation.writing import SPLIT_FILES
 
-__all__ = ["Curated", "Source", "curate", "list_sources", "named", "survey"]
+__all__ = ["Curated", "Earlier", "Source", "check_splits", "counts", "curate", "list_sources", "named", "planned_earlier", "survey"]
 
 STAGE = "data_curation"
-SPLIT_FILES = {name: f"{name}.parquet" for name in splits.SPLITS}
+EARLIER = "earlier"  # kind of input: a revision published before
 PAYLOAD = (*SPLIT_FILES.values(), "rejected.parquet", "quarantine.jsonl")
 ENGINE_FOLDER = ".engine"
 SHOWN = 3  # sources that an error names
@@ -43,21 +52,27 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Curated:
-    """What became of the rows: kept ones by split, dropped ones with their reason, and the places that could not be read.
+    """What became of the rows: counts of the kept ones by split and of the dropped ones by reason, and how many groups of rows that belong
+    together there are; one goes into one split as a whole."""
 
-    `groups` is how many groups of rows there are that belong together; one goes into one split as a whole.
-    """
-
-    kind: Kind
-    by_split: dict[str, list[Row]]
-    dropped: list[tuple[Row, Drop]]
-    unread: list[Unread]
-    groups: int
+    staged: Staged
+    judged: Judged
+    rejected: dict[str, int]
 
     @property
-    def kept(self) -> list[Row]:
-        """The rows of all splits."""
-        return [row for rows in self.by_split.values() for row in rows]
+    def kind(self) -> Kind:
+        """The kind of all rows."""
+        return self.staged.kind
+
+    def contents(self, split: str) -> Iterator[dict[str, Any]]:
+        """What the rows of a split hold, one after the other (see rows.CONTENT)."""
+        begin = 0
+        for done in self.staged.chunks:
+            table = self.staged.table(done, CONTENT[self.kind]) if done.rows else None
+            for number, content in enumerate(table.to_pylist() if table else [], begin):
+                if self.judged.splits[number] == split:
+                    yield content
+            begin += done.rows
 
 
 def curate(
@@ -68,85 +83,153 @@ def curate(
     seed: int,
     reporter: Reporter,
     overwrite: bool = False,
+    benchmarks: Sequence[Source] = (),
+    earlier: Sequence[Earlier] = (),
 ) -> Artifact:
     """Make a dataset of the sources in the folder `output` and return it; one finished there under the same key is returned as it is.
 
-    The dataset has train, validation and test rows, those rejected (with reason and detail) and a list of what was unreadable. Raises
-    InputError when a source has changed since it was listed, kinds of rows are mixed, nothing is kept or a split stays empty, and
-    EngineMissingError when Daft gives no result.
+    The dataset has train, validation and test rows, those rejected (with reason and detail) and a list of what was unreadable. Rows that
+    share text with `benchmarks` are dropped; rows of `earlier` revisions keep their split. Raises InputError when a source has changed
+    since it was listed, kinds of rows are mixed, nothing is kept or a split stays empty, and EngineMissingError when Daft gives no result.
     """
-    inputs = [Input(kind="raw", content_sha256=source.sha256, uri=source.name) for source in sources]
+    sources = sorted(sources, key=_order)
+    inputs = _inputs(sources, benchmarks, earlier)
     key = _key(inputs, config, seed)
     if finished := artifacts.begin(output, key, overwrite=overwrite):
         return finished
-    rows, unread = _read(sources, config, reporter)
-    _check_any(sources, rows, unread)
-    _note(sources, rows, unread, reporter)
-    curated = _curated(rows, unread, lambda clean: duplicates.compare(clean, output / ENGINE_FOLDER, config), config, seed, reporter)
+    folder = output / ENGINE_FOLDER
+    staged = _stage(sources, benchmarks, earlier, config, folder, reporter)
+    _note(sources, staged, reporter)
+    address = staging.ray_address(config) if config.engine == "ray" else None
+    curated = _curated(staged, lambda p: duplicates.similar(folder, p, config.near_duplicate_threshold, address), config, seed, reporter)
+    _note_renamed(curated.judged, reporter)
     check_splits(curated, config)
-    if not curated.by_split["validation"]:
+    if not curated.judged.sizes()["validation"]:
         reporter.note("no row fell into the validation split")
-    summary = counts(curated, rows_in=len(rows) + len(unread))
     reporter.step("writing the dataset")
-    _write(curated, output, page.render(summary, sources, facts.of(curated.kept, curated.dropped, unread)))
+    summary = counts(curated)
+    facts = writing.write(staged, curated.judged, output)
+    shutil.rmtree(folder)
+    _complete(facts, staged, benchmarks, config, output, reporter)
+    artifacts.write_atomically(output / "report.html", page.render(summary, sources, facts))
     return artifacts.publish(
         output, "dataset", payload=PAYLOAD, inputs=inputs, config=config.model_dump(), seed=seed, key=key, summary=summary
     )
 
 
-def survey(sources: Sequence[Source], config: DataCurationConfig, *, seed: int, reporter: Reporter) -> Curated:
-    """What curation would make of the sources, without the Daft engine and without writing anything.
+@contextmanager
+def survey(sources: Sequence[Source], config: DataCurationConfig, *, seed: int, reporter: Reporter) -> Iterator[Curated]:
+    """What curation would make of the sources, without the Daft engine and without writing anything but temporary files.
 
     Rows that are only similar to each other are not found, so what is kept is an upper bound, and exact where there are none. Raises
     InputError as curate does, but for a split that stays empty: see check_splits.
     """
-    rows, unread = _read(sources, config, reporter)
-    _check_any(sources, rows, unread)
-    return _curated(rows, unread, lambda clean: duplicates.equal(clean, config), config, seed, reporter)
+    with tempfile.TemporaryDirectory(prefix="tuneline-survey-") as folder:
+        here = config.model_copy(update={"engine": "native"})
+        staged = _stage(sources, (), (), here, Path(folder), reporter)
+        yield _curated(staged, nothing_similar, config, seed, reporter)
 
 
 def check_splits(curated: Curated, config: DataCurationConfig) -> None:
     """Raise InputError where there is nothing to train on or nothing to test with."""
-    splits.check_filled({name: len(some) for name, some in curated.by_split.items()}, curated.groups, config.fractions)
+    splits.check_filled(curated.judged.sizes(), curated.judged.groups, config.fractions)
+
+
+def _order(source: Source) -> tuple[str, str]:
+    """Equal sources in any order give equal datasets."""
+    return source.name, source.sha256
+
+
+def _inputs(sources: Sequence[Source], benchmarks: Sequence[Source], earlier: Sequence[Earlier]) -> list[Input]:
+    raw = [Input(kind="raw", content_sha256=one.sha256, uri=one.name) for one in sources]
+    sets = [Input(kind="evaluation_set", content_sha256=one.sha256, uri=one.name) for one in benchmarks]
+    return [*raw, *sets, *(Input(kind=EARLIER, content_sha256=one.dataset.sha256, uri=one.label) for one in earlier)]
+
+
+def planned_earlier(
+    sources: Sequence[Source],
+    benchmarks: Sequence[Source],
+    published: Sequence[tuple[str, Manifest]],
+    config: DataCurationConfig,
+    seed: int,
+) -> list[tuple[str, str]]:
+    """The earlier revisions that a curation of these sources looks at, as (label, content_sha256), oldest first.
+
+    `published` are the revisions there are, oldest first, by their labels. A revision that came of this very curation is not its own
+    predecessor: then they are those that it looked at, so that curating again finds what was made.
+    """
+    ordered = sorted(sources, key=_order)
+    for _, manifest in reversed(published):
+        before = [one for one in manifest.inputs if one.kind == EARLIER]
+        if manifest.produced_by.get("key") == _key([*_inputs(ordered, benchmarks, ()), *before], config, seed):
+            return [(one.uri, one.content_sha256) for one in before]
+    found: dict[str, str] = {}
+    for label, manifest in published:
+        found.setdefault(manifest.content_sha256, label)
+    return [(label, sha256) for sha256, label in found.items()]
 
 
 def _key(inputs: Sequence[Input], config: DataCurationConfig, seed: int) -> str:
-    """What the result depends on: not where the sources lie, only what they hold and are called."""
-    settings = config.model_dump(exclude={"sources"})
-    named = [[one.uri, one.content_sha256] for one in inputs]
+    """What the result depends on: not where the sources lie, only what they hold and are called; nor where the work is done."""
+    where: dict[str, Any] = {**dict.fromkeys(("sources", "engine", "ray_address", "workers"), True), "personal_data": {"names": {"model"}}}
+    settings = config.model_dump(exclude=where)
+    settings["names_model"] = personal_data_names.identity(config.personal_data.names)
+    named = [[one.kind, one.uri, one.content_sha256] for one in inputs]
     return hashing.digest({"stage": STAGE, "code": hashing.code_sha256(STAGE), "inputs": named, "config": settings, "seed": seed})
 
 
-def _read(sources: Sequence[Source], config: DataCurationConfig, reporter: Reporter) -> tuple[list[Row], list[Unread]]:
-    """All rows in input order, cleaned and with their ids, and all that is unreadable."""
+def _stage(
+    sources: Sequence[Source],
+    benchmarks: Sequence[Source],
+    earlier: Sequence[Earlier],
+    config: DataCurationConfig,
+    folder: Path,
+    reporter: Reporter,
+) -> Staged:
+    """All rows cleaned and filtered, in a folder. Raises InputError where not one row can be kept, or kinds of rows are mixed."""
     reporter.step("reading")
-    rows: list[Row] = []
-    unread: list[Unread] = []
-    for number, one in enumerate(_each(sources, config), 1):
-        if isinstance(one, Unread):
-            unread.append(one)
-        else:
-            rows.append(one)
-        if number % 1000 == 0:
-            reporter.progress(number, None, "rows")
-    reporter.progress(len(rows) + len(unread), len(rows) + len(unread), "rows")
-    give_ids(rows)
-    return rows, unread
+    chunks, rows = [], 0
+    for done in staging.prepare(sources, benchmarks, config, folder, reporter):
+        chunks.append(done)
+        rows += done.rows + len(done.unread)
+        reporter.progress(rows, None, "rows")
+    reporter.progress(rows, rows, "rows")
+    staged = Staged(folder, _one_kind(chunks, sources), chunks=chunks)
+    staging.add_earlier(staged, earlier, config)
+    return staged
 
 
-def _note(sources: Sequence[Source], rows: Sequence[Row], unread: Sequence[Unread], reporter: Reporter) -> None:
-    """Say what nobody may learn from a file only: what was unreadable, sources without rows, ids that were taken."""
-    if unread:
+def _complete(
+    facts: Facts, staged: Staged, benchmarks: Sequence[Source], config: DataCurationConfig, output: Path, reporter: Reporter
+) -> None:
+    """Add to the facts what is not counted row by row: personal data, evaluation sets, tokens."""
+    actions = personal_data.actions(config.personal_data)
+    for done in staged.chunks:
+        for kind, (found, rows) in done.personal.items():
+            before = facts.personal.get(kind, Personal())
+            facts.personal[kind] = Personal(before.found + found, before.rows + rows, actions[kind])
+    facts.sets = {name: dict(counts) for name, counts in Index.of(benchmarks, config, Silent()).sets.items()} if benchmarks else {}
+    told, splits = config.tokens, [output / name for name in SPLIT_FILES.values()]
+    tokens = measure(splits, staged.kind, told.base_model, told.max_length, sample=told.sample, reporter=reporter)
+    facts.notes += [tokens] if isinstance(tokens, str) else []
+    facts.tokens = None if isinstance(tokens, str) else tokens
+
+
+def _note(sources: Sequence[Source], staged: Staged, reporter: Reporter) -> None:
+    """Say what nobody may learn from a file only: what was unreadable, and sources without rows."""
+    if unread := staged.unread:
         reporter.note(f"{_places(unread)}; quarantine.jsonl lists {'it' if len(unread) == 1 else 'them all'}")
-    heard = {row.file for row in rows} | {one.file for one in unread}
+    heard = {one.file for one in unread}.union(*(done.files for done in staged.chunks))
     for source in sources:
         if source.name not in heard:
             reporter.note(f"{source.name} {'is empty' if source.bytes == 0 else 'holds no row'}")
-    renamed = [row for row in rows if row.own_id and row.id != row.own_id]
-    if renamed:
-        what = "row has the id of an earlier one" if len(renamed) == 1 else "rows have the id of an earlier one"
-        first = f"{renamed[0].file}:{renamed[0].line} is now {renamed[0].id}"
-        reporter.note(f"{len(renamed):,} {what} and got a running number: {first}{' and so on' if len(renamed) > 1 else ''}")
+
+
+def _note_renamed(judged: Judged, reporter: Reporter) -> None:
+    first, count = judged.renamed
+    if count:
+        what = "row has the id of an earlier one" if count == 1 else "rows have the id of an earlier one"
+        reporter.note(f"{count:,} {what} and got a running number: {first}{' and so on' if count > 1 else ''}")
 
 
 def _places(unread: Sequence[Unread]) -> str:
@@ -154,65 +237,36 @@ def _places(unread: Sequence[Unread]) -> str:
     return f"1 place is unreadable: {first}" if len(unread) == 1 else f"{len(unread):,} places are unreadable, the first {first}"
 
 
-def _each(sources: Sequence[Source], config: DataCurationConfig) -> Iterator[Row | Unread]:
-    for source in sources:
-        for record in readers.read(source, config):
-            if isinstance(record, Unread):
-                yield record
-                continue
-            try:
-                rows = formats.rows_of(record, config.format)
-            except formats.ShapeError as error:
-                yield Unread(record.file, record.line, str(error))
-                continue
-            for row in rows:
-                cleaning.clean(row)
-                yield row
-
-
-def _curated(
-    rows: list[Row],
-    unread: list[Unread],
-    compare: Callable[[list[Row]], duplicates.Likeness],
-    config: DataCurationConfig,
-    seed: int,
-    reporter: Reporter,
-) -> Curated:
-    kind = _one_kind(rows)
-    reporter.step("filtering")
-    dropped = [(row, why) for row in rows if (why := cleaning.drop(row, config))]
-    gone = {id(row) for row, _ in dropped}
-    clean = [row for row in rows if id(row) not in gone]
-    if not clean:
-        raise _nothing(dropped, unread)
+def _curated(staged: Staged, similar: Similar, config: DataCurationConfig, seed: int, reporter: Reporter) -> Curated:
+    filtered = drops_by_filter(staged)
+    if filtered.total() == staged.rows:
+        raise _nothing(filtered, staged.unread)
     reporter.step("comparing rows")
-    found = compare(clean)
-    repeats = duplicates.drops(clean, found)
-    dropped += [(clean[place], why) for place, why in repeats.items()]
-    together = duplicates.clusters(clean, found)
-    places = splits.assign(clean, together, config.fractions, seed)
-    by_split = {name: [r for i, r in enumerate(clean) if places[i] == name and i not in repeats] for name in splits.SPLITS}
-    return Curated(kind, by_split, dropped, unread, len(set(together)))
+    judged = judge(staged, config, seed, similar)
+    reasons = filtered + Counter(why.reason for why in judged.alike.values())
+    return Curated(staged, judged, dict(sorted(reasons.items())))
 
 
-def _check_any(sources: Sequence[Source], rows: Sequence[Row], unread: Sequence[Unread]) -> None:
-    """Raise InputError where not one row could be read."""
-    if unread and not rows:
-        raise _nothing([], unread)
-    if not rows:
-        names = ", ".join(source.name for source in sources[:SHOWN]) + (f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else "")
-        are = "is" if len(sources) == 1 else "are"
-        what = f"{are} empty" if not any(source.bytes for source in sources) else "holds no row" if len(sources) == 1 else "hold no row"
-        raise InputError(f"{names} {what}", hint=f"Name files with rows in data_curation.sources; {FORMATS}")
+def _no_row(sources: Sequence[Source], unread: Sequence[Unread]) -> InputError:
+    """Not one row could be read."""
+    if unread:
+        return _nothing(Counter(), unread)
+    names = ", ".join(source.name for source in sources[:SHOWN]) + (f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else "")
+    are = "is" if len(sources) == 1 else "are"
+    what = f"{are} empty" if not any(source.bytes for source in sources) else "holds no row" if len(sources) == 1 else "hold no row"
+    return InputError(f"{names} {what}", hint=f"Name files with rows in data_curation.sources; {FORMATS}")
 
 
-def _one_kind(rows: Sequence[Row]) -> Kind:
-    """The kind that all rows have. Raises InputError when there is more than one."""
-    first: dict[Kind, Row] = {}
-    for row in rows:
-        first.setdefault(row.kind, row)
+def _one_kind(chunks: Sequence[Done], sources: Sequence[Source]) -> Kind:
+    """The kind that all rows have. Raises InputError when there is more than one, or no row."""
+    first: dict[Kind, tuple[str, int]] = {}
+    for done in chunks:
+        for kind, place in done.kinds.items():
+            first.setdefault(kind, place)
+    if not first:
+        raise _no_row(sources, [one for done in chunks for one in done.unread])
     if len(first) > 1:
-        where = ", ".join(f"{kind} ({row.file}:{row.line})" for kind, row in first.items())
+        where = ", ".join(f"{kind} ({file}:{line})" for kind, (file, line) in first.items())
         raise InputError(
             f"the sources mix kinds of rows: {where}",
             hint="A dataset has one kind: name only sources of one, or force one way to read them with data_curation.format.",
@@ -220,9 +274,8 @@ def _one_kind(rows: Sequence[Row]) -> Kind:
     return next(iter(first))
 
 
-def _nothing(dropped: Sequence[tuple[Row, Drop]], unread: Sequence[Unread]) -> InputError:
+def _nothing(reasons: Counter[str], unread: Sequence[Unread]) -> InputError:
     """No row is left: the error counts why, and gives the first unreadable place."""
-    reasons = Counter(why.reason for _, why in dropped)
     counted = [f"{count} dropped as {reason}" for reason, count in sorted(reasons.items())] + ([_places(unread)] if unread else [])
     advice = next((told.format(file=unread[0].file) for sign, told in ADVICE.items() if unread and sign in unread[0].why), None)
     return InputError(
@@ -231,20 +284,11 @@ def _nothing(dropped: Sequence[tuple[Row, Drop]], unread: Sequence[Unread]) -> I
     )
 
 
-def counts(curated: Curated, rows_in: int) -> dict[str, Any]:
+def counts(curated: Curated) -> dict[str, Any]:
     """The counts of the manifest. Rows in = kept + rejected + quarantined, or there is a fault here."""
-    reasons = Counter(why.reason for _, why in curated.dropped)
-    sizes = {name: len(rows) for name, rows in curated.by_split.items()}
-    kept = sum(sizes.values())
-    if rows_in != kept + reasons.total() + len(curated.unread):
-        raise AssertionError(f"rows were lost: {rows_in} in, {kept} kept, {reasons.total()} rejected, {len(curated.unread)} quarantined")
-    rows = {"in": rows_in, "kept": kept, "quarantined": len(curated.unread), "rejected": dict(sorted(reasons.items()))}
+    unread, sizes, rejected = len(curated.staged.unread), curated.judged.sizes(), sum(curated.rejected.values())
+    kept, rows_in = sum(sizes.values()), curated.staged.rows + unread
+    if rows_in != kept + rejected + unread:
+        raise AssertionError(f"rows were lost: {rows_in} in, {kept} kept, {rejected} rejected, {unread} quarantined")
+    rows = {"in": rows_in, "kept": kept, "quarantined": unread, "rejected": curated.rejected}
     return {"rows": rows, "splits": sizes, "rows_kind": curated.kind}
-
-
-def _write(curated: Curated, output: Path, html: str) -> None:
-    for name, rows in curated.by_split.items():
-        tables.write_split(output / SPLIT_FILES[name], curated.kind, rows)
-    tables.write_rejected(output / "rejected.parquet", curated.dropped)
-    tables.write_quarantine(output / "quarantine.jsonl", curated.unread)
-    (output / "report.html").write_text(html, encoding="utf-8")

@@ -28,7 +28,21 @@ from components.data_versioning.search import Query, Searched
 from components.data_versioning.sources import obtain
 from components.data_versioning.storage import Remote
 
-__all__ = ["Query", "Version", "check", "diff", "entries", "fetch", "find", "obtain", "obtained", "publish", "show", "versions"]
+__all__ = [
+    "Query",
+    "Version",
+    "check",
+    "diff",
+    "entries",
+    "fetch",
+    "find",
+    "manifests",
+    "obtain",
+    "obtained",
+    "publish",
+    "show",
+    "versions",
+]
 
 
 class Entry(Version):
@@ -80,6 +94,12 @@ def versions(config: DataVersioningConfig, *, workdir: Path) -> list[Version]:
     """The published revisions, oldest first; none when there is no repository yet."""
     place = Place.of(config, workdir)
     return place.versions() if place.refresh() else []
+
+
+def manifests(config: DataVersioningConfig, *, workdir: Path) -> list[tuple[str, Manifest]]:
+    """The published revisions' tags and what their datasets' manifests say, oldest first; none when there is no repository yet."""
+    place = Place.of(config, workdir)
+    return [(version.tag, place.manifest(version.rev)) for version in place.versions()] if place.refresh() else []
 
 
 def entries(config: DataVersioningConfig, *, workdir: Path) -> list[Entry]:

@@ -196,7 +196,7 @@ def _check_finite(values: dict[str, float], step: int, rate: float) -> None:
         if not math.isfinite(values.get(name, 0.0)):
             raise TrainingError(
                 f"the {name.replace('_', ' ')} is {values[name]} at step {step}, learning rate {rate:.3g}",
-                hint="Lower fine_tuning.learning_rate or raise warmup_steps; with other settings training begins anew, from the base model.",
+                hint="Lower fine_tuning.learning_rate or raise warmup_steps; with other settings training begins anew.",
             )
 
 

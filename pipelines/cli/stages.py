@@ -39,14 +39,24 @@ def curate(
     """Clean, deduplicate and split raw text into a dataset."""
     customization = load_config(config, sets)
     from components.data_curation.stage import curate as stage
-    from components.data_curation.stage import list_sources
-    from pipelines.resolve import expand_demo
+    from pipelines import material
     from pipelines.summary import unreadable
 
+    settings = customization.data_curation
+    settings.sources = sources
     with working("curate", as_json, workdir) as (reporter, work):
-        found = list_sources(expand_demo(sources, work), Path.cwd())
-        settings = customization.data_curation.model_copy(update={"sources": sources})
-        made = stage(found, output, settings, seed=customization.seed, reporter=reporter, overwrite=overwrite)
+        found = material.look_at(customization, work, reporter)
+        before = material.fetch_earlier(customization, found.earlier, work, reporter)
+        made = stage(
+            found.sources,
+            output,
+            settings,
+            seed=customization.seed,
+            reporter=reporter,
+            overwrite=overwrite,
+            benchmarks=found.benchmarks,
+            earlier=before,
+        )
     rows, splits = made.manifest.summary["rows"], made.manifest.summary["splits"]
     result = {"dataset": str(output), "sha256": made.sha256, "rows": rows, "splits": splits}
     dropped = ", ".join(f"{n} {reason}" for reason, n in rows["rejected"].items()) or "none"

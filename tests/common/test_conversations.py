@@ -8,9 +8,8 @@ import pytest
 
 from components.common import artifacts, conversations
 from components.common.errors import InputError
-from components.data_curation import tables
 from components.data_curation.rows import Kind, Row
-from tests.datasets import small_dataset
+from tests.datasets import small_dataset, write_split
 
 
 def turn(role: str, content: str) -> dict[str, str]:
@@ -24,7 +23,7 @@ def write(path: Path, kind: Kind, *contents: dict[str, object]) -> Path:
     rows = [Row(kind=kind, content=c, own_id="", source="s", meta={}, file="f", line=i) for i, c in enumerate(contents)]
     for row in rows:
         row.id = f"row-{row.line}"
-    tables.write_split(path, kind, rows)
+    write_split(path, kind, rows)
     return path
 
 

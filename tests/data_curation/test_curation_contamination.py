@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from components.common.errors import ConfigurationError, InputError
 from components.common.progress import Silent
-from components.data_curation.drops import Drop
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.contamination import REASON, Index, list_sets, set_of
+from components.data_curation.drops import Drop
 from components.data_curation.duplicates import words
 
 QUESTION = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many in all?"

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.common.progress import Silent
-from components.data_curation import tables, tokens
+from components.data_curation import tokens
 from components.data_curation.rows import Row
 from components.data_curation.tokens import Template, measure, packed, statistics
+from tests.datasets import write_split
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}\n"
@@ -45,7 +46,7 @@ def split(tmp_path):
     """Write rows of a kind as a split and return its path."""
 
     def write(rows, kind="sft", name="train"):
-        tables.write_split(tmp_path / f"{name}.parquet", kind, rows)
+        write_split(tmp_path / f"{name}.parquet", kind, rows)
         return tmp_path / f"{name}.parquet"
 
     return write

@@ -1,0 +1,121 @@
+"""What becomes of every row: kept in a split, or dropped with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from components.data_curation import duplicates, engine, splits
+from components.data_curation.cleaning import Drop
+from components.data_curation.config import DataCurationConfig
+from components.data_curation.rows import numbered
+from components.data_curation.staging import FIRST_CHUNK, Staged
+from components.data_curation.work import HASHES
+
+Similar = Callable[[Any], dict[str, tuple[Any, Any]]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """By the sources' rows in input order: their ids, their splits ("" for dropped ones), and why rows were dropped for being alike others.
+
+    Why the filters dropped a row stands in its chunk. `groups` is how many groups of rows there are that belong together; one goes into one
+    split as a whole. `renamed` are rows whose id another row had before: (file, line, new id) of the first, and how many.
+    """
+
+    ids: list[str]
+    splits: list[str]
+    alike: dict[int, Drop]
+    groups: int
+    renamed: tuple[str, int]
+
+    def sizes(self) -> dict[str, int]:
+        """Rows by split."""
+        counts = Counter(self.splits)
+        return {name: counts[name] for name in splits.SPLITS}
+
+
+def judge(staged: Staged, config: DataCurationConfig, seed: int, similar: Similar) -> Judged:
+    """Compare all rows that no filter dropped, and place what stays. `similar` finds similar texts among rows at given places."""
+    import numpy
+
+    ids, renamed = _ids(staged)
+    clean, places, hashes, digests = _compared(staged)
+    published = len(staged.splits)
+    found = duplicates.likeness(hashes, published, similar(places))
+    named = [*staged.ids, *(ids[row] for row in clean)]
+    against = staged.labels if config.published == "drop" else None
+    alike = duplicates.drops(named, found, against=against)
+    edges = found.edges()
+    together = duplicates.clusters(len(named), edges).tolist()
+    where, bridges = splits.assign(digests, together, config.fractions, seed, staged.splits, edges)
+    alike = bridges | alike
+    placed: Any = numpy.full(len(ids), "", dtype=object)
+    for index, row in enumerate(clean, published):
+        placed[row] = "" if index in alike else where[index]
+    dropped = {int(clean[index - published]): why for index, why in alike.items()}
+    return Judged(ids, placed.tolist(), dropped, len(set(together[published:])), renamed)
+
+
+def _ids(staged: Staged) -> tuple[list[str], tuple[str, int]]:
+    """Every row's id, and which had to be renamed: the first, in words, and how many."""
+    ids: list[str] = []
+    taken: dict[str, int] = {}
+    first, count = "", 0
+    for done in staged.chunks:
+        table = staged.table(done, ["own_id", "digest", "file", "line"]) if done.rows else None
+        if table is None:
+            continue
+        own = table["own_id"].to_pylist()
+        some = [numbered(name or digest[:16], taken) for name, digest in zip(own, table["digest"].to_pylist(), strict=True)]
+        new = [place for place, name in enumerate(own) if name and name != some[place]]
+        if new and not first:
+            first = f"{table['file'][new[0]]}:{table['line'][new[0]]} is now {some[new[0]]}"
+        ids += some
+        count += len(new)
+    return ids, (first, count)
+
+
+def _compared(staged: Staged) -> tuple[Any, Any, dict[str, tuple[Any, Any]], list[str]]:
+    """The rows that are compared: their numbers among the sources' rows; and, earlier revisions' rows first, their places (int64), hashes
+    ({name: (uint64 (rows, 2), bool (rows,))}) and content digests."""
+    import numpy
+
+    clean: list[Any] = []
+    places: list[Any] = []
+    digests: list[str] = []
+    hashes: dict[str, list[tuple[Any, Any]]] = {name: [] for name in HASHES}
+    begin = 0
+    for done in [*staged.published, *staged.chunks]:
+        if not done.rows:
+            continue
+        table = staged.table(done, ["place", "reason", "digest", *(f"{name}_hash" for name in HASHES)])
+        stays = table["reason"].is_null()
+        if done.number >= FIRST_CHUNK:
+            clean.append(numpy.flatnonzero(stays.to_numpy()) + begin)
+            begin += done.rows
+        table = table.filter(stays)
+        places.append(table["place"].to_numpy())
+        digests += table["digest"].to_pylist()
+        for name in HASHES:
+            column = table[f"{name}_hash"]
+            hashes[name].append((engine.as_numbers(column), column.is_valid().to_numpy()))
+    joined = {name: (numpy.concatenate([h for h, _ in some]), numpy.concatenate([k for _, k in some])) for name, some in hashes.items()}
+    return numpy.concatenate(clean), numpy.concatenate(places), joined, digests
+
+
+def drops_by_filter(staged: Staged) -> Counter[str]:
+    """How many rows the filters dropped, by reason."""
+    counts: Counter[str] = Counter()
+    for done in staged.chunks:
+        if done.rows:
+            reasons = staged.table(done, ["reason"])["reason"].drop_null()
+            counts.update({told["values"]: told["counts"] for told in reasons.value_counts().to_pylist()})
+    return counts
+
+
+def nothing_similar(_: Any) -> dict[str, tuple[Any, Any]]:
+    """For a quick look: only equal texts are found."""
+    return {}

@@ -1,0 +1,88 @@
+"""What curation works on: the raw files, the evaluation sets that are kept out, and the revisions published before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.common import hashing, places
+from components.common.places import Workdir
+from components.common.progress import Reporter
+from components.data_curation.contamination import list_sets
+from components.data_curation.personal_data_names import identity
+from components.data_curation.stage import Earlier, Source, list_sources, planned_earlier
+from components.data_versioning import stage as versioning
+from pipelines.config import Customization
+
+DEMO = "demo:python-docs"
+
+
+@dataclass(frozen=True)
+class Material:
+    """The files with their digests, earlier revisions as (tag, content_sha256), and the digest of the model that finds names ("": none)."""
+
+    sources: list[Source]
+    benchmarks: list[Source]
+    earlier: list[tuple[str, str]]
+    names_model: str
+
+    def as_plan(self) -> dict[str, Any]:
+        """As the data curation step is given it."""
+        files = {"sources": [one.model_dump() for one in self.sources], "benchmarks": [one.model_dump() for one in self.benchmarks]}
+        return {**files, "earlier": [list(one) for one in self.earlier], "names_model": self.names_model}
+
+
+def look_at(config: Customization, workdir: Workdir, reporter: Reporter, drawn: Workdir | None = None) -> Material:
+    """Find the material. Raises ConfigurationError for a source that is not there. What has to be made or fetched goes to `drawn`."""
+    curation = config.data_curation
+    scratch = drawn or workdir
+    sources = list_sources(expand_demo(curation.sources, scratch), Path.cwd(), obtain=_obtain(scratch, reporter))
+    benchmarks = list_sets(curation.decontamination.sets, Path.cwd())
+    names = identity(curation.personal_data.names)
+    if curation.published == "ignore":
+        return Material(sources, benchmarks, [], names)
+    published = versioning.manifests(config.data_versioning, workdir=workdir.root)
+    return Material(sources, benchmarks, planned_earlier(sources, benchmarks, published, curation, config.seed), names)
+
+
+def fetch_earlier(config: Customization, earlier: Sequence[tuple[str, str]], workdir: Workdir, reporter: Reporter) -> list[Earlier]:
+    """The earlier revisions' datasets from the store, into which those that are missing are fetched."""
+    found = []
+    for tag, sha256 in earlier:
+        if not (workdir.store / sha256 / "manifest.json").exists():
+            reporter.step(f"fetching {tag}")
+            folder = workdir.store / "unfinished" / f"earlier-{sha256[:16]}"
+            made = versioning.fetch(tag, folder, config.data_versioning, workdir=workdir.root, reporter=reporter, overwrite=True)
+            places.adopt(workdir.store, made)
+        found.append(Earlier(tag, places.stored(workdir.store, sha256, "dataset")))
+    return found
+
+
+def _obtain(workdir: Workdir, reporter: Reporter) -> Callable[[str], Path]:
+    """Fetch what a dvc:// source names; equal names of different repositories lie apart."""
+
+    def obtain(uri: str) -> Path:
+        folder = workdir.state / "data_curation" / "sources" / hashing.digest(uri)[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        return versioning.obtain(uri, folder, reporter)
+
+    return obtain
+
+
+def demo_path(workdir: Workdir) -> Path:
+    """Where the demo dataset's raw file lies, once it was built."""
+    return workdir.root / "demo" / "python-docs.jsonl"
+
+
+def expand_demo(sources: list[str], workdir: Workdir) -> list[str]:
+    """Replace demo:python-docs by the dataset that is built from this machine's Python."""
+    if DEMO not in sources:
+        return sources
+    from data.python_docs import build
+
+    path = demo_path(workdir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    build(path)
+    return [str(path) if source == DEMO else source for source in sources]

@@ -1,0 +1,126 @@
+"""What becomes of rows that are alike: which stays, which belong together, and where they go."""
+
+import hashlib
+
+import numpy
+import pytest
+
+from components.common.errors import InputError
+from components.data_curation import duplicates, splits
+from components.data_curation.config import Fractions
+from components.data_curation.duplicates import Likeness
+from components.data_curation.rows import numbered
+
+
+def digests(count):
+    return [hashlib.sha256(str(i).encode()).hexdigest() for i in range(count)]
+
+
+def likeness(exact, words, pairs=(), similarity=(), joined=(), published=0):
+    def arrays(some):
+        return numpy.array(some, dtype=numpy.int64).reshape(-1, 2)
+
+    return Likeness(published, numpy.array(exact), numpy.array(words), [arrays(joined)], arrays(pairs), numpy.array(similarity))
+
+
+def assigned(count, clusters, seed=1, fractions=None, **more):
+    return splits.assign(digests(count), clusters, fractions or Fractions(), seed, **more)[0]
+
+
+def test_ids_are_the_sources_own_or_the_contents_and_never_twice_the_same():
+    taken = {}
+    assert [numbered(name, taken) for name in ("a", "a", "b", "mine", "mine", "mine-2")] == ["a", "a-2", "b", "mine", "mine-2", "mine-2-2"]
+
+
+def test_rows_go_to_splits_by_content_and_seed_not_by_order():
+    names = digests(300)
+    there = dict(zip(names, splits.assign(names, range(300), Fractions(), 1)[0], strict=True))
+    back = dict(zip(names[::-1], splits.assign(names[::-1], range(300), Fractions(), 1)[0], strict=True))
+    assert there == back
+    assert set(there.values()) == set(splits.SPLITS)
+    assert assigned(300, range(300), seed=2) != list(there.values())
+
+
+def test_more_rows_move_no_row():
+    assert assigned(400, range(400))[:200] == assigned(200, range(200))
+
+
+def test_a_cluster_lies_in_one_split():
+    places = assigned(300, [i // 3 for i in range(300)], fractions=Fractions(train=0.5, validation=0.2, test=0.3))
+    assert all(len(set(places[i : i + 3])) == 1 for i in range(0, 300, 3))
+
+
+def test_a_published_row_never_moves_and_takes_what_is_like_it_along():
+    where = assigned(6, [0, 1, 2, 0, 1, 3], published=["test", "train", "validation"])
+    assert where[:5] == ["test", "train", "validation", "test", "train"]
+
+
+def test_a_newcomer_that_is_alike_rows_of_two_splits_is_left_out_and_only_it():
+    edges = numpy.array([[0, 2], [1, 2], [0, 3], [3, 4]])
+    where, bridges = splits.assign(digests(5), [0] * 5, Fractions(), 1, ["train", "test"], edges)
+    assert list(bridges) == [2]
+    assert bridges[2].reason == "near_duplicate_across_splits"
+    assert bridges[2].detail == "alike rows that lie in test and train"
+    assert [where[row] for row in (0, 1, 3, 4)] == ["train", "test", "train", "train"]
+
+
+def test_newcomers_that_only_together_bridge_two_splits_lose_the_later_one():
+    edges = numpy.array([[0, 2], [2, 3], [1, 3]])
+    where, bridges = splits.assign(digests(4), [0] * 4, Fractions(), 1, ["train", "test"], edges)
+    assert list(bridges) == [3]
+    assert where[2] == "train"
+
+
+def test_a_published_row_that_comes_again_stays_where_it_is_however_many_it_joins():
+    names = digests(2)
+    edges = numpy.array([[0, 2], [1, 2]])
+    where, bridges = splits.assign([*names, names[1]], [0, 0, 0], Fractions(), 1, ["train", "test"], edges)
+    assert bridges == {}
+    assert where == ["train", "test", "test"]
+
+
+def test_an_empty_test_split_says_how_many_rows_are_needed():
+    with pytest.raises(InputError, match="too few rows for the split: 12 rows in 9 groups") as error:
+        splits.check_filled({"train": 12, "validation": 0, "test": 0}, 9, Fractions())
+    assert "about 90 different rows" in error.value.hint
+
+
+def test_the_words_of_scripts_without_spaces_are_their_characters():
+    assert duplicates.words("Hello, World_2! 東京です") == "hello world_2 東 京 で す"
+    assert duplicates.words("?? !!") == "?? !!"
+
+
+def test_a_repeat_of_a_dropped_row_is_dropped_for_the_row_that_stays():
+    gone = duplicates.drops("abcd", likeness([0, 1, 1, 3], [0, 1, 1, 1], [(0, 1)], [0.8]))
+    assert {place: why.reason for place, why in gone.items()} == {1: "near_duplicate", 2: "exact_duplicate", 3: "near_duplicate"}
+    assert gone[2].detail == "equal to b, which a stands for"
+    assert gone[3].detail == "similarity 0.800 to a"
+
+
+def test_a_row_is_kept_when_only_a_dropped_row_is_like_it():
+    found = likeness([0, 1, 2], [0, 1, 2], [(0, 1), (1, 2)], [0.7, 0.7])
+    assert set(duplicates.drops("abc", found)) == {1}
+    assert len(set(duplicates.clusters(3, found.edges()))) == 1
+
+
+def test_rows_joined_by_answers_or_groups_lie_in_one_cluster_and_all_are_kept():
+    found = likeness([0, 1, 2], [0, 1, 2], joined=[(0, 2)])
+    assert duplicates.clusters(3, found.edges()).tolist() == [0, 1, 0]
+    assert duplicates.drops("abc", found) == {}
+
+
+def test_published_rows_are_no_reason_to_drop_unless_asked_for():
+    found = likeness([0, 1, 0, 3, 0], [0, 1, 0, 3, 0], [(1, 3)], [0.9], published=2)
+    assert {row: why.detail for row, why in duplicates.drops("pqabc", found).items()} == {4: "equal to a"}
+    against = duplicates.drops("pqabc", found, against=["v1", "v2"])
+    assert {row: why.detail for row, why in against.items()} == {
+        2: "equal to p of v1",
+        3: "similarity 0.900 to q of v2",
+        4: "equal to p of v1",
+    }
+
+
+def test_rows_alike_through_one_published_row_are_compared_with_each_other():
+    # Rows 1 and 3 are new; row 1 has the words of the published row 0, and row 3 is similar to those.
+    found = likeness([0, 0, 2, 3], [0, 0, 2, 3], [(0, 3)], [0.8], published=1)
+    assert {row: why.detail for row, why in duplicates.drops("pabc", found).items()} == {3: "similarity 0.800 to a"}
