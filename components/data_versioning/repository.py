@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from components.common import addresses
 from components.common.errors import ConfigurationError, DiskFullError, EngineMissingError, TunelineError, UsageError
-from components.data_versioning.jobs import private_folder
+from components.common.jobs import private_folder
 
 GITCONFIG = Path(__file__).with_name("gitconfig")
 STALE_LOCK = 10.0  # seconds: git holds the lock of a reference for milliseconds
@@ -54,9 +55,10 @@ def folder_of(address: str) -> Path:
 
 def check_no_password(address: str, key: str) -> None:
     """Raise ConfigurationError for an address with a password: addresses are recorded with every version."""
-    if "://" in address and urlsplit(address).password:
+    if addresses.holds_password(address):
+        host = urlsplit(addresses.split(address)[0]).hostname
         raise ConfigurationError(
-            f"{key}: the address of {urlsplit(address).hostname} holds a password, and addresses are recorded with every version",
+            f"{key}: the address of {host} holds a password, and addresses are recorded with every version",
             hint="Leave it out of the address: git takes it from ~/.netrc or GIT_ASKPASS, or use ssh; S3 keys come from AWS_… variables.",
         )
 

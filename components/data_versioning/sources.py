@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from components.common.errors import ArtifactDamagedError, ConfigurationError, TunelineError
+from components.common.jobs import private_folder
 from components.common.progress import Reporter
 from components.data_versioning import repository, s3, storage
-from components.data_versioning.jobs import private_folder
 from components.data_versioning.repository import DataVersioningError
 
 FORM = "Write dvc://REPOSITORY@REVISION:PATH, for example dvc:///srv/git/corpus.git@v3:raw/letters.jsonl."

@@ -17,10 +17,10 @@ from typing import Any
 from components.common import artifacts
 from components.common.artifacts import Artifact, Manifest
 from components.common.errors import ArtifactDamagedError, OutputOccupiedError, of_the_machine
+from components.common.jobs import private_folder
 from components.common.progress import Reporter
 from components.data_versioning import compare, publishing, repository, search, storage
 from components.data_versioning.config import DataVersioningConfig
-from components.data_versioning.jobs import private_folder
 from components.data_versioning.place import Place, Version, located
 from components.data_versioning.publishing import Publication
 from components.data_versioning.repository import DataVersioningError
