@@ -78,28 +78,11 @@ def working(name: str, as_json: bool, workdir: Path, tracking_uri: str = "") -> 
         yield reporter, Workdir.from_environment()
 
 
-def alone(stage: str, as_json: bool, workdir: Path, tracking_uri: str = "") -> tuple[Reporter, Workdir]:
-    """What a stage used alone works with."""
-    from components.common import progress
-
-    os.environ["TUNELINE_WORKDIR"] = str(workdir.absolute())
-    if tracking_uri:
-        os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
-    return progress.console(quiet=as_json, prefix=f"{stage}: "), Workdir.from_environment()
-
-
 def track(work: Workdir, *, write: bool) -> None:
     """Point MLflow at the server that was named, or at the workdir's own store, which is made where it is to be written."""
     os.environ["MLFLOW_TRACKING_URI"] = work.tracking_uri
     if write:
         work.root.mkdir(parents=True, exist_ok=True)
-
-
-def finish(reporter: Reporter) -> None:
-    """Give the screen back before a result is printed."""
-    from components.common import progress
-
-    progress.close(reporter)
 
 
 def _version(asked: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,11 +18,11 @@ from pipelines.cli.app import (
     Sets,
     TrackingUri,
     WorkdirOption,
-    alone,
     data_app,
-    finish,
     load_config,
     show,
+    track,
+    working,
 )
 
 if TYPE_CHECKING:
@@ -44,13 +43,12 @@ def data_publish(
 ) -> None:
     """Publish a dataset as the next revision. Content that is published already keeps its revision."""
     customization = load_config(config, sets)
-    reporter, work = alone("data", as_json, workdir)
     from components.common import artifacts
     from components.data_versioning.stage import publish
 
-    found = artifacts.read(dataset, "dataset")
-    version = publish(found, customization.data_versioning, workdir=work.root, reporter=reporter, message=message, tag=tag)
-    finish(reporter)
+    with working("data", as_json, workdir) as (reporter, work):
+        found = artifacts.read(dataset, "dataset")
+        version = publish(found, customization.data_versioning, workdir=work.root, reporter=reporter, message=message, tag=tag)
     also = f", tagged {tag}" if tag else ""
     done = "published" if version.created else "was published already"
     show(version.model_dump(), as_json, [f"{version.tag} ({version.rev[:12]}) {done}{also}"])
@@ -68,11 +66,10 @@ def data_fetch(
 ) -> None:
     """Fetch a published revision, every digest checked."""
     customization = load_config(config, sets)
-    reporter, work = alone("data", as_json, workdir)
     from components.data_versioning.stage import fetch
 
-    found = fetch(revision, output, customization.data_versioning, workdir=work.root, reporter=reporter, overwrite=overwrite)
-    finish(reporter)
+    with working("data", as_json, workdir) as (reporter, work):
+        found = fetch(revision, output, customization.data_versioning, workdir=work.root, reporter=reporter, overwrite=overwrite)
     show({"dataset": str(output), "sha256": found.sha256, "revision": revision}, as_json, [f"{revision} is in {output}"])
 
 
@@ -118,11 +115,10 @@ def data_diff(
 ) -> None:
     """Compare two revisions row by row: added, removed, changed, moved between splits, and dropped by reason."""
     customization = load_config(config, sets)
-    reporter, work = alone("data", as_json, workdir)
     from components.data_versioning.stage import diff
 
-    found = diff(before, after, customization.data_versioning, workdir=work.root, reporter=reporter)
-    finish(reporter)
+    with working("data", as_json, workdir) as (reporter, work):
+        found = diff(before, after, customization.data_versioning, workdir=work.root, reporter=reporter)
     show(found, as_json, _lines(as_json, "compared", found))
 
 
@@ -142,12 +138,11 @@ def data_find(
     """Find a row in every revision, and the models and packages that came of it. Exit 1 where not everything could be searched."""
     query = _query(row, text, source)
     customization = load_config(config, sets)
-    reporter, work = alone("data", as_json, workdir, tracking_uri)
-    os.environ["MLFLOW_TRACKING_URI"] = work.tracking_uri
     from pipelines import erasure
 
-    found = erasure.find(query, work, customization.data_versioning, reporter)
-    finish(reporter)
+    with working("data", as_json, workdir, tracking_uri) as (reporter, work):
+        track(work, write=False)
+        found = erasure.find(query, work, customization.data_versioning, reporter)
     show(found.as_dict(), as_json, _lines(as_json, "found", found))
     if not found.complete:
         raise typer.Exit(1)
