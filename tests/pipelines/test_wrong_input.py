@@ -537,7 +537,7 @@ def _peak_while_reading(place: Path, folder: Path, out: str) -> Peak:
     lines = []
     for line in child.stderr:
         lines.append(line)
-        if line == "curate: filtering\n":
+        if line == "curate: comparing rows\n":
             break
     [peak] = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{child.pid}/status").read_text())
     done = ended(child)
