@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from components.common import hashing
+from components.common import addresses, hashing
 from components.common.errors import ConfigurationError
 from components.data_curation import remote
 
@@ -26,7 +26,7 @@ KNOWN = f"Known are {', '.join(SUFFIXES)}, also with {' or '.join(COMPRESSED)}"
 INSTEAD = {".wat": "A WAT file holds a crawl's metadata and no text: name the WARC or WET file of the same crawl."}
 UNUSABLE = "Name a file that holds its rows itself: a copy, or the file that is meant."
 FILE, FOLDER, NOTHING = "file", "folder", "nothing"
-DVC = re.compile(r"dvc://(?P<repository>.+)@(?P<revision>[^@:]+):(?P<path>[^@:]+)")
+DVC = re.compile(r"dvc://(?P<repository>.+)@(?P<revision>[^@:]+):(?P<path>[^:]+)")
 Obtain = Callable[[str], Path]
 
 
@@ -226,4 +226,4 @@ def _source(place: _Place, pattern: str) -> Source:
 
 
 def _refused(pattern: str, what: str, hint: str) -> ConfigurationError:
-    return ConfigurationError(f"data_curation.sources: {pattern!r} {what}", hint=hint)
+    return ConfigurationError(f"data_curation.sources: {addresses.without_password(pattern)!r} {what}", hint=hint)

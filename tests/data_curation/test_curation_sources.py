@@ -81,6 +81,12 @@ def test_an_address_that_lacks_a_part_is_refused(tmp_path, address):
     assert hint == "Write dvc://repository@revision:path, the path as in the repository."
 
 
+def test_a_password_in_an_address_is_never_shown(tmp_path):
+    with pytest.raises(ConfigurationError) as error:
+        list_sources(["dvc://me:hunter2@example.com/data.git"], tmp_path, lambda _: tmp_path)
+    assert error.value.message == "data_curation.sources: 'dvc://me@example.com/data.git' does not name a file of a revision"
+
+
 def test_a_file_of_a_revision_that_no_reader_knows_is_refused(cached, tmp_path):
     what, hint = refused("dvc://repo@v1:raw/table.xlsx", tmp_path, lambda _: cached / "ab12")
     assert what == "has the suffix '.xlsx', which no reader knows"
