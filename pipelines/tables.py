@@ -64,7 +64,7 @@ def _kept(entry: Entry) -> int | str:
 
 
 def _splits(splits: dict[str, int]) -> str:
-    return " / ".join(f"{splits[name]:,}" for name in ("train", "validation", "test") if name in splits)
+    return " / ".join(f"{splits[name]:,}" if name in splits else "–" for name in ("train", "validation", "test"))
 
 
 def _first_line(message: str) -> str:

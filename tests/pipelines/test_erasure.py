@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.common import artifacts
+from components.common import artifacts, tracking
 from components.common.artifacts import Artifact, Input
 from components.common.places import Workdir
 from components.common.progress import Silent
@@ -42,6 +42,13 @@ def tune(work: Workdir, name: str, dataset: Artifact, base: Input) -> Artifact:
     return model
 
 
+def log_run(name: str, dataset: Artifact, source: dict[str, str]) -> None:
+    """A run that logged a dataset as its input, as a stage's does."""
+    client = tracking.connect().MlflowClient()
+    run = client.create_run(tracking.home(client), run_name=name)
+    tracking.MlflowReporter(client, run.info.run_id).dataset(dataset, name=name, source=source)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
     """v1 has the letter and a model `clerk` came of it, and of that model another, `poet`; v2 has it not, and `monk` came of that."""
@@ -54,7 +61,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
         one = write_curated(place / "curated" / "one", {"train": [LETTER, OTHER], "test": []}, LOST)
         two = write_curated(place / "curated" / "two", {"train": [OTHER], "test": []})
         for dataset in (one, two):
-            publish(dataset, DataVersioningConfig(), workdir=work.root, reporter=Silent())
+            version = publish(dataset, DataVersioningConfig(), workdir=work.root, reporter=Silent())
+            log_run(f"run-{version.tag}", dataset, version.source())
         clerk = tune(work, "clerk", one, BASE)
         tune(work, "poet", two, Input(kind="base_model", content_sha256=clerk.sha256, uri=clerk.path.as_uri()))
         tune(work, "monk", two, BASE)
@@ -86,7 +94,7 @@ def test_a_text_is_followed_from_the_revision_to_every_model_and_package_in_serv
     assert all(package["in_service"] for package in told["packages"])
     assert {version["aliases"][-1] for model in told["models"] for version in model["versions"]} <= {"champion", "challenger", "candidate"}
     assert len(told["evaluations"]) == 2
-    assert told["runs"] == []
+    assert [run["name"] for run in told["runs"]] == ["run-dataset-v1"]
     assert "lovelace" not in json.dumps(told).lower()
 
 
@@ -160,6 +168,7 @@ def test_list_show_and_diff_are_tables_for_people_and_objects_for_scripts(folder
     answer("data", "publish", "curated/two", "--tag", "release-2026-11", "--workdir", "wd", cwd=folder)
     listed = printed("list")
     assert "train/validation/test" in listed
+    assert "2 / – / 0" in listed
     assert "dataset-v2 (release-2026-11)" in listed
     shown = printed("show", "dataset-v1")
     assert "rejected: exact_duplicate" in shown
