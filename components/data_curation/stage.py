@@ -47,6 +47,7 @@ ADVICE = {
     "its name does not say": RENAME,
     "breaks off": COPY,
     "damaged": COPY,
+    "WAT file": "Name the WARC or the WET file of the same crawl: a WAT file holds no text.",
 }
 
 
@@ -97,24 +98,37 @@ def curate(
     key = _key(inputs, config, seed)
     if finished := artifacts.begin(output, key, overwrite=overwrite):
         return finished
-    folder = output / ENGINE_FOLDER
-    staged = _stage(sources, benchmarks, earlier, config, folder, reporter)
-    _note(sources, staged, reporter)
-    address = staging.ray_address(config) if config.engine == "ray" else None
-    curated = _curated(staged, lambda p: duplicates.similar(folder, p, config.near_duplicate_threshold, address), config, seed, reporter)
-    _note_renamed(curated.judged, reporter)
-    check_splits(curated, config)
-    if not curated.judged.sizes()["validation"]:
-        reporter.note("no row fell into the validation split")
-    reporter.step("writing the dataset")
-    summary = counts(curated)
-    facts = writing.write(staged, curated.judged, output)
-    shutil.rmtree(folder)
+    with _working(output / ENGINE_FOLDER) as folder:
+        staged = _stage(sources, benchmarks, earlier, config, folder, reporter)
+        _note(sources, staged, reporter)
+        curated = _curated(staged, _engine(folder, config), config, seed, reporter)
+        _note_judged(curated.judged, reporter)
+        check_splits(curated, config)
+        reporter.step("writing the dataset")
+        summary = counts(curated)
+        facts = writing.write(staged, curated.judged, output)
     _complete(facts, staged, benchmarks, config, output, reporter)
     artifacts.write_atomically(output / "report.html", page.render(summary, sources, facts))
     return artifacts.publish(
         output, "dataset", payload=PAYLOAD, inputs=inputs, config=config.model_dump(), seed=seed, key=key, summary=summary
     )
+
+
+@contextmanager
+def _working(folder: Path) -> Iterator[Path]:
+    """A folder for the prepared rows, as large as the data: it goes however the work ends."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _engine(folder: Path, config: DataCurationConfig) -> Similar:
+    """What finds similar texts among the rows in the folder."""
+    address = staging.ray_address(config) if config.engine == "ray" else None
+    return lambda places: duplicates.similar(folder, places, config.near_duplicate_threshold, address)
 
 
 @contextmanager
@@ -225,7 +239,10 @@ def _note(sources: Sequence[Source], staged: Staged, reporter: Reporter) -> None
             reporter.note(f"{source.name} {'is empty' if source.bytes == 0 else 'holds no row'}")
 
 
-def _note_renamed(judged: Judged, reporter: Reporter) -> None:
+def _note_judged(judged: Judged, reporter: Reporter) -> None:
+    """Say which ids were taken, and where a split that may be empty is."""
+    if judged.splits and not judged.sizes()["validation"]:
+        reporter.note("no row fell into the validation split")
     first, count = judged.renamed
     if count:
         what = "row has the id of an earlier one" if count == 1 else "rows have the id of an earlier one"

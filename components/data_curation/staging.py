@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import threading
 from collections import Counter, deque
@@ -27,6 +28,7 @@ from components.data_curation.work import Done
 
 CHUNK_ROWS = 2_000
 CHUNK_CHARACTERS = 8_000_000  # of a chunk's longest column: bounds what one chunk holds in memory
+PATIENCE = 10.0  # seconds until a Ray cluster must have answered
 SMALL = 16_000_000  # bytes of sources below which starting further processes takes longer than the work
 
 FIRST_CHUNK = 500_000  # the number of the sources' first; earlier revisions' chunks stand before it
@@ -176,19 +178,34 @@ def _on_ray(
     chunks: Iterable[tuple[int, Records]], benchmarks: Sequence[Source], config: DataCurationConfig, folder: Path
 ) -> Iterator[Done]:
     """All chunks are handed out, then prepared by the cluster's nodes, which see the folder."""
+    address, numbers = ray_address(config), []
     work.hand_out_settings(folder, config, benchmarks)
-    numbers = []
     for number, records in chunks:
         work.hand_out(folder, number, records)
         numbers.append(number)
     if numbers:
-        duplicates.run_engine(folder, ["prepare", str(folder), ray_address(config)], lambda: _all_done(folder, numbers))
+        duplicates.run_engine(folder, ["prepare", str(folder), address], lambda: _all_done(folder, numbers))
     return (work.handed_back(folder, number) for number in numbers)
 
 
 def ray_address(config: DataCurationConfig) -> str:
-    """Where the Ray cluster is. "auto" finds the one that this machine belongs to."""
-    return config.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+    """Where the Ray cluster is; "auto" finds the one that this machine belongs to. Raises EngineMissingError where none answers."""
+    address = config.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+    host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
+    if port.isdecimal():
+        _check_answers(host, int(port), address)
+    return address
+
+
+def _check_answers(host: str, port: int, address: str) -> None:
+    """Ray itself tries for minutes to find a cluster that is not there."""
+    try:
+        socket.create_connection((host.strip("[]"), port), timeout=PATIENCE).close()
+    except OSError as error:
+        raise EngineMissingError(
+            f"no Ray cluster answers at {address}: {error.strerror or error}",
+            hint="Start it, or name another in data_curation.ray_address or RAY_ADDRESS; data_curation.engine native works without one.",
+        ) from None
 
 
 def _all_done(folder: Path, numbers: Sequence[int]) -> bool:

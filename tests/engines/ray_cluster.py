@@ -1,0 +1,80 @@
+"""A real Ray cluster of two nodes on this machine, ended by its own process groups."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 120.0  # seconds until a node is up
+MEMORY = str(200 * 1024 * 1024)  # bytes of each node's object store
+
+
+@contextmanager
+def two_nodes(folder: Path) -> Iterator[str]:
+    """Start a head and a worker, each with one CPU; gives the address of the cluster."""
+    port = _free_port()
+    address = f"127.0.0.1:{port}"
+    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}", "--ray-client-server-port", str(_free_port())]
+    nodes: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, arguments in enumerate((head, [f"--address={address}"])):
+            nodes.append(_start(folder, number, arguments))
+            _wait(address, number + 1, nodes[-1], folder / f"node{number}.log")
+        yield address
+    finally:
+        for node in reversed(nodes):
+            _end(node)
+
+
+def _environment() -> dict[str, str]:
+    """Ray's workers import the stages from this checkout; a token would have to be shared by hand."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def _start(folder: Path, number: int, arguments: list[str]) -> subprocess.Popen[bytes]:
+    folder.mkdir(parents=True, exist_ok=True)
+    ray = Path(sys.executable).parent / "ray"
+    command = [str(ray), "start", "--block", "--num-cpus=1", "--node-ip-address=127.0.0.1", f"--object-store-memory={MEMORY}", *arguments]
+    with (folder / f"node{number}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=_environment(), start_new_session=True)
+
+
+def _wait(address: str, nodes: int, started: subprocess.Popen[bytes], log: Path) -> None:
+    """Until the cluster has so many living nodes."""
+    count = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False); print(sum(node['Alive'] for node in ray.nodes()))"
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        assert started.poll() is None, log.read_text()
+        done = subprocess.run([sys.executable, "-c", count, address], capture_output=True, text=True, env=_environment(), check=False)
+        if done.stdout.strip().endswith(str(nodes)):
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"{nodes} nodes were not up after {PATIENCE:.0f} s: {log.read_text()}")
+
+
+def _end(node: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the node's whole group, as Ctrl-C would; what is left is killed."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(node.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            node.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            continue
+        time.sleep(0.5)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
