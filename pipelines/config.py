@@ -171,11 +171,12 @@ def _anchor(values: dict[str, Any], base: Path) -> None:
     """Make the paths among sources and base model absolute: those in a file count from the file's folder, others from the current one."""
     curation, tuning = values.get("data_curation"), values.get("fine_tuning")
     curation = curation if isinstance(curation, dict) else {}
-    names = _within(_within(curation, "personal_data"), "names")
-    for section, key in ((curation, "sources"), (_within(curation, "decontamination"), "sets"), (names, "model")):
+    for section, key in ((curation, "sources"), (_within(curation, "decontamination"), "sets")):
         if isinstance(section.get(key), list):
             section[key] = [_absolute(one, base) for one in section[key]]
-        elif key in section:
+    names = _within(_within(curation, "personal_data"), "names")
+    for section, key in ((names, "model"), (_within(curation, "tokens"), "base_model")):
+        if key in section:
             section[key] = _absolute(section[key], base)
     if isinstance(tuning, dict) and "base_model" in tuning:
         tuning["base_model"] = _absolute(tuning["base_model"], base)
