@@ -53,8 +53,9 @@ ASKED = """What that asks for:
 
 - one machine, by the line of its memory: {fits}. Beyond, the rows must be divided among machines: `data_curation.engine: ray`
 - processor time divides by cores, since rows are worked on in chunks that know nothing of each other: {cores} cores take {hours}
-- what does not divide by rows is the comparison. Every row gives {count} entries of a bucket and a row, {entry} bytes each,
-  which are brought together by bucket: {bands} that Ray's workers exchange and spill to their disks
+- what does not divide by rows is the comparison, which divides by bands: every row gives {count} entries of a bucket and a row, {entry}
+  bytes each, {bands} on the shared disk in all; a worker takes one band, so {count} workers can work at once, each holding one
+  {count}th of that
 - the groups of similar rows are joined in one place, by pairs of rows; they grow with the duplicates that there are, not with the rows
 """
 

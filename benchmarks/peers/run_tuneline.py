@@ -7,14 +7,14 @@ python -m benchmarks.peers.run_tuneline removed CORPUS.jsonl FOLDER
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import defaultdict
+from hashlib import blake2b
 from pathlib import Path
 
 from benchmarks import corpus
-from components.common import process
 from components.data_curation import duplicates
+from components.data_curation.engine import as_numbers, first_equal
 
 THRESHOLD = 0.7
 
@@ -27,21 +27,21 @@ def run(path: Path, folder: Path) -> None:
 
 def engine(texts: list[str], folder: Path) -> tuple[list[int], dict[int, list[int]]]:
     """For every text the first with the same words; and for such firsts the earlier ones that are similar to them."""
+    import numpy
     import pyarrow
     from pyarrow import parquet
 
-    spoken = pyarrow.array([duplicates.words(text) for text in texts], pyarrow.large_string())
-    nothing = pyarrow.nulls(len(texts), pyarrow.large_string())
-    table = pyarrow.table({"row": pyarrow.array(range(len(texts)), pyarrow.int64()), "exact": spoken, "words": spoken, "answer": nothing})
-    parquet.write_table(table, folder / "texts.parquet")
-    command = process.module_command("components.data_curation.engine", str(folder / "texts.parquet"), str(folder), str(THRESHOLD))
-    subprocess.run(command, env=process.python_environment(**duplicates.QUIET), check=False)  # believed by its result, as the stage does
-    json.loads((folder / "result.json").read_bytes())
+    spoken = [duplicates.words(text) for text in texts]
+    hashes = pyarrow.array([blake2b(text.encode(), digest_size=16).digest() for text in spoken], pyarrow.binary(16))
+    nothing = {"answer": pyarrow.nulls(len(texts), pyarrow.large_string()), "answer_hash": pyarrow.nulls(len(texts), pyarrow.binary(16))}
+    words = {"words": pyarrow.array(spoken, pyarrow.large_string()), "words_hash": hashes}
+    places = numpy.arange(len(texts))
+    parquet.write_table(pyarrow.table({"place": places, **words, **nothing}), folder / "texts-000000.parquet")
+    found, _ = duplicates.similar(folder, places, THRESHOLD, None)["words"]
     similar: dict[int, list[int]] = defaultdict(list)
-    found = parquet.read_table(folder / "pairs.parquet").to_pydict()
-    for earlier, later in zip(found["a"], found["b"], strict=True):
+    for earlier, later in found.tolist():
         similar[later].append(earlier)
-    return parquet.read_table(folder / "groups.parquet")["words"].to_pylist(), similar
+    return first_equal(as_numbers(hashes)).tolist(), similar
 
 
 def repeats(first: list[int], similar: dict[int, list[int]]) -> list[int]:
