@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from components.common import process
+
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0  # seconds until a node is up
 MEMORY = str(200 * 1024 * 1024)  # bytes of each node's object store
@@ -44,7 +46,11 @@ def _start(folder: Path, number: int, arguments: list[str]) -> subprocess.Popen[
     ray = Path(sys.executable).parent / "ray"
     command = [str(ray), "start", "--block", "--num-cpus=1", "--node-ip-address=127.0.0.1", f"--object-store-memory={MEMORY}", *arguments]
     with (folder / f"node{number}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=_environment(), start_new_session=True)
+        node = subprocess.Popen(
+            command, stdout=log, stderr=log, env=_environment(), start_new_session=True, preexec_fn=process.die_with_parent
+        )
+    process.guard_group(node.pid)  # where these tests are killed, the node's own processes go too
+    return node
 
 
 def _wait(address: str, nodes: int, started: subprocess.Popen[bytes], log: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,5 +19,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def first(project: Path) -> dict[str, Any]:
-    """The object that the first run printed; its workdir is `wd` in the project."""
-    return run(project, "wd")
+    """The object that the first run printed; its workdir is `wd` in the project. What its artifacts cost is kept in `costs`, because a
+    later run that makes the same artifact once more says what it cost then."""
+    result = run(project, "wd")
+    shutil.copytree(project / "wd" / "store" / "costs", project / "costs")
+    return result
