@@ -1,17 +1,17 @@
-"""Names by presidio, which tuneline does not install: run where presidio-analyzer and spacy are."""
+"""Names by presidio and a real spaCy model, without the network."""
 
 import json
 import socket
 
 import pytest
 
-pytest.importorskip("presidio_analyzer", reason="presidio-analyzer and spacy are not installed")
-
 from components.common.errors import ConfigurationError
 from components.data_curation import personal_data_names as names
 from components.data_curation.config import NamesConfig, PersonalDataConfig
 from components.data_curation.personal_data import find, redact, scrub
 from components.data_curation.rows import Row
+
+pytestmark = pytest.mark.presidio
 
 
 @pytest.fixture(scope="module")
