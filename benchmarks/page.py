@@ -51,12 +51,13 @@ ENTRY = 16  # bytes: a 64-bit bucket and a 64-bit row
 
 ASKED = """What that asks for:
 
-- one machine, by the line of its memory: {fits}. Beyond, the rows must be divided among machines: `data_curation.engine: ray`
+- one machine, by the line of its memory: {fits}. `data_curation.engine: ray` spreads over a cluster what takes most of the time, preparing
+  rows and finding candidates; comparing the candidates exactly and placing the rows stay on one machine, whose memory follows this line
+- more rows than that machine holds are curated in parts, each against the parts published before it (`data_curation.published: drop`),
+  which costs reading those again; that was not measured
 - processor time divides by cores, since rows are worked on in chunks that know nothing of each other: {cores} cores take {hours}
-- what does not divide by rows is the comparison, which divides by bands: every row gives {count} entries of a bucket and a row, {entry}
-  bytes each, {bands} on the shared disk in all; a worker takes one band, so {count} workers can work at once, each holding one
-  {count}th of that
-- the groups of similar rows are joined in one place, by pairs of rows; they grow with the duplicates that there are, not with the rows
+- candidates are found band by band: every row gives {count} entries of a bucket and a row, {entry} bytes each, {bands} on the shared
+  disk in all; a worker takes one band at a time, so {count} can work at once
 """
 
 

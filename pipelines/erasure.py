@@ -23,7 +23,7 @@ from components.model_registry import listing
 from components.model_registry.listing import Listed
 from components.model_registry.promotion import CHAMPION
 
-BESIDE = ("incumbent",)  # inputs that a thing was compared with, not made from
+BESIDE = ("incumbent", "earlier", "evaluation_set")  # kinds of inputs that a thing was compared with, not made from
 
 
 @dataclass

@@ -29,7 +29,7 @@ from components.fine_tuning.data import Examples, tokenise
 from components.model_registry.stage import champion
 from pipelines import material, sizing
 from pipelines.config import Customization
-from pipelines.material import Material, demo_path
+from pipelines.material import Material
 from pipelines.resolve import Plans, compared_with, plan, unproven, unproven_note
 from pipelines.sizing import Shape
 from pipelines.stages import MAKERS
@@ -143,7 +143,7 @@ def look(config: Customization, workdir: Workdir, reporter: Reporter) -> Finding
         drawn = Workdir(Path(scratch).resolve())
         found = material.look_at(config, workdir, reporter, drawn)
         sources = found.sources
-        at_home = [s.model_copy(update={"uri": s.uri.replace(str(demo_path(drawn)), str(demo_path(workdir).resolve()))}) for s in sources]
+        at_home = [s.model_copy(update={"uri": s.uri.replace(str(drawn.root), str(workdir.root.resolve()))}) for s in sources]
         reporter.step("looking at the base model")
         outline = models.outline(config.fine_tuning.base_model)
         counted = training.parameters(outline.config, config.fine_tuning)
@@ -186,7 +186,7 @@ def _cached(config: Customization, workdir: Workdir, found: Material, outline: O
 
 def _parameters(plans: Plans, config: Customization, workdir: Workdir, found: dict[str, str]) -> Any:
     """What each step would be given, one after the other: a later one needs what the earlier ones made."""
-    yield "data_curation", plans.data_curation
+    yield "data_curation", {name: value for name, value in plans.data_curation.items() if name != "where"}
     dataset = found["data_curation"]
     published = [v for v in versions(config.data_versioning, workdir=workdir.root) if v.content_sha256 == dataset]
     if not published:

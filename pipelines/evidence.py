@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common import artifacts, cost, places, progress, tracking
-from components.common.artifacts import Artifact, Manifest
+from components.common.artifacts import Artifact, Input, Manifest
 from components.common.step import Step
 from pipelines import outcome, page
 from pipelines.stages import MAKERS
@@ -70,7 +70,7 @@ def _data(dataset: Artifact) -> Record:
     manifest = dataset.manifest
     return {
         "sha256": dataset.sha256,
-        "sources": [{"uri": i.uri, "sha256": i.content_sha256} for i in manifest.inputs],
+        "sources": [{"uri": i.uri, "sha256": i.content_sha256} for i in manifest.inputs if i.kind == "raw"],
         "rows": manifest.summary["rows"],
         "splits": manifest.summary["splits"],
         "kind": manifest.summary["rows_kind"],
@@ -146,7 +146,7 @@ def _lineage(found: Mapping[str, Artifact], version: Mapping[str, Any], register
     links = [{"kind": "version", "sha256": "", "uri": named, "inputs": newest}]
     links += [_link(artifact.manifest) for kind in ("evaluation", "repository", "model", "dataset") if (artifact := found.get(kind))]
     have = {link["sha256"] for link in links}
-    outside = {i.content_sha256: i for artifact in found.values() for i in artifact.manifest.inputs if i.content_sha256 not in have}
+    outside = {i.content_sha256: i for artifact in found.values() for i in _made_from(artifact.manifest) if i.content_sha256 not in have}
     links += [{"kind": i.kind, "sha256": sha256, "uri": i.uri, "inputs": []} for sha256, i in outside.items()]
     for link in links:
         link["uri"] = str(version.get("uri", "")) if link["kind"] == "dataset" else link["uri"]
@@ -154,8 +154,13 @@ def _lineage(found: Mapping[str, Artifact], version: Mapping[str, Any], register
 
 
 def _link(manifest: Manifest) -> Record:
-    inputs = list(dict.fromkeys(i.content_sha256 for i in manifest.inputs))
+    inputs = list(dict.fromkeys(i.content_sha256 for i in _made_from(manifest)))
     return {"kind": manifest.kind, "sha256": manifest.content_sha256, "uri": f"store:{manifest.content_sha256}", "inputs": inputs}
+
+
+def _made_from(manifest: Manifest) -> list[Input]:
+    """Inputs without those that a dataset was only compared with."""
+    return [one for one in manifest.inputs if one.kind not in ("earlier", "evaluation_set")]
 
 
 def _told(events: Path | None) -> list[Record]:

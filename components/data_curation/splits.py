@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from components.common.errors import InputError
@@ -38,12 +38,20 @@ def assign(
     place.update(taken)
     torn = {cluster for cluster, found in place.items() if len(found) > 1}
     found = ["" if cluster in torn else next(iter(place[cluster])) for cluster in clusters]
-    bridges = _settle(found, digests, clusters, torn, published, edges) if torn else {}
+    bridges = (
+        _settle(found, digests, clusters, torn, published, edges, lambda digest: _split(chance(seed, digest), fractions)) if torn else {}
+    )
     return found, bridges
 
 
 def _settle(
-    found: list[str], digests: Sequence[str], clusters: Sequence[int], torn: set[int], published: Sequence[str], edges: Any
+    found: list[str],
+    digests: Sequence[str],
+    clusters: Sequence[int],
+    torn: set[int],
+    published: Sequence[str],
+    edges: Any,
+    by_hash: Callable[[str], str],
 ) -> dict[int, Drop]:
     """Fill in the splits of clusters with published rows of several; returns the newcomers that lie between them.
 
@@ -61,8 +69,11 @@ def _settle(
         for other in neighbours:
             if other < row and other not in bridges and len({groups.split(other), groups.split(row)} - {""}) < 2:
                 groups.join(other, row)
+    smallest: dict[int, str] = {}
     for row in members:
-        found[row] = groups.split(row) or "train"
+        smallest[groups.top(row)] = min(digests[row], smallest.get(groups.top(row), digests[row]))
+    for row in members:
+        found[row] = groups.split(row) or by_hash(smallest[groups.top(row)])
     return bridges
 
 
@@ -83,7 +94,8 @@ class _Groups:
         self._above = {row: row for row in rows}
         self._split = split
 
-    def _top(self, row: int) -> int:
+    def top(self, row: int) -> int:
+        """The row that stands for the row's group."""
         while self._above[row] != row:
             self._above[row] = self._above[self._above[row]]
             row = self._above[row]
@@ -91,11 +103,11 @@ class _Groups:
 
     def split(self, row: int) -> str:
         """The split of the row's group."""
-        return self._split[self._top(row)]
+        return self._split[self.top(row)]
 
     def join(self, one: int, other: int) -> None:
         """Make one group of two."""
-        a, b = self._top(one), self._top(other)
+        a, b = self.top(one), self.top(other)
         self._split[a] = self._split[a] or self._split[b]
         self._above[b] = a
 
@@ -111,9 +123,10 @@ def check_filled(sizes: dict[str, int], clusters: int, fractions: Fractions) -> 
     empty = [name for name in ("train", "test") if not sizes[name]]
     if not empty:
         return
-    share = min(getattr(fractions, name) for name in empty)
+    name = min(empty, key=lambda one: float(getattr(fractions, one)))
+    share = getattr(fractions, name)
     needed = math.ceil(math.log(1 - SURE) / math.log(1 - share))
     raise InputError(
         f"too few rows for the split: {sum(sizes.values())} rows in {clusters} groups of similar ones leave {' and '.join(empty)} empty",
-        hint=f"With data_curation.fractions.{empty[0]} at {share:g} about {needed} different rows are needed: add rows, or raise it.",
+        hint=f"With data_curation.fractions.{name} at {share:g} about {needed} different rows are needed: add rows, or raise it.",
     )

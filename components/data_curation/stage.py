@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from components.data_curation.writing import SPLIT_FILES
 __all__ = ["Curated", "Earlier", "Source", "check_splits", "counts", "curate", "list_sources", "named", "planned_earlier", "survey"]
 
 STAGE = "data_curation"
+APART = ("sources", "engine", "ray_address", "workers", "tokens")  # settings that no row depends on
 EARLIER = "earlier"  # kind of input: a revision published before
 PAYLOAD = (*SPLIT_FILES.values(), "rejected.parquet", "quarantine.jsonl")
 ENGINE_FOLDER = ".engine"
@@ -103,6 +104,7 @@ def curate(
         _note(sources, staged, reporter)
         curated = _curated(staged, _engine(folder, config), config, seed, reporter)
         _note_judged(curated.judged, reporter)
+        _check_new(curated, config)
         check_splits(curated, config)
         reporter.step("writing the dataset")
         summary = counts(curated)
@@ -169,27 +171,33 @@ def planned_earlier(
 ) -> list[tuple[str, str]]:
     """The earlier revisions that a curation of these sources looks at, as (label, content_sha256), oldest first.
 
-    `published` are the revisions there are, oldest first, by their labels. A revision that came of this very curation is not its own
-    predecessor: then they are those that it looked at, so that curating again finds what was made.
+    `published` are the revisions there are, oldest first, by their labels. A revision that came of these very files and settings is not
+    its own predecessor, and what came after it is none either: so curating again finds what was made.
     """
-    ordered = sorted(sources, key=_order)
-    for _, manifest in reversed(published):
-        before = [one for one in manifest.inputs if one.kind == EARLIER]
-        if manifest.produced_by.get("key") == _key([*_inputs(ordered, benchmarks, ()), *before], config, seed):
-            return [(one.uri, one.content_sha256) for one in before]
+    inputs = _inputs(sorted(sources, key=_order), benchmarks, ())
+    recipe = _recipe(inputs, config.model_dump(), seed)
     found: dict[str, str] = {}
     for label, manifest in published:
+        if _recipe([one for one in manifest.inputs if one.kind != EARLIER], manifest.config, manifest.seed) == recipe:
+            break
         found.setdefault(manifest.content_sha256, label)
     return [(label, sha256) for sha256, label in found.items()]
 
 
-def _key(inputs: Sequence[Input], config: DataCurationConfig, seed: int) -> str:
-    """What the result depends on: not where the sources lie, only what they hold and are called; nor where the work is done."""
-    where: dict[str, Any] = {**dict.fromkeys(("sources", "engine", "ray_address", "workers"), True), "personal_data": {"names": {"model"}}}
-    settings = config.model_dump(exclude=where)
-    settings["names_model"] = personal_data_names.identity(config.personal_data.names)
+def _recipe(inputs: Sequence[Input], config: Mapping[str, Any], seed: int | None) -> str:
+    """What decides the rows besides the code and earlier revisions: not where things lie, where the work is done, or what is only told."""
     named = [[one.kind, one.uri, one.content_sha256] for one in inputs]
-    return hashing.digest({"stage": STAGE, "code": hashing.code_sha256(STAGE), "inputs": named, "config": settings, "seed": seed})
+    settings = {name: value for name, value in config.items() if name not in APART}
+    if names := settings.get("personal_data", {}).get("names"):
+        settings["personal_data"] = {**settings["personal_data"], "names": {**names, "model": bool(names.get("model"))}}
+    return hashing.digest({"inputs": named, "config": settings, "seed": seed})
+
+
+def _key(inputs: Sequence[Input], config: DataCurationConfig, seed: int) -> str:
+    """What the result depends on."""
+    told = {"recipe": _recipe(inputs, config.model_dump(mode="json"), seed), "tokens": config.tokens.model_dump()}
+    names = personal_data_names.identity(config.personal_data.names)
+    return hashing.digest({"stage": STAGE, "code": hashing.code_sha256(STAGE), "names_model": names, **told})
 
 
 def _stage(
@@ -203,10 +211,11 @@ def _stage(
     """All rows cleaned and filtered, in a folder. Raises InputError where not one row can be kept, or kinds of rows are mixed."""
     reporter.step("reading")
     chunks, rows = [], 0
-    for done in staging.prepare(sources, benchmarks, config, folder, reporter):
-        chunks.append(done)
-        rows += done.rows + len(done.unread)
-        reporter.progress(rows, None, "rows")
+    with closing(staging.prepare(sources, benchmarks, config, folder, reporter)) as prepared:
+        for done in prepared:
+            chunks.append(done)
+            rows += done.rows + len(done.unread)
+            reporter.progress(rows, None, "rows")
     reporter.progress(rows, rows, "rows")
     staged = Staged(folder, _one_kind(chunks, sources), chunks=chunks)
     staging.add_earlier(staged, earlier, config)
@@ -239,10 +248,22 @@ def _note(sources: Sequence[Source], staged: Staged, reporter: Reporter) -> None
             reporter.note(f"{source.name} {'is empty' if source.bytes == 0 else 'holds no row'}")
 
 
+def _check_new(curated: Curated, config: DataCurationConfig) -> None:
+    """Raise InputError where all rows were published before, and such rows were to go."""
+    if config.published == "drop" and curated.staged.splits and not any(curated.judged.splits):
+        reasons = ", ".join(f"{count} dropped as {reason}" for reason, count in curated.rejected.items())
+        raise InputError(
+            f"no row is left to keep: {reasons}; rows that repeat an earlier revision's go, as data_curation.published says",
+            hint="Add new rows, or set data_curation.published to place: then published rows are kept, in their splits.",
+        )
+
+
 def _note_judged(judged: Judged, reporter: Reporter) -> None:
     """Say which ids were taken, and where a split that may be empty is."""
     if judged.splits and not judged.sizes()["validation"]:
         reporter.note("no row fell into the validation split")
+    if judged.at_home:
+        reporter.note(f"{judged.at_home:,} rows lie where earlier revisions put them; data_curation.fractions is for the others")
     first, count = judged.renamed
     if count:
         what = "row has the id of an earlier one" if count == 1 else "rows have the id of an earlier one"

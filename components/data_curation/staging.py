@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from components.common import process
 from components.common.artifacts import Artifact
-from components.common.errors import EngineMissingError
+from components.common.errors import EngineMissingError, TunelineError
 from components.common.progress import Reporter
 from components.data_curation import duplicates, readers, work
 from components.data_curation.config import DataCurationConfig
@@ -100,7 +100,15 @@ def chunked(sources: Sequence[Source], config: DataCurationConfig) -> Iterator[R
 
 
 def _size(one: Record | Unread) -> int:
-    return sum(len(value) for value in one.fields.values() if isinstance(value, str)) if isinstance(one, Record) else 0
+    return _length(one.fields) if isinstance(one, Record) else 0
+
+
+def _length(value: Any) -> int:
+    """About how many characters a value holds."""
+    if isinstance(value, str):
+        return len(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(_length, inner))
 
 
 def prepare(
@@ -109,7 +117,7 @@ def prepare(
     config: DataCurationConfig,
     folder: Path,
     reporter: Reporter,
-) -> Iterator[Done]:
+) -> Generator[Done, None, None]:
     """Prepare every chunk of the sources in `folder`, in order."""
     folder.mkdir(parents=True, exist_ok=True)
     chunks = enumerate(chunked(sources, config), FIRST_CHUNK)
@@ -123,30 +131,34 @@ def prepare(
     return _in_processes(chunks, folder, workers)
 
 
-def _in_processes(chunks: Iterable[tuple[int, Records]], folder: Path, workers: int) -> Iterator[Done]:
+def _in_processes(chunks: Iterable[tuple[int, Records]], folder: Path, workers: int) -> Generator[Done, None, None]:
     """Chunks are handed to children as files; not many more wait than there are children."""
-    children, own = [_child(folder) for _ in range(workers)], threading.local()
-    free = deque(children)
+    children: list[subprocess.Popen[str]] = []
+    own, threads = threading.local(), ThreadPoolExecutor(workers)
 
     def ask(number: int) -> Done:
         if not hasattr(own, "child"):
-            own.child = free.popleft()
+            own.child = _child(folder)
+            children.append(own.child)
         return _asked(own.child, folder, number)
 
     waiting: deque[Future[Done]] = deque()
     try:
-        with ThreadPoolExecutor(workers) as threads:
-            for number, records in chunks:
-                work.hand_out(folder, number, records)
-                waiting.append(threads.submit(ask, number))
-                while len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
+        for number, records in chunks:
+            work.hand_out(folder, number, records)
+            waiting.append(threads.submit(ask, number))
+            while len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
-    finally:
+        while waiting:
+            yield waiting.popleft().result()
+    finally:  # children first: whoever waits for one goes on
+        threads.shutdown(wait=False, cancel_futures=True)
         for child in children:
             child.kill()
-            child.wait()
+        threads.shutdown()
+        for child in children:  # one may have been started in between
+            child.kill()
+            child.communicate()
 
 
 def _child(folder: Path) -> subprocess.Popen[str]:
@@ -164,10 +176,13 @@ def _asked(child: subprocess.Popen[str], folder: Path, number: int) -> Done:
     assert child.stdout is not None
     try:
         print(number, file=child.stdin, flush=True)
-        if child.stdout.readline().strip() == str(number):
-            return work.handed_back(folder, number)
+        answer = child.stdout.readline().strip()
     except BrokenPipeError:
-        pass
+        answer = ""
+    if answer == str(number):
+        return work.handed_back(folder, number)
+    if answer:
+        raise TunelineError.from_dict(json.loads(answer))
     raise EngineMissingError(
         f"a process that prepares rows ended in the middle (exit code {child.wait()})",
         hint="Exit code -9 is a lack of memory: set data_curation.workers lower, or use a larger machine.",
@@ -176,7 +191,7 @@ def _asked(child: subprocess.Popen[str], folder: Path, number: int) -> Done:
 
 def _on_ray(
     chunks: Iterable[tuple[int, Records]], benchmarks: Sequence[Source], config: DataCurationConfig, folder: Path
-) -> Iterator[Done]:
+) -> Generator[Done, None, None]:
     """All chunks are handed out, then prepared by the cluster's nodes, which see the folder."""
     address, numbers = ray_address(config), []
     work.hand_out_settings(folder, config, benchmarks)

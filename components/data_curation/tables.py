@@ -46,13 +46,11 @@ class Writer:
 
         self._file, self._schema = parquet.ParquetWriter(path, schema, compression="zstd"), schema
         self._waiting = schema.empty_table()
-        self.rows = 0
 
     def add(self, table: Any) -> None:
         """Append the rows of a table that has at least the file's columns."""
         import pyarrow
 
-        self.rows += len(table)
         self._waiting = pyarrow.concat_tables([self._waiting, table.select(self._schema.names).cast(self._schema)])
         while len(self._waiting) >= self.GROUP:
             self._file.write_table(self._waiting.slice(0, self.GROUP).combine_chunks())
@@ -61,10 +59,12 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if len(self._waiting):
-            self._file.write_table(self._waiting.combine_chunks())
-        self._file.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        try:
+            if len(self._waiting) and error is None:
+                self._file.write_table(self._waiting.combine_chunks())
+        finally:
+            self._file.close()
 
 
 def write_quarantine(path: Path, unread: Iterable[Unread]) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common import process
+from components.common.errors import TunelineError
 from components.common.progress import Reporter, Silent
 from components.data_curation import cleaning, duplicates, formats, personal_data
 from components.data_curation.cleaning import Drop
@@ -124,12 +125,12 @@ def write(done: Done, prepared: Sequence[Prepared], config: DataCurationConfig, 
 
 def rows_file(folder: Path, number: int) -> Path:
     """Where a chunk's rows lie."""
-    return folder / f"rows-{number:06}.arrow"
+    return folder / f"rows-{number:09}.arrow"
 
 
 def texts_file(folder: Path, number: int) -> Path:
     """Where the texts lie that the engine compares."""
-    return folder / f"texts-{number:06}.parquet"
+    return folder / f"texts-{number:09}.parquet"
 
 
 def _columns(one: Prepared, place: int, kind: Kind, config: DataCurationConfig) -> dict[str, Any]:
@@ -194,12 +195,12 @@ def _write_arrow(path: Path, table: Any) -> None:
 
 def raw_file(folder: Path, number: int) -> Path:
     """Where a chunk's records lie until another process has prepared them."""
-    return folder / f"raw-{number:06}.jsonl"
+    return folder / f"raw-{number:09}.jsonl"
 
 
 def done_file(folder: Path, number: int) -> Path:
     """Where another process tells what is in the files it wrote."""
-    return folder / f"done-{number:06}.json"
+    return folder / f"done-{number:09}.json"
 
 
 def hand_out(folder: Path, number: int, records: Iterable[Record | Unread]) -> None:
@@ -254,11 +255,20 @@ def tools(config: DataCurationConfig, benchmarks: Sequence[Source], reporter: Re
 
 
 def main(folder: str) -> None:
-    """Prepare chunks until standard input ends; each one that is done is told by its number."""
+    """Prepare chunks until standard input ends; each one that is done is told by its number, or by an error that a user can mend.
+
+    Whatever a library prints goes to standard error, so that it is not taken for an answer.
+    """
     process.die_with(os.getppid())
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     for line in sys.stdin:
-        prepare_file(folder, int(line))
-        print(int(line), flush=True)
+        try:
+            prepare_file(folder, int(line))
+            told: int | dict[str, Any] = int(line)
+        except TunelineError as error:
+            told = error.as_dict()
+        print(json.dumps(told), file=answers, flush=True)
 
 
 if __name__ == "__main__":

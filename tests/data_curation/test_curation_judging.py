@@ -5,11 +5,13 @@ import hashlib
 import numpy
 import pytest
 
+from components.common.artifacts import Input, Manifest
 from components.common.errors import InputError
 from components.data_curation import duplicates, splits
-from components.data_curation.config import Fractions
+from components.data_curation.config import DataCurationConfig, Fractions, TokensConfig
 from components.data_curation.duplicates import Likeness
 from components.data_curation.rows import numbered
+from components.data_curation.stage import Source, planned_earlier
 
 
 def digests(count):
@@ -124,3 +126,36 @@ def test_rows_alike_through_one_published_row_are_compared_with_each_other():
     # Rows 1 and 3 are new; row 1 has the words of the published row 0, and row 3 is similar to those.
     found = likeness([0, 0, 2, 3], [0, 0, 2, 3], [(0, 3)], [0.8], published=1)
     assert {row: why.detail for row, why in duplicates.drops("pabc", found).items()} == {3: "similarity 0.800 to a"}
+
+
+def published(label, source, settings, seed=1, earlier=()):
+    inputs = [Input(kind="raw", content_sha256=source.sha256, uri=source.name), *earlier]
+    manifest = Manifest.model_construct(content_sha256=f"dataset of {label}", inputs=inputs, config=settings.model_dump(), seed=seed)
+    return label, manifest
+
+
+def test_a_revision_is_not_its_own_predecessor_and_a_deleted_one_is_missed_by_nobody():
+    settings = DataCurationConfig()
+    old, new = (Source(uri=f"/data/{name}.jsonl", sha256=name * 8, bytes=1) for name in "ab")
+    v1, v2 = published("v1", old, settings), published("v2", new, settings)
+    assert planned_earlier([old], [], [], settings, 1) == []
+    assert planned_earlier([old], [], [v1], settings, 1) == []
+    assert planned_earlier([new], [], [v1], settings, 1) == [("v1", "dataset of v1")]
+    assert planned_earlier([new], [], [v1, v2], settings, 1) == [("v1", "dataset of v1")]
+    assert planned_earlier([old], [], [v1, v2], settings, 1) == []
+    assert planned_earlier([new], [], [v2], settings, 1) == [], "v1 was deleted, as after an erasure"
+
+
+def test_where_work_is_done_and_what_is_only_told_makes_no_other_curation():
+    source, settings = Source(uri="/data/a.jsonl", sha256="a" * 64, bytes=1), DataCurationConfig(published="drop")
+    before = [published("v1", source, settings)]
+    same = settings.model_copy(update={"workers": 3, "sources": ["elsewhere"], "tokens": TokensConfig(max_length=512)})
+    assert planned_earlier([source], [], before, same, 1) == []
+    other = settings.model_copy(update={"answer_min_words": 5})
+    assert planned_earlier([source], [], before, other, 1) == [("v1", "dataset of v1")]
+
+
+def test_a_row_that_is_left_out_for_bridging_stands_for_no_other():
+    found = likeness([0, 1, 2, 3], [0, 1, 2, 3], [(2, 3)], [0.8], published=2)
+    assert duplicates.drops("pqkd", found, left_out={2}) == {}
+    assert set(duplicates.drops("pqkd", found)) == {3}
