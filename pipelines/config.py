@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from components.common.errors import ConfigurationError, UsageError
 from components.data_curation.config import DataCurationConfig
@@ -32,6 +32,20 @@ class Customization(BaseModel):
     triton_packaging: TritonPackagingConfig = Field(TritonPackagingConfig(), description="How the model is packaged for Triton.")
     model_registry: ModelRegistryConfig = Field(ModelRegistryConfig(), description="Where it is registered, and whether it is promoted.")
 
+    @model_validator(mode="after")
+    def _share(self) -> Customization:
+        """Rows are cut alike for training and evaluation, and counted by the tuned model's tokenizer, unless a section says otherwise."""
+        tuning, tokens = self.fine_tuning, self.data_curation.tokens
+        for section, field, value in (
+            (self.evaluation, "max_length", tuning.max_length),
+            (tokens, "max_length", tuning.max_length),
+            (tokens, "base_model", tuning.base_model),
+        ):
+            if field not in section.model_fields_set or not getattr(section, field):
+                setattr(section, field, value)
+                section.model_fields_set.discard(field)  # nobody said so, and what was not said follows other values
+        return self
+
 
 def load(path: Path | None = None, overrides: Sequence[str] = (), *, here: bool = True) -> Customization:
     """The customization in a YAML file (defaults without one), with `section.key=value` overrides, values in YAML.
@@ -52,25 +66,11 @@ def load(path: Path | None = None, overrides: Sequence[str] = (), *, here: bool 
 def parse(values: dict[str, Any], where: str) -> Customization:
     """Validate a customization given as nested values; `where` names their source in errors."""
     try:
-        return _share(Customization.model_validate(values))
+        return Customization.model_validate(values)
     except ValidationError as error:
         raise ConfigurationError(
             told(error, where, Customization), hint="docs/configuration.md lists every key; `tuneline init` writes a commented file."
         ) from None
-
-
-def _share(config: Customization) -> Customization:
-    """Rows are cut alike for training and evaluation, and counted by the tuned model's tokenizer, unless a section says otherwise."""
-    tuning, tokens = config.fine_tuning, config.data_curation.tokens
-    for section, field, value in (
-        (config.evaluation, "max_length", tuning.max_length),
-        (tokens, "max_length", tuning.max_length),
-        (tokens, "base_model", tuning.base_model),
-    ):
-        if field not in section.model_fields_set:
-            setattr(section, field, value)
-            section.model_fields_set.discard(field)  # nobody said so, and what was not said follows other values
-    return config
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def curate(
     _complete(facts, staged, benchmarks, config, output, reporter)
     artifacts.write_atomically(output / "report.html", page.render(summary, sources, facts))
     return artifacts.publish(
-        output, "dataset", payload=PAYLOAD, inputs=inputs, config=config.model_dump(), seed=seed, key=key, summary=summary
+        output, "dataset", payload=PAYLOAD, inputs=inputs, config=_settings(config), seed=seed, key=key, summary=summary
     )
 
 
@@ -175,13 +175,18 @@ def planned_earlier(
     its own predecessor, and what came after it is none either: so curating again finds what was made.
     """
     inputs = _inputs(sorted(sources, key=_order), benchmarks, ())
-    recipe = _recipe(inputs, config.model_dump(), seed)
+    recipe = _recipe(inputs, _settings(config), seed)
     found: dict[str, str] = {}
     for label, manifest in published:
         if _recipe([one for one in manifest.inputs if one.kind != EARLIER], manifest.config, manifest.seed) == recipe:
             break
         found.setdefault(manifest.content_sha256, label)
     return [(label, sha256) for sha256, label in found.items()]
+
+
+def _settings(config: DataCurationConfig) -> dict[str, Any]:
+    """The configuration as the manifest has it: a default of 3 is told as 3.0 where a fraction may stand, as when it was read."""
+    return config.model_dump(mode="json")
 
 
 def _recipe(inputs: Sequence[Input], config: Mapping[str, Any], seed: int | None) -> str:
@@ -195,7 +200,7 @@ def _recipe(inputs: Sequence[Input], config: Mapping[str, Any], seed: int | None
 
 def _key(inputs: Sequence[Input], config: DataCurationConfig, seed: int) -> str:
     """What the result depends on."""
-    told = {"recipe": _recipe(inputs, config.model_dump(mode="json"), seed), "tokens": config.tokens.model_dump()}
+    told = {"recipe": _recipe(inputs, _settings(config), seed), "tokens": config.tokens.model_dump()}
     names = personal_data_names.identity(config.personal_data.names)
     return hashing.digest({"stage": STAGE, "code": hashing.code_sha256(STAGE), "names_model": names, **told})
 

@@ -605,7 +605,7 @@ def documented(command: str) -> dict[str, Any]:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     found = re.search(rf"^{command} +(\{{.*?\}})$(?=\n\S)", page, re.MULTILINE | re.DOTALL)
     assert found, f"docs/cli.md says nothing of the object of {command}"
-    given: dict[str, Any] = json.loads(re.sub(r'("\w+")(?=[,}])', r"\1: null", found[1].replace("split:", '"split":')))
+    given: dict[str, Any] = json.loads(re.sub(r'("\w+")(?=[,}])', r"\1: null", re.sub(r"\b(split|reason):", r'"\1":', found[1])))
     return given
 
 
