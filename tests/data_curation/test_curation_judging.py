@@ -130,7 +130,8 @@ def test_rows_alike_through_one_published_row_are_compared_with_each_other():
 
 def published(label, source, settings, seed=1, earlier=()):
     inputs = [Input(kind="raw", content_sha256=source.sha256, uri=source.name), *earlier]
-    manifest = Manifest.model_construct(content_sha256=f"dataset of {label}", inputs=inputs, config=settings.model_dump(), seed=seed)
+    config = settings.model_dump(mode="json")
+    manifest = Manifest.model_construct(content_sha256=f"dataset of {label}", inputs=inputs, config=config, seed=seed)
     return label, manifest
 
 
