@@ -1,4 +1,3 @@
-import json
 import re
 from collections import Counter
 from html import unescape
@@ -7,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data_curation import facts, page
+from components.common.progress import Silent
+from components.data_curation import page, staging, writing
+from components.data_curation.config import DataCurationConfig, DecontaminationConfig
 from components.data_curation.drops import Drop
-from components.data_curation.facts import EXAMPLES, PLACES, Facts, Personal, from_json, merge
+from components.data_curation.facts import EXAMPLES, PLACES, Facts, Personal
 from components.data_curation.readers import Unread
 from components.data_curation.sources import Source
+from components.data_curation.stage import counts, curate, list_sources, survey
 from components.data_curation.tokens import statistics
 
 SOURCES = [Source(uri="/data/tickets.jsonl", sha256="a" * 64, bytes=1234), Source(uri="/data/web/tickets.jsonl", sha256="b" * 64, bytes=6)]
@@ -37,8 +39,7 @@ def filled():
     )
     made.reject(Drop("near_duplicate", "similarity 0.812 to abc"), "tickets.jsonl", 9, "It rains again")
     made.miss(Unread("tickets.jsonl", 3, "invalid JSON"))
-    made.scrub({"email": 2, "credit_card": 1}, {"email": "redact", "credit_card": "drop"})
-    made.scrub({"email": 1}, {"email": "redact", "credit_card": "drop"})
+    made.personal = {"email": Personal(3, 2, "redact"), "credit_card": Personal(1, 1, "drop")}
     made.tokens = statistics([100, 200, 300, 700], 256, model="my-llama", rows=900, looked_at=4)
     return made
 
@@ -117,7 +118,7 @@ def test_a_training_length_that_cuts_nothing_is_said():
 
 
 def test_the_page_of_equal_facts_has_equal_bytes():
-    assert page.render(SUMMARY, SOURCES, filled()) == page.render(SUMMARY, SOURCES, from_json(json.loads(json.dumps(filled().as_json()))))
+    assert page.render(SUMMARY, SOURCES, filled()) == page.render(SUMMARY, SOURCES, filled())
 
 
 def test_thousands_of_sources_are_cut_and_counted():
@@ -125,11 +126,6 @@ def test_thousands_of_sources_are_cut_and_counted():
     told = words_of(page.render(SUMMARY, many, filled()))
     assert "The first 40 of 5,000; manifest.json lists them all." in told
     assert "part-04999" not in told
-
-
-def test_facts_go_through_json():
-    assert from_json(json.loads(json.dumps(filled().as_json()))) == filled()
-    assert from_json(json.loads(json.dumps(Facts().as_json()))) == Facts()
 
 
 def test_examples_are_the_first_of_each_reason_and_short():
@@ -141,49 +137,78 @@ def test_examples_are_the_first_of_each_reason_and_short():
     assert made.by_source == {"f": Counter(rejected=10)}
 
 
-def add(made, place, what, file, number):
-    """Let one thing happen to the facts."""
-    if what == "keep":
-        made.keep(file, number * 40, "en" if number % 2 else "de")
-    elif what == "reject":
-        made.reject(Drop(f"reason{number % 3}", "why"), file, place, f"text {place}")
-    elif what == "miss":
-        made.miss(Unread(file, place, "why"))
-    else:
-        made.scrub({"email": number}, {"email": "redact"})
+WHAT, FILES = st.sampled_from(["keep", "reject", "miss"]), st.sampled_from(["a", "b"])
 
 
-def happened(events):
+@given(st.lists(st.tuples(WHAT, FILES, st.integers(1, 400)), max_size=80))
+def test_whatever_happens_is_counted_once_and_few_examples_are_held(events):
     made = Facts()
-    for event in events:
-        add(made, *event)
-    return made
+    for place, (what, file, number) in enumerate(events):
+        if what == "keep":
+            made.keep(file, number * 40, "en" if number % 2 else "de")
+        elif what == "reject":
+            made.reject(Drop(f"reason{number % 3}", "why"), file, place, f"text {place}")
+        else:
+            made.miss(Unread(file, place, "why"))
+    assert sum(fates.total() for fates in made.by_source.values()) == len(events)
+    assert made.lengths.total() == made.languages.total() == sum(what == "keep" for what, _, _ in events)
+    missed = [place for place, (what, _, _) in enumerate(events) if what == "miss"]
+    assert [one.line for one in made.unread] == missed[:PLACES]
+    for reason, some in made.samples.items():
+        dropped = [place for place, (what, _, number) in enumerate(events) if what == "reject" and reason == f"reason{number % 3}"]
+        assert [one.text for one in some] == [f"text {place}" for place in dropped[:EXAMPLES]]
 
 
-WHAT, FILES = st.sampled_from(["keep", "reject", "miss", "scrub"]), st.sampled_from(["a", "b"])
+@pytest.fixture
+def surveyed(write, samples, tmp_path):
+    """Write the dataset of two files, whose rows are kept, repeat each other, say nothing or cannot be read; returns counts and facts."""
+    conversation, different = samples
+    write([*map(different, range(120)), *map(different, range(5)), conversation("Who?", "")], "a.jsonl")
+    with write(map(different, range(110, 130)), "b.jsonl").open("a") as file:
+        file.write("{broken\n" * 2)
+    sources = list_sources([str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")], tmp_path)
+
+    def run(out):
+        (tmp_path / out).mkdir()
+        with survey(sources, DataCurationConfig(), seed=1, reporter=Silent()) as curated:
+            return counts(curated), writing.write(curated.staged, curated.judged, tmp_path / out)
+
+    return run
 
 
-@given(st.lists(st.tuples(st.integers(), WHAT, FILES, st.integers(1, 400)), max_size=80), st.integers(0, 80))
-def test_merged_parts_equal_the_whole(events, cut):
-    whole = happened(events)
-    assert merge(happened(events[:cut]), happened(events[cut:])) == whole
-    assert sum(counts.total() for counts in whole.by_source.values()) == sum(what != "scrub" for _, what, _, _ in events)
-    assert len(whole.unread) <= PLACES
-    assert all(len(some) <= EXAMPLES for some in whole.samples.values())
+def test_writing_the_dataset_gathers_what_became_of_every_row(surveyed):
+    summary, met = surveyed("out")
+    assert summary["rows"] == {"in": 148, "kept": 130, "quarantined": 2, "rejected": {"empty_answer": 1, "exact_duplicate": 15}}
+    assert met.by_source == {"a.jsonl": Counter(kept=120, rejected=6), "b.jsonl": Counter(kept=10, rejected=10, quarantined=2)}
+    assert met.lengths.total() == met.languages.total() == 130
+    assert [one.where for one in met.samples["exact_duplicate"]] == ["a.jsonl:121", "a.jsonl:122", "a.jsonl:123"]
+    assert met.samples["exact_duplicate"][0].text.startswith("What is thing number 0?")
+    assert [(one.file, one.line) for one in met.unread] == [("b.jsonl", 21), ("b.jsonl", 22)]
 
 
-def test_merging_keeps_what_is_not_counted_by_row():
-    made = merge(filled(), Facts(notes=["one file is empty", "another note"]))
-    assert made.tokens == filled().tokens
-    assert made.sets == filled().sets
-    assert made.notes == ["one file is empty", "another note"]
-    assert made.personal["credit_card"] == Personal(1, 1, "drop")
+def test_chunks_make_no_difference_to_what_the_page_tells(surveyed, monkeypatch):
+    whole = surveyed("whole")
+    monkeypatch.setattr(staging, "CHUNK_ROWS", 7)
+    assert surveyed("parts") == whole
 
 
-def test_facts_of_rows_at_hand_are_those_counted_one_by_one(samples):
-    from components.data_curation.rows import Row
-
-    rows = [Row("sft", samples[1](i), "", "s", {}, "f.jsonl", i) for i in range(4)]
-    made = facts.of(rows[:2], [(rows[2], Drop("short_answer", "d"))], [Unread("f.jsonl", 9, "why")])
-    assert made.by_source == {"f.jsonl": Counter(kept=2, rejected=1, quarantined=1)}
-    assert made.lengths.total() == 2
+@pytest.mark.daft
+def test_the_page_adds_up_what_the_chunks_tell(write, tmp_path, samples, monkeypatch):
+    monkeypatch.setattr(staging, "CHUNK_ROWS", 3)
+    conversation, different = samples
+    item = "A train leaves the station at noon with forty two passengers and a dog on board, how many legs are there?"
+    exam = list_sources([str(write([{"question": item, "answer": "88"}, {"question": "Why?"}], "exam.jsonl"))], tmp_path)
+    rows = [
+        conversation("Who answers?", "Write to jane.roe@corp.example.com or joe@corp.example.com, please."),
+        *map(different, range(150)),
+        conversation("And at night?", "Then it is night@corp.example.com alone."),
+        conversation("Which card?", "It is card 4111 1111 1111 1111."),
+        conversation("Solve it.", f"Sure. {item} Let me think."),
+    ]
+    sources = list_sources([str(write(rows))], tmp_path)
+    config = DataCurationConfig(personal_data={"credit_card": "drop"}, decontamination=DecontaminationConfig(sets=["exam.jsonl"]))
+    made = curate(sources, tmp_path / "out", config, seed=1, reporter=Silent(), benchmarks=exam)
+    told = words_of((made.path / "report.html").read_text())
+    assert "email 3 2 replaced by a placeholder" in told
+    assert "credit card 1 1 the row was dropped" in told
+    assert "exam.jsonl 1 2 1" in told
