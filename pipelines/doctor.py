@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from components.common import cores
 from components.common.errors import TunelineError
 from components.common.paths import existing
 from components.common.places import Workdir, cache_dir
@@ -34,7 +35,7 @@ def examine(workdir: Workdir) -> list[Finding]:
         _finding(
             "memory", psutil.virtual_memory().total > 4 * GIB, f"{psutil.virtual_memory().total / GIB:.0f} GiB", "The demo needs 4 GiB."
         ),
-        _finding("cores", True, str(len(os.sched_getaffinity(0))), ""),
+        _finding("cores", True, str(cores.available()), ""),
         _disk(workdir.root),
         _disk(cache_dir()),
         _writable(workdir.root),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import random
 import re
 import tempfile
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, hashing, jobs, places
+from components.common import artifacts, cores, hashing, jobs, places
 from components.common.artifacts import Artifact, Input
 from components.common.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError, TunelineError, of_the_machine
 from components.common.progress import Reporter, Silent
@@ -340,7 +339,7 @@ def arithmetic() -> dict[str, Any]:
     import torch
 
     on_gpu = torch.cuda.is_available()
-    return {"device": torch.cuda.get_device_name(0) if on_gpu else "cpu", "threads": threads()}
+    return {"device": torch.cuda.get_device_name(0) if on_gpu else "cpu", "threads": cores.threads()}
 
 
 def prepare_torch(seed: int) -> Any:
@@ -354,13 +353,8 @@ def prepare_torch(seed: int) -> Any:
     random.seed(seed)
     numpy.random.seed(seed)
     torch.manual_seed(seed)
-    torch.set_num_threads(threads())
+    torch.set_num_threads(cores.threads())
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def threads() -> int:
-    """TUNELINE_THREADS, or the number of cores this process may use."""
-    return int(os.environ.get("TUNELINE_THREADS") or len(os.sched_getaffinity(0)))
 
 
 def load(model: Model, *, trainable: bool = False, dtype: Any = None) -> Any:

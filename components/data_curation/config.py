@@ -302,7 +302,7 @@ class DataCurationConfig(BaseModel):
     )
     engine: Literal["native", "ray"] = Field("native", description="Where rows are prepared and compared: here, or on a Ray cluster.")
     ray_address: str = Field("", description="Address of the Ray cluster, such as 10.0.0.5:6379. Empty: RAY_ADDRESS, else this machine's.")
-    workers: int = Field(0, ge=0, description="Processes that prepare rows here. 0: as many as TUNELINE_THREADS or the machine's cores.")
+    workers: int = Field(0, ge=0, description="Processes that prepare rows here. 0: TUNELINE_THREADS, or the cores that are free to use.")
     fractions: Fractions = Field(default_factory=Fractions, description="How the kept rows are divided; the three add up to 1.")
     personal_data: PersonalDataConfig = Field(
         default_factory=PersonalDataConfig,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.common import process
+from components.common import cores, process
 from components.common.artifacts import Artifact
 from components.common.errors import EngineMissingError, TunelineError
 from components.common.progress import Reporter
@@ -121,7 +121,7 @@ def prepare(
     """Prepare every chunk of the sources in `folder`, in order."""
     folder.mkdir(parents=True, exist_ok=True)
     chunks = enumerate(chunked(sources, config), FIRST_CHUNK)
-    workers = config.workers or int(os.environ.get("TUNELINE_THREADS") or len(os.sched_getaffinity(0)))
+    workers = config.workers or cores.threads()
     if config.engine == "ray":
         return _on_ray(chunks, benchmarks, config, folder)
     if workers == 1 or sum(source.bytes for source in sources) < SMALL:

@@ -18,7 +18,7 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import Any
 
-from components.common import chat, conversations, models
+from components.common import chat, conversations, cores, models
 from components.common.errors import TunelineError
 from components.common.progress import Reporter
 
@@ -196,7 +196,7 @@ def _batches(texts: Iterator[str | None]) -> Iterator[list[str | None]]:
 
 def _tokenizer(folder: Path) -> Any:
     """The tokenizer, with as many threads as this process may use. What it would cut or pad is counted whole."""
-    threads = models.threads()
+    threads = cores.threads()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if threads > 1 else "false")
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
     from tokenizers import Tokenizer
