@@ -12,8 +12,13 @@ believes the result file alone.
 
 MinHash: A. Broder, On the resemblance and containment of documents, 1997. With 32 bands of 4 rows a pair of similarity s becomes a
 candidate with probability 1 − (1 − s⁴)³², which is 0.9998 at 0.7; every candidate is then compared exactly. Signatures go to disk, a
-column a band, and the candidates are found band by band: memory holds one band of all rows (16 bytes a row), not all of them. On Ray the
+column a band, and the candidates are found band by band: memory holds one band of all rows (24 bytes a row), not all of them. On Ray the
 signatures of the files and the bands are spread over the cluster's nodes, which must all see FOLDER.
+
+Rows that share a long template fall into one bucket by the thousand, and all its pairs are the square of that. A bucket of more than
+CROWD rows gives, for each of its rows, the pair with the bucket's first and those with the NEAR rows before it in the order of the next
+band: a sorted neighbourhood (M. Hernández and S. Stolfo, The merge/purge problem for large databases, 1995). Copies of one text are found
+by the former; rows that are alike beyond the template meet in other, smaller buckets too.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from typing import Any
 
 BANDS, ROWS, NGRAM = 32, 4, 5
 TEXTS = ("words", "answer")
+CROWD, NEAR = 200, 20  # rows of a bucket from which on not all of its pairs are looked at, and how many before each row then are
 PAIRS_AT_ONCE = 4_000_000  # candidate pairs held before equal ones are merged
 SHINGLES_AT_ONCE = 8_000_000  # shingles compared at once: bounds memory at about 200 MB
 
@@ -164,39 +170,51 @@ def write_band_pairs(folder: str, name: str, band: int) -> int:
     import numpy
     from pyarrow import dataset
 
-    table = dataset.dataset(str(Path(folder) / f"bands-{name}"), format="parquet").to_table(columns=["place", f"b{band}"])
-    places, buckets = table["place"].to_numpy(), table[f"b{band}"].to_numpy()
+    columns = [f"b{band}", f"b{(band + 1) % BANDS}"]
+    table = dataset.dataset(str(Path(folder) / f"bands-{name}"), format="parquet").to_table(columns=["place", *columns])
+    places = table["place"].to_numpy()
     chosen = numpy.isin(places, numpy.load(Path(folder) / f"first-{name}.npy"), assume_unique=True)
-    pairs = _pairs_in_buckets(places[chosen], buckets[chosen])
+    pairs = pairs_in_buckets(places[chosen], *(table[column].to_numpy()[chosen] for column in columns))
     with _of_band(Path(folder), name, band).open("wb") as file:
         numpy.save(file, pairs)
     return len(pairs)
 
 
-def _pairs_in_buckets(places: Any, buckets: Any) -> Any:
+def pairs_in_buckets(places: Any, buckets: Any, further: Any) -> Any:
+    """Pairs of places in equal buckets (int64, (pairs, 2), sorted): all but in a crowd, whose rows are put in order by `further`."""
     import numpy
 
     order = numpy.lexsort((places, buckets))
-    places, buckets = places[order], buckets[order]
+    places, buckets, further = places[order], buckets[order], further[order]
     ends = numpy.r_[numpy.flatnonzero(buckets[1:] != buckets[:-1]) + 1, len(buckets)]
-    pairs: Any = numpy.empty((0, 2), dtype=numpy.int64)
-    for some in _pairs_of_lists(places, ends):
-        pairs = _union(pairs, some)
-    return pairs
+    lengths = numpy.diff(ends, prepend=0)
+    crowds = [slice(end - length, end) for end, length in zip(ends[lengths > CROWD], lengths[lengths > CROWD], strict=True)]
+    none: Any = numpy.empty((0, 2), dtype=numpy.int64)
+    found = [*_pairs_of_lists(places, ends, lengths), *(_pairs_in_crowd(places[crowd], further[crowd]) for crowd in crowds)]
+    return _union(none, numpy.concatenate([none, *found]))
 
 
-def _pairs_of_lists(places: Any, ends: Any) -> Iterator[Any]:
-    """All pairs a < b within each sorted list, some millions at a time."""
+def _pairs_of_lists(places: Any, ends: Any, lengths: Any) -> Iterator[Any]:
+    """All pairs a < b within each sorted list that is no crowd, some millions at a time."""
     import numpy
 
-    lengths = numpy.diff(ends, prepend=0)
-    for length in numpy.unique(lengths[lengths > 1]):
+    for length in numpy.unique(lengths[(lengths > 1) & (lengths <= CROWD)]):
         starts = (ends - lengths)[lengths == length]
         left, right = numpy.triu_indices(length, 1)
         step = max(1, PAIRS_AT_ONCE // len(left))
         for i in range(0, len(starts), step):
             lists = places[starts[i : i + step, None] + numpy.arange(length)]
             yield numpy.stack([lists[:, left].ravel(), lists[:, right].ravel()], axis=1)
+
+
+def _pairs_in_crowd(places: Any, further: Any) -> Any:
+    """Pairs a < b of one long sorted list: with its first, and with the NEAR before in the order of `further`."""
+    import numpy
+
+    near = places[numpy.lexsort((places, further))]
+    ends = [(near[:-i], near[i:]) for i in range(1, NEAR + 1)]
+    first = numpy.broadcast_to(places[:1], len(places) - 1), places[1:]
+    return numpy.concatenate([numpy.sort(numpy.stack(pair, axis=1), axis=1) for pair in (first, *ends)])
 
 
 def _union(pairs: Any, others: Any) -> Any:
