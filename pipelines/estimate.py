@@ -101,6 +101,7 @@ class Findings:
     tokens: Tokens
     shape: Shape
     cached: dict[str, str]
+    not_compared: list[str]
 
     @property
     def steps(self) -> int:
@@ -147,13 +148,17 @@ def look(config: Customization, workdir: Workdir, reporter: Reporter) -> Finding
         reporter.step("looking at the base model")
         outline = models.outline(config.fine_tuning.base_model)
         counted = training.parameters(outline.config, config.fine_tuning)
-        cached = _cached(config, workdir, replace(found, sources=at_home), outline)
+        cached = _cached(config, workdir, replace(found, sources=at_home), outline, material.reading_root(config, workdir, drawn))
+        earlier = material.stored_earlier(found.earlier, workdir)
+        compared = {one.label for one in earlier}
         began = time.monotonic()
-        with survey(sources, config.data_curation, seed=config.seed, reporter=reporter) as curated:
+        settings, sets = config.data_curation, found.benchmarks
+        with survey(sources, settings, seed=config.seed, reporter=reporter, benchmarks=sets, earlier=earlier) as curated:
             reading = time.monotonic() - began
             reporter.step("tokenising the training rows")
             tokens = _tokenise(curated, outline, config, reporter)
-    return Findings(config, workdir, sources, outline, curated, reading, tokens, Shape.of(outline.config, counted), cached)
+    shape, apart = Shape.of(outline.config, counted), [tag for tag, _ in found.earlier if tag not in compared]
+    return Findings(config, workdir, sources, outline, curated, reading, tokens, shape, cached, apart)
 
 
 def _tokenise(curated: Curated, outline: Outline, config: Customization, reporter: Reporter) -> Tokens:
@@ -169,14 +174,14 @@ def _tokenise(curated: Curated, outline: Outline, config: Customization, reporte
     return Tokens(talks, tokenise(rows, outline.tokenizer, max_length=length, total=len(rows), reporter=reporter))
 
 
-def _cached(config: Customization, workdir: Workdir, found: Material, outline: Outline) -> dict[str, str]:
+def _cached(config: Customization, workdir: Workdir, found: Material, outline: Outline, reading_root: Path) -> dict[str, str]:
     """The stages whose result is in the store already, with its digest. The keys are those of the steps themselves."""
     if outline.base is None:
         return {}
     in_service = champion(config.model_registry.name)
     plans = plan(config, found, outline.base.sha256, lambda key: compared_with(in_service, key), unproven(config))
     made: dict[str, str] = {}
-    for stage, parameters in _parameters(plans, config, workdir, made):
+    for stage, parameters in _parameters(plans, config, reading_root, made):
         sha256 = places.noted(workdir.store, stage, step.key_of(stage, parameters))
         if sha256 is None:
             break
@@ -184,11 +189,11 @@ def _cached(config: Customization, workdir: Workdir, found: Material, outline: O
     return made
 
 
-def _parameters(plans: Plans, config: Customization, workdir: Workdir, found: dict[str, str]) -> Any:
+def _parameters(plans: Plans, config: Customization, reading_root: Path, found: dict[str, str]) -> Any:
     """What each step would be given, one after the other: a later one needs what the earlier ones made."""
     yield "data_curation", {name: value for name, value in plans.data_curation.items() if name != "where"}
     dataset = found["data_curation"]
-    published = [v for v in versions(config.data_versioning, workdir=workdir.root) if v.content_sha256 == dataset]
+    published = [v for v in versions(config.data_versioning, workdir=reading_root) if v.content_sha256 == dataset]
     if not published:
         return
     yield "fine_tuning", {"plan": plans.fine_tuning, "dataset": dataset, "uri": published[-1].uri}
@@ -232,8 +237,10 @@ def _basis(found: Findings, times: dict[str, Time]) -> dict[str, str]:
     tokens, tuning = found.tokens, found.config.fine_tuning
     how = f"{tokens.tokenised:,} evenly spread rows of {tokens.rows:,}" if tokens.sampled else f"all {tokens.rows:,} training rows"
     epochs = f"{tuning.epochs:g} epochs of {tokens.trained_rows:,} rows, {tuning.batch_size} a step"
+    apart = f"; not compared with {', '.join(found.not_compared)}, which would be fetched first" if found.not_compared else ""
+    rows = "every source read, cleaned and compared for equal rows; similar ones, which curation drops too, are not looked for"
     return {
-        "rows": "every source read, cleaned and compared for equal rows; similar ones, which curation drops too, are not looked for",
+        "rows": rows + apart,
         "tokens": f"{how}, with the base model's tokenizer and chat template, cut at {tuning.max_length} tokens",
         "steps": "fine_tuning.max_steps" if tuning.max_steps else epochs,
         "memory": "formulas of pipelines/sizing.py; measured peaks of training were within 16% of them",

@@ -14,6 +14,7 @@ from components.data_curation.contamination import list_sets
 from components.data_curation.personal_data_names import identity
 from components.data_curation.stage import Earlier, Source, list_sources, planned_earlier
 from components.data_versioning import stage as versioning
+from components.data_versioning.repository import is_url
 from pipelines.config import Customization
 
 DEMO = "demo:python-docs"
@@ -43,21 +44,31 @@ def look_at(config: Customization, workdir: Workdir, reporter: Reporter, drawn: 
     names = identity(curation.personal_data.names)
     if curation.published == "ignore":
         return Material(sources, benchmarks, [], names)
-    published = versioning.manifests(config.data_versioning, workdir=workdir.root)
+    published = versioning.manifests(config.data_versioning, workdir=reading_root(config, workdir, scratch))
     return Material(sources, benchmarks, planned_earlier(sources, benchmarks, published, curation, config.seed), names)
+
+
+def reading_root(config: Customization, workdir: Workdir, scratch: Workdir) -> Path:
+    """The folder under which the data repository is read: of a URL's a mirror is made, which goes to `scratch`."""
+    return (scratch if is_url(config.data_versioning.repository) else workdir).root
+
+
+def stored_earlier(earlier: Sequence[tuple[str, str]], workdir: Workdir) -> list[Earlier]:
+    """Those of the earlier revisions' datasets that are in the store."""
+    there = [(tag, sha256) for tag, sha256 in earlier if (workdir.store / sha256 / "manifest.json").exists()]
+    return [Earlier(tag, places.stored(workdir.store, sha256, "dataset")) for tag, sha256 in there]
 
 
 def fetch_earlier(config: Customization, earlier: Sequence[tuple[str, str]], workdir: Workdir, reporter: Reporter) -> list[Earlier]:
     """The earlier revisions' datasets from the store, into which those that are missing are fetched."""
-    found = []
+    there = {one.label for one in stored_earlier(earlier, workdir)}
     for tag, sha256 in earlier:
-        if not (workdir.store / sha256 / "manifest.json").exists():
+        if tag not in there:
             reporter.step(f"fetching {tag}")
             folder = workdir.store / "unfinished" / f"earlier-{sha256[:16]}"
             made = versioning.fetch(tag, folder, config.data_versioning, workdir=workdir.root, reporter=reporter, overwrite=True)
             places.adopt(workdir.store, made)
-        found.append(Earlier(tag, places.stored(workdir.store, sha256, "dataset")))
-    return found
+    return [Earlier(tag, places.stored(workdir.store, sha256, "dataset")) for tag, sha256 in earlier]
 
 
 def _obtain(workdir: Workdir, reporter: Reporter) -> Callable[[str], Path]:

@@ -71,7 +71,10 @@ class Likeness:
 
 
 def likeness(hashes: dict[str, tuple[Any, Any]], published: int, pairs: dict[str, tuple[Any, Any]]) -> Likeness:
-    """What follows from the rows' hashes ({name: (uint64 (rows, 2), bool (rows,))}) and from the pairs the engine found."""
+    """What follows from the rows' hashes ({name: (uint64 (rows, 2), bool (rows,))}) and from the pairs of rows that the engine found.
+
+    Those may be of any rows that have the texts: each stands for the first one that has its text.
+    """
     import numpy
 
     from components.data_curation.engine import first_equal
@@ -82,8 +85,9 @@ def likeness(hashes: dict[str, tuple[Any, Any]], published: int, pairs: dict[str
         halves, known = hashes[name]
         rows = numpy.flatnonzero(known)
         joined.append(numpy.stack([rows, rows[first_equal(halves[known])]], axis=1))
+    exact, words = (first_equal(hashes[name][0]) for name in ("exact", "words"))
     found, similarity = pairs.get("words", (empty, numpy.empty(0)))
-    return Likeness(published, first_equal(hashes["exact"][0]), first_equal(hashes["words"][0]), joined, found, similarity)
+    return Likeness(published, exact, words, joined, numpy.sort(words[found], axis=1), similarity)
 
 
 def drops(ids: Sequence[str], found: Likeness, *, against: Sequence[str] | None = None, left_out: Collection[int] = ()) -> dict[int, Drop]:

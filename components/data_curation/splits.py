@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from components.common.errors import InputError
@@ -27,54 +27,54 @@ def assign(
 
     A cluster without published rows goes where the hash of the seed and of its smallest content digest sends it.
     """
-    smallest: dict[int, str] = {}
-    for digest, cluster in zip(digests, clusters, strict=True):
-        if digest < smallest.get(cluster, "g"):  # g is above every hex digit
-            smallest[cluster] = digest
-    place = {cluster: {_split(chance(seed, digest), fractions)} for cluster, digest in smallest.items()}
+
+    def by_hash(digest: str) -> str:
+        return _split(chance(seed, digest), fractions)
+
+    smallest = _smallest(digests, clusters)
+    place = {cluster: {by_hash(digest)} for cluster, digest in smallest.items()}
     taken: dict[int, set[str]] = defaultdict(set)
     for split, cluster in zip(published, clusters, strict=False):
         taken[cluster].add(split)
     place.update(taken)
     torn = {cluster for cluster, found in place.items() if len(found) > 1}
-    found = ["" if cluster in torn else next(iter(place[cluster])) for cluster in clusters]
-    bridges = (
-        _settle(found, digests, clusters, torn, published, edges, lambda digest: _split(chance(seed, digest), fractions)) if torn else {}
-    )
-    return found, bridges
+    where = ["" if cluster in torn else next(iter(place[cluster])) for cluster in clusters]
+    if not torn:
+        return where, {}
+    members = [row for row, cluster in enumerate(clusters) if cluster in torn]
+    groups, bridges = _settle(members, digests, published, edges)
+    tops = [groups.top(row) for row in members]
+    smallest = _smallest([digests[row] for row in members], tops)
+    for row, top in zip(members, tops, strict=True):
+        where[row] = groups.split(top) or by_hash(smallest[top])
+    return where, bridges
 
 
-def _settle(
-    found: list[str],
-    digests: Sequence[str],
-    clusters: Sequence[int],
-    torn: set[int],
-    published: Sequence[str],
-    edges: Any,
-    by_hash: Callable[[str], str],
-) -> dict[int, Drop]:
-    """Fill in the splits of clusters with published rows of several; returns the newcomers that lie between them.
+def _smallest(digests: Sequence[str], clusters: Sequence[int]) -> dict[int, str]:
+    """The smallest content digest of every cluster."""
+    smallest: dict[int, str] = {}
+    for digest, cluster in zip(digests, clusters, strict=True):
+        smallest[cluster] = min(digest, smallest.get(cluster, digest))
+    return smallest
+
+
+def _settle(members: Sequence[int], digests: Sequence[str], published: Sequence[str], edges: Any) -> tuple[_Groups, dict[int, Drop]]:
+    """Part clusters that have published rows of several splits into groups of one split each; and the newcomers that lie between them.
 
     Newcomers join what they are alike in their order; one that is alike rows of two splits joins neither.
     """
-    members = [row for row, cluster in enumerate(clusters) if cluster in torn]
     at_home = {digests[row]: split for row, split in enumerate(published)}
     groups = _Groups(members, {row: at_home.get(digests[row], "") for row in members})
     bridges: dict[int, Drop] = {}
     for row, neighbours in sorted(_neighbours(members, edges).items()):
-        splits = {groups.split(other) for other in neighbours if other < row and other not in bridges} | {groups.split(row)}
-        if len(splits - {""}) > 1 and digests[row] not in at_home:
-            bridges[row] = Drop("near_duplicate_across_splits", f"alike rows that lie in {' and '.join(sorted(splits - {''}))}")
+        before = [other for other in neighbours if other < row and other not in bridges]
+        splits = {groups.split(other) for other in [*before, row]} - {""}
+        if len(splits) > 1 and digests[row] not in at_home:
+            bridges[row] = Drop("near_duplicate_across_splits", f"alike rows that lie in {' and '.join(sorted(splits))}")
             continue
-        for other in neighbours:
-            if other < row and other not in bridges and len({groups.split(other), groups.split(row)} - {""}) < 2:
-                groups.join(other, row)
-    smallest: dict[int, str] = {}
-    for row in members:
-        smallest[groups.top(row)] = min(digests[row], smallest.get(groups.top(row), digests[row]))
-    for row in members:
-        found[row] = groups.split(row) or by_hash(smallest[groups.top(row)])
-    return bridges
+        for other in before:
+            groups.join_unless_apart(other, row)
+    return groups, bridges
 
 
 def _neighbours(members: Sequence[int], edges: Any) -> dict[int, list[int]]:
@@ -105,11 +105,12 @@ class _Groups:
         """The split of the row's group."""
         return self._split[self.top(row)]
 
-    def join(self, one: int, other: int) -> None:
-        """Make one group of two."""
+    def join_unless_apart(self, one: int, other: int) -> None:
+        """Make one group of two, but not of two that lie in different splits."""
         a, b = self.top(one), self.top(other)
-        self._split[a] = self._split[a] or self._split[b]
-        self._above[b] = a
+        if len({self._split[a], self._split[b]} - {""}) < 2:
+            self._split[a] = self._split[a] or self._split[b]
+            self._above[b] = a
 
 
 def _split(number: float, fractions: Fractions) -> str:

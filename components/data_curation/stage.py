@@ -134,7 +134,15 @@ def _engine(folder: Path, config: DataCurationConfig) -> Similar:
 
 
 @contextmanager
-def survey(sources: Sequence[Source], config: DataCurationConfig, *, seed: int, reporter: Reporter) -> Iterator[Curated]:
+def survey(
+    sources: Sequence[Source],
+    config: DataCurationConfig,
+    *,
+    seed: int,
+    reporter: Reporter,
+    benchmarks: Sequence[Source] = (),
+    earlier: Sequence[Earlier] = (),
+) -> Iterator[Curated]:
     """What curation would make of the sources, without the Daft engine and without writing anything but temporary files.
 
     Rows that are only similar to each other are not found, so what is kept is an upper bound, and exact where there are none. Raises
@@ -142,7 +150,7 @@ def survey(sources: Sequence[Source], config: DataCurationConfig, *, seed: int, 
     """
     with tempfile.TemporaryDirectory(prefix="tuneline-survey-") as folder:
         here = config.model_copy(update={"engine": "native"})
-        staged = _stage(sources, (), (), here, Path(folder), reporter)
+        staged = _stage(sorted(sources, key=_order), benchmarks, earlier, here, Path(folder), reporter)
         yield _curated(staged, nothing_similar, config, seed, reporter)
 
 
@@ -269,6 +277,11 @@ def _note_judged(judged: Judged, reporter: Reporter) -> None:
         reporter.note("no row fell into the validation split")
     if judged.at_home:
         reporter.note(f"{judged.at_home:,} rows lie where earlier revisions put them; data_curation.fractions is for the others")
+    if judged.torn_groups:
+        reporter.note(
+            f"{judged.torn_groups:,} groups of data_curation.group_by lie in several splits, where earlier revisions put their rows; "
+            "data_curation.published: ignore splits all rows anew"
+        )
     first, count = judged.renamed
     if count:
         what = "row has the id of an earlier one" if count == 1 else "rows have the id of an earlier one"

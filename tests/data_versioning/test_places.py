@@ -7,9 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,35 +19,13 @@ from components.data_versioning import publishing
 from components.data_versioning.config import DataVersioningConfig
 from components.data_versioning.repository import DataVersioningError
 from components.data_versioning.stage import check, diff, entries, fetch, obtain, publish, show, versions
+from tests.git_server import git_daemon
 from tests.pipelines.test_wrong_input import disk
 
 pytestmark = pytest.mark.dvc
 CONFIG = DataVersioningConfig()
 ROWS = {"train": ["a", "b", "c"], "test": ["d"]}
 MORE = {"train": ["a", "b", "x", "y"], "test": ["d"]}
-
-
-@contextmanager
-def git_daemon(folder: Path) -> Iterator[str]:
-    """A real git server for the repositories in a folder, on a port of its own."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = ["git", "daemon", "--listen=127.0.0.1", f"--port={port}", "--reuseaddr", "--export-all", "--enable=receive-pack"]
-    server = subprocess.Popen([*command, f"--base-path={folder}", str(folder)], start_new_session=True, stderr=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                time.sleep(0.05)
-        yield f"git://127.0.0.1:{port}"
-    finally:
-        os.killpg(server.pid, 9)
-        server.wait()
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from pipelines.config import Customization, load
 from pipelines.estimate import estimate, lines
 from pipelines.resolve import resolve
 from pipelines.sizing import START
+from tests.git_server import git_daemon
 from tests.pipelines.command import answer, refusal, tuneline
 from tests.pipelines.project import write_project
 
@@ -230,6 +231,46 @@ def test_dropped_and_unreadable_rows_are_counted_by_reason_and_format(fresh: Pat
     assert (told["kept"], told["quarantined"]) == (156, 2)
     assert told["rejected"] == {"empty_answer": 1, "exact_duplicate": 1}
     assert told["formats"] == {"alpaca": 157, "prompt_completion": 1}
+
+
+def test_rows_that_an_evaluation_set_has_are_counted(fresh: Path, look: Look) -> None:
+    row = json.loads((fresh / "raw.jsonl").read_text().splitlines()[7])
+    (fresh / "exam.jsonl").write_text(json.dumps({"question": f"{row['instruction']} {row['output']}"}) + "\n")
+    told = look(f"data_curation.decontamination.sets=[{fresh / 'exam.jsonl'}]")["rows"]
+    assert (told["kept"], told["rejected"]) == (155, {"contaminated": 1})
+
+
+def test_rows_published_before_are_counted_where_the_revision_is_in_the_store_and_told_where_it_is_not(
+    first: dict[str, Any], project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Workdir(project / "wd")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", work.tracking_uri)
+    rows = (project / "raw.jsonl").read_text().splitlines()
+    new = {"instruction": "Who is new here?", "input": "", "output": "This row is, and nobody has published it."}
+    (tmp_path / "more.jsonl").write_text("\n".join([*rows[:20], json.dumps(new)]) + "\n")
+    more = settings(project, f"data_curation.sources=[{tmp_path / 'more.jsonl'}]", "data_curation.published=drop")
+    more.fine_tuning.base_model = str(project / "tiny")
+    told = estimate(more, work, Silent())
+    assert (told["rows"]["kept"], told["rows"]["rejected"]) == (1, {"exact_duplicate": 20})
+    assert "not compared" not in told["basis"]["rows"]
+    dataset = work.store / Path(first["artifacts"]["dataset"]).name
+    try:
+        dataset.rename(tmp_path / "elsewhere")
+        told = estimate(more, work, Silent())
+    finally:
+        (tmp_path / "elsewhere").rename(dataset)
+    assert told["rows"]["kept"] == 21
+    assert told["basis"]["rows"].endswith("not compared with dataset-v1, which would be fetched first")
+
+
+def test_a_data_repository_behind_a_url_leaves_no_mirror_in_the_workdir(first: dict[str, Any], project: Path, tmp_path: Path) -> None:
+    before = everything(project)
+    (tmp_path / "data.git").symlink_to(project / "wd" / "data-repository")
+    with git_daemon(tmp_path) as server:
+        override = f"data_versioning.repository={server}/data.git"
+        told = answer("run", "-c", "customization.yaml", "--workdir", "wd", "--dry-run", "--set", override, cwd=project)
+    assert {stage["name"] for stage in told["stages"] if stage["cached"]} >= {"data_curation"}
+    assert everything(project) == before
 
 
 def test_rows_that_hold_no_conversations_are_refused_as_the_training_would(fresh: Path, look: Look) -> None:
