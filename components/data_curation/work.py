@@ -213,7 +213,7 @@ def hand_out(folder: Path, number: int, records: Iterable[Record | Unread]) -> N
 def prepare_file(folder: str, number: int) -> int:
     """Prepare a chunk that was handed out; returns its number of rows. What another process works with is read once in a process."""
     place = Path(folder)
-    done = prepare(number, _handed(raw_file(place, number)), _tools(place), place)
+    done = prepare(number, _handed(raw_file(place, number)), _tools((place / SETTINGS).read_text(encoding="utf-8")), place)
     told = {**asdict(done), "unread": [asdict(one) for one in done.unread]}
     half = done_file(place, number).with_suffix(".half")
     half.write_text(json.dumps(told), encoding="utf-8")
@@ -244,8 +244,8 @@ def hand_out_settings(folder: Path, config: DataCurationConfig, benchmarks: Sequ
 
 
 @functools.lru_cache(maxsize=1)
-def _tools(folder: Path) -> Tools:
-    told = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+def _tools(settings: str) -> Tools:
+    told = json.loads(settings)
     return tools(DataCurationConfig(**told["config"]), [Source(**one) for one in told["benchmarks"]], Silent())
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.common import artifacts, hashing
 from components.common.errors import ArtifactDamagedError, ConfigurationError, TunelineError
 from components.common.jobs import private_folder
 from components.common.progress import Reporter
@@ -14,6 +16,7 @@ from components.data_versioning import repository, s3, storage
 from components.data_versioning.repository import DataVersioningError
 
 FORM = "Write dvc://REPOSITORY@REVISION:PATH, for example dvc:///srv/git/corpus.git@v3:raw/letters.jsonl."
+FETCHED = ".fetched.json"  # what the source beside it is, of which commit, and its digest
 UPSTREAM = "origin-cache"  # the cache of a repository without a remote
 
 
@@ -41,6 +44,7 @@ def parse(uri: str) -> Address:
 def obtain(uri: str, folder: Path, reporter: Reporter) -> Path:
     """Fetch the file or folder that a dvc:// URI names into `folder` and return where it lies there; an older copy is replaced.
 
+    What was fetched from the same commit before, and is still what it was then, is not fetched again.
     Whatever DVC tracks is compared with the digests in the repository, and whatever git tracks is git's own. Raises ConfigurationError
     for a URI that names nothing, DataVersioningError when repository or remote cannot be used, and ArtifactDamagedError, naming the
     files, when the remote holds them damaged or not at all.
@@ -49,12 +53,32 @@ def obtain(uri: str, folder: Path, reporter: Reporter) -> Path:
     reporter.step(f"fetching {address.path} at {address.rev}")
     with private_folder(folder, ".obtain") as work:
         clone = _clone(address, work / "clone")
-        found = clone / address.path
-        if not _in_git(clone, address.path):
-            _fetch(address, clone)
-        target = folder / Path(address.path).name
-        _replace(found, target, work / "replaced")
+        target, note = folder / Path(address.path).name, folder / FETCHED
+        commit = repository.git(clone, "rev-parse", "HEAD").strip()
+        if not _is_noted(note, uri, commit, target):
+            if not _in_git(clone, address.path):
+                _fetch(address, clone)
+            note.unlink(missing_ok=True)
+            _replace(clone / address.path, target, work / "replaced")
+            artifacts.write_atomically(note, json.dumps({"uri": uri, "commit": commit, "sha256": _contents(target)}))
         return target
+
+
+def _is_noted(note: Path, uri: str, commit: str, target: Path) -> bool:
+    """Whether the target is what the URI named in this commit, as it was then."""
+    try:
+        told = json.loads(note.read_text(encoding="utf-8"))
+        return bool(told == {"uri": uri, "commit": commit, "sha256": _contents(target)})
+    except (OSError, ValueError):
+        return False
+
+
+def _contents(path: Path) -> str:
+    """The digest of a file, or of all files of a folder."""
+    if path.is_file():
+        return hashing.sha256_file(path)
+    files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    return hashing.digest([[str(file.relative_to(path)), hashing.sha256_file(file)] for file in files])
 
 
 def _replace(found: Path, target: Path, aside: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from components.common.errors import ArtifactDamagedError, ConfigurationError
+from components.common.errors import ArtifactDamagedError, ConfigurationError, TunelineError
 from components.common.progress import Silent
 from components.data_versioning.repository import DataVersioningError
 from components.data_versioning.stage import obtain
@@ -69,7 +69,7 @@ def test_a_file_of_any_revision_is_fetched(corpus: Path, tmp_path: Path) -> None
     old = got(corpus, "v1", "raw/one.jsonl", tmp_path / "old")
     assert (old, old.read_text()) == (tmp_path / "old" / "one.jsonl", '{"text": "first"}\n')
     assert got(corpus, "main", "raw/one.jsonl", tmp_path / "new").read_text() == '{"text": "second"}\n'
-    assert [p.name for p in (tmp_path / "old").iterdir()] == ["one.jsonl"]
+    assert [p.name for p in (tmp_path / "old").glob("[!.]*")] == ["one.jsonl"]
 
 
 def test_a_folder_and_a_file_in_it_are_fetched(corpus: Path, tmp_path: Path) -> None:
@@ -90,6 +90,19 @@ def test_what_git_itself_holds_is_taken_from_git(corpus: Path, tmp_path: Path) -
 def test_an_older_copy_is_replaced(corpus: Path, tmp_path: Path) -> None:
     got(corpus, "v1", "raw/one.jsonl", tmp_path)
     assert "second" in got(corpus, "main", "raw/one.jsonl", tmp_path).read_text()
+
+
+def test_what_was_fetched_of_the_same_commit_is_not_fetched_again_unless_it_was_changed(corpus: Path, tmp_path: Path) -> None:
+    first = obtain(f"dvc://{corpus}@v1:raw/one.jsonl", tmp_path / "out", Silent())
+    inode = first.stat().st_ino
+    (corpus.parent / "remote").rename(corpus.parent / "away")
+    assert obtain(f"dvc://{corpus}@v1:raw/one.jsonl", tmp_path / "out", Silent()).stat().st_ino == inode
+    first.write_text("changed\n")
+    with pytest.raises(TunelineError):
+        obtain(f"dvc://{corpus}@v1:raw/one.jsonl", tmp_path / "out", Silent())
+    (corpus.parent / "away").rename(corpus.parent / "remote")
+    assert obtain(f"dvc://{corpus}@v1:raw/one.jsonl", tmp_path / "out", Silent()).read_text() == '{"text": "first"}\n'
+    assert obtain(f"dvc://{corpus}@main:raw/one.jsonl", tmp_path / "out", Silent()).read_text() == '{"text": "second"}\n'
 
 
 def test_every_tampered_or_lost_object_is_refused_though_the_repository_does_not_verify(corpus: Path, tmp_path: Path) -> None:
