@@ -22,8 +22,8 @@ class Judged:
     """By the sources' rows in input order: their ids, their splits ("" for dropped ones), and why rows were dropped for being alike others.
 
     Why the filters dropped a row stands in its chunk. `groups` is how many groups of rows there are that belong together; one goes into one
-    split as a whole. `at_home` counts rows that an earlier revision has too. `torn_groups` counts values of group_by whose kept rows lie in
-    several splits, as only earlier revisions can have put them. `renamed` tells of rows whose id another row had before: the
+    split as a whole. `at_home` counts kept rows that an earlier revision has too. `torn_groups` counts values of group_by whose kept rows
+    lie in several splits, as only earlier revisions can have put them. `renamed` tells of rows whose id another row had before: the
     first, in words, and how many.
     """
 
@@ -61,7 +61,8 @@ def judge(staged: Staged, config: DataCurationConfig, seed: int, similar: Simila
         placed[row] = "" if index in alike else where[index]
     dropped = {int(rows.numbers[index - published]): why for index, why in alike.items()}
     torn = rows.torn_groups(placed[rows.numbers])
-    return Judged(ids, placed.tolist(), dropped, len(set(together[published:])), rows.at_home, torn, renamed)
+    at_home = sum(index not in alike for index in range(published, published + rows.at_home))
+    return Judged(ids, placed.tolist(), dropped, len(set(together[published:])), at_home, torn, renamed)
 
 
 def _ids(staged: Staged) -> tuple[list[str], tuple[str, int]]:

@@ -94,7 +94,7 @@ def curate(
     share text with `benchmarks` are dropped; rows of `earlier` revisions keep their split. Raises InputError when a source has changed
     since it was listed, kinds of rows are mixed, nothing is kept or a split stays empty, and EngineMissingError when Daft gives no result.
     """
-    sources = sorted(sources, key=_order)
+    sources, earlier = sorted(sources, key=_order), () if config.published == "ignore" else earlier
     inputs = _inputs(sources, benchmarks, earlier)
     key = _key(inputs, config, seed)
     if finished := artifacts.begin(output, key, overwrite=overwrite):
@@ -102,6 +102,7 @@ def curate(
     with _working(output / ENGINE_FOLDER) as folder:
         staged = _stage(sources, benchmarks, earlier, config, folder, reporter)
         _note(sources, staged, reporter)
+        _check_groups(staged, config, reporter)
         curated = _curated(staged, _engine(folder, config), config, seed, reporter)
         _note_judged(curated.judged, reporter)
         _check_new(curated, config)
@@ -180,14 +181,17 @@ def planned_earlier(
     """The earlier revisions that a curation of these sources looks at, as (label, content_sha256), oldest first.
 
     `published` are the revisions there are, oldest first, by their labels. A revision that came of these very files and settings is not
-    its own predecessor, and what came after it is none either: so curating again finds what was made.
+    its own predecessor, and only what it was placed by is one: so curating again finds what was made. Where a revision that it was placed
+    by has been deleted since, it cannot be made again: it counts as an earlier one, so that its rows stay where they are.
     """
     inputs = _inputs(sorted(sources, key=_order), benchmarks, ())
     recipe = _recipe(inputs, _settings(config), seed)
     found: dict[str, str] = {}
     for label, manifest in published:
-        if _recipe([one for one in manifest.inputs if one.kind != EARLIER], manifest.config, manifest.seed) == recipe:
-            break
+        raw = [one for one in manifest.inputs if one.kind != EARLIER]
+        before = {one.content_sha256 for one in manifest.inputs if one.kind == EARLIER}
+        if _recipe(raw, manifest.config, manifest.seed) == recipe and before <= found.keys():
+            return [(tag, sha256) for sha256, tag in found.items() if sha256 in before]
         found.setdefault(manifest.content_sha256, label)
     return [(label, sha256) for sha256, label in found.items()]
 
@@ -259,6 +263,22 @@ def _note(sources: Sequence[Source], staged: Staged, reporter: Reporter) -> None
     for source in sources:
         if source.name not in heard:
             reporter.note(f"{source.name} {'is empty' if source.bytes == 0 else 'holds no row'}")
+
+
+def _check_groups(staged: Staged, config: DataCurationConfig, reporter: Reporter) -> None:
+    """Say which rows have no group of their own. Raises InputError where none has one."""
+    if not (key := config.group_by):
+        return
+    grouped, masked = (sum(getattr(done, name) for done in staged.chunks) for name in ("grouped", "masked"))
+    if not grouped:
+        raise InputError(
+            f"no row has a field {key!r}, by which data_curation.group_by would have the rows split",
+            hint="Name a field of the records that is no part of their conversation or text, or source for where a row is from.",
+        )
+    if grouped < staged.rows:
+        reporter.note(f"{staged.rows - grouped:,} rows have no {key}; each of them is a group by itself")
+    if masked:
+        reporter.note(f"{key} is redacted in {masked:,} rows: their groups hold in this dataset, and against earlier revisions they do not")
 
 
 def _check_new(curated: Curated, config: DataCurationConfig) -> None:

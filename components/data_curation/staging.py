@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import socket
@@ -205,6 +206,8 @@ def _on_ray(
 
 def ray_address(config: DataCurationConfig) -> str:
     """Where the Ray cluster is; "auto" finds the one that this machine belongs to. Raises EngineMissingError where none answers."""
+    if importlib.util.find_spec("ray") is None:
+        raise EngineMissingError("Ray is not installed", hint="pip install 'tuneline[ray]', with the version of Ray that the cluster has")
     address = config.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
     host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
     if port.isdecimal():

@@ -49,8 +49,8 @@ class Tools:
 @dataclass
 class Done:
     """What is known of a chunk once it is prepared: how many rows its file has, the first place of each kind of row, what was unreadable,
-    the personal data found (kind: [how often, in how many rows]), the files the rows are from, and the formats they were
-    read as, with how many rows have each."""
+    the personal data found (kind: [how often, in how many rows]), the files the rows are from, the formats they were read as, with how
+    many rows have each; how many rows belong to a group, and of how many its value was redacted."""
 
     number: int
     rows: int = 0
@@ -59,14 +59,17 @@ class Done:
     personal: dict[str, list[int]] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     forms: dict[str, int] = field(default_factory=dict)
+    grouped: int = 0
+    masked: int = 0
 
 
 @dataclass
 class Prepared:
-    """A row and what became of it."""
+    """A row and what became of it. `group` is what the rows have in common that one split must hold."""
 
     row: Row
     why: Drop | None
+    group: str | None
     language: str = ""
 
 
@@ -86,18 +89,21 @@ def prepare(number: int, records: Iterable[Record | Unread], tools: Tools, folde
 
 def prepare_published(number: int, rows: Sequence[Row], config: DataCurationConfig, folder: Path) -> Done:
     """The same for rows of an earlier revision, which are only compared with: nothing is cleaned or dropped."""
-    return write(Done(number), [Prepared(row, None) for row in rows], config, folder)
+    return write(Done(number), [Prepared(row, None, _published_group(row, config.group_by)) for row in rows], config, folder)
 
 
 def _prepared(row: Row, tools: Tools, done: Done) -> Prepared:
     cleaning.clean(row)
+    group = _group(row, tools.config.group_by)  # before a placeholder makes all customers one
     found, private = personal_data.scrub(row, tools.config.personal_data)
+    done.grouped += group is not None
+    done.masked += group != _group(row, tools.config.group_by)
     for kind, times in found.items():
         counted = done.personal.setdefault(kind, [0, 0])
         done.personal[kind] = [counted[0] + times, counted[1] + 1]
     spoken = identify(row.text())
     why = cleaning.drop(row, tools.config, spoken) or private or _contaminated(row, tools)
-    return Prepared(row, why, spoken[0])
+    return Prepared(row, why, group, spoken[0])
 
 
 def _contaminated(row: Row, tools: Tools) -> Drop | None:
@@ -140,10 +146,11 @@ def _columns(one: Prepared, place: int, kind: Kind, config: DataCurationConfig) 
     dropped = {"reason": one.why.reason, "detail": one.why.detail} if one.why else {"reason": None, "detail": None}
     told = {"place": place, "own_id": row.own_id, "source": row.source, "meta": as_json(row.meta), "file": row.file, "line": row.line}
     known = {"digest": row.digest(), "language": one.language, "characters": len(text)}
-    return {**content, **told, **dropped, **known, **({} if one.why else _compared(row, text, config))}
+    return {**content, **told, **dropped, **known, **({} if one.why else _compared(one, text, config))}
 
 
-def _compared(row: Row, text: str, config: DataCurationConfig) -> dict[str, Any]:
+def _compared(one: Prepared, text: str, config: DataCurationConfig) -> dict[str, Any]:
+    row = one.row
     words, answer = duplicates.words(text), duplicates.answer(row, config.answer_min_words)
     prompt = duplicates.words(row.prompt()) if row.kind in ("preference", "unpaired") else None
     return {
@@ -153,7 +160,7 @@ def _compared(row: Row, text: str, config: DataCurationConfig) -> dict[str, Any]
         "words_hash": _hash(words),
         "answer_hash": _hash(answer),
         "prompt_hash": _hash(prompt),
-        "group_hash": _hash(_group(row, config.group_by)),
+        "group_hash": _hash(one.group),
     }
 
 
@@ -161,6 +168,12 @@ def _group(row: Row, key: str) -> str | None:
     """What the rows of one group have in common, where splits are made by group."""
     value = row.source if key == "source" else row.meta.get(key)
     return json.dumps(value, sort_keys=True) if key and value is not None else None
+
+
+def _published_group(row: Row, key: str) -> str | None:
+    """A published row's group, None where its value was redacted: a placeholder does not say which group it was."""
+    group = _group(row, key)
+    return None if group and any(placeholder in group for placeholder in personal_data.PLACEHOLDERS.values()) else group
 
 
 def _hash(text: str | None) -> bytes | None:

@@ -135,16 +135,26 @@ def published(label, source, settings, seed=1, earlier=()):
     return label, manifest
 
 
-def test_a_revision_is_not_its_own_predecessor_and_a_deleted_one_is_missed_by_nobody():
+def test_a_revision_is_not_its_own_predecessor():
     settings = DataCurationConfig()
     old, new = (Source(uri=f"/data/{name}.jsonl", sha256=name * 8, bytes=1) for name in "ab")
-    v1, v2 = published("v1", old, settings), published("v2", new, settings)
+    v1, alone = published("v1", old, settings), published("v2", new, settings)
+    v2 = published("v2", new, settings, earlier=[Input(kind="earlier", content_sha256="dataset of v1", uri="v1")])
     assert planned_earlier([old], [], [], settings, 1) == []
     assert planned_earlier([old], [], [v1], settings, 1) == []
     assert planned_earlier([new], [], [v1], settings, 1) == [("v1", "dataset of v1")]
     assert planned_earlier([new], [], [v1, v2], settings, 1) == [("v1", "dataset of v1")]
     assert planned_earlier([old], [], [v1, v2], settings, 1) == []
-    assert planned_earlier([new], [], [v2], settings, 1) == [], "v1 was deleted, as after an erasure"
+    assert planned_earlier([new], [], [v1, alone], settings, 1) == [], "it was curated before v1 was published"
+
+
+def test_a_revision_whose_predecessor_was_deleted_keeps_its_rows_where_they_are():
+    settings = DataCurationConfig()
+    old, new = (Source(uri=f"/data/{name}.jsonl", sha256=name * 8, bytes=1) for name in "ab")
+    before = [Input(kind="earlier", content_sha256="dataset of v1", uri="v1")]
+    v1, v2 = published("v1", old, settings), published("v2", new, settings, earlier=before)
+    assert planned_earlier([new], [], [v1, v2], settings, 1) == [("v1", "dataset of v1")]
+    assert planned_earlier([new], [], [v2], settings, 1) == [("v2", "dataset of v2")], "v1 was deleted, as after an erasure"
 
 
 def test_where_work_is_done_and_what_is_only_told_makes_no_other_curation():
