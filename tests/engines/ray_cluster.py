@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from components.common import process
@@ -17,11 +19,35 @@ from components.common import process
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0  # seconds until a node is up
 MEMORY = str(200 * 1024 * 1024)  # bytes of each node's object store
+NODE = "TUNELINE_TEST_NODE"  # tells the processes of a node where to write which files they open
+# Python reads this as it starts, in every process of a node.
+WITNESS = f"""
+import os, sys
+
+def note(event, arguments, log=os.open(os.environ["{NODE}"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)):
+    if event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        os.write(log, os.fsencode(arguments[0]) + b"\\n")
+
+sys.addaudithook(note)
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Its address, and what each node's processes write down: the files they open."""
+
+    address: str
+    logs: tuple[Path, ...]
+
+    def opened(self, folder: Path, pattern: str) -> list[set[str]]:
+        """By node, the files in a folder, with names of a pattern, that its processes opened."""
+        paths = [{Path(line) for line in log.read_text().splitlines()} for log in self.logs]
+        return [{path.name for path in some if path.parent == folder and fnmatch(path.name, pattern)} for some in paths]
 
 
 @contextmanager
-def two_nodes(folder: Path) -> Iterator[str]:
-    """Start a head and a worker, each with one CPU; gives the address of the cluster."""
+def two_nodes(folder: Path) -> Iterator[Cluster]:
+    """Start a head and a worker, each with one CPU."""
     port = _free_port()
     address = f"127.0.0.1:{port}"
     head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}", "--ray-client-server-port", str(_free_port())]
@@ -30,7 +56,7 @@ def two_nodes(folder: Path) -> Iterator[str]:
         for number, arguments in enumerate((head, [f"--address={address}"])):
             nodes.append(_start(folder, number, arguments))
             _wait(address, number + 1, nodes[-1], folder / f"node{number}.log")
-        yield address
+        yield Cluster(address, tuple(_opened(folder, number) for number in range(2)))
     finally:
         for node in reversed(nodes):
             _end(node)
@@ -41,13 +67,24 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
+def _opened(folder: Path, number: int) -> Path:
+    return folder / f"node{number}.opened"
+
+
+def _witnessed(folder: Path, number: int) -> dict[str, str]:
+    """The environment of a node whose processes write down what they open."""
+    (folder / "witness").mkdir(parents=True, exist_ok=True)
+    (folder / "witness" / "sitecustomize.py").write_text(WITNESS)
+    return {**_environment(), "PYTHONPATH": f"{folder / 'witness'}{os.pathsep}{ROOT}", NODE: str(_opened(folder, number))}
+
+
 def _start(folder: Path, number: int, arguments: list[str]) -> subprocess.Popen[bytes]:
-    folder.mkdir(parents=True, exist_ok=True)
+    environment = _witnessed(folder, number)
     ray = Path(sys.executable).parent / "ray"
     command = [str(ray), "start", "--block", "--num-cpus=1", "--node-ip-address=127.0.0.1", f"--object-store-memory={MEMORY}", *arguments]
     with (folder / f"node{number}.log").open("wb") as log:
         node = subprocess.Popen(
-            command, stdout=log, stderr=log, env=_environment(), start_new_session=True, preexec_fn=process.die_with_parent
+            command, stdout=log, stderr=log, env=environment, start_new_session=True, preexec_fn=process.die_with_parent
         )
     process.guard_group(node.pid)  # where these tests are killed, the node's own processes go too
     return node

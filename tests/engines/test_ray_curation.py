@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,55 +10,72 @@ from pathlib import Path
 import pytest
 
 from components.common.artifacts import Artifact
+from components.common.errors import EngineMissingError
 from components.common.progress import Silent
 from components.data_curation import staging
 from components.data_curation.config import DataCurationConfig
+from components.data_curation.engine import BANDS
 from components.data_curation.stage import curate, list_sources
-from data import python_docs
-from tests.engines.ray_cluster import two_nodes
+from tests.engines.ray_cluster import Cluster, two_nodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.daft]
+SEED = 20
+ROWS = 2400
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with two_nodes(tmp_path_factory.mktemp("ray")) as address:
-        yield address
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with two_nodes(tmp_path_factory.mktemp("ray")) as cluster:
+        yield cluster
+
+
+def lines(choose: random.Random) -> list[str]:
+    """Rows of random words, copies and near copies of some, and torn lines, in any order."""
+    words = [f"w{number}" for number in range(3000)]
+    answers = [" ".join(choose.choices(words, k=choose.randrange(12, 80))) for _ in range(ROWS)]
+    answers += choose.choices(answers, k=ROWS // 20)
+    answers += [f"{answer} indeed" for answer in choose.sample(answers[:ROWS], ROWS // 20)]
+    rows = [json.dumps({"prompt": f"What follows {answer.split()[0]}?", "completion": answer}) for answer in answers]
+    rows += ['{"torn'] * 10
+    choose.shuffle(rows)
+    return rows
 
 
 @pytest.fixture(scope="module")
-def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every third row of the demo dataset, some of them nearly alike, in three files."""
-    folder = tmp_path_factory.mktemp("docs")
-    python_docs.build(folder / "all.jsonl")
-    lines = (folder / "all.jsonl").read_bytes().splitlines(keepends=True)
-    (folder / "all.jsonl").unlink()
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three files of random rows."""
+    folder, some = tmp_path_factory.mktemp("sources"), lines(random.Random(SEED))
     for part in range(3):
-        (folder / f"part{part}.jsonl").write_bytes(b"".join(lines[part::9]) + b'{"broken\n')
+        (folder / f"part{part}.jsonl").write_text("\n".join(some[part::3]) + "\n")
     return folder
 
 
-def made(docs: Path, output: Path, **settings: object) -> Artifact:
-    config = DataCurationConfig.model_validate({"sources": [str(docs)], **settings})
-    return curate(list_sources(config.sources, docs), output, config, seed=3, reporter=Silent())
+def made(sources: Path, output: Path, **settings: object) -> Artifact:
+    config = DataCurationConfig.model_validate({"sources": [str(sources)], **settings})
+    return curate(list_sources(config.sources, sources), output, config, seed=3, reporter=Silent())
 
 
-def test_two_nodes_make_the_same_dataset_as_one_process(cluster: str, docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "CHUNK_ROWS", 100 + random.randrange(200))  # how rows are parted must not show
-    here = made(docs, tmp_path / "here")
-    monkeypatch.setattr(staging, "CHUNK_ROWS", 100 + random.randrange(200))
-    there = made(docs, tmp_path / "there", engine="ray", ray_address=cluster)
+def test_two_nodes_share_the_work_and_make_the_same_dataset_as_one_process(
+    cluster: Cluster, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "CHUNK_ROWS", 250)
+    here = made(sources, tmp_path / "here")
+    monkeypatch.setattr(staging, "CHUNK_ROWS", 130)  # how rows are parted must not show
+    there = made(sources, tmp_path / "there", engine="ray", ray_address=cluster.address)
     assert there.sha256 == here.sha256
     rejected = here.manifest.summary["rows"]["rejected"]
-    assert rejected["exact_duplicate"] > 50
-    assert rejected["near_duplicate"] > 2
+    assert rejected["exact_duplicate"] == ROWS // 20
+    assert rejected["near_duplicate"] > 50
     assert not (tmp_path / "there" / ".engine").exists()
+    working = tmp_path / "there" / ".engine"
+    for pattern, files in (("raw-*.jsonl", 21), ("pairs-words-*.npy", BANDS)):
+        shares = cluster.opened(working, pattern)
+        assert all(shares), f"a node did nothing: {shares}"
+        assert len(set.union(*shares)) == files
 
 
-def test_a_cluster_that_is_not_there_is_told_and_nothing_looks_finished(docs: Path, tmp_path: Path) -> None:
-    from components.common.errors import EngineMissingError
-
+def test_a_cluster_that_is_not_there_is_told_and_nothing_looks_finished(sources: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineMissingError, match=r"no Ray cluster answers at 127\.0\.0\.1:9: Connection refused") as error:
-        made(docs, tmp_path / "out", engine="ray", ray_address="127.0.0.1:9")
+        made(sources, tmp_path / "out", engine="ray", ray_address="127.0.0.1:9")
     assert "data_curation.ray_address" in error.value.hint
     assert not (tmp_path / "out" / "manifest.json").exists()
