@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,9 +49,15 @@ class Cluster:
 @contextmanager
 def two_nodes(folder: Path) -> Iterator[Cluster]:
     """Start a head and a worker, each with one CPU."""
+    # Ray's sockets lie below its own folder, and the path of a socket may have 107 bytes: fewer than a test's folder leaves.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as short:
+        yield from _two_nodes(folder, short)
+
+
+def _two_nodes(folder: Path, short: str) -> Iterator[Cluster]:
     port = _free_port()
     address = f"127.0.0.1:{port}"
-    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}", "--ray-client-server-port", str(_free_port())]
+    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={short}", "--ray-client-server-port", str(_free_port())]
     nodes: list[subprocess.Popen[bytes]] = []
     try:
         for number, arguments in enumerate((head, [f"--address={address}"])):
