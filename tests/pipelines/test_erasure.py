@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from components.common import artifacts, tracking
 from components.common.artifacts import Artifact, Input
 from components.common.places import Workdir
 from components.common.progress import Silent
 from components.data_versioning.config import DataVersioningConfig
-from components.data_versioning.stage import publish, versions
+from components.data_versioning.stage import diff, publish, versions
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import promote, register
 from tests.data_versioning.conftest import write_curated
@@ -198,3 +199,57 @@ def test_a_message_and_a_tag_are_kept_and_a_tag_is_never_moved(folder: Path) -> 
         assert sign in error["message"]
         assert error["hint"]
     assert artifacts.read(folder / "curated" / "three").sha256 == told["content_sha256"]
+
+
+ERASED = "A letter of Grace Hopper, of New York: " + " ".join(f"word{i}" for i in range(20))
+
+
+def write_letters(path: Path, *more: str) -> None:
+    letters = [" ".join(f"letter{n}x{i}" for i in range(20)) for n in range(60)]
+    rows = [{"prompt": "Copy this letter.", "completion": letter} for letter in (*letters[:30], *more, *letters[30:])]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def curated_and_published(folder: Path, name: str) -> Artifact:
+    """Curate the letters beside the revisions there are, and publish what came of them."""
+    sets = ["data_curation.published=place", "data_curation.fractions={train: 0.6, validation: 0.1, test: 0.3}"]
+    answer("curate", "letters.jsonl", "-o", name, "--workdir", "wd", *(word for one in sets for word in ("--set", one)), cwd=folder)
+    dataset = artifacts.read(folder / name, "dataset")
+    assert publish(dataset, DataVersioningConfig(), workdir=folder / "wd", reporter=Silent()).created
+    return dataset
+
+
+def holding(dataset: Artifact, text: str) -> set[str]:
+    """The files of a dataset in which a text stands, in any case."""
+    tables = {path.name: json.dumps(parquet.read_table(path).to_pylist()) for path in dataset.path.glob("*.parquet")}
+    others = {path.name: path.read_text() for path in dataset.path.iterdir() if path.suffix != ".parquet"}
+    return {name for name, said in {**tables, **others}.items() if text in said.lower()}
+
+
+@pytest.mark.daft
+def test_a_row_taken_out_of_its_source_is_in_no_later_revision_and_what_it_left_behind_stays_named(
+    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Workdir(tmp_path / "wd")
+    work.root.mkdir()
+    shutil.copyfile(empty_store, work.root / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{work.root / 'mlflow.db'}")
+    write_letters(tmp_path / "letters.jsonl", ERASED, ERASED.upper())
+    one = curated_and_published(tmp_path, "one")
+    tune(work, "clerk", one, BASE)
+    told = found(tmp_path, "--text", "grace hopper")
+    [revision] = told["revisions"]
+    [kept, rejected] = revision["places"]
+    assert (revision["tag"], rejected["table"], names(told["models"])) == ("dataset-v1", "rejected", {"clerk"})
+    assert {f"{kept['table']}.parquet", "rejected.parquet"} <= holding(one, "grace hopper")
+    write_letters(tmp_path / "letters.jsonl")
+    two = curated_and_published(tmp_path, "two")
+    tune(work, "monk", two, BASE)
+    assert holding(two, "grace hopper") == set()
+    changed = diff("dataset-v1", "dataset-v2", DataVersioningConfig(), workdir=work.root, reporter=Silent())
+    assert changed["rows"] == {"before": 61, "after": 60, "added": 0, "removed": 1, "changed": 0, "moved": 0, "kept": 60}
+    assert changed["splits"][kept["table"]]["examples"]["removed"] == kept["ids"]
+    told = found(tmp_path, "--text", "grace hopper")
+    assert (told["revisions"], told["searched"]["revisions"], told["complete"]) == ([revision], 2, True)
+    assert (names(told["models"]), names(told["packages"])) == ({"clerk"}, {"clerk"})
+    assert [dataset["sha256"] for dataset in told["datasets"]] == [one.sha256]  # fetched, to place the new revision's rows by

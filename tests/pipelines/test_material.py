@@ -125,9 +125,8 @@ def test_published_rows_are_split_anew_where_earlier_revisions_are_ignored(place
 def test_a_revision_is_no_earlier_one_of_the_files_and_settings_that_it_came_of(place: Path) -> None:
     work = Workdir(place / "wd")
     assert look_at(first(place), work, Silent()).earlier == []
-    assert look_at(customization(place / "first.jsonl", 2, MOSTLY_TEST), work, Silent()).earlier == [
-        ("dataset-v1", sha256_of(place / "v1"))
-    ]
+    split_anew = customization(place / "first.jsonl", 2, MOSTLY_TEST)
+    assert look_at(split_anew, work, Silent()).earlier == [("dataset-v1", sha256_of(place / "v1"))]
 
 
 def test_an_earlier_revision_that_the_remote_lacks_is_told_and_nothing_is_left_in_the_store(place: Path) -> None:
