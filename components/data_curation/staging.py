@@ -30,6 +30,7 @@ from components.data_curation.work import Done
 CHUNK_ROWS = 2_000
 CHUNK_CHARACTERS = 8_000_000  # of a chunk's longest column: bounds what one chunk holds in memory
 PATIENCE = 10.0  # seconds until a Ray cluster must have answered
+STANDARD_ERROR = 2
 SMALL = 16_000_000  # bytes of sources below which starting further processes takes longer than the work
 
 FIRST_CHUNK = 500_000  # the number of the sources' first; earlier revisions' chunks stand before it
@@ -163,13 +164,21 @@ def _in_processes(chunks: Iterable[tuple[int, Records]], folder: Path, workers: 
 
 
 def _child(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        process.module_command("components.data_curation.work", str(folder)),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=process.python_environment(OMP_NUM_THREADS="1"),
-    )
+    """A process that answers on a pipe of its own, in the place of its standard output: that is for what libraries print."""
+    answers, told = os.pipe()
+    try:
+        child = subprocess.Popen(
+            process.module_command("components.data_curation.work", str(folder), str(told)),
+            stdin=subprocess.PIPE,
+            stdout=STANDARD_ERROR,
+            pass_fds=[told],
+            text=True,
+            env=process.python_environment(OMP_NUM_THREADS="1"),
+        )
+    finally:
+        os.close(told)
+    child.stdout = os.fdopen(answers, encoding="utf-8")
+    return child
 
 
 def _asked(child: subprocess.Popen[str], folder: Path, number: int) -> Done:

@@ -267,22 +267,19 @@ def tools(config: DataCurationConfig, benchmarks: Sequence[Source], reporter: Re
     return Tools(config, Index.of(benchmarks, config, reporter) if benchmarks else None)
 
 
-def main(folder: str) -> None:
-    """Prepare chunks until standard input ends; each one that is done is told by its number, or by an error that a user can mend.
-
-    Whatever a library prints goes to standard error, so that it is not taken for an answer.
-    """
+def main(folder: str, told: int) -> None:
+    """Prepare chunks until standard input ends; each one that is done is told by its number, or by an error that a user can mend, in a
+    line written to the descriptor `told`."""
     process.die_with(os.getppid())
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    answers = os.fdopen(told, "w", encoding="utf-8")
     for line in sys.stdin:
         try:
             prepare_file(folder, int(line))
-            told: int | dict[str, Any] = int(line)
+            answer: int | dict[str, Any] = int(line)
         except TunelineError as error:
-            told = error.as_dict()
-        print(json.dumps(told), file=answers, flush=True)
+            answer = error.as_dict()
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

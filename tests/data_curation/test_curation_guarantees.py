@@ -70,6 +70,7 @@ def chat(event, arguments):
 
 if "components.data_curation.work" in sys.orig_argv:
     sys.addaudithook(chat)
+    print("chatter at the start")
 """
 
 
@@ -86,6 +87,7 @@ def test_what_a_library_prints_in_a_worker_is_no_answer_and_goes_to_standard_err
     assert loud.sha256 == quiet.sha256
     said = capfd.readouterr()
     assert (said.err.count("chatter of a library"), said.err.count("more chatter")) == (7, 7)  # chunks of 333 lines
+    assert said.err.count("chatter at the start") == 2
     assert "chatter" not in said.out
 
 
