@@ -89,8 +89,13 @@ def _replaced(text: str, found: Iterable[Finding]) -> str:
     return "".join([*parts, text[done:]])
 
 
+def masked(text: str, names_config: NamesConfig | None = None) -> str:
+    """What is told to people of a text: with placeholders for all that was found in it, also of kinds that rows may keep."""
+    return redact(text, PLACEHOLDERS, names_config)[0]
+
+
 def scrub(row: Row, config: PersonalDataConfig) -> tuple[dict[str, int], Drop | None]:
-    """Redact in place what stands in the row's texts and its meta, as each kind's action says; its id stays.
+    """Redact in place what stands in the row's texts, its source and its meta, as each kind's action says; its id stays.
 
     Returns the count of findings by kind, whatever their action, and the reason to drop the row where a kind's action is `drop`: it
     names the kinds alone. A row that is dropped is redacted too, so that no rejected row carries the value. Raises ConfigurationError
@@ -100,6 +105,8 @@ def scrub(row: Row, config: PersonalDataConfig) -> tuple[dict[str, int], Drop | 
     scrubber = _Scrubber([kind for kind, action in done.items() if action != "keep"], config.names, Counter())
     for name, value in row.content.items():
         row.content[name] = scrubber.json(value) if name == "tools" and isinstance(value, str) else scrubber.value(value)
+    if row.source != row.file:  # the name of a file is its owner's, and the manifest's inputs have it too
+        row.source = scrubber.text(row.source)
     if row.meta:
         row.meta = scrubber.value(row.meta, led=True)
     counts = {kind: scrubber.counts[kind] for kind in PLACEHOLDERS if scrubber.counts[kind]} if scrubber.counts else {}

@@ -16,7 +16,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,8 @@ def prepare(number: int, records: Iterable[Record | Unread], tools: Tools, folde
         except formats.ShapeError as error:
             rows, record = [], Unread(record.file, record.line, str(error))
         if isinstance(record, Unread):
-            done.unread.append(record)
+            why = personal_data.masked(record.why, tools.config.personal_data.names)  # a reason may quote what it could not read
+            done.unread.append(replace(record, why=why))
         prepared += [_prepared(row, tools, done) for row in rows]
     return write(done, prepared, tools.config, folder)
 

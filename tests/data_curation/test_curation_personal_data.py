@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from components.common.errors import ConfigurationError
+from components.data_curation import work
 from components.data_curation.cleaning import Drop
-from components.data_curation.config import NamesConfig, PersonalDataConfig
+from components.data_curation.config import DataCurationConfig, NamesConfig, PersonalDataConfig
 from components.data_curation.formats import rows_of
 from components.data_curation.personal_data import PLACEHOLDERS, find, redact, scrub
 from components.data_curation.personal_data_kinds import CARDS, IBAN_LENGTHS, KINDS, is_card, luhn, mod97
-from components.data_curation.readers import Record
+from components.data_curation.readers import Record, Unread
 
 DEFAULT = PersonalDataConfig()
 ALL = list(KINDS)
@@ -370,6 +371,32 @@ def test_what_is_kept_is_counted_and_stays():
 def test_a_finding_and_a_drop_show_no_value():
     text = f"{SECRET} 4111 1111 1111 1111 {KEYS['github']}"
     assert not any(value in repr(find(text)) for value in (SECRET, "4111", "ghp_"))
+
+
+def test_the_source_that_a_row_names_is_redacted_as_its_kind_says_and_a_files_name_stays():
+    made = row(text="A letter.", source=f"letters of {SECRET}")
+    assert scrub(made, DEFAULT) == ({"email": 1}, None)
+    assert made.source == "letters of <EMAIL>"
+    made = row(text="A letter.", source=SECRET)
+    assert scrub(made, PersonalDataConfig(email="keep")) == ({"email": 1}, None)
+    assert made.source == SECRET
+    (named,) = rows_of(Record(f"{SECRET}.jsonl", 1, {"text": "A letter."}))
+    assert scrub(named, DEFAULT) == ({}, None)
+    assert named.source == f"{SECRET}.jsonl"
+
+
+@pytest.mark.parametrize("action", ["redact", "keep"])
+def test_the_reason_why_a_record_is_unreadable_quotes_no_personal_data(tmp_path, action):
+    records = [
+        Record("f.jsonl", 1, {"messages": [{"role": SECRET, "content": "Hi"}]}),
+        Record("f.jsonl", 2, {SECRET: "Hi", KEYS["github"]: 1}),
+        Unread("f.jsonl", 3, f"a value that nobody knows: {SECRET}"),
+    ]
+    done = work.prepare(1, records, work.Tools(DataCurationConfig(personal_data={"email": action, "api_key": action})), tmp_path)
+    assert [one.line for one in done.unread] == [1, 2, 3]
+    assert "a turn by '<EMAIL>'" in done.unread[0].why
+    assert set(done.unread[1].why.removeprefix("unknown shape: keys ").split(", ")) == {"<EMAIL>", "<API_KEY>"}
+    assert done.unread[2].why == "a value that nobody knows: <EMAIL>"
 
 
 def test_every_kind_has_a_knob_and_another_action_is_refused():
