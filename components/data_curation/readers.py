@@ -253,11 +253,7 @@ def _record(file: str, number: int, value: Any) -> Record | Unread:
 def _json(content: _Content, config: DataCurationConfig) -> Iterator[Record | Unread]:
     """A JSON array, an object, or JSON lines by another name. Of a damaged array, the elements before the damage."""
     data, broken = content.everything()
-    try:
-        text = _decoded(data)
-    except ValueError as error:
-        yield Unread(content.file, 1, str(error))
-        return
+    text = data.decode(errors="surrogateescape").removeprefix("\ufeff")  # bytes that are not UTF-8 are found in their own element
     if text.lstrip().startswith("["):
         yield from _elements(content.file, text, broken, config.max_line_bytes)
     elif _is_one_object(text):
@@ -295,8 +291,19 @@ def _elements(file: str, text: str, broken: str, longest: int) -> Iterator[Recor
         except (ValueError, RecursionError) as error:
             yield Unread(file, number, broken or f"invalid JSON: {error or 'nested too deeply'}; what follows in this array is unread")
             return
-        yield Unread(file, number, web.too_long(longest)) if end - position > longest else _record(file, number, value)
+        yield _element(file, number, text[position:end], value, longest)
         position = end
+
+
+def _element(file: str, number: int, text: str, value: Any, longest: int) -> Record | Unread:
+    data = text.encode(errors="surrogateescape")
+    if len(data) > longest:
+        return Unread(file, number, web.too_long(longest))
+    try:
+        _decoded(data)
+    except ValueError as error:
+        return Unread(file, number, str(error))
+    return _record(file, number, value)
 
 
 def _skip(text: str, position: int, characters: str) -> int:

@@ -106,6 +106,42 @@ def test_of_a_truncated_array_the_whole_elements_are_read(read_all):
     assert [u.line for u in unread(found)] == [50]
 
 
+CHINESE = [{"text": f"第{i}行有几个字"} for i in range(200)]
+
+
+@pytest.mark.parametrize("missing", range(6, 12))
+def test_of_an_array_cut_within_a_character_the_whole_elements_are_read(read_all, missing):
+    data = json.dumps(CHINESE, ensure_ascii=False).encode()
+    found = read_all("rows.json", data[:-missing])
+    assert fields(found) == CHINESE[:-1]
+    (broken,) = unread(found)
+    assert broken.line == 200
+    assert broken.why.startswith("invalid JSON: Unterminated string")
+
+
+def test_of_a_truncated_compressed_array_cut_within_a_character_it_is_told_where_it_breaks_off(read_all):
+    rows = [{"text": hashlib.sha256(str(i).encode()).hexdigest() + "字" * 40} for i in range(2000)]
+    whole = gzip.compress(json.dumps(rows, ensure_ascii=False).encode())
+    for cut in range(len(whole) // 2, len(whole) // 2 + 40):
+        found = read_all("rows.json.gz", whole[:cut])
+        assert 500 < len(fields(found)) < 1500
+        assert fields(found) == rows[: len(fields(found))]
+        assert [(u.line, "breaks off" in u.why) for u in unread(found)] == [(len(fields(found)) + 1, True)]
+
+
+def test_a_bad_byte_in_an_array_costs_its_element_only(read_all):
+    data = json.dumps(CHINESE, ensure_ascii=False).encode()
+    at = data.index("第7行".encode())
+    found = read_all("rows.json", data[: at + 1] + b"\xff" + data[at + 2 :])
+    assert fields(found) == [*CHINESE[:7], *CHINESE[8:]]
+    assert [(u.line, u.why) for u in unread(found)] == [(8, "not UTF-8: byte 0xe7 at position 10")]
+
+
+def test_an_escaped_surrogate_in_an_array_is_not_taken_for_a_bad_byte(read_all):
+    (one,) = read_all("rows.json", rb'[{"text": "\udcff"}]')
+    assert one.fields == {"text": "\udcff"}
+
+
 def test_csv_rows_of_the_wrong_width_and_encoding_are_told_apart(read_all):
     data = b'prompt,completion\nq1,a1\nq2\n"q,3","a\n3"\nq4,\xe9\nq5,a5\n'
     found = read_all("rows.csv", data)
