@@ -1,6 +1,6 @@
 """What the report shows, gathered row by row while the dataset is written.
 
-No personal data stands in them: texts arrive with it redacted, and of what was found only the kinds are counted.
+No personal data stands in them, whatever the dataset may keep: examples are masked, and of what was found only the kinds are counted.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from components.data_curation import contamination
+from components.data_curation import contamination, personal_data
+from components.data_curation.config import NamesConfig
 from components.data_curation.drops import Drop
 from components.data_curation.readers import Unread
 from components.data_curation.tokens import TokenStatistics
@@ -46,9 +47,11 @@ class Facts:
 
     `lengths` and `languages` count kept rows, the former by class (see LENGTHS); `by_source` what became of each file's rows. `samples` are
     the first of each reason, `unread` the first unreadable places. `sets` says of each evaluation set how many items it has and how many
-    are too short to be looked for, `leaked` how many rows held text of it. `tokens` is missing where a note says why.
+    are too short to be looked for, `leaked` how many rows held text of it. `tokens` is missing where a note says why. `names` is how
+    names are found in what is shown.
     """
 
+    names: NamesConfig = field(default_factory=NamesConfig)
     lengths: Counter[int] = field(default_factory=Counter)
     languages: Counter[str] = field(default_factory=Counter)
     by_source: dict[str, Counter[str]] = field(default_factory=dict)
@@ -68,19 +71,22 @@ class Facts:
             self.languages[language] += 1
 
     def reject(self, why: Drop, file: str, line: int, text: str) -> None:
-        """Count a dropped row; its text, with personal data redacted, is kept as an example while there are few of its reason."""
+        """Count a dropped row; while there are few of its reason, its text is kept as an example, with all personal data masked."""
         self._count(file, REJECTED)
         if leak := contamination.set_of(why):
             self.leaked[leak] += 1
         some = self.samples.setdefault(why.reason, [])
         if len(some) < EXAMPLES:
-            some.append(Sample(why.reason, why.detail, f"{file}:{line}", _short(text)))
+            some.append(Sample(why.reason, self._masked(why.detail), f"{file}:{line}", _short(self._masked(text))))
 
     def miss(self, unread: Unread) -> None:
         """Count an unreadable place."""
         self._count(unread.file, QUARANTINED)
         if len(self.unread) < PLACES:
             self.unread.append(unread)
+
+    def _masked(self, text: str) -> str:
+        return personal_data.masked(text, self.names)
 
     def _count(self, file: str, fate: str) -> None:
         self.by_source.setdefault(file, Counter())[fate] += 1

@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +109,9 @@ def curate(
         check_splits(curated, config)
         reporter.step("writing the dataset")
         summary = counts(curated)
-        facts = writing.write(staged, curated.judged, output)
+        facts = writing.write(staged, curated.judged, output, config.personal_data.names)
     _complete(facts, staged, benchmarks, config, output, reporter)
+    summary["personal_data"] = {kind: asdict(one) for kind, one in facts.personal.items()}
     artifacts.write_atomically(output / "report.html", page.render(summary, sources, facts))
     return artifacts.publish(
         output, "dataset", payload=PAYLOAD, inputs=inputs, config=_settings(config), seed=seed, key=key, summary=summary
@@ -243,16 +244,22 @@ def _complete(
     facts: Facts, staged: Staged, benchmarks: Sequence[Source], config: DataCurationConfig, output: Path, reporter: Reporter
 ) -> None:
     """Add to the facts what is not counted row by row: personal data, evaluation sets, tokens."""
-    actions = personal_data.actions(config.personal_data)
-    for done in staged.chunks:
-        for kind, (found, rows) in done.personal.items():
-            before = facts.personal.get(kind, Personal())
-            facts.personal[kind] = Personal(before.found + found, before.rows + rows, actions[kind])
+    facts.personal = _personal(staged, config)
     facts.sets = {name: dict(counts) for name, counts in Index.of(benchmarks, config, Silent()).sets.items()} if benchmarks else {}
     told, splits = config.tokens, [output / name for name in SPLIT_FILES.values()]
     tokens = measure(splits, staged.kind, told.base_model, told.max_length, sample=told.sample, reporter=reporter)
     facts.notes += [tokens] if isinstance(tokens, str) else []
     facts.tokens = None if isinstance(tokens, str) else tokens
+
+
+def _personal(staged: Staged, config: DataCurationConfig) -> dict[str, Personal]:
+    """What was found in all rows that were read, by kind."""
+    actions, counted = personal_data.actions(config.personal_data), dict[str, Personal]()
+    for done in staged.chunks:
+        for kind, (found, rows) in done.personal.items():
+            before = counted.get(kind, Personal())
+            counted[kind] = Personal(before.found + found, before.rows + rows, actions[kind])
+    return dict(sorted(counted.items()))
 
 
 def _note(sources: Sequence[Source], staged: Staged, reporter: Reporter) -> None:
@@ -305,7 +312,8 @@ def _note_judged(judged: Judged, reporter: Reporter) -> None:
     first, count = judged.renamed
     if count:
         what = "row has the id of an earlier one" if count == 1 else "rows have the id of an earlier one"
-        reporter.note(f"{count:,} {what} and got a running number: {first}{' and so on' if count > 1 else ''}")
+        first = personal_data.masked(first) + (" and so on" if count > 1 else "")
+        reporter.note(f"{count:,} {what} and got a running number: {first}")
 
 
 def _places(unread: Sequence[Unread]) -> str:

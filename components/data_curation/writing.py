@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.data_curation import tables
+from components.data_curation.config import NamesConfig
 from components.data_curation.drops import Drop
 from components.data_curation.facts import Facts
 from components.data_curation.judging import Judged
@@ -18,9 +19,12 @@ from components.data_curation.staging import Staged
 SPLIT_FILES = {name: f"{name}.parquet" for name in SPLITS}
 
 
-def write(staged: Staged, judged: Judged, output: Path) -> Facts:
-    """Write train, validation and test, the rejected rows and what was unreadable: the payload of the dataset. Returns what was met."""
-    facts = Facts()
+def write(staged: Staged, judged: Judged, output: Path, names: NamesConfig | None = None) -> Facts:
+    """Write train, validation and test, the rejected rows and what was unreadable: the payload of the dataset. Returns what was met.
+
+    `names` is how names are found in the examples that are shown.
+    """
+    facts = Facts(names=names or NamesConfig())
     import pyarrow
 
     with ExitStack() as stack:

@@ -137,6 +137,15 @@ def test_examples_are_the_first_of_each_reason_and_short():
     assert made.by_source == {"f": Counter(rejected=10)}
 
 
+def test_examples_show_no_personal_data_though_the_dataset_keeps_it():
+    made = Facts()
+    filling, mail = "x" * 280, "jane.roe@corp.com"
+    made.reject(Drop("near_duplicate", f"similarity 0.9 to {mail}"), "f", 1, f"{filling} write to {mail} or +1 650-253-0000")
+    (shown,) = made.samples["near_duplicate"]
+    assert shown.detail == "similarity 0.9 to <EMAIL>"
+    assert shown.text == f"{filling} write to <EMAIL> or <PHONE>"[:300] + " …"
+
+
 WHAT, FILES = st.sampled_from(["keep", "reject", "miss"]), st.sampled_from(["a", "b"])
 
 
@@ -202,13 +211,20 @@ def test_the_page_adds_up_what_the_chunks_tell(write, tmp_path, samples, monkeyp
         conversation("Who answers?", "Write to jane.roe@corp.example.com or joe@corp.example.com, please."),
         *map(different, range(150)),
         conversation("And at night?", "Then it is night@corp.example.com alone."),
-        conversation("Which card?", "It is card 4111 1111 1111 1111."),
+        conversation("Which card?", "It is card 4111 1111 1111 1111 of joe@corp.example.com."),
         conversation("Solve it.", f"Sure. {item} Let me think."),
     ]
     sources = list_sources([str(write(rows))], tmp_path)
-    config = DataCurationConfig(personal_data={"credit_card": "drop"}, decontamination=DecontaminationConfig(sets=["exam.jsonl"]))
+    actions = {"credit_card": "drop", "email": "keep"}
+    config = DataCurationConfig(personal_data=actions, decontamination=DecontaminationConfig(sets=["exam.jsonl"]))
     made = curate(sources, tmp_path / "out", config, seed=1, reporter=Silent(), benchmarks=exam)
     told = words_of((made.path / "report.html").read_text())
-    assert "email 3 2 replaced by a placeholder" in told
+    assert "email 4 3 counted and left as it is" in told
     assert "credit card 1 1 the row was dropped" in told
+    assert "It is card <CREDIT_CARD> of <EMAIL>." in told
+    assert "corp.example.com" not in told
+    assert made.manifest.summary["personal_data"] == {
+        "credit_card": {"found": 1, "rows": 1, "action": "drop"},
+        "email": {"found": 4, "rows": 3, "action": "keep"},
+    }
     assert "exam.jsonl 1 2 1" in told
