@@ -28,6 +28,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ from typing import Any
 BANDS, ROWS, NGRAM = 32, 4, 5
 TEXTS = ("words", "answer")
 CROWD, NEAR = 200, 20  # rows of a bucket from which on not all of its pairs are looked at, and how many before each row then are
-PAIRS_AT_ONCE = 4_000_000  # candidate pairs held before equal ones are merged
-SHINGLES_AT_ONCE = 8_000_000  # shingles compared at once: bounds memory at about 200 MB
+PAIRS_AT_ONCE = 4_000_000  # candidate pairs held at once
+SHINGLES_AT_ONCE = 4_000_000  # shingles compared at once: bounds memory at about 200 MB
+WORDS_KNOWN = 1_000_000  # words whose numbers are kept
 
 
 def similar(folder: Path, threshold: float, ray_address: str | None = None) -> None:
@@ -82,8 +84,10 @@ def _similar(folder: Path, files: list[Path], name: str, threshold: float, *, on
         return numpy.empty((0, 2), dtype=numpy.int64), numpy.empty(0)
     numpy.save(folder / f"first-{name}.npy", first)
     _write_bands(files, name, folder / f"bands-{name}")
-    candidates = _candidates(folder, name, on_ray=on_ray)
-    return _verified(files, name, candidates, threshold)
+    bands = _candidates(folder, name, on_ray=on_ray)
+    texts = _Shingles.write(folder, files, name, first, _named(bands, len(first)))
+    found = [texts.verified(_pairs(keys), threshold) for keys in _ranges(bands, len(first))]
+    return first[numpy.concatenate([pairs for pairs, _ in found])], numpy.concatenate([similarity for _, similarity in found])
 
 
 def _distinct(files: list[Path], name: str) -> Any:
@@ -135,8 +139,8 @@ def _write_bands(files: list[Path], name: str, folder: Path) -> None:
     texts.select("place", bands.alias("bands")).select("place", *columns).write_parquet(str(folder), write_mode="overwrite")
 
 
-def _candidates(folder: Path, name: str, *, on_ray: bool) -> Any:
-    """Pairs that share a band of their signatures, as an int64 array (pairs, 2), sorted."""
+def _candidates(folder: Path, name: str, *, on_ray: bool) -> list[Any]:
+    """By band, the sorted keys (see _keys) of the pairs that share it; they stay on disk."""
     import numpy
 
     if on_ray:
@@ -144,10 +148,46 @@ def _candidates(folder: Path, name: str, *, on_ray: bool) -> Any:
     else:
         for band in range(BANDS):
             write_band_pairs(str(folder), name, band)
-    pairs: Any = numpy.empty((0, 2), dtype=numpy.int64)
-    for band in range(BANDS):
-        pairs = _union(pairs, numpy.load(_of_band(folder, name, band)))
-    return pairs
+    return [numpy.load(_of_band(folder, name, band), mmap_mode="r") for band in range(BANDS)]
+
+
+def _keys(pairs: Any) -> Any:
+    """Pairs of numbers below 2³² as one number each (uint64, (pairs,)), in the order of the pairs."""
+    import numpy
+
+    return (pairs[:, 0].astype(numpy.uint64) << numpy.uint64(32)) | pairs[:, 1].astype(numpy.uint64)
+
+
+def _pairs(keys: Any) -> Any:
+    """The pairs (int64, (pairs, 2)) that the keys stand for."""
+    import numpy
+
+    return numpy.stack([keys >> numpy.uint64(32), keys & numpy.uint64(0xFFFFFFFF)], axis=1).astype(numpy.int64)
+
+
+def _ranges(bands: list[Any], rows: int) -> Iterator[Any]:
+    """The different keys of all bands, sorted, for one range of earlier rows after the other: memory holds some millions at a time."""
+    import numpy
+
+    counts: Any = numpy.zeros(rows, dtype=numpy.int64)
+    for keys in bands:
+        counts += numpy.bincount((keys >> numpy.uint64(32)).astype(numpy.int64), minlength=rows)
+    part = numpy.cumsum(counts) // PAIRS_AT_ONCE
+    cuts = (numpy.flatnonzero(numpy.diff(part)) + 1).astype(numpy.uint64) << numpy.uint64(32)
+    ends = [numpy.r_[0, numpy.searchsorted(keys, cuts), len(keys)] for keys in bands]
+    for number in range(len(cuts) + 1):
+        yield numpy.unique(numpy.concatenate([keys[end[number] : end[number + 1]] for keys, end in zip(bands, ends, strict=True)]))
+
+
+def _named(bands: list[Any], rows: int) -> Any:
+    """Which rows are in a pair (bool, (rows,))."""
+    import numpy
+
+    named: Any = numpy.zeros(rows, dtype=bool)
+    for keys in bands:
+        for ends in _pairs(keys).T:
+            named[ends] = True
+    return named
 
 
 def _band_by_band_on_ray(folder: Path, name: str) -> None:
@@ -166,32 +206,34 @@ def _of_band(folder: Path, name: str, band: int) -> Path:
 
 
 def write_band_pairs(folder: str, name: str, band: int) -> int:
-    """Write the pairs of places (int64, (pairs, 2), sorted) that share one band; returns how many there are."""
+    """Write the sorted keys of the pairs of rows, counted among the different texts, that share one band; returns how many there are."""
     import numpy
     from pyarrow import dataset
 
     columns = [f"b{band}", f"b{(band + 1) % BANDS}"]
     table = dataset.dataset(str(Path(folder) / f"bands-{name}"), format="parquet").to_table(columns=["place", *columns])
-    places = table["place"].to_numpy()
-    chosen = numpy.isin(places, numpy.load(Path(folder) / f"first-{name}.npy"), assume_unique=True)
-    pairs = pairs_in_buckets(places[chosen], *(table[column].to_numpy()[chosen] for column in columns))
+    places, first = table["place"].to_numpy(), numpy.load(Path(folder) / f"first-{name}.npy")
+    chosen = numpy.isin(places, first, assume_unique=True)
+    rows = numpy.searchsorted(first, places[chosen])
+    keys = _keys(pairs_in_buckets(rows, *(table[column].to_numpy()[chosen] for column in columns)))
     with _of_band(Path(folder), name, band).open("wb") as file:
-        numpy.save(file, pairs)
-    return len(pairs)
+        numpy.save(file, numpy.unique(keys))
+    return len(keys)
 
 
-def pairs_in_buckets(places: Any, buckets: Any, further: Any) -> Any:
-    """Pairs of places in equal buckets (int64, (pairs, 2), sorted): all but in a crowd, whose rows are put in order by `further`."""
+def pairs_in_buckets(rows: Any, buckets: Any, further: Any) -> Any:
+    """Pairs a < b of rows in equal buckets (int64, (pairs, 2)): all but in a crowd, whose rows are put in order by `further`; in a crowd
+    a pair may come twice."""
     import numpy
 
-    order = numpy.lexsort((places, buckets))
-    places, buckets, further = places[order], buckets[order], further[order]
+    order = numpy.lexsort((rows, buckets))
+    rows, buckets, further = rows[order], buckets[order], further[order]
     ends = numpy.r_[numpy.flatnonzero(buckets[1:] != buckets[:-1]) + 1, len(buckets)]
     lengths = numpy.diff(ends, prepend=0)
     crowds = [slice(end - length, end) for end, length in zip(ends[lengths > CROWD], lengths[lengths > CROWD], strict=True)]
     none: Any = numpy.empty((0, 2), dtype=numpy.int64)
-    found = [*_pairs_of_lists(places, ends, lengths), *(_pairs_in_crowd(places[crowd], further[crowd]) for crowd in crowds)]
-    return _union(none, numpy.concatenate([none, *found]))
+    crowded = (_pairs_in_crowd(rows[crowd], further[crowd]) for crowd in crowds)
+    return numpy.concatenate([none, *_pairs_of_lists(rows, ends, lengths), *crowded])
 
 
 def _pairs_of_lists(places: Any, ends: Any, lengths: Any) -> Iterator[Any]:
@@ -217,63 +259,78 @@ def _pairs_in_crowd(places: Any, further: Any) -> Any:
     return numpy.concatenate([numpy.sort(numpy.stack(pair, axis=1), axis=1) for pair in (first, *ends)])
 
 
-def _union(pairs: Any, others: Any) -> Any:
-    """The different pairs of both, sorted."""
-    import numpy
+@dataclass(frozen=True)
+class _Shingles:
+    """The shingles of the texts to compare, on disk: `flat` (int64) has those of a row from `ends[row]` to `ends[row + 1]`, sorted."""
 
-    both = numpy.concatenate([pairs, others])
-    order = numpy.lexsort((both[:, 1], both[:, 0]))
-    both = both[order]
-    fresh: Any = numpy.ones(len(both), dtype=bool)
-    fresh[1:] = (both[1:] != both[:-1]).any(axis=1)
-    return both[fresh]
+    flat: Any
+    ends: Any
+
+    @staticmethod
+    def write(folder: Path, files: Iterable[Path], name: str, first: Any, wanted: Any) -> _Shingles:
+        """Those of the rows that are `wanted`; the others get none."""
+        import numpy
+
+        lengths: Any = numpy.zeros(len(first) + 1, dtype=numpy.int64)
+        path, known = folder / f"shingles-{name}.bin", dict[str, int]()
+        with path.open("wb") as out:
+            for row, text in _texts_of(files, name, first, wanted):
+                shingles = _shingles(text, known)
+                lengths[row + 1] = len(shingles)
+                out.write(shingles.tobytes())
+                if len(known) > WORDS_KNOWN:
+                    known.clear()
+        flat: Any = numpy.memmap(path, dtype=numpy.int64, mode="r") if path.stat().st_size else numpy.empty(0, dtype=numpy.int64)
+        return _Shingles(flat, numpy.cumsum(lengths))
+
+    def verified(self, pairs: Any, threshold: float) -> tuple[Any, Any]:
+        """The pairs of rows whose exact Jaccard similarity reaches the threshold, and that similarity."""
+        import numpy
+
+        sizes = numpy.diff(self.ends)
+        low, high = numpy.sort(sizes[pairs], axis=1).T
+        pairs = pairs[low >= threshold * high]  # sets of very different sizes cannot be similar
+        together = sizes[pairs].sum(axis=1)
+        batch = numpy.cumsum(together) // SHINGLES_AT_ONCE
+        bounds = [0, *(numpy.flatnonzero(numpy.diff(batch)) + 1).tolist(), len(pairs)]
+        shared = numpy.concatenate([self._shared(pairs[i:j]) for i, j in pairwise(bounds)])
+        similarity = shared / (together - shared)
+        enough = similarity >= threshold
+        return pairs[enough], similarity[enough]
+
+    def _shared(self, pairs: Any) -> Any:
+        """How many shingles the texts of each pair share."""
+        import numpy
+
+        left, right = (self._matrix(rows) for rows in pairs.T)
+        return numpy.diff(left.multiply(right).indptr)
+
+    def _matrix(self, rows: Any) -> Any:
+        """Sparse 0/1 matrix (rows × all 63-bit numbers)."""
+        import numpy
+        from scipy.sparse import csr_array
+
+        sizes = self.ends[rows + 1] - self.ends[rows]
+        ends = numpy.concatenate([[0], numpy.cumsum(sizes)])
+        columns = self.flat[numpy.repeat(self.ends[rows] - ends[:-1], sizes) + numpy.arange(ends[-1])]
+        return csr_array((numpy.ones(len(columns), dtype=numpy.int8), columns, ends), shape=(len(rows), 2**63 - 1))
 
 
-def _verified(files: Iterable[Path], name: str, pairs: Any, threshold: float) -> tuple[Any, Any]:
-    """The candidate pairs whose exact Jaccard similarity reaches the threshold, and that similarity."""
-    import numpy
-
-    if not len(pairs):
-        return pairs, numpy.empty(0)
-    wanted, indices = numpy.unique(pairs, return_inverse=True)
-    indices = indices.reshape(pairs.shape)
-    matrix = _incidence(_texts_at(files, name, wanted))
-    sizes = numpy.diff(matrix.indptr)
-    low, high = numpy.sort(sizes[indices], axis=1).T
-    near = low >= threshold * high  # sets of very different sizes cannot be similar
-    pairs, indices = pairs[near], indices[near]
-    shared = _intersections(matrix, sizes, indices)
-    similarity = shared / (sizes[indices].sum(axis=1) - shared)
-    enough = similarity >= threshold
-    return pairs[enough], similarity[enough]
-
-
-def _texts_at(files: Iterable[Path], name: str, wanted: Any) -> Iterator[str]:
-    """The texts at these sorted places, one after the other."""
+def _texts_of(files: Iterable[Path], name: str, first: Any, wanted: Any) -> Iterator[tuple[int, str]]:
+    """The rows that are wanted, in their order, with their texts."""
     import numpy
     from pyarrow import parquet
 
+    places = first[wanted]
     for file in files:
-        places = parquet.read_table(file, columns=["place"])["place"].to_numpy()
-        if not (chosen := numpy.isin(places, wanted, assume_unique=True)).any():
-            continue
-        yield from parquet.read_table(file, columns=[name])[name].filter(chosen).to_pylist()
-
-
-def _incidence(texts: Iterable[str]) -> Any:
-    """Sparse 0/1 matrix (texts × distinct shingles)."""
-    import numpy
-    from scipy.sparse import csr_array
-
-    known: dict[str, int] = {}
-    shingled = [_shingles(text, known) for text in texts]
-    ends = numpy.cumsum([0, *map(len, shingled)])
-    distinct, columns = numpy.unique(numpy.concatenate(shingled), return_inverse=True)
-    return csr_array((numpy.ones(len(columns), dtype=numpy.int32), columns, ends), shape=(len(shingled), len(distinct)))
+        there = parquet.read_table(file, columns=["place"])["place"].to_numpy()
+        if (chosen := numpy.isin(there, places, assume_unique=True)).any():
+            rows: Any = numpy.searchsorted(first, there[chosen])
+            yield from zip(rows.tolist(), parquet.read_table(file, columns=[name])[name].filter(chosen).to_pylist(), strict=True)
 
 
 def _shingles(text: str, known: dict[str, int]) -> Any:
-    """The distinct word 5-grams of a text as 64-bit numbers; a text of fewer words is one shingle."""
+    """The distinct word 5-grams of a text as sorted 63-bit numbers (int64); a text of fewer words is one shingle."""
     import numpy
 
     numbers = numpy.array([known.get(word) or known.setdefault(word, _number(word)) for word in text.split(" ")], dtype=numpy.uint64)
@@ -281,21 +338,11 @@ def _shingles(text: str, known: dict[str, int]) -> Any:
     total: Any = numpy.zeros(len(numbers) - width + 1, dtype=numpy.uint64)
     for i in range(width):
         total = (total ^ (total >> numpy.uint64(29))) * numpy.uint64(0x9E3779B97F4A7C15) + numbers[i : i + len(total)]
-    return numpy.unique(total)
+    return numpy.unique(total >> numpy.uint64(1)).astype(numpy.int64)
 
 
 def _number(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
-
-
-def _intersections(matrix: Any, sizes: Any, indices: Any) -> Any:
-    """How many shingles the texts of each pair share."""
-    import numpy
-
-    batch = numpy.cumsum(sizes[indices].sum(axis=1)) // SHINGLES_AT_ONCE
-    bounds = [0, *(numpy.flatnonzero(numpy.diff(batch)) + 1).tolist(), len(indices)]
-    parts = [matrix[indices[i:j, 0]].multiply(matrix[indices[i:j, 1]]).sum(axis=1) for i, j in pairwise(bounds) if j > i]
-    return numpy.concatenate(parts) if parts else numpy.empty(0, dtype=numpy.int64)
 
 
 def _write_pairs(path: Path, found: list[tuple[str, Any, Any]]) -> None:

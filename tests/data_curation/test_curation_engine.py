@@ -14,10 +14,8 @@ from components.data_curation import engine
 
 
 def pairs(buckets, further=None):
-    rows = len(buckets)
-    return engine.pairs_in_buckets(
-        numpy.arange(rows) * 10, numpy.array(buckets), numpy.array(further if further is not None else [0] * rows)
-    )
+    order = numpy.zeros(len(buckets)) if further is None else further
+    return numpy.unique(engine.pairs_in_buckets(numpy.arange(len(buckets)) * 10, numpy.array(buckets), order), axis=0)
 
 
 def test_all_pairs_of_equal_buckets_are_compared():
