@@ -29,11 +29,12 @@ def split_schema(kind: Kind) -> Any:
 
 
 def rejected_schema() -> Any:
-    """The columns of the dropped rows: id, source (the file's name), line, reason, detail, text."""
+    """The columns of the dropped rows: id, source (the file's name), line, reason, detail, text, own_source (as `source` in a split)."""
     import pyarrow
 
-    columns = [(name, pyarrow.string()) for name in ("id", "source", "reason", "detail")]
-    return pyarrow.schema([*columns[:2], ("line", pyarrow.int64()), *columns[2:], ("text", pyarrow.large_string())])
+    types = {"line": pyarrow.int64(), "text": pyarrow.large_string()}
+    names = ("id", "source", "line", "reason", "detail", "text", "own_source")
+    return pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in names])
 
 
 class Writer:

@@ -76,11 +76,15 @@ def _is(splits: Sequence[str], name: str) -> Any:
 
 
 def _rejected(table: Any, kind: Kind) -> Any:
-    """Dropped rows with the columns of rejected.parquet: all that is said in them as one text."""
+    """Dropped rows with the columns of rejected.parquet: all that is said in them as one text.
+
+    Both sources stand in it: file and line say where to look, and by its own source a row is found as in a split.
+    """
     import pyarrow
 
     texts = [_text(content, kind) for content in table.select(CONTENT[kind]).to_pylist()]
-    told = table.select(["id", "file", "line", "reason", "detail"]).rename_columns(["id", "source", "line", "reason", "detail"])
+    told = table.select(["id", "file", "line", "reason", "detail", "source"])
+    told = told.rename_columns(["id", "source", "line", "reason", "detail", "own_source"])
     return told.append_column("text", pyarrow.array(texts, pyarrow.large_string()))
 
 

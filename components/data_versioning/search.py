@@ -21,6 +21,7 @@ from components.data_versioning import repository, rows
 from components.data_versioning.place import Place, Version
 
 By = Literal["row", "text", "source"]
+OWN_SOURCE = "own_source"  # of a rejected row, whose `source` is its file; datasets of earlier versions lack it
 Obtained = Callable[[Version, Place, Reporter], AbstractContextManager[Artifact]]
 
 
@@ -76,16 +77,20 @@ def revisions(query: Query, place: Place, obtained: Obtained, reporter: Reporter
     """Search every revision of every dataset in the repository, each distinct content once."""
     searched = Searched()
     seen: dict[str, list[dict[str, Any]]] = {}
+    gaps: dict[str, dict[str, str]] = {}
     for one in every(place):
         for version in one.versions():
             searched.revisions += 1
             try:
                 if version.content_sha256 not in seen:
                     with obtained(version, one, reporter) as dataset:
+                        gaps[version.content_sha256] = left_out(query, dataset)
                         seen[version.content_sha256] = within(query, dataset)
             except TunelineError as error:
                 searched.not_searched.append({"what": version.tag, "why": error.message, "hint": error.hint})
                 continue
+            if gap := gaps[version.content_sha256]:
+                searched.not_searched.append({"what": version.tag, **gap})
             if places := seen[version.content_sha256]:
                 searched.found.append(Found(one.name, version.tag, version.rev, version.content_sha256, version.uri, places))
     searched.read = set(seen)
@@ -108,13 +113,25 @@ def within(query: Query, dataset: Artifact) -> list[dict[str, Any]]:
     return [asdict(places) for places in found if places.rows]
 
 
+def left_out(query: Query, dataset: Artifact) -> dict[str, str]:
+    """Why a search of this dataset leaves rows out: {"why", "hint"}; {} where it does not."""
+    if query.by != "source":
+        return {}
+    matches = MATCHES[query.by](query.value)
+    rejected = rows.rows(dataset, rows.REJECTED, columns=["source", OWN_SOURCE])
+    unknown = sum(OWN_SOURCE not in row and not matches(row) for row in rejected)
+    why = f"rejected rows of which only the file is known, not what they call their source: {unknown:,}"
+    hint = "An earlier version of tuneline wrote them: search for their text or id as well, or curate anew."
+    return {"why": why, "hint": hint} if unknown else {}
+
+
 def _table(dataset: Artifact, name: str, matches: Callable[[dict[str, Any]], bool]) -> Places:
     places, sources = Places(name), set[str]()
     for row in rows.rows(dataset, name):
         if matches(row):
             places.rows += 1
             places.ids.append(row["id"])
-            sources.add(row.get("source") or "")
+            sources.add(row.get(OWN_SOURCE) or row.get("source") or "")
             if name == rows.REJECTED:
                 places.at.append(f"{row.get('source')}:{row.get('line')} ({row.get('reason')})")
     places.sources = sorted(sources - {""})
@@ -142,8 +159,8 @@ def _by_source(value: str) -> Callable[[dict[str, Any]], bool]:
     """Rows read from this source, or from a file of this name."""
 
     def matches(row: dict[str, Any]) -> bool:
-        source = row.get("source") or ""
-        return bool(source) and value in (source, PurePath(source).name)
+        told = [source for name in ("source", OWN_SOURCE) if (source := row.get(name))]
+        return any(value in (source, PurePath(source).name) for source in told)
 
     return matches
 

@@ -5,6 +5,7 @@ from html import unescape
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from components.common.progress import Silent
 from components.data_curation import page, staging, writing
@@ -193,6 +194,19 @@ def test_writing_the_dataset_gathers_what_became_of_every_row(surveyed):
     assert [one.where for one in met.samples["exact_duplicate"]] == ["a.jsonl:121", "a.jsonl:122", "a.jsonl:123"]
     assert met.samples["exact_duplicate"][0].text.startswith("What is thing number 0?")
     assert [(one.file, one.line) for one in met.unread] == [("b.jsonl", 21), ("b.jsonl", 22)]
+
+
+def test_a_dropped_row_says_its_file_and_what_it_calls_its_source(write, samples, tmp_path):
+    twins = [{**samples[1](1), "source": "desk"}, {**samples[1](1), "source": "jane.roe@corp.com"}, samples[1](1)]
+    sources = list_sources([str(write([*twins, *map(samples[1], range(2, 150))]))], tmp_path)
+    with survey(sources, DataCurationConfig(), seed=1, reporter=Silent()) as curated:
+        writing.write(curated.staged, curated.judged, tmp_path)
+    dropped = parquet.read_table(tmp_path / "rejected.parquet")
+    assert dropped.column_names == ["id", "source", "line", "reason", "detail", "text", "own_source"]
+    assert [(row["source"], row["line"], row["own_source"]) for row in dropped.to_pylist()] == [
+        ("rows.jsonl", 2, "<EMAIL>"),
+        ("rows.jsonl", 3, "rows.jsonl"),
+    ]
 
 
 def test_chunks_make_no_difference_to_what_the_page_tells(surveyed, monkeypatch):

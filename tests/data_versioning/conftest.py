@@ -15,7 +15,9 @@ from components.common.artifacts import Artifact, Input
 MakeDataset = Callable[..., Artifact]
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 ROWS = pa.schema([("id", pa.string()), ("messages", MESSAGES), ("source", pa.string()), ("meta", pa.string())])
-DROPPED = pa.schema([("id", pa.string()), ("source", pa.string()), ("line", pa.int64()), ("reason", pa.string()), ("text", pa.string())])
+DROPPED = pa.schema(
+    [(name, pa.int64() if name == "line" else pa.string()) for name in ("id", "source", "line", "reason", "text", "own_source")]
+)
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def write_curated(
             for i, said in rows
         ]
         pq.write_table(pa.Table.from_pylist(records, schema=ROWS), folder / f"{split}.parquet", compression="zstd")
-    dropped = [dict(zip(("id", "source", "line", "reason", "text"), one, strict=True)) for one in rejected]
+    dropped = [dict(zip(("id", "source", "line", "reason", "text"), one, strict=True)) | {"own_source": "letters"} for one in rejected]
     pq.write_table(pa.Table.from_pylist(dropped, schema=DROPPED), folder / "rejected.parquet")
     lines = [json.dumps({"file": "torn.jsonl", "line": n, "why": "not JSON"}) + "\n" for n in range(unread)]
     (folder / "quarantine.jsonl").write_text("".join(lines))

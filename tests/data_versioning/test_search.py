@@ -12,6 +12,7 @@ from components.data_versioning import search
 from components.data_versioning.config import DataVersioningConfig
 from components.data_versioning.search import Query, Searched
 from components.data_versioning.stage import fetch, find, publish, versions
+from tests.data_versioning import conftest
 
 pytestmark = pytest.mark.dvc
 CONFIG = DataVersioningConfig()
@@ -72,6 +73,28 @@ def test_a_source_finds_its_rows_and_its_unreadable_lines(workdir: Path, make_cu
     assert set(places(found(workdir, "source", "letters.jsonl"))) == {"dataset-v2", "letters-v1"}
     [torn] = found(workdir, "source", "torn.jsonl").found
     assert torn.places == [{"table": "quarantine", "rows": 2, "ids": [], "sources": ["torn.jsonl"], "at": ["torn.jsonl:0", "torn.jsonl:1"]}]
+
+
+def test_a_rejected_row_is_found_by_what_it_calls_its_source_and_by_its_file(workdir: Path) -> None:
+    for source in ("letters", "letters.jsonl"):
+        searched = found(workdir, "source", source)
+        [rejected] = [place for place in searched.found[-1].places if place["table"] == "rejected"]
+        assert (rejected["ids"], rejected["sources"]) == (["a" * 16 + "-2"], ["letters"])
+        assert rejected["at"] == ["letters.jsonl:12 (exact_duplicate)"]
+        assert searched.not_searched == []
+
+
+def test_rejected_rows_that_do_not_say_their_source_leave_the_answer_incomplete(
+    tmp_path: Path, make_curated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conftest, "DROPPED", conftest.DROPPED.remove(conftest.DROPPED.get_field_index("own_source")))
+    for name, lost in (("one", []), ("two", LOST)):
+        publish(make_curated(name, TWO, lost), CONFIG, workdir=tmp_path, reporter=Silent())
+    [gap] = found(tmp_path, "source", "desk").not_searched
+    assert gap["what"] == "dataset-v2"
+    assert gap["why"] == "rejected rows of which only the file is known, not what they call their source: 1"
+    assert found(tmp_path, "source", "letters.jsonl").not_searched == []
+    assert found(tmp_path, "text", "desk").not_searched == []
 
 
 def test_every_content_is_read_once(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
