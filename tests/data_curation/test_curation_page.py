@@ -122,6 +122,12 @@ def test_the_page_of_equal_facts_has_equal_bytes():
     assert page.render(SUMMARY, SOURCES, filled()) == page.render(SUMMARY, SOURCES, filled())
 
 
+def test_every_chart_keeps_a_width_at_which_its_labels_can_be_read():
+    charts = re.findall(r"<svg [^>]*>", page.render(SUMMARY, SOURCES, filled()))
+    assert len(charts) == 5
+    assert all(f"min-width: {page.CHART}" in chart for chart in charts)
+
+
 def test_thousands_of_sources_are_cut_and_counted():
     many = [Source(uri=f"/data/part-{i:05}.warc.gz", sha256=f"{i:064}", bytes=1) for i in range(5000)]
     told = words_of(page.render(SUMMARY, many, filled()))
