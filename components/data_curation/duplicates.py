@@ -50,8 +50,9 @@ def answer(row: Row, at_least: int) -> str | None:
 class Likeness:
     """What was found. `published` rows come first. `exact` and `words` give every row's first row with the same text (int64, (rows,)).
 
-    `word_pairs` joins first rows of different words (int64, (pairs, 2), a < b) by their `similarity`; `joined` are further pairs of rows
-    that belong together: by equal or similar answers, by an equal prompt that is judged, by their group.
+    `word_pairs` joins first rows of different words (int64, (pairs, 2), a < b) by their `similarity`. `joined` are further pairs that
+    belong together (int64, (pairs, 2)). What rows have in common, an answer, a prompt that is judged or a group, has a number of its own
+    from the number of rows on, and its rows are joined with that: so they stay together where one of them is left out.
     """
 
     published: int
@@ -62,7 +63,7 @@ class Likeness:
     similarity: Any
 
     def edges(self) -> Any:
-        """All pairs of rows that belong together (int64, (pairs, 2))."""
+        """All pairs of rows, and of what rows have in common, that belong together (int64, (pairs, 2))."""
         import numpy
 
         rows = numpy.arange(len(self.exact))
@@ -80,14 +81,34 @@ def likeness(hashes: dict[str, tuple[Any, Any]], published: int, pairs: dict[str
     from components.data_curation.engine import first_equal
 
     empty: Any = numpy.empty((0, 2), dtype=numpy.int64)
-    joined = [pairs["answer"][0] if "answer" in pairs else empty]
-    for name in ("answer", "prompt", "group"):
-        halves, known = hashes[name]
-        rows = numpy.flatnonzero(known)
-        joined.append(numpy.stack([rows, rows[first_equal(halves[known])]], axis=1))
     exact, words = (first_equal(hashes[name][0]) for name in ("exact", "words"))
+    joined, begin = [], len(exact)
+    for name in ("answer", "prompt", "group"):
+        alike = pairs[name][0] if name in pairs else empty
+        edges, begin = _in_common(*hashes[name], alike, begin)
+        joined.append(edges)
     found, similarity = pairs.get("words", (empty, numpy.empty(0)))
     return Likeness(published, exact, words, joined, numpy.sort(words[found], axis=1), similarity)
+
+
+def _in_common(halves: Any, known: Any, alike: Any, begin: int) -> tuple[Any, int]:
+    """Pairs of a row and the number of what it has in common with others, and of such numbers whose values are alike; and the next number.
+
+    `alike` are pairs of rows (int64, (pairs, 2)) with such values. A value of one row that is like no other has no number.
+    """
+    import numpy
+
+    from components.data_curation.engine import first_equal
+
+    rows = numpy.flatnonzero(known)
+    first: Any = numpy.arange(len(known))
+    first[rows] = rows[first_equal(halves[known])]
+    shared = numpy.bincount(first[rows], minlength=len(known)) > 1
+    shared[first[alike].ravel()] = True
+    number = numpy.cumsum(shared) - 1 + begin  # of a first row whose value is shared
+    members = rows[shared[first[rows]]]
+    edges = numpy.stack([members, number[first[members]]], axis=1)
+    return numpy.concatenate([edges, number[first[alike]]]), begin + int(shared.sum())
 
 
 def drops(ids: Sequence[str], found: Likeness, *, against: Sequence[str] | None = None, left_out: Collection[int] = ()) -> dict[int, Drop]:
@@ -162,8 +183,9 @@ def clusters(rows: int, edges: Any) -> Any:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    graph: Any = coo_array((numpy.ones(len(edges), dtype=numpy.int8), (edges[:, 0], edges[:, 1])), shape=(rows, rows))
-    return connected_components(graph, directed=False)[1]
+    nodes = max(rows, int(edges.max(initial=-1)) + 1)
+    graph: Any = coo_array((numpy.ones(len(edges), dtype=numpy.int8), (edges[:, 0], edges[:, 1])), shape=(nodes, nodes))
+    return connected_components(graph, directed=False)[1][:rows]
 
 
 def similar(folder: Path, places: Any, threshold: float, ray_address: str | None) -> dict[str, tuple[Any, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from components.common.errors import InputError
@@ -63,11 +63,13 @@ def _settle(members: Sequence[int], digests: Sequence[str], published: Sequence[
 
     Newcomers join what they are alike in their order; one that is alike rows of two splits joins neither.
     """
+    rows = len(digests)
     at_home = {digests[row]: split for row, split in enumerate(published)}
-    groups = _Groups(members, {row: at_home.get(digests[row], "") for row in members})
+    neighbours = _neighbours(members, edges, rows)
+    groups = _Groups({row: at_home.get(digests[row], "") for row in members})
     bridges: dict[int, Drop] = {}
-    for row, neighbours in sorted(_neighbours(members, edges).items()):
-        before = [other for other in neighbours if other < row and other not in bridges]
+    for row in members:
+        before = [other for other in neighbours[row] if (other < row or other >= rows) and other not in bridges]
         splits = {groups.split(other) for other in [*before, row]} - {""}
         if len(splits) > 1 and digests[row] not in at_home:
             bridges[row] = Drop("near_duplicate_across_splits", f"alike rows that lie in {' and '.join(sorted(splits))}")
@@ -77,39 +79,50 @@ def _settle(members: Sequence[int], digests: Sequence[str], published: Sequence[
     return groups, bridges
 
 
-def _neighbours(members: Sequence[int], edges: Any) -> dict[int, list[int]]:
+def _neighbours(members: Sequence[int], edges: Any, rows: int) -> dict[int, list[int]]:
+    """What each member, and whatever it has in common with others (numbers from `rows` on), is joined with.
+
+    A row is joined with all that is like what it has in common, and rows that have something in common only with that.
+    """
     inside = set(members)
     found: dict[int, list[int]] = {row: [] for row in members}
+    common: dict[int, list[int]] = defaultdict(list)
     for a, b in edges.tolist():
-        if a in inside and a != b:
+        if a >= rows:
+            common[a].append(b)
+            common[b].append(a)
+        elif a in inside and a != b:
             found[a].append(b)
-            found[b].append(a)
+            if b < rows:
+                found[b].append(a)
+    for row in members:
+        found[row] += [like for other in found[row] if other >= rows for like in common[other]]
     return found
 
 
 class _Groups:
     """Rows joined so far, and the split of each group ("" while none is known): a disjoint-set forest."""
 
-    def __init__(self, rows: Iterable[int], split: dict[int, str]) -> None:
-        self._above = {row: row for row in rows}
+    def __init__(self, split: dict[int, str]) -> None:
+        self._above: dict[int, int] = {}
         self._split = split
 
     def top(self, row: int) -> int:
         """The row that stands for the row's group."""
-        while self._above[row] != row:
-            self._above[row] = self._above[self._above[row]]
-            row = self._above[row]
+        while (above := self._above.get(row, row)) != row:
+            self._above[row] = row = self._above.get(above, above)
         return row
 
     def split(self, row: int) -> str:
         """The split of the row's group."""
-        return self._split[self.top(row)]
+        return self._split.get(self.top(row), "")
 
     def join_unless_apart(self, one: int, other: int) -> None:
         """Make one group of two, but not of two that lie in different splits."""
+        splits = {self.split(one), self.split(other)} - {""}
         a, b = self.top(one), self.top(other)
-        if len({self._split[a], self._split[b]} - {""}) < 2:
-            self._split[a] = self._split[a] or self._split[b]
+        if len(splits) < 2 and a != b:
+            self._split[a] = next(iter(splits), "")
             self._above[b] = a
 
 

@@ -4,6 +4,7 @@ import hashlib
 
 import numpy
 import pytest
+from hypothesis import given, strategies
 
 from components.common.artifacts import Input, Manifest
 from components.common.errors import InputError
@@ -79,6 +80,49 @@ def test_a_published_row_that_comes_again_stays_where_it_is_however_many_it_join
     where, bridges = splits.assign([*names, names[1]], [0, 0, 0], Fractions(), 1, ["train", "test"], edges)
     assert bridges == {}
     assert where == ["train", "test", "test"]
+
+
+def test_rows_that_have_something_in_common_with_one_that_is_left_out_stay_together():
+    # Row 2 is alike published rows of two splits and the first of a group; rows 3 to 12 are the others of the group (13).
+    edges = numpy.array([[0, 2], [1, 2], *([row, 13] for row in range(2, 13))])
+    where, bridges = splits.assign(digests(13), [0] * 13, Fractions(), 42, ["train", "test"], edges)
+    assert list(bridges) == [2]
+    assert len(set(where[3:])) == 1
+
+
+@given(strategies.data())
+def test_what_is_alike_lies_in_one_split_whatever_is_left_out(data):
+    rows, published = data.draw(strategies.integers(4, 16)), data.draw(strategies.integers(2, 3))
+    few = strategies.integers(0, 3)
+    common = {name: data.draw(strategies.lists(strategies.none() | few, min_size=rows, max_size=rows)) for name in ("answer", "group")}
+    some = strategies.tuples(*[strategies.integers(0, rows - 1)] * 2).filter(lambda pair: pair[0] < pair[1])
+    words, answers = (data.draw(strategies.lists(some, unique=True, max_size=8)) for _ in range(2))
+    answers = [(a, b) for a, b in answers if None not in (common["answer"][a], common["answer"][b])]
+    where, bridges = placed(rows, published, common, words, answers)
+    stay = [row for row in range(rows) if row not in bridges]
+    new = [row for row in stay if row >= published]
+    assert where[:2] == ["train", "test"]
+    assert all(where[a] == where[b] for a, b in words if {a, b} <= set(stay) and b in new)
+    for name, values in common.items():
+        mixed = {values[row] for row in range(published)}
+        for value in {value for value in values if value is not None} - mixed:
+            assert len({where[row] for row in new if values[row] == value}) <= 1, name
+
+
+def placed(rows, published, common, words, answers):
+    """What becomes of rows that are all different, have values in common, and are similar in pairs."""
+    own = numpy.arange(rows, dtype=numpy.uint64)
+    hashes = {name: (numpy.stack([own, own], axis=1), numpy.ones(rows, dtype=bool)) for name in ("exact", "words")}
+    for name, values in {**common, "prompt": [None] * rows}.items():
+        numbers = numpy.array([0 if value is None else value for value in values], dtype=numpy.uint64)
+        hashes[name] = numpy.stack([numbers, numbers], axis=1), numpy.array([value is not None for value in values])
+
+    def pairs(some):
+        return numpy.array(some, dtype=numpy.int64).reshape(-1, 2), numpy.full(len(some), 0.9)
+
+    edges = duplicates.likeness(hashes, published, {"words": pairs(words), "answer": pairs(answers)}).edges()
+    clusters = duplicates.clusters(rows, edges).tolist()
+    return splits.assign(digests(rows), clusters, Fractions(), 1, ["train", "test", "train"][:published], edges)
 
 
 def test_an_empty_test_split_says_how_many_rows_are_needed():
