@@ -62,12 +62,12 @@ def stored_earlier(earlier: Sequence[tuple[str, str]], workdir: Workdir) -> list
 def fetch_earlier(config: Customization, earlier: Sequence[tuple[str, str]], workdir: Workdir, reporter: Reporter) -> list[Earlier]:
     """The earlier revisions' datasets from the store, into which those that are missing are fetched."""
     there = {one.label for one in stored_earlier(earlier, workdir)}
-    for tag, sha256 in earlier:
+    for tag, _ in earlier:
         if tag not in there:
             reporter.step(f"fetching {tag}")
-            folder = workdir.store / "unfinished" / f"earlier-{sha256[:16]}"
-            made = versioning.fetch(tag, folder, config.data_versioning, workdir=workdir.root, reporter=reporter, overwrite=True)
-            places.adopt(workdir.store, made)
+            with places.workplace(workdir.store) as own:
+                made = versioning.fetch(tag, own / "earlier", config.data_versioning, workdir=workdir.root, reporter=reporter)
+                places.adopt(workdir.store, made)
     return [Earlier(tag, places.stored(workdir.store, sha256, "dataset")) for tag, sha256 in earlier]
 
 

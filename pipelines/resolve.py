@@ -103,5 +103,6 @@ def _incumbent(config: Customization, workdir: Workdir, finetune_key: str, repor
     incumbent = compared_with(found, finetune_key)
     if found and incumbent == found.model_sha256 and not (workdir.store / incumbent / "manifest.json").exists():
         reporter.note(f"the champion, version {found.version}, is not in this store and is fetched from the registry")
-        places.adopt(workdir.store, found.fetch(workdir.store / "unfinished" / f"incumbent-{found.model_sha256[:16]}"))
+        with places.workplace(workdir.store) as own:
+            places.adopt(workdir.store, found.fetch(own / "incumbent"))
     return incumbent

@@ -1,42 +1,91 @@
-"""Private folders for jobs: every job works in a folder of its own, and what a killed job left is swept up by the next."""
+"""Private folders for jobs: every job works in a folder of its own, and what a killed job left is swept up by the next.
+
+What several jobs may want to put in the same place is made in such a folder and then settled there by a rename.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 ABANDONED_AFTER = 7 * 24 * 3600.0  # seconds: for folders of other machines, whose processes cannot be looked at
+OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what a rename says of a place that is taken
+Kept = TypeVar("Kept")
+
+
+def _nothing(_: Path) -> None:
+    """There is nothing to rescue in most folders."""
 
 
 @contextmanager
-def private_folder(parent: Path, prefix: str, *, mode: int = 0o777) -> Iterator[Path]:
+def private_folder(parent: Path, prefix: str, *, mode: int = 0o777, rescue: Callable[[Path], None] = _nothing) -> Iterator[Path]:
     """A new folder in `parent` that no other process uses, removed at the end. Folders of dead processes with this prefix go first.
 
-    `mode` is its permissions, less the umask: 0o700 where other users can look into `parent`.
+    `mode` is its permissions, less the umask: 0o700 where other users can look into `parent`. `rescue` is given every folder right
+    before it is removed.
     """
     parent.mkdir(parents=True, exist_ok=True)
-    sweep(parent, prefix)
+    sweep(parent, prefix, rescue)
     folder = parent / f"{prefix}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
     folder.mkdir(mode=mode)
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder, rescue)
 
 
-def sweep(parent: Path, prefix: str) -> None:
+def sweep(parent: Path, prefix: str, rescue: Callable[[Path], None] = _nothing) -> None:
     """Remove the folders that jobs left which were killed before they could."""
     for folder in parent.glob(f"{prefix}.*.*.*"):
         if _abandoned(folder, prefix):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder, rescue)
+
+
+def _remove(folder: Path, rescue: Callable[[Path], None]) -> None:
+    rescue(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def settle(made: Path, home: Path, kept: Callable[[], Kept | None], aside: Path) -> Kept | None:
+    """Move a finished folder to a place where other jobs may put theirs at the same time. Returns what `kept` says may stay there instead.
+
+    What may not stay is moved below `aside` right before, so that the place holds the old or the new one, and neither for the moment
+    between two renames only.
+    """
+    while not _is_moved(made, home):
+        if found := kept():
+            return found
+        put_aside(home, aside)
+    return None
+
+
+def put_aside(home: Path, aside: Path) -> None:
+    """Move a folder to a new place below `aside`, under its own name."""
+    place = aside / secrets.token_hex(4)
+    place.mkdir(parents=True)
+    with suppress(FileNotFoundError):  # another job was first
+        home.rename(place / home.name)
+
+
+def _is_moved(made: Path, home: Path) -> bool:
+    """A rename replaces no folder that holds something."""
+    try:
+        made.rename(home)
+    except OSError as error:
+        if error.errno not in OCCUPIED:
+            raise
+        return False
+    return True
 
 
 def _is_gone(pid: int) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ from pyarrow import parquet
 
 from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError
-from components.common.places import Workdir
+from components.common.hashing import ROOT
+from components.common.places import Workdir, stored
 from components.common.progress import Silent
 from components.data_curation.stage import Earlier, curate
 from components.data_versioning.stage import publish, versions
@@ -99,6 +103,25 @@ def test_an_earlier_revision_is_found_and_fetched_once_into_the_store(place: Pat
     assert fetch_earlier(later(place), found.earlier, work, again) == [before]
     assert again.names == []
     assert not list((work.store / "unfinished").iterdir())
+
+
+def start(place: Path, job: int) -> subprocess.Popen[str]:
+    """The command as a user gives it, in a process of its own."""
+    settings = ["seed=2", f"data_curation.fractions={json.dumps(MOSTLY_TEST)}"]
+    options = ["--workdir", "wd", "--json", *(word for one in settings for word in ("--set", one))]
+    command = [sys.executable, "-m", "pipelines.cli", "curate", "later.jsonl", "-o", f"out{job}", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, cwd=place, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_jobs_that_start_at_once_all_fetch_the_earlier_revision_that_the_store_lacks(place: Path) -> None:
+    jobs = [start(place, number) for number in range(3)]
+    told = [job.communicate(timeout=300) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0, 0], told
+    assert len({json.loads(said)["sha256"] for said, _ in told}) == 1
+    store, v1 = Workdir(place / "wd").store, sha256_of(place / "v1")
+    assert stored(store, v1, "dataset").path == store / v1
+    assert not list((store / "unfinished").iterdir())
 
 
 def test_published_rows_stay_in_their_splits_with_other_fractions_and_another_seed(place: Path) -> None:
