@@ -153,7 +153,10 @@ def survey(
     with tempfile.TemporaryDirectory(prefix="tuneline-survey-") as folder:
         here = config.model_copy(update={"engine": "native"})
         staged = _stage(sorted(sources, key=_order), benchmarks, earlier, here, Path(folder), reporter)
-        yield _curated(staged, nothing_similar, config, seed, reporter)
+        _check_groups(staged, config, reporter)
+        curated = _curated(staged, nothing_similar, config, seed, reporter)
+        _check_new(curated, config)
+        yield curated
 
 
 def check_splits(curated: Curated, config: DataCurationConfig) -> None:

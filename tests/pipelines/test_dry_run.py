@@ -253,6 +253,12 @@ def test_rows_published_before_are_counted_where_the_revision_is_in_the_store_an
     told = estimate(more, work, Silent())
     assert (told["rows"]["kept"], told["rows"]["rejected"]) == (1, {"exact_duplicate": 20})
     assert "not compared" not in told["basis"]["rows"]
+    (tmp_path / "more.jsonl").write_text("\n".join(rows[:20]) + "\n")
+    with pytest.raises(
+        InputError, match="no row is left to keep: 20 dropped as exact_duplicate; rows that repeat an earlier revision's go"
+    ):
+        estimate(more, work, Silent())
+    (tmp_path / "more.jsonl").write_text("\n".join([*rows[:20], json.dumps(new)]) + "\n")
     dataset = work.store / Path(first["artifacts"]["dataset"]).name
     try:
         dataset.rename(tmp_path / "elsewhere")
@@ -279,6 +285,11 @@ def test_rows_that_hold_no_conversations_are_refused_as_the_training_would(fresh
         look(f"data_curation.sources=[{fresh / 'plain.txt'}]")
     assert error.value.message.startswith("the sources hold text rows, and supervised tuning learns and measures conversations")
     assert "preference pairs" in error.value.hint
+
+
+def test_a_group_that_no_row_has_stops_a_dry_run_as_it_stops_curation(look: Look) -> None:
+    with pytest.raises(InputError, match=r"no row has a field .team., by which data_curation\.group_by would"):
+        look("data_curation.group_by=team")
 
 
 @pytest.mark.parametrize(
