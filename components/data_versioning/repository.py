@@ -257,6 +257,16 @@ def names(repository: Path) -> dict[str, str]:
     return {words[0]: words[-1] for words in (line.split() for line in listed.splitlines())}
 
 
+def newest_names(clone: Path) -> tuple[list[str], list[str]]:
+    """The tags of what was cloned, and its branches, the newest first."""
+    listed = (
+        git(clone, "for-each-ref", "--sort=-creatordate", f"--format=%(refname:lstrip={depth})", refs)
+        for refs, depth in (("refs/tags", 2), ("refs/remotes/origin", 3))
+    )
+    tags, branches = (lines.split() for lines in listed)
+    return tags, [branch for branch in branches if branch != "HEAD"]
+
+
 def holds(repository: Path, rev: str, path: str) -> bool:
     """Whether a commit holds a file."""
     return _run(repository, ("cat-file", "-e", f"{rev}:{path}")).returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,20 @@ def _clone(address: Address, folder: Path) -> Path:
     if not repository.is_url(address.repo) and not Path(origin).exists():
         raise ConfigurationError(f"{address.repo} of a dvc:// source does not exist", hint=FORM)
     repository.clone(origin, folder)
-    try:
-        repository.git(folder, "checkout", "--quiet", "--detach", address.rev)
-    except DataVersioningError:
-        tags = ", ".join(list(repository.names(folder))[-10:]) or "none"
-        raise DataVersioningError(f"{address.repo} has no revision {address.rev}", hint=f"Its tags are: {tags}.") from None
+    repository.git(folder, "checkout", "--quiet", "--detach", _commit(address, folder))
     return folder
+
+
+def _commit(address: Address, clone: Path) -> str:
+    """The commit that the revision names. A clone has a branch of its own for the default one only; the others are origin's."""
+    for rev in (address.rev, f"origin/{address.rev}"):
+        with suppress(DataVersioningError):
+            return repository.git(clone, "rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}").strip()
+    tags, branches = (", ".join(names[:10]) or "none" for names in repository.newest_names(clone))
+    raise DataVersioningError(
+        f"{address.repo} has no revision {address.rev}",
+        hint=f"Its tags are: {tags}. Its branches are: {branches}. A commit will do as well.",
+    )
 
 
 def _in_git(clone: Path, path: str) -> bool:

@@ -72,6 +72,17 @@ def test_a_file_of_any_revision_is_fetched(corpus: Path, tmp_path: Path) -> None
     assert [p.name for p in (tmp_path / "old").glob("[!.]*")] == ["one.jsonl"]
 
 
+def test_a_branch_that_is_not_the_default_one_is_a_revision_too(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, "git", "branch", "feature/old", "v1")
+    assert got(corpus, "feature/old", "raw/one.jsonl", tmp_path / "out").read_text() == '{"text": "first"}\n'
+    run(corpus, "git", "branch", "v1", "main")
+    assert got(corpus, "v1", "raw/one.jsonl", tmp_path / "out").read_text() == '{"text": "first"}\n'
+    with pytest.raises(DataVersioningError, match="has no revision feature/new") as refused:
+        got(corpus, "feature/new", "raw/one.jsonl", tmp_path / "out")
+    branches = refused.value.hint.partition("Its branches are: ")[2].partition(".")[0]
+    assert sorted(branches.split(", ")) == ["feature/old", "main", "v1"]
+
+
 def test_a_folder_and_a_file_in_it_are_fetched(corpus: Path, tmp_path: Path) -> None:
     letters = got(corpus, "v1", "raw/letters", tmp_path)
     assert sorted(p.name for p in letters.iterdir()) == ["a.txt", "b.txt"]
@@ -139,7 +150,7 @@ def test_a_repository_that_another_dvc_has_locked_can_be_read(corpus: Path, tmp_
         ("dvc://{corpus}@v1:../../etc/passwd", "the revision or the path cannot be meant", "Write dvc://"),
         ("dvc:///nowhere/at/all@v1:raw", "/nowhere/at/all of a dvc:// source does not exist", "Write dvc://"),
         ("dvc://https://me:secret@host/x.git@v1:raw", "the address of host holds a password", "~/.netrc"),
-        ("dvc://{corpus}@v9:raw", "has no revision v9", "Its tags are: v1"),
+        ("dvc://{corpus}@v9:raw", "has no revision v9", "Its tags are: v1. Its branches are: main."),
         ("dvc://{corpus}@v1:raw/two.jsonl", "raw/two.jsonl is not in", "DVC tracks there: raw/letters, raw/one.jsonl"),
         ("dvc://{corpus}@v1:raw/letters/c.txt", "raw/letters/c.txt", ""),
     ],
