@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from components.data_curation.records import Record
@@ -31,6 +31,8 @@ ANSWER_KEYS = ("completion", "response", "answer", "output")
 TEXT_KEYS = ("text", "content", "raw_content")
 LABEL_KEYS = ("label", "kto_tag")
 TOOL_KEYS = ("tools", "functions")
+SYSTEM_KEYS = ("system", "system_prompt")
+ABOUT_KEYS = ("input", "context")  # what a question is about
 HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]?")
 
 
@@ -40,11 +42,12 @@ class ShapeError(ValueError):
 
 @dataclass
 class Parsed:
-    """What a format makes of a record: the row's content, and the keys that it used up (the others become meta)."""
+    """What a format makes of fields: the row's content, and the keys that are wholly in it (the others become meta)."""
 
     kind: Kind
     content: dict[str, Any]
-    used: set[str] = field(default_factory=set)
+    fields: Fields
+    used: set[str]
 
 
 def rows_of(record: Record, form: str = "auto") -> list[Row]:
@@ -72,21 +75,47 @@ def _keys(fields: Fields) -> str:
 
 
 def _row(record: Record, parsed: Parsed, form: str, number: int) -> Row:
-    rest = {k: v for k, v in record.fields.items() if k not in parsed.used | {"id", "source"} and v not in (None, "", [], {})}
-    own_id, source = record.fields.get("id"), record.fields.get("source")
-    own = str(own_id) if isinstance(own_id, str | int) and not isinstance(own_id, bool) and str(own_id).strip() else ""
+    own, source = _own_id(parsed.fields.get("id")), parsed.fields.get("source")
+    named = isinstance(source, str) and bool(source)
     row = Row(
         kind=parsed.kind,
         content=parsed.content,
         own_id=f"{own}.{number}" if own and number else own,
-        source=source if isinstance(source, str) and source else record.file,
-        meta=rest,
+        source=str(source) if named else record.file,
+        meta=_meta(parsed.fields, parsed.used | {key for key, taken in (("id", own), ("source", named)) if taken}),
         file=record.file,
         line=record.line,
         form=record.form if record.form and parsed.kind == "text" else form,
     )
     _check_text([row.content, row.meta, row.own_id, row.source])
     return row
+
+
+def _own_id(value: Any) -> str:
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip() else ""
+
+
+def _meta(fields: Fields, used: set[str]) -> dict[str, Any]:
+    """What the row does not say: all other fields, and of used ones what their turns hold beside their words."""
+    left = {key: _unsaid_in(value) if key in used else value for key, value in fields.items()}
+    return {key: value for key, value in left.items() if not _blank(value)}
+
+
+def _unsaid_in(value: Any) -> list[Fields]:
+    """What is not said of each turn, in a turn or a list of turns; nothing of any other value."""
+    turns = value if isinstance(value, list) else [value]
+    unsaid = [_unsaid(turn) for turn in turns if isinstance(turn, dict) and _role_key(turn) in turn]
+    return unsaid if any(unsaid) else []
+
+
+def _unsaid(turn: Fields) -> Fields:
+    """A name, a weight, its reasoning: what a turn holds beside its role, its text and its calls."""
+    said = {_role_key(turn), _content_key(turn), _calls_key(turn)}
+    return {key: value for key, value in turn.items() if key not in said and not _blank(value)}
+
+
+def _blank(value: Any) -> bool:
+    return not value.strip() if isinstance(value, str) else value in (None, [], {})
 
 
 def _check_text(value: Any) -> None:
@@ -133,21 +162,34 @@ def _messages(value: Any) -> list[Message]:
 def _message(turn: Any) -> Message:
     if not isinstance(turn, dict):
         raise ShapeError("a turn that is not an object")
-    said = turn.get("role", turn.get("from"))
+    said = turn.get(_role_key(turn))
     role = ROLES.get(said.lower()) if isinstance(said, str) else None
     if role is None:
         raise ShapeError(f"a turn by {said!r}; known are {', '.join(sorted(ROLES))}")
     return {"role": role, "content": _content(turn)}
 
 
+def _role_key(turn: Fields) -> str:
+    return "role" if "role" in turn else "from"
+
+
+def _content_key(turn: Fields) -> str:
+    return "content" if "content" in turn else "value"
+
+
+def _calls_key(turn: Fields) -> str:
+    return "tool_calls" if turn.get("tool_calls") else "function_call"
+
+
 def _content(turn: Fields) -> str:
     """A turn's text; the text parts of a list; calls of tools as one JSON object {"name", "arguments"} a line."""
-    content = turn["content"] if "content" in turn else turn.get("value")
+    content = turn.get(_content_key(turn))
     if isinstance(content, list):
         content = "\n".join(_part(part) for part in content)
     if content is not None and not isinstance(content, str):
         raise ShapeError(f"a turn whose content is a {type(content).__name__}")
-    calls = [_call(call) for call in turn.get("tool_calls") or []]
+    called = turn.get(_calls_key(turn)) or []
+    calls = [_call(call) for call in (called if isinstance(called, list) else [called])]
     return "\n".join([content, *calls] if content else calls)
 
 
@@ -186,10 +228,7 @@ def _answer(value: Any) -> list[Message]:
     return _messages(value)
 
 
-def _tools(fields: Fields) -> str | None:
-    value = _first(fields, TOOL_KEYS)
-    if not value:
-        return None
+def _tools(value: Any) -> str | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -198,27 +237,55 @@ def _tools(fields: Fields) -> str | None:
     return json.dumps(value, ensure_ascii=False, sort_keys=True) if value else None
 
 
+def _key(fields: Fields, keys: Sequence[str]) -> str:
+    """The first of the keys that a record has; the first of all where it has none, to be missed by name."""
+    return next((key for key in keys if key in fields), keys[0])
+
+
 def _first(fields: Fields, keys: Sequence[str]) -> Any:
-    return next((fields[k] for k in keys if k in fields), None)
+    return fields.get(_key(fields, keys))
 
 
-def _with_system(fields: Fields, messages: list[Message]) -> list[Message]:
-    system = fields.get("system") or fields.get("system_prompt")
-    if not isinstance(system, str) or (messages and messages[0]["role"] == "system"):
-        return messages
-    return [{"role": "system", "content": system}, *messages]
+def _system_key(fields: Fields, messages: list[Message]) -> str | None:
+    """Where the system prompt stands that the messages lack."""
+    if messages and messages[0]["role"] == "system":
+        return None
+    return next((key for key in SYSTEM_KEYS if isinstance(fields.get(key), str) and fields[key]), None)
+
+
+def _asked(fields: Fields, key: str) -> tuple[Any, list[str]]:
+    """The question under a key, followed by what it is about; and the keys that are in it."""
+    question = fields[key]
+    about = next((k for k in ABOUT_KEYS if k != key and _stated(fields.get(k))), None)
+    if about is None or not isinstance(question, str) or HH_TURN.match(question):
+        return question, [key]
+    if key != "instruction" and str(fields[about]) in question:  # a prompt may be a template that was filled in
+        return question, [key]
+    return f"{question}\n\n{fields[about]}", [key, about]
+
+
+def _stated(value: Any) -> bool:
+    """Whether it can follow a question: text, or a number from a column of numbers."""
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and not _blank(value)
+
+
+def _parsed(kind: Kind, fields: Fields, content: dict[str, Any], used: Sequence[str]) -> list[Parsed]:
+    """The content, after the record's system prompt and with its tools."""
+    opening = "messages" if "messages" in content else "prompt"
+    system, tools = _system_key(fields, content[opening]), next((key for key in TOOL_KEYS if fields.get(key)), None)
+    before = [{"role": "system", "content": fields[system]}] if system else []
+    whole = {**content, opening: [*before, *content[opening]], "tools": _tools(fields[tools]) if tools else None}
+    return [Parsed(kind, whole, fields, {*used, *filter(None, (system, tools))})]
 
 
 def _sft(fields: Fields, messages: list[Message], used: Sequence[str]) -> list[Parsed]:
-    content = {"messages": _with_system(fields, messages), "tools": _tools(fields)}
-    return [Parsed("sft", content, {*used, *TOOL_KEYS, "system", "system_prompt"})]
+    return _parsed("sft", fields, {"messages": messages}, used)
 
 
 def _pair(fields: Fields, prompt: list[Message], chosen: list[Message], rejected: list[Message], used: Sequence[str]) -> list[Parsed]:
     if not prompt:
         raise ShapeError("a preference pair without a prompt")
-    content = {"prompt": _with_system(fields, prompt), "chosen": chosen, "rejected": rejected, "tools": _tools(fields)}
-    return [Parsed("preference", content, {*used, *TOOL_KEYS, "system", "system_prompt"})]
+    return _parsed("preference", fields, {"prompt": prompt, "chosen": chosen, "rejected": rejected}, used)
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------------------
@@ -230,29 +297,31 @@ def _is_preference(f: Fields) -> bool:
 
 def _preference(f: Fields) -> list[Parsed]:
     if "response_j" in f:
-        used = ["question", "response_j", "response_k"]
-        return _pair(f, _messages(f["question"]), _answer(f["response_j"]), _answer(f["response_k"]), used)
-    chosen, rejected = f["chosen"], f["rejected"]
+        question, used = _asked(f, "question")
+        return _pair(f, _messages(question), _answer(f["response_j"]), _answer(f["response_k"]), [*used, "response_j", "response_k"])
     key = next((k for k in ("prompt", "conversations", "messages", *QUESTION_KEYS) if k in f), None)
     if key is not None:
-        return _pair(f, _messages(_question(f, key)), _reply(chosen), _reply(rejected), [key, "chosen", "rejected", *_INPUT])
-    prompt, one, other = _parted(_messages(chosen), _messages(rejected))
+        return _answered_twice(f, key)
+    prompt, one, other = _parted(_messages(f["chosen"]), _messages(f["rejected"]))
     return _pair(f, prompt, one, other, ["chosen", "rejected"])
 
 
-_INPUT = ("input", "context")  # what an instruction is about
+def _answered_twice(f: Fields, key: str) -> list[Parsed]:
+    question, used = _asked(f, key)
+    prompt, pair = _messages(question), {name: _answer_apart(_answer(f[name])) for name in ("chosen", "rejected")}
+    used += [name for name, (before, _) in pair.items() if _repeats(prompt, before)]
+    return _pair(f, prompt, pair["chosen"][1], pair["rejected"][1], used)
 
 
-def _question(f: Fields, key: str) -> Any:
-    about = _first(f, _INPUT) if key == "instruction" else None
-    return f"{f[key]}\n\n{about}" if isinstance(about, str) and about.strip() else f[key]
-
-
-def _reply(value: Any) -> list[Message]:
-    """The last turns of an answer: of a whole conversation, those after the last user turn."""
-    messages = _answer(value)
+def _answer_apart(messages: list[Message]) -> tuple[list[Message], list[Message]]:
+    """A conversation up to its last user turn, and the answer after it."""
     last = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
-    return messages[last + 1 :]
+    return messages[: last + 1], messages[last + 1 :]
+
+
+def _repeats(prompt: list[Message], before: list[Message]) -> bool:
+    """Whether the prompt says all that goes before an answer."""
+    return all(any(turn["content"].strip() in m["content"] for m in prompt) for turn in before)
 
 
 def _parted(one: list[Message], other: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
@@ -273,13 +342,16 @@ def _scored_pair(f: Fields) -> list[Parsed]:
     if not isinstance(score, int | float) or score == 1.5:
         raise ShapeError(f"a preference of {score!r} chooses neither output")
     chosen, rejected = (f["output_1"], f["output_2"]) if score < 1.5 else (f["output_2"], f["output_1"])
-    return _pair(f, _messages(f["instruction"]), _answer(chosen), _answer(rejected), ["instruction", "output_1", "output_2"])
+    question, used = _asked(f, "instruction")
+    return _pair(f, _messages(question), _answer(chosen), _answer(rejected), [*used, "output_1", "output_2"])
 
 
 def _is_kto(f: Fields) -> bool:
-    return any(k in f and _label(f[k]) is not None for k in LABEL_KEYS) and any(
-        k in f for k in ("messages", "conversations", "completion", "response")
-    )
+    return _label_key(f) is not None and any(k in f for k in ("messages", "conversations", "completion", "response"))
+
+
+def _label_key(f: Fields) -> str | None:
+    return next((k for k in LABEL_KEYS if k in f and _label(f[k]) is not None), None)
 
 
 def _label(value: Any) -> bool | None:
@@ -289,21 +361,24 @@ def _label(value: Any) -> bool | None:
 
 
 def _kto(f: Fields) -> list[Parsed]:
-    label = _label(_first(f, LABEL_KEYS))
-    if label is None:
+    labelled = _label_key(f)
+    if labelled is None:
         raise ShapeError("a label that is neither true nor false")
-    turns = _first(f, ("messages", "conversations"))
-    if turns is not None:
-        messages = _messages(turns)
-        completion = _reply(messages)
-        prompt = messages[: len(messages) - len(completion)]
-    else:
-        prompt, completion = _messages(_first(f, QUESTION_KEYS)), _answer(_first(f, ANSWER_KEYS))
+    prompt, completion, used = _answered(f)
     if not prompt or not completion:
         raise ShapeError("a labelled row without a prompt or without a completion")
-    content = {"prompt": _with_system(f, prompt), "completion": completion, "label": label, "tools": _tools(f)}
-    used = {*LABEL_KEYS, *TOOL_KEYS, *QUESTION_KEYS, *ANSWER_KEYS, "messages", "conversations", "system", "system_prompt"}
-    return [Parsed("unpaired", content, used)]
+    label = bool(_label(f[labelled]))
+    return _parsed("unpaired", f, {"prompt": prompt, "completion": completion, "label": label}, [*used, labelled])
+
+
+def _answered(f: Fields) -> tuple[list[Message], list[Message], list[str]]:
+    """A prompt and its answer, of a conversation or under keys of their own; and the keys that are in them."""
+    turns = next((k for k in ("messages", "conversations") if f.get(k) is not None), None)
+    if turns is not None:
+        return *_answer_apart(_messages(f[turns])), [turns]
+    question, used = _asked(f, _key(f, QUESTION_KEYS))
+    answer = _key(f, ANSWER_KEYS)
+    return _messages(question), _answer(f[answer]), [*used, answer]
 
 
 def _is_openai(f: Fields) -> bool:
@@ -319,7 +394,7 @@ def _is_sharegpt(f: Fields) -> bool:
 
 
 def _sharegpt(f: Fields) -> list[Parsed]:
-    key = "conversation" if "conversation" in f else "conversations"
+    key = _key(f, ("conversations", "conversation"))
     return _sft(f, _messages(f[key]), [key])
 
 
@@ -328,7 +403,7 @@ def _is_dolly(f: Fields) -> bool:
 
 
 def _dolly(f: Fields) -> list[Parsed]:
-    return _asked(f, f["instruction"], f.get("context"), f["response"], ["instruction", "context", "response"])
+    return _instructed(f, "response")
 
 
 def _is_alpaca(f: Fields) -> bool:
@@ -336,20 +411,34 @@ def _is_alpaca(f: Fields) -> bool:
 
 
 def _alpaca(f: Fields) -> list[Parsed]:
-    """Alpaca's rows, and self-instruct's seed tasks with a list of instances. Their ready-made `text` repeats the rest."""
-    used = ["instruction", "input", "output", "instances", "text"]
-    instances = f.get("instances", [f])
+    """Alpaca's rows, and self-instruct's seed tasks with a list of instances."""
+    if "instances" not in f:
+        return _instructed(f, "output")
+    instances = f["instances"]
     if not isinstance(instances, list) or not instances or not all(isinstance(i, dict) for i in instances):
         raise ShapeError("instances that are not a list of objects")
-    return [one for i in instances for one in _asked({**f, **i}, f["instruction"], i.get("input"), i["output"], used)]
+    return [one for i in instances for one in _instructed(_instance(f, i), "output")]
 
 
-def _asked(f: Fields, instruction: Any, about: Any, answer: Any, used: Sequence[str]) -> list[Parsed]:
-    if not isinstance(instruction, str) or not isinstance(answer, str):
+def _instance(f: Fields, instance: Fields) -> Fields:
+    """An instance as a record by itself. What the task says under the instance's keys stays under `instances`."""
+    return {**f, **instance, "instances": {k: v for k, v in f.items() if k in instance}}
+
+
+def _instructed(f: Fields, answer: str) -> list[Parsed]:
+    instruction, said = f["instruction"], f[answer]
+    if not isinstance(instruction, str) or not isinstance(said, str):
         raise ShapeError("an instruction or an answer that is not text")
-    question = f"{instruction}\n\n{about}" if isinstance(about, str) and about.strip() else instruction
+    question, used = _asked(f, "instruction")
     history = [turn for pair in _history(f) for turn in pair]
-    return _sft(f, [*history, {"role": "user", "content": question}, {"role": "assistant", "content": answer}], [*used, "history"])
+    ready = ["text"] if _is_ready_made(f.get("text"), [*map(f.get, used), said]) else []
+    turns = [*history, {"role": "user", "content": question}, {"role": "assistant", "content": said}]
+    return _sft(f, turns, [*used, answer, "history", *ready])
+
+
+def _is_ready_made(text: Any, parts: Sequence[Any]) -> bool:
+    """Whether a text is Alpaca's template, filled in with the record's other fields."""
+    return isinstance(text, str) and all(str(part).strip() in text for part in parts)
 
 
 def _history(f: Fields) -> list[list[Message]]:
@@ -367,11 +456,12 @@ def _is_prompt_completion(f: Fields) -> bool:
 
 
 def _prompt_completion(f: Fields) -> list[Parsed]:
-    question, answer = (next((k for k in keys if k in f), keys[0]) for keys in (QUESTION_KEYS, ANSWER_KEYS))
-    prompt = _messages(f[question])
+    question, used = _asked(f, _key(f, QUESTION_KEYS))
+    answer = _key(f, ANSWER_KEYS)
+    prompt = _messages(question)
     while len(prompt) > 1 and prompt[-1]["role"] == "assistant" and not prompt[-1]["content"].strip():
         prompt.pop()  # a transcript that ends where the assistant is to begin
-    return _sft(f, [*prompt, *_answer(f[answer])], [question, answer])
+    return _sft(f, [*prompt, *_answer(f[answer])], [*used, answer])
 
 
 def _is_hh(f: Fields) -> bool:
@@ -384,7 +474,7 @@ def _hh(f: Fields) -> list[Parsed]:
     if "chosen" in f:
         return _preference(f)
     text = _text_field(f)
-    return _sft(f, _transcript("\n\n" + text.lstrip()), TEXT_KEYS)
+    return _sft(f, _transcript("\n\n" + text.lstrip()), [_key(f, TEXT_KEYS)])
 
 
 def _is_text(f: Fields) -> bool:
@@ -392,7 +482,7 @@ def _is_text(f: Fields) -> bool:
 
 
 def _text(f: Fields) -> list[Parsed]:
-    return [Parsed("text", {"text": _text_field(f)}, {next(k for k in TEXT_KEYS if k in f)})]
+    return [Parsed("text", {"text": _text_field(f)}, f, {_key(f, TEXT_KEYS)})]
 
 
 def _text_field(f: Fields) -> str:
