@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.common import hashing, places
+from components.common import places
 from components.common.places import Workdir
 from components.common.progress import Reporter
 from components.data_curation.contamination import list_sets
@@ -72,14 +72,9 @@ def fetch_earlier(config: Customization, earlier: Sequence[tuple[str, str]], wor
 
 
 def _obtain(workdir: Workdir, reporter: Reporter) -> Callable[[str], Path]:
-    """Fetch what a dvc:// source names; equal names of different repositories lie apart."""
-
-    def obtain(uri: str) -> Path:
-        folder = workdir.state / "data_curation" / "sources" / hashing.digest(uri)[:16]
-        folder.mkdir(parents=True, exist_ok=True)
-        return versioning.obtain(uri, folder, reporter)
-
-    return obtain
+    """Fetch what a dvc:// source names."""
+    folder = workdir.state / "data_curation" / "sources"
+    return lambda uri: versioning.obtain(uri, folder, reporter)
 
 
 def demo_path(workdir: Workdir) -> Path:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, hashing
+from components.common import artifacts, hashing, jobs
 from components.common.errors import ArtifactDamagedError, ConfigurationError, TunelineError
-from components.common.jobs import private_folder
 from components.common.progress import Reporter
 from components.data_versioning import repository, s3, storage
 from components.data_versioning.repository import DataVersioningError
@@ -43,35 +44,78 @@ def parse(uri: str) -> Address:
 
 
 def obtain(uri: str, folder: Path, reporter: Reporter) -> Path:
-    """Fetch the file or folder that a dvc:// URI names into `folder` and return where it lies there; an older copy is replaced.
+    """Fetch the file or folder that a dvc:// URI names; returns where it lies: below `folder`, under its own name.
 
-    What was fetched from the same commit before, and is still what it was then, is not fetched again.
+    Every commit of every URI has a place of its own there, which several jobs may fill at once, so what a job was given stays as it is
+    when the revision comes to name another commit. What was fetched of the same commit before, and is still what it was then, is not
+    fetched again; what no job has asked for in a week goes when the same URI names another commit.
     Whatever DVC tracks is compared with the digests in the repository, and whatever git tracks is git's own. Raises ConfigurationError
     for a URI that names nothing, DataVersioningError when repository or remote cannot be used, and ArtifactDamagedError, naming the
     files, when the remote holds them damaged or not at all.
     """
     address = parse(uri)
     reporter.step(f"fetching {address.path} at {address.rev}")
-    with private_folder(folder, ".obtain") as work:
+    with jobs.private_folder(folder, ".obtain") as work:
         clone = _clone(address, work / "clone")
-        target, note = folder / Path(address.path).name, folder / FETCHED
         commit = repository.git(clone, "rev-parse", "HEAD").strip()
-        if not _is_noted(note, uri, commit, target):
-            if not _in_git(clone, address.path):
-                _fetch(address, clone)
-            note.unlink(missing_ok=True)
-            _replace(clone / address.path, target, work / "replaced")
-            artifacts.write_atomically(note, json.dumps({"uri": uri, "commit": commit, "sha256": _contents(target)}))
-        return target
+        copy = _Copy(folder / hashing.digest(uri)[:16] / commit[:16], Path(address.path).name, uri, commit)
+        if not copy.is_whole():
+            _put(_fetched(address, clone), copy, work)
+        _forget_others(copy.home, work)
+    return copy.path
 
 
-def _is_noted(note: Path, uri: str, commit: str, target: Path) -> bool:
-    """Whether the target is what the URI named in this commit, as it was then."""
-    try:
-        told = json.loads(note.read_text(encoding="utf-8"))
-        return bool(told == {"uri": uri, "commit": commit, "sha256": _contents(target)})
-    except (OSError, ValueError):
-        return False
+@dataclass(frozen=True)
+class _Copy:
+    """What a URI named in a commit, in a folder of its own with a note that says so."""
+
+    home: Path
+    name: str
+    uri: str
+    commit: str
+
+    @property
+    def path(self) -> Path:
+        """The source itself."""
+        return self.home / self.name
+
+    def is_whole(self) -> bool:
+        """Whether it is there, as it was when it was fetched. Being asked for makes it young again, so that no job forgets it now."""
+        try:
+            os.utime(self.home)
+            told = json.loads((self.home / FETCHED).read_text(encoding="utf-8"))
+            return bool(told == self.note(self.path))
+        except (OSError, ValueError):
+            return False
+
+    def note(self, path: Path) -> dict[str, str]:
+        """What the note says of it, which may lie elsewhere yet."""
+        return {"uri": self.uri, "commit": self.commit, "sha256": _contents(path)}
+
+
+def _fetched(address: Address, clone: Path) -> Path:
+    """Where in the clone the source lies, fetched by DVC unless it is git's."""
+    if not _in_git(clone, address.path):
+        _fetch(address, clone)
+    return clone / address.path
+
+
+def _put(found: Path, copy: _Copy, work: Path) -> None:
+    """Move what was fetched to its place with its note, by one rename. Where another job was first, and its copy is whole, that stays."""
+    made = work / "made"
+    made.mkdir()
+    found.rename(made / copy.name)
+    artifacts.write_atomically(made / FETCHED, json.dumps(copy.note(made / copy.name)))
+    copy.home.parent.mkdir(parents=True, exist_ok=True)
+    jobs.settle(made, copy.home, copy.is_whole, work / "aside")
+
+
+def _forget_others(home: Path, work: Path) -> None:
+    """Remove the copies of other commits that are too old for any job to be reading them."""
+    for other in home.parent.iterdir():
+        with suppress(FileNotFoundError):  # another job was first
+            if other != home and time.time() - other.stat().st_mtime > jobs.ABANDONED_AFTER:
+                jobs.put_aside(other, work / "forgotten")
 
 
 def _contents(path: Path) -> str:
@@ -80,13 +124,6 @@ def _contents(path: Path) -> str:
         return hashing.sha256_file(path)
     files = [file for file in sorted(path.rglob("*")) if file.is_file()]
     return hashing.digest([[str(file.relative_to(path)), hashing.sha256_file(file)] for file in files])
-
-
-def _replace(found: Path, target: Path, aside: Path) -> None:
-    """Move what was fetched to its place; an older copy goes aside first."""
-    if target.exists():
-        target.rename(aside)
-    found.rename(target)
 
 
 def _clone(address: Address, folder: Path) -> Path:

@@ -11,11 +11,20 @@ from pathlib import Path
 import pytest
 
 from components.common.errors import ArtifactDamagedError, ConfigurationError, TunelineError
+from components.common.hashing import ROOT
 from components.common.progress import Silent
+from components.data_versioning import sources
 from components.data_versioning.repository import DataVersioningError
 from components.data_versioning.stage import obtain
 
 pytestmark = pytest.mark.dvc
+OBTAIN = """
+import sys
+from pathlib import Path
+from components.common.progress import Silent
+from components.data_versioning.stage import obtain
+print(obtain(sys.argv[1], Path(sys.argv[2]), Silent()))
+"""
 
 
 def run(folder: Path, *command: str) -> None:
@@ -67,9 +76,11 @@ def got(corpus: Path | str, rev: str, path: str, folder: Path) -> Path:
 
 def test_a_file_of_any_revision_is_fetched(corpus: Path, tmp_path: Path) -> None:
     old = got(corpus, "v1", "raw/one.jsonl", tmp_path / "old")
-    assert (old, old.read_text()) == (tmp_path / "old" / "one.jsonl", '{"text": "first"}\n')
+    assert (old.name, old.read_text()) == ("one.jsonl", '{"text": "first"}\n')
+    assert old.is_relative_to(tmp_path / "old")
     assert got(corpus, "main", "raw/one.jsonl", tmp_path / "new").read_text() == '{"text": "second"}\n'
-    assert [p.name for p in (tmp_path / "old").glob("[!.]*")] == ["one.jsonl"]
+    assert [p.name for p in old.parent.glob("[!.]*")] == ["one.jsonl"]
+    assert [p for p in (tmp_path / "old").iterdir() if not old.is_relative_to(p)] == []
 
 
 def test_a_branch_that_is_not_the_default_one_is_a_revision_too(corpus: Path, tmp_path: Path) -> None:
@@ -98,9 +109,53 @@ def test_what_git_itself_holds_is_taken_from_git(corpus: Path, tmp_path: Path) -
     assert got(corpus, "v1", "LICENSE", tmp_path).read_text() == "free\n"
 
 
-def test_an_older_copy_is_replaced(corpus: Path, tmp_path: Path) -> None:
-    got(corpus, "v1", "raw/one.jsonl", tmp_path)
-    assert "second" in got(corpus, "main", "raw/one.jsonl", tmp_path).read_text()
+def test_what_a_job_was_given_stays_as_it_is_when_the_revision_moves_on(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, "git", "branch", "moving", "v1")
+    before = got(corpus, "moving", "raw/one.jsonl", tmp_path)
+    run(corpus, "git", "branch", "--force", "moving", "main")
+    after = got(corpus, "moving", "raw/one.jsonl", tmp_path)
+    assert (before.read_text(), after.read_text()) == ('{"text": "first"}\n', '{"text": "second"}\n')
+    assert (before.name, after.name) == ("one.jsonl", "one.jsonl")
+
+
+def test_a_copy_of_another_commit_goes_when_no_job_has_asked_for_it_in_a_week(corpus: Path, tmp_path: Path) -> None:
+    run(corpus, "git", "branch", "moving", "v1")
+    before = got(corpus, "moving", "raw/one.jsonl", tmp_path / "out")
+    os.utime(before.parent, (0, 0))
+    assert got(corpus, "moving", "raw/one.jsonl", tmp_path / "out") == before
+    run(corpus, "git", "branch", "--force", "moving", "main")
+    got(corpus, "moving", "raw/one.jsonl", tmp_path / "out")
+    assert before.exists()
+    os.utime(before.parent, (0, 0))
+    after = got(corpus, "moving", "raw/one.jsonl", tmp_path / "out")
+    assert [path.parent.name for path in (tmp_path / "out").rglob("one.jsonl")] == [after.parent.name]
+
+
+def test_jobs_that_fetch_the_same_at_once_all_get_it_whole(corpus: Path, tmp_path: Path) -> None:
+    uri = f"dvc://{corpus}@v1:raw/letters"
+    command = [sys.executable, "-c", OBTAIN, uri, str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    jobs = [subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
+    told = [job.communicate(timeout=120) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0, 0], told
+    [path] = {Path(said.strip()) for said, _ in told}
+    assert [(p.name, p.read_text()) for p in sorted(path.iterdir())] == [("a.txt", "a letter\n" * 30), ("b.txt", "another\n" * 30)]
+    assert [p.name for p in (tmp_path / "out").iterdir()] == [path.parent.parent.name]
+
+
+def test_a_job_that_comes_second_takes_the_copy_of_the_first(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, first = sources._fetched, list[tuple[Path, int]]()
+
+    def overtaken(address: sources.Address, clone: Path) -> Path:
+        with monkeypatch.context() as other:
+            other.setattr(sources, "_fetched", real)
+            path = got(corpus, "v1", "raw/one.jsonl", tmp_path)
+        first.append((path, path.stat().st_ino))
+        return real(address, clone)
+
+    monkeypatch.setattr(sources, "_fetched", overtaken)
+    second = got(corpus, "v1", "raw/one.jsonl", tmp_path)
+    assert first == [(second, second.stat().st_ino)]
 
 
 def test_what_was_fetched_of_the_same_commit_is_not_fetched_again_unless_it_was_changed(corpus: Path, tmp_path: Path) -> None:
@@ -131,7 +186,7 @@ def test_every_tampered_or_lost_object_is_refused_though_the_repository_does_not
             with pytest.raises(ArtifactDamagedError, match="lacks objects of raw at v1, or holds them damaged") as refused:
                 got(corpus, "v1", "raw", tmp_path / "out")
             assert "Restore them there" in refused.value.hint
-            assert not (tmp_path / "out" / "raw").exists()
+            assert list((tmp_path / "out").iterdir()) == []
         damaged.write_bytes(whole)
     got(corpus, "v1", "raw", tmp_path / "out")
 
