@@ -99,8 +99,9 @@ class Place:
         )
 
     def versions(self) -> list[Version]:
-        """The published versions, oldest first, as the repository here has them."""
-        return [self._version(tag, rev) for tag, rev in repository.tags(self.repository, self.prefix).items()]
+        """The published versions, oldest first, as the repository here has them. A tag of that form may also be somebody's own."""
+        tags = repository.tags(self.repository, self.prefix)
+        return [self._version(tag, rev) for tag, rev in tags.items() if repository.holds(self.repository, rev, f"{self.path}.dvc")]
 
     def _version(self, tag: str, rev: str) -> Version:
         md5 = storage.tracked_md5(repository.text(self.repository, rev, f"{self.path}.dvc"))

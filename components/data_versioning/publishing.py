@@ -49,7 +49,7 @@ def check_tag(publication: Publication, place: Place, published: Version | None)
     """Raise where the user's tag names another revision: tags are never moved."""
     if not publication.tag:
         return
-    repository.check_tag_name(publication.tag, place.prefix)
+    repository.check_tag_name(publication.tag)
     rev = repository.names(place.repository).get(publication.tag)
     if rev is None or (published and rev == published.rev):
         return

@@ -28,6 +28,7 @@ NETWORK_SECONDS = 120.0  # a data repository is small: its files are in the DVC 
 PASSED = ("GIT_ASKPASS", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH")  # how a user reaches a server
 MIRROR_ATTEMPTS = 75  # of 0.2 seconds
 FULL = ("No space left on device", "Disk quota exceeded")
+VERSION = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)-v[0-9]+")  # the tag of a version, which names its dataset
 COLLISIONS = ("[rejected]", "[remote rejected]", "cannot lock ref", "failed to update ref", "Unable to create")
 
 
@@ -203,10 +204,13 @@ def tag(folder: Path, name: str, rev: str, message: str) -> None:
     git(folder, "tag", "--annotate", "--force", "--cleanup=verbatim", "--message", message, name, rev)
 
 
-def check_tag_name(name: str, reserved: str) -> None:
-    """Raise UsageError for what git takes for no tag, and for the names of versions."""
-    if name.startswith(reserved) and name.removeprefix(reserved).isdecimal():
-        raise UsageError(f"--tag {name}: tags {reserved}1, {reserved}2, … are given by tuneline", hint="Choose another name.")
+def check_tag_name(name: str) -> None:
+    """Raise UsageError for what git takes for no tag, and for what the versions of a dataset are called, this one's or another's."""
+    if VERSION.fullmatch(name):
+        raise UsageError(
+            f"--tag {name}: tags that end in -v1, -v2, … are given by tuneline",
+            hint=f"Choose another name, for instance {'-'.join(name.rsplit('-v', 1))}.",
+        )
     done = _run(Path.cwd(), ("check-ref-format", f"refs/tags/{name}"))
     if name.startswith("-") or done.returncode or re.fullmatch(r"[0-9a-f]{7,64}", name):
         raise UsageError(f"--tag {name!r} cannot be the name of a tag", hint="Take letters, digits, dots and hyphens: release-2026-11.")
@@ -268,8 +272,9 @@ def newest_names(clone: Path) -> tuple[list[str], list[str]]:
 
 
 def holds(repository: Path, rev: str, path: str) -> bool:
-    """Whether a commit holds a file."""
-    return _run(repository, ("cat-file", "-e", f"{rev}:{path}")).returncode == 0
+    """Whether it is a commit that holds a file. Raises DataVersioningError where the repository is damaged, so that none looks absent."""
+    is_commit = git(repository, "cat-file", "-t", rev).strip() == "commit"
+    return is_commit and bool(git(repository, "ls-tree", "--name-only", rev, "--", path).strip())
 
 
 def text(repository: Path, rev: str, path: str) -> str:

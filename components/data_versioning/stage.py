@@ -71,7 +71,7 @@ def publish(
         place.prepare()
         place.refresh()
         if tag:
-            repository.check_tag_name(tag, place.prefix)
+            repository.check_tag_name(tag)
         place.remote.check()
         found = publishing.published(publication, place, folder, reporter)
         if found is None:

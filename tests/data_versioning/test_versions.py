@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from components.common import artifacts
-from components.common.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError, OutputOccupiedError
+from components.common.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError, OutputOccupiedError, UsageError
 from components.common.progress import Silent
 from components.data_versioning import repository
 from components.data_versioning.config import DataVersioningConfig
@@ -165,6 +165,36 @@ def test_two_datasets_live_in_one_repository(tmp_path: Path, make_dataset) -> No
     version = publish(make_dataset("two", MORE), other, workdir=tmp_path, reporter=Silent())
     assert version.tag == "other-v1"
     assert [v.tag for v in versions(CONFIG, workdir=tmp_path)] == ["dataset-v1"]
+
+
+@pytest.mark.parametrize("tag", ["dataset-v9", "tickets-v1", "my-own_tickets-v12"])
+def test_a_tag_that_would_look_like_a_version_of_any_dataset_is_refused(tmp_path: Path, make_dataset, tag: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        publish(make_dataset("one", ROWS), CONFIG, workdir=tmp_path, reporter=Silent(), tag=tag)
+    assert refused.value.message == f"--tag {tag}: tags that end in -v1, -v2, … are given by tuneline"
+    assert refused.value.hint == f"Choose another name, for instance {tag.replace('-v', '-')}."
+    assert versions(CONFIG, workdir=tmp_path) == []
+
+
+def test_tags_that_only_look_like_versions_of_a_dataset_do_not_break_it(tmp_path: Path, make_dataset) -> None:
+    tickets = DataVersioningConfig(name="tickets")
+    other = publish(make_dataset("one", ROWS), CONFIG, workdir=tmp_path, reporter=Silent())
+    blob = repository.git(tmp_path / "data-repository", "rev-parse", f"{other.rev}:datasets/dataset.dvc").strip()
+    for tag, named in (("tickets-v1", other.rev), ("tickets-v2", blob)):
+        repository.git(tmp_path / "data-repository", "tag", tag, named)
+    assert versions(tickets, workdir=tmp_path) == []
+    assert publish(make_dataset("two", MORE), tickets, workdir=tmp_path, reporter=Silent()).tag == "tickets-v3"
+    assert [v.tag for v in versions(tickets, workdir=tmp_path)] == ["tickets-v3"]
+    assert [v.tag for v in versions(CONFIG, workdir=tmp_path)] == ["dataset-v1"]
+
+
+def test_a_version_whose_commit_is_damaged_is_told_and_not_passed_over(tmp_path: Path, make_dataset) -> None:
+    version = publish(make_dataset("one", ROWS), CONFIG, workdir=tmp_path, reporter=Silent())
+    tree = repository.git(tmp_path / "data-repository", "rev-parse", f"{version.rev}:datasets").strip()
+    (tmp_path / "data-repository" / "objects" / tree[:2] / tree[2:]).unlink()
+    with pytest.raises(DataVersioningError, match=r"failed in .*data-repository") as refused:
+        versions(CONFIG, workdir=tmp_path)
+    assert refused.value.hint == "Check that the folder is a git repository you may read and write."
 
 
 def test_nothing_but_a_bare_repository_or_an_empty_place_is_taken_as_the_data_repository(tmp_path: Path, make_dataset) -> None:
