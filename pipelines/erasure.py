@@ -121,10 +121,13 @@ def _unpublished(query: Query, stored: Iterable[Stored], published: Searched, mi
         if one.manifest.kind != "dataset" or one.sha256 in published.read:
             continue
         try:
-            places = search.within(query, artifacts.read(one.folder, "dataset"))
+            dataset = artifacts.read(one.folder, "dataset")
+            gap, places = search.left_out(query, dataset), search.within(query, dataset)
         except (TunelineError, OSError) as error:
             missing.append(_unread(str(one.folder), error))
             continue
+        if gap:
+            missing.append({"what": str(one.folder), **gap})
         if places:
             found.append({"sha256": one.sha256, "uri": one.folder.absolute().as_uri(), "places": places})
     return found

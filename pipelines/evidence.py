@@ -17,6 +17,7 @@ from typing import Any
 from components.common import artifacts, cost, places, progress, tracking
 from components.common.artifacts import Artifact, Input, Manifest
 from components.common.step import Step
+from components.data_curation.personal_data import masked
 from pipelines import outcome, page
 from pipelines.stages import MAKERS
 
@@ -80,7 +81,7 @@ def _data(dataset: Artifact) -> Record:
 
 
 def _dropped(path: Path) -> list[Record]:
-    """The first few dropped rows of each reason."""
+    """The first few dropped rows of each reason, without the personal data that rows may keep: a page is shown around."""
     import pyarrow.parquet as parquet
 
     seen: Counter[str] = Counter()
@@ -89,7 +90,7 @@ def _dropped(path: Path) -> list[Record]:
     for row in (row for batch in batches for row in batch.to_pylist()):
         seen[row["reason"]] += 1
         if seen[row["reason"]] <= EXAMPLES:
-            chosen.append({**row, "text": _short(row["text"])})
+            chosen.append({**row, "detail": masked(row["detail"]), "text": _short(masked(row["text"]))})
     return sorted(chosen, key=lambda row: str(row["reason"]))
 
 

@@ -118,11 +118,24 @@ def left_out(query: Query, dataset: Artifact) -> dict[str, str]:
     if query.by != "source":
         return {}
     matches = MATCHES[query.by](query.value)
+    if kept := _of_unknown_files(dataset, matches):
+        why = f"kept rows of which only what they call their source is known, not whether they are of this file: {kept:,}"
+        return {"why": why, "hint": "Search for what they call their source, for their text or their id as well."}
     rejected = rows.rows(dataset, rows.REJECTED, columns=["source", OWN_SOURCE])
     unknown = sum(OWN_SOURCE not in row and not matches(row) for row in rejected)
     why = f"rejected rows of which only the file is known, not what they call their source: {unknown:,}"
     hint = "An earlier version of tuneline wrote them: search for their text or id as well, or curate anew."
     return {"why": why, "hint": hint} if unknown else {}
+
+
+def _of_unknown_files(dataset: Artifact, matches: Callable[[dict[str, Any]], bool]) -> int:
+    """Of a dataset that was made of a file that matches: the kept rows that may be of it, because they name no file."""
+    files = [one.uri for one in dataset.manifest.inputs if one.kind == "raw"]
+    if not any(matches({"source": uri}) for uri in files):
+        return 0
+    names = {*files, *(PurePath(uri).name for uri in files)}
+    kept = (row for split in rows.splits(dataset) for row in rows.rows(dataset, split, columns=["source"]))
+    return sum(row.get("source") not in names and not matches(row) for row in kept)
 
 
 def _table(dataset: Artifact, name: str, matches: Callable[[dict[str, Any]], bool]) -> Places:

@@ -81,7 +81,15 @@ def test_a_rejected_row_is_found_by_what_it_calls_its_source_and_by_its_file(wor
         [rejected] = [place for place in searched.found[-1].places if place["table"] == "rejected"]
         assert (rejected["ids"], rejected["sources"]) == (["a" * 16 + "-2"], ["letters"])
         assert rejected["at"] == ["letters.jsonl:12 (exact_duplicate)"]
-        assert searched.not_searched == []
+        assert (searched.not_searched == []) == (source == "letters")
+
+
+def test_a_file_whose_kept_rows_name_a_source_of_their_own_leaves_the_answer_incomplete(workdir: Path) -> None:
+    gaps = found(workdir, "source", "letters.jsonl").not_searched
+    assert [gap["what"] for gap in gaps] == ["dataset-v1", "dataset-v2", "dataset-v3", "letters-v1"]
+    assert gaps[0]["why"] == "kept rows of which only what they call their source is known, not whether they are of this file: 3"
+    assert "what they call their source" in gaps[0]["hint"]
+    assert found(workdir, "source", "another.jsonl").not_searched == []
 
 
 def test_rejected_rows_that_do_not_say_their_source_leave_the_answer_incomplete(
@@ -93,7 +101,6 @@ def test_rejected_rows_that_do_not_say_their_source_leave_the_answer_incomplete(
     [gap] = found(tmp_path, "source", "desk").not_searched
     assert gap["what"] == "dataset-v2"
     assert gap["why"] == "rejected rows of which only the file is known, not what they call their source: 1"
-    assert found(tmp_path, "source", "letters.jsonl").not_searched == []
     assert found(tmp_path, "text", "desk").not_searched == []
 
 
