@@ -12,7 +12,8 @@ import itertools
 import json
 import math
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,8 +179,16 @@ def _foreign(sample: bytes) -> str | None:
 CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
 
 
-def _lines(content: _Content, longest: int) -> Iterator[tuple[int, bytes | str]]:
-    """Numbered lines as bytes; as str the reason why a line is not there. An over-long line is passed over, never held."""
+@dataclass(frozen=True)
+class _Missing:
+    """Why a line is not there, and whether its quotes are odd in number, so that a quoted cell of CSV begins or ends in it."""
+
+    why: str
+    odd: bool = False
+
+
+def _lines(content: _Content, longest: int) -> Iterator[tuple[int, bytes | _Missing]]:
+    """Numbered lines. An over-long line is passed over, never held."""
     number, held, size = 1, [b""], 0  # the parts of the line that began last; none of one that is too long already
     try:
         for chunk in content.chunks:
@@ -189,7 +198,7 @@ def _lines(content: _Content, longest: int) -> Iterator[tuple[int, bytes | str]]
                 yield number, _joined(held, size, longest)
                 number, held, size = number + 1, [line], len(line)
     except BrokenOffError as error:
-        yield number, str(error)
+        yield number, _Missing(str(error))
         return
     if size:
         yield number, _joined(held, size, longest)
@@ -197,15 +206,19 @@ def _lines(content: _Content, longest: int) -> Iterator[tuple[int, bytes | str]]
 
 def _longer(held: list[bytes], size: int, more: bytes, longest: int) -> tuple[list[bytes], int]:
     size += len(more)
+    held.append(more)
     if size > longest:
-        held.clear()
-    else:
-        held.append(more)
+        held[:] = [b'"' * _odd(b"".join(held))]
     return held, size
 
 
-def _joined(held: list[bytes], size: int, longest: int) -> bytes | str:
-    return web.too_long(longest) if size > longest else held[0] if len(held) == 1 else b"".join(held)
+def _odd(line: bytes) -> bool:
+    return line.count(b'"') % 2 == 1
+
+
+def _joined(held: list[bytes], size: int, longest: int) -> bytes | _Missing:
+    line = held[0] if len(held) == 1 else b"".join(held)
+    return _Missing(web.too_long(longest), _odd(line)) if size > longest else line
 
 
 def _decoded(line: bytes) -> str:
@@ -218,8 +231,8 @@ def _decoded(line: bytes) -> str:
 
 def _json_lines(content: _Content, config: DataCurationConfig) -> Iterator[Record | Unread]:
     for number, line in _lines(content, config.max_line_bytes):
-        if isinstance(line, str):
-            yield Unread(content.file, number, line)
+        if isinstance(line, _Missing):
+            yield Unread(content.file, number, line.why)
         elif line.strip():
             yield _json_record(content.file, number, line)
 
@@ -313,40 +326,114 @@ def _skip(text: str, position: int, characters: str) -> int:
 
 
 def _csv(content: _Content, config: DataCurationConfig, delimiter: str = ",") -> Iterator[Record | Unread]:
-    """Rows under a header line. Bytes that are not UTF-8 go through as surrogates, to be found in their own row."""
-    broken: list[Unread] = []
-    reader = csv.reader(_csv_lines(content, config.max_line_bytes, broken), delimiter=delimiter, strict=True)
-    csv.field_size_limit(config.max_line_bytes)
-    header: list[str] | None = None
+    """Rows under a header line."""
+    rows = _csv_rows(content, config.max_line_bytes, delimiter)
+    header = next(rows, None)
+    if header is None:
+        return
+    names = [name.strip() or f"column {number}" for number, name in enumerate(header.cells, 1)]
+    if why := header.why or _not_utf8(names) or _doubled(names):
+        yield Unread(content.file, header.first, f"without a header nothing of the file is read: {why}")
+        return
+    for row in rows:
+        yield _csv_record(content.file, names, row)
+
+
+def _not_utf8(cells: Sequence[str]) -> str:
+    try:
+        "".join(cells).encode()
+    except UnicodeEncodeError:
+        return "not UTF-8"
+    return ""
+
+
+def _doubled(names: Sequence[str]) -> str:
+    name = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    return "" if name is None else f"it names the column {name!r} twice"
+
+
+@dataclass(frozen=True)
+class _CsvRow:
+    """The cells of a row and the lines it spans, or why it is none."""
+
+    first: int
+    last: int
+    cells: list[str]
+    why: str = ""
+
+
+def _csv_rows(content: _Content, longest: int, delimiter: str) -> Iterator[_CsvRow]:
+    csv.field_size_limit(longest + 1)  # its line feed is given to the csv module too
+    lines = _CsvLines(content, longest)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         try:
-            row = next(reader)
+            row = lines.row(next(reader))
         except StopIteration:
-            break
+            return
         except csv.Error as error:
-            yield Unread(content.file, reader.line_num, f"invalid CSV: {error}")
-            continue
-        if header is None:
-            header = row
-        elif row:
-            yield _csv_record(content.file, reader.line_num, header, row)
-    yield from broken
+            row = lines.broken(error)
+        if row.cells or row.why:
+            yield row
 
 
-def _csv_lines(content: _Content, longest: int, broken: list[Unread]) -> Iterator[str]:
-    for number, line in _lines(content, longest):
-        if isinstance(line, str):
-            broken.append(Unread(content.file, number, line))
-        else:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8", errors="surrogateescape") + "\n"
+class _CsvLines:
+    """Lines for the csv module. Those of a record are held until it is whole: of a broken one, all but the first are given out again.
+
+    A quote that nobody closes would swallow the rows below it.
+    """
+
+    def __init__(self, content: _Content, longest: int) -> None:
+        self._longest = longest
+        self._new = _lines(content, longest)
+        self._again: deque[tuple[int, bytes | _Missing]] = deque()
+        self._record: list[tuple[int, bytes | _Missing]] = []
+        self._size = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        number, line = self._again.popleft() if self._again else next(self._new)
+        text = _csv_text(number, line)
+        self._record.append((number, line))
+        self._size += len(line) + 1 if isinstance(line, bytes) else 1
+        if self._size > self._longest + 1:
+            raise csv.Error(web.too_long(self._longest))
+        return text
+
+    def row(self, cells: list[str]) -> _CsvRow:
+        """The row that the lines since the last one hold."""
+        record = self._taken()
+        why = next((line.why for _, line in record if isinstance(line, _Missing)), "")
+        return _CsvRow(record[0][0], record[-1][0], cells, why)
+
+    def broken(self, error: csv.Error) -> _CsvRow:
+        """What is said of the first of these lines; the others come again."""
+        (number, line), *others = self._taken()
+        self._again.extendleft(reversed(others))
+        why = f"invalid CSV: {error}"
+        if others:
+            why = f"invalid CSV: a quote is opened here and not closed as it should be: {error} in line {others[-1][0]}"
+        return _CsvRow(number, number, [], line.why if isinstance(line, _Missing) else why)
+
+    def _taken(self) -> list[tuple[int, bytes | _Missing]]:
+        record, self._record, self._size = self._record, [], 0
+        return record
 
 
-def _csv_record(file: str, number: int, header: list[str], row: list[str]) -> Record | Unread:
-    if any("\udc80" <= character <= "\udcff" for cell in row for character in cell):
-        return Unread(file, number, "not UTF-8")
-    if len(row) != len(header):
-        return Unread(file, number, f"{len(row)} fields under a header of {len(header)}")
-    return Record(file, number, {name.strip(): _cell(value) for name, value in zip(header, row, strict=True)})
+def _csv_text(number: int, line: bytes | _Missing) -> str:
+    """A line as the csv module gets it: bytes that are not UTF-8 as surrogates, to be found in their own row."""
+    if isinstance(line, _Missing):
+        return '"\n' if line.odd else "\n"
+    return line.decode("utf-8-sig" if number == 1 else "utf-8", errors="surrogateescape") + "\n"
+
+
+def _csv_record(file: str, names: list[str], row: _CsvRow) -> Record | Unread:
+    width = f"{len(row.cells)} fields under a header of {len(names)}" if len(row.cells) != len(names) else ""
+    if why := row.why or _not_utf8(row.cells) or width:
+        return Unread(file, row.first, f"lines {row.first} to {row.last}: {why}" if row.last > row.first else why)
+    return Record(file, row.first, {name: _cell(value) for name, value in zip(names, row.cells, strict=True)})
 
 
 def _cell(value: str) -> Any:
@@ -400,8 +487,8 @@ def _text(content: _Content, config: DataCurationConfig) -> Iterator[Record | Un
     block: list[bytes] = []
     began = 1
     for number, line in _lines(content, config.max_line_bytes):
-        if isinstance(line, str):
-            yield Unread(content.file, number, line)
+        if isinstance(line, _Missing):
+            yield Unread(content.file, number, line.why)
         elif line.strip():
             began = began if block else number
             block.append(line)

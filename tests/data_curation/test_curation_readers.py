@@ -1,8 +1,15 @@
+import csv
 import gzip
 import hashlib
+import io
+import itertools
 import json
+import re
+import tracemalloc
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from components.common.errors import ConfigurationError, InputError
 from components.data_curation.config import DataCurationConfig
@@ -147,6 +154,150 @@ def test_csv_rows_of_the_wrong_width_and_encoding_are_told_apart(read_all):
     found = read_all("rows.csv", data)
     assert fields(found) == [{"prompt": p, "completion": c} for p, c in [("q1", "a1"), ("q,3", "a\n3"), ("q5", "a5")]]
     assert [(u.line, u.why) for u in unread(found)] == [(3, "1 fields under a header of 2"), (6, "not UTF-8")]
+
+
+TABLE = [b"question,answer\n", *(f"q{i},a{i}\n".encode() for i in range(2, 61))]
+CELLS = [{"question": f"q{i}", "answer": f"a{i}"} for i in range(2, 61)]
+LONG = b"x" * 300_000
+OPENED = "invalid CSV: a quote is opened here and not closed as it should be: "
+
+
+def table(**changed):
+    """The table with other lines in place of some: l6 for line 6."""
+    return b"".join(changed.get(f"l{number}", line) for number, line in enumerate(TABLE, 1))
+
+
+def places(found):
+    return [(one.line, one.why) for one in unread(found)]
+
+
+def but(*numbers):
+    return [row for number, row in enumerate(CELLS, 2) if number not in numbers]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
+def test_a_quote_that_nobody_closes_costs_its_line_and_not_the_rows_below(read_all, name):
+    data = table(l6=b'q6,"a6\n')
+    found = read_all(name, gzip.compress(data) if name.endswith("gz") else data)
+    assert fields(found) == but(6)
+    assert places(found) == [(6, OPENED + "unexpected end of data in line 60")]
+
+
+def test_a_quote_that_a_quoted_cell_below_seems_to_close_costs_its_line_only(read_all):
+    found = read_all("rows.csv", table(l6=b'q6,"a6\n', l9=b'"q9","a9"\n', l20=b'"q20,a20\n', l60=b'q60,"a60'))
+    assert fields(found) == but(6, 20, 60)
+    assert places(found) == [
+        (6, OPENED + "',' expected after '\"' in line 9"),
+        (20, OPENED + "',' expected after '\"' in line 60"),
+        (60, "invalid CSV: unexpected end of data"),
+    ]
+
+
+def test_a_cell_in_quotes_may_hold_lines_blank_lines_and_doubled_quotes_and_stands_where_it_begins(read_all):
+    rows = [["q", 'He said:\n\n"""Go,""\nand went"'], ["two\r\nlines", 'b"'], ["q3", '"\n"'], ["q4", "a4"]]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([["question", "answer"], *rows])
+    found = read_all("rows.csv", text.getvalue().encode())
+    assert [list(row.values()) for row in fields(found)] == rows
+    assert [one.line for one in found] == [2, 6, 8, 10]
+
+
+def test_a_cell_in_quotes_that_goes_on_for_too_long_is_broken_and_the_rows_in_it_are_read(read_all):
+    closed_far_below = b"question,answer\n" * 100 + b'q,a"\n'
+    found = read_all("rows.csv", table(l6=b'q6,"a6\n') + closed_far_below, max_line_bytes=1000)
+    assert len(fields(found)) == 58 + 101
+    assert places(found) == [(6, OPENED + "longer than the 1,000 bytes of data_curation.max_line_bytes in line 96")]
+
+
+def test_a_quote_that_nobody_closes_is_looked_for_without_holding_the_file(tmp_path):
+    rows = 40_000
+    (tmp_path / "rows.csv").write_bytes(b'question,answer\nq,"a\n' + b"question,answer\n" * rows)
+    (source,) = list_sources(["rows.csv"], tmp_path)
+    tracemalloc.start()
+    found = sum(isinstance(one, Record) for one in read(source, DataCurationConfig(max_line_bytes=10_000)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (found, peak < 3_000_000) == (rows, True)
+
+
+def test_a_row_over_several_lines_that_has_not_the_headers_width_is_told_with_its_lines(read_all):
+    found = read_all("rows.csv", table(l6=b'q6,"a6\n', l31=b'q31,a31 inch",more\n'))
+    assert fields(found) == but(*range(6, 32))
+    assert places(found) == [(6, "lines 6 to 31: 3 fields under a header of 2")]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third"),
+    [
+        (b'q6,"a6\n', LONG + b"\n", b'b,more"\n'),
+        (b'q6,"a6\n', b'""' + LONG + b'""\n', b'b,more"\n'),
+        (b'q6,"' + LONG + b"\n", b"b,more\n", b'b,more"\n'),
+        (b'q6,"a6\n', b"b,more\n", b"b," + LONG + b'"\n'),
+    ],
+    ids=["within", "doubled", "first", "last"],
+)
+def test_a_row_with_a_line_that_is_too_long_is_quarantined_whole(read_all, first, second, third):
+    found = read_all("rows.csv", table(l6=first, l7=second, l8=third), max_line_bytes=1000)
+    assert fields(found) == but(6, 7, 8)
+    assert places(found) == [(6, "lines 6 to 8: longer than the 1,000 bytes of data_curation.max_line_bytes")]
+
+
+def test_a_line_that_is_too_long_between_rows_costs_no_other(read_all):
+    found = read_all("rows.csv", table(l6=b"q6," + LONG + b"\n", l8=b'"' + LONG + b"\n"), max_line_bytes=1000)
+    assert fields(found) == but(6, 8)
+    assert [line for line, _ in places(found)] == [6, 8]
+
+
+def test_of_a_table_that_breaks_off_within_a_quoted_cell_every_line_is_read_or_told(read_all):
+    rows = "".join(f'q{i},"{hashlib.sha256(str(i).encode()).hexdigest()}\nb{i}"\n' for i in range(3000))
+    whole = gzip.compress(f"question,answer\n{rows}".encode())
+    for cut in range(len(whole) // 2, len(whole) // 2 + 60, 7):
+        found = read_all("rows.csv.gz", whole[:cut])
+        assert [row["question"] for row in fields(found)] == [f"q{i}" for i in range(len(fields(found)))]
+        assert len(fields(found)) > 1000
+        assert "breaks off" in places(found)[-1][1]
+        assert [line for line, _ in places(found)][-1] <= 2 * len(fields(found)) + 3
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ("question,answer, answer", "it names the column 'answer' twice"),
+        ("question,,column 2", "it names the column 'column 2' twice"),
+        ('question,"answer', OPENED + "unexpected end of data in line 3"),
+        (f"question,{'answer' * 200}", "longer than the 1,000 bytes of data_curation.max_line_bytes"),
+        ("question,r\udce9ponse", "not UTF-8"),
+    ],
+    ids=["doubled", "doubled-by-place", "quote", "long", "bytes"],
+)
+def test_without_a_header_to_go_by_nothing_of_a_table_is_read(read_all, header, why):
+    found = read_all("rows.csv", f"{header}\nq1,a1,b1\nq2,a2,b2\n".encode(errors="surrogateescape"), max_line_bytes=1000)
+    assert fields(found) == []
+    assert places(found) == [(1, f"without a header nothing of the file is read: {why}")]
+
+
+def test_columns_without_a_name_are_kept_apart(read_all):
+    found = read_all("rows.csv", b"\n,question,,answer\n0,q,x,a\n")
+    assert fields(found) == [{"column 1": "0", "question": "q", "column 3": "x", "answer": "a"}]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(["word", ",", '"', "\n", '"\n"', "\n,", "long"]), max_size=60), st.sampled_from([1000, 10_000]))
+def test_every_word_of_a_table_is_in_a_row_or_in_a_line_that_is_told(tmp_path_factory, pieces, longest):
+    numbers = itertools.count(100)
+    text = "a,b\n" + "".join({"word": f"w{next(numbers)}", "long": f"w{next(numbers)}" + 1200 * "x"}.get(piece, piece) for piece in pieces)
+    folder = tmp_path_factory.mktemp("table")
+    (folder / "rows.csv").write_text(text)
+    found = list(read(list_sources(["rows.csv"], folder)[0], DataCurationConfig(max_line_bytes=longest)))
+    told = {number for one in unread(found) for number in spanned(one)}
+    held = json.dumps(fields(found))
+    lost = [word for number, line in enumerate(text.split("\n"), 1) if number not in told for word in re.findall(r"w\d+", line)]
+    assert [word for word in lost if word not in held] == []
+
+
+def spanned(one):
+    match = re.match(r"lines (\d+) to (\d+): ", one.why)
+    return range(one.line, int(match[2]) + 1) if match else [one.line]
 
 
 def test_nan_is_no_value(read_all):
