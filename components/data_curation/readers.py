@@ -333,7 +333,8 @@ def _csv(content: _Content, config: DataCurationConfig, delimiter: str = ",") ->
         return
     names = [name.strip() or f"column {number}" for number, name in enumerate(header.cells, 1)]
     if why := header.why or _not_utf8(names) or _doubled(names):
-        yield Unread(content.file, header.first, f"without a header nothing of the file is read: {why}")
+        more = next(rows, None) is not None
+        yield Unread(content.file, header.first, f"{why}; nothing below this header is read" if more else why)
         return
     for row in rows:
         yield _csv_record(content.file, names, row)
@@ -349,7 +350,7 @@ def _not_utf8(cells: Sequence[str]) -> str:
 
 def _doubled(names: Sequence[str]) -> str:
     name = next((name for number, name in enumerate(names) if name in names[:number]), None)
-    return "" if name is None else f"it names the column {name!r} twice"
+    return "" if name is None else f"the header names the column {name!r} twice"
 
 
 @dataclass(frozen=True)

@@ -262,8 +262,8 @@ def test_of_a_table_that_breaks_off_within_a_quoted_cell_every_line_is_read_or_t
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        ("question,answer, answer", "it names the column 'answer' twice"),
-        ("question,,column 2", "it names the column 'column 2' twice"),
+        ("question,answer, answer", "the header names the column 'answer' twice"),
+        ("question,,column 2", "the header names the column 'column 2' twice"),
         ('question,"answer', OPENED + "unexpected end of data in line 3"),
         (f"question,{'answer' * 200}", "longer than the 1,000 bytes of data_curation.max_line_bytes"),
         ("question,r\udce9ponse", "not UTF-8"),
@@ -273,7 +273,12 @@ def test_of_a_table_that_breaks_off_within_a_quoted_cell_every_line_is_read_or_t
 def test_without_a_header_to_go_by_nothing_of_a_table_is_read(read_all, header, why):
     found = read_all("rows.csv", f"{header}\nq1,a1,b1\nq2,a2,b2\n".encode(errors="surrogateescape"), max_line_bytes=1000)
     assert fields(found) == []
-    assert places(found) == [(1, f"without a header nothing of the file is read: {why}")]
+    assert places(found) == [(1, f"{why}; nothing below this header is read")]
+
+
+def test_a_table_in_another_encoding_is_told_by_it_and_not_by_its_header(read_all):
+    found = read_all("rows.csv", "question,answer\nq,a\n".encode("utf-16"))
+    assert places(found) == [(1, "the file is UTF-16LE text, not UTF-8; nothing of it is read")]
 
 
 def test_columns_without_a_name_are_kept_apart(read_all):
