@@ -92,6 +92,25 @@ def build(path: Path, documents: int, seed: int = 1) -> Corpus:
     return _write(path, texts)
 
 
+def templated(path: Path, documents: int, seed: int = 1) -> tuple[Corpus, list[tuple[int, int]]]:
+    """Write a corpus whose documents all begin with the same 100 words, and pairs (earlier, later) that are alike beyond that.
+
+    Of 125 words the last 25 are a document's own: any two are 0.66 alike. Every twentieth has 9 of another's own words too, which makes
+    the two 0.77 alike.
+    """
+    rng = random.Random(seed)  # noqa: S311  # a corpus, no secret
+
+    def drawn(count: int) -> list[str]:
+        return [f"w{rng.randrange(30_000)}" for _ in range(count)]
+
+    template, texts, pairs = drawn(100), list[list[str]](), []
+    for number in range(documents):
+        like = rng.randrange(number) if number and number % 20 == 0 else None
+        pairs += [] if like is None else [(like, number)]
+        texts.append([*template, *drawn(25)] if like is None else [*texts[like][:109], *drawn(16)])
+    return _write(path, [" ".join(text) for text in texts]), pairs
+
+
 def _write(path: Path, texts: Sequence[str]) -> Corpus:
     path.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()

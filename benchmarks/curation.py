@@ -28,7 +28,9 @@ from benchmarks import corpus, measure, page, peers, profiled, scoring
 
 ROOT = Path(__file__).resolve().parents[1]
 THRESHOLD = 0.7
+PARTS = ("fuzzy", "curation", "template", "scale")
 SIZES = (50_000, 100_000, 200_000, 400_000, 1_000_000)
+TEMPLATED = (10_000, 20_000, 40_000)
 CURATIONS = {"default": (), "quality filters on all texts": ("data_curation.quality.apply_to=all",)}
 
 
@@ -42,6 +44,7 @@ def main() -> None:
     parts: dict[str, Callable[[], Any]] = {
         "fuzzy": lambda: fuzzy(workdir, args.documents, args.seed, _wanted(args.peers), args.python),
         "curation": lambda: curation(workdir, args.documents, args.seed),
+        "template": lambda: template(workdir, args.seed),
         "scale": lambda: scale(workdir, [int(size) for size in args.sizes.split(",")], args.seed),
     }
     for part in filter(None, args.parts.split(",")):
@@ -57,7 +60,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.curation", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--documents", type=int, default=100_000, metavar="N", help="documents of the corpus for fuzzy and curation")
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-curation"), metavar="DIR")
-    parser.add_argument("--parts", default="fuzzy,curation", help="of fuzzy, curation and scale, with commas between; empty: only the page")
+    parser.add_argument(
+        "--parts", default="fuzzy,curation,template", help=f"of {', '.join(PARTS)}, with commas between; empty: only the page"
+    )
     parser.add_argument("--peers", default="datatrove,text-dedup,rensa", help="packages to compare with; empty: none")
     parser.add_argument("--python", default=sys.executable, help="the Python of the peers' environments")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="rows of each corpus of scale")
@@ -68,7 +73,7 @@ def _arguments() -> argparse.Namespace:
     args = parser.parse_args()
     args.parts += ",scale" if args.million and "scale" not in args.parts else ""
     for name, given, known in (
-        ("parts", args.parts, {"fuzzy", "curation", "scale"}),
+        ("parts", args.parts, set(PARTS)),
         ("peers", args.peers, {t.package for t in peers.PEERS}),
     ):
         if unknown := set(filter(None, given.split(","))) - known:
@@ -212,6 +217,23 @@ def profile(workdir: Path, made: corpus.Corpus) -> dict[str, float]:
     command = [sys.executable, "-P", "-m", "pipelines.cli", *_command(made, folder, ())]
     measure.run(command, folder / "log.txt", [], folder, profiled.environment(folder))
     return profiled.summary(folder)
+
+
+def template(workdir: Path, seed: int) -> dict[str, Any]:
+    """The search for near duplicates among documents that all share a long template."""
+    rows = []
+    for size in TEMPLATED:
+        folder = workdir / "template"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        made, pairs = corpus.templated(folder / "corpus.jsonl", size, seed)
+        command = [sys.executable, "-m", "benchmarks.peers.run_tuneline", "run", str(made.path), str(folder)]
+        cost = measure.run(command, folder / "log.txt", [folder], folder, {"PYTHONPATH": str(ROOT)})
+        removed = set(json.loads((folder / "removed.json").read_text()))
+        found = sum(bool(removed & {*pair}) for pair in pairs)
+        rows.append({"documents": size, "cost": cost.as_dict(), "planted": len(pairs), "found": found, "removed": len(removed)})
+        print(f"template, {size:,} rows: {cost.cpu:.1f} CPU s, {found} of {len(pairs)} found", flush=True)
+    return {"runs": rows}
 
 
 def scale(workdir: Path, sizes: list[int], seed: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from zlib import crc32
 
 from components.common.errors import ConfigurationError, InputError
 from components.common.progress import Reporter
-from components.data_curation import readers
+from components.data_curation import personal_data, readers
 from components.data_curation.config import DataCurationConfig, DecontaminationConfig
 from components.data_curation.drops import Drop
 from components.data_curation.duplicates import words
@@ -125,7 +125,7 @@ class Index:
                     if count > 1
                     else f"a place is unreadable: {_place(first)}"
                 )
-                reporter.note(f"evaluation set {source.name}: {told}")
+                reporter.note(f"evaluation set {source.name}: {personal_data.masked(told)}")
         index = found.index({name: unread[name] for name in found.items})
         if index.too_short:
             reporter.note(f"{index.too_short:,} of {index.items:,} evaluation items are too short, or too common, to be looked for")

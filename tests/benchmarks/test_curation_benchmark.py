@@ -169,6 +169,21 @@ def test_the_page_says_which_goals_were_missed_and_which_peer_failed() -> None:
     assert "2,000 documents a CPU second: **missed**" in told
 
 
+def test_documents_of_one_template_are_as_alike_as_is_said(tmp_path: Path) -> None:
+    made, pairs = corpus.templated(tmp_path / "corpus.jsonl", 60)
+    texts = [corpus.shingles(text) for text in corpus.texts(made.path)]
+    assert pairs
+    assert all(corpus.jaccard(texts[a], texts[b]) == pytest.approx(0.77, abs=0.005) for a, b in pairs)
+    others = {(a, b) for a in range(60) for b in range(a + 1, 60)} - {*pairs}
+    assert all(corpus.jaccard(texts[a], texts[b]) < 0.7 for a, b in others)
+
+
+def test_the_page_tells_the_recall_among_documents_of_one_template() -> None:
+    run = {"documents": 10_000, "cost": {"cpu": 20.0, "pss": 2**30, "disk": 2**20}, "planted": 500, "found": 490, "removed": 492}
+    told = page.markdown({"template": {**CIRCUMSTANCES, "runs": [run]}})
+    assert "| 10,000 | 20.0 | 2,000 µs | 1,024 MiB | 1 MiB | 490 of 500 | 0.980 | 492 |" in told
+
+
 def test_the_page_draws_the_slopes_out_to_a_billion_rows() -> None:
     runs = [result(size, 10 + size * 0.0005, 2**30 + size * 2048) for size in (100_000, 400_000, 1_000_000)]
     told = page.markdown({"scale": {**CIRCUMSTANCES, "runs": runs}})
