@@ -272,7 +272,8 @@ def _json(content: _Content, config: DataCurationConfig) -> Iterator[Record | Un
     elif _is_one_object(text):
         yield _json_record(content.file, 1, data)
     else:
-        yield from _json_lines(_Content(content.file, iter([data])), config)
+        whole = data[: data.rfind(b"\n") + 1] if broken else data
+        yield from _json_lines(_Content(content.file, iter([whole])), config)
         if broken:
             yield Unread(content.file, data.count(b"\n") + 1, broken)
 

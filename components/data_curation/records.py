@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Record:
-    """A readable record: its file's name, the line it begins in (of JSON, Parquet and WARC: its number, from 1), its fields.
+    """A readable record: its file's name, the line it begins in (of JSON, Parquet and WARC: its number, from 1), and its fields.
 
     `form` says what its text was taken out of (html, warc or wet), and is "" where the fields stood in the file as they are.
     """

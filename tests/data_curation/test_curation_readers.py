@@ -136,6 +136,14 @@ def test_of_a_truncated_compressed_array_cut_within_a_character_it_is_told_where
         assert [(u.line, "breaks off" in u.why) for u in unread(found)] == [(len(fields(found)) + 1, True)]
 
 
+def test_the_line_in_which_json_lines_by_another_name_break_off_is_told_once(read_all):
+    rows = [{"text": hashlib.sha256(str(i).encode()).hexdigest()} for i in range(2000)]
+    whole = gzip.compress(lines(rows))
+    found = read_all("rows.json.gz", whole[: len(whole) // 2])
+    assert fields(found) == rows[: len(fields(found))]
+    assert [u.line for u in unread(found)] == [len(fields(found)) + 1]
+
+
 def test_a_bad_byte_in_an_array_costs_its_element_only(read_all):
     data = json.dumps(CHINESE, ensure_ascii=False).encode()
     at = data.index("第7行".encode())
