@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import re
-import shutil
 import threading
 import time
 import warnings
@@ -154,8 +153,7 @@ def _is_interruption(error: BaseException) -> bool:
 
 def _close_dead_runs(workdir: Workdir, reporter: Reporter) -> None:
     """Close the runs whose process was killed, here and in MLflow: nobody else holds the workdir now."""
-    for left in (workdir.store / "unfinished").glob("replaced-*"):
-        shutil.rmtree(left)
+    places.tidy(workdir.store)
     silent: set[str] = set()
     for folder in workdir.runs.glob("*/run.json"):
         dead = Run(folder.parent)
