@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import subprocess
 import time
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -48,7 +50,18 @@ def run(
     command: list[str], log: Path, watched: list[Path], cwd: Path, environment: dict[str, str] | None = None, stdout: Path | None = None
 ) -> Cost:
     """Run a command to its end and return its cost. What it says goes to `log`, or its standard output to a file of its own. A failure is
-    told by the return code."""
+    told by the return code.
+
+    The measuring is done by a process of its own: below it stands the command and nothing else, so that no other child of the caller
+    is counted, or ended with the command.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as apart:
+        return apart.submit(_measured, command, log, watched, cwd, environment, stdout).result()
+
+
+def _measured(
+    command: list[str], log: Path, watched: list[Path], cwd: Path, environment: dict[str, str] | None, stdout: Path | None
+) -> Cost:
     process.adopt_orphans()  # so that what outlives its parent is still below this process, and counted
     cost = Cost(command)
     before, held, seen = _children_cpu(), sum(map(_size, watched)), dict[psutil.Process, tuple[str, float]]()

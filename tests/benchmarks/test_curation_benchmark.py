@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pstats
 import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,18 @@ def test_a_cost_counts_the_processes_that_a_command_starts(tmp_path: Path) -> No
     assert 1_000_000 <= cost.disk < 2_000_000
     assert max(cost.parts.values()) > 0.2
     assert max(cost.memory.values()) > 80_000_000
+
+
+def test_a_cost_leaves_out_and_leaves_alone_what_else_the_caller_started(tmp_path: Path) -> None:
+    busy = [sys.executable, "-c", "held = b'x' * 300_000_000\nwhile True: pass"]
+    with subprocess.Popen(busy) as other:
+        try:
+            cost = measure.run([sys.executable, "-c", "import time; time.sleep(1)"], tmp_path / "log", [], tmp_path)
+            assert other.poll() is None
+        finally:
+            other.kill()
+    assert cost.rss < 300_000_000
+    assert [part for part in cost.parts if "while True" in part] == []
 
 
 def test_a_profile_gives_the_time_of_libraries_to_our_module_that_called_them() -> None:
