@@ -34,6 +34,7 @@ TOOL_KEYS = ("tools", "functions")
 SYSTEM_KEYS = ("system", "system_prompt")
 ABOUT_KEYS = ("input", "context")  # what a question is about
 HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]?")
+NAMES, NAME = 12, 80  # how many of the keys of an unknown record are told, and the longest of them in characters
 
 
 class ShapeError(ValueError):
@@ -70,8 +71,10 @@ def recognise(fields: Fields) -> str:
 
 
 def _keys(fields: Fields) -> str:
-    names = ", ".join(sorted(map(str, fields))[:12])
-    return names if len(names) <= 200 else names[:200] + "…"
+    """The first names; a long one, which is a text in a name's place, by its length: half an address is not known for personal data."""
+    names = sorted(map(str, fields))
+    told = [name if len(name) <= NAME else f"a name of {len(name)} characters" for name in names[:NAMES]]
+    return ", ".join(told) + (f" and {len(names) - NAMES} more" if len(names) > NAMES else "")
 
 
 def _row(record: Record, parsed: Parsed, form: str, number: int) -> Row:
