@@ -125,7 +125,7 @@ class Index:
                     if count > 1
                     else f"a place is unreadable: {_place(first)}"
                 )
-                reporter.note(f"evaluation set {source.name}: {personal_data.masked(told)}")
+                reporter.note(f"evaluation set {source.name}: {told}")
         index = found.index({name: unread[name] for name in found.items})
         if index.too_short:
             reporter.note(f"{index.too_short:,} of {index.items:,} evaluation items are too short, or too common, to be looked for")
@@ -221,7 +221,7 @@ def _empty(source: Source, unread: Unread | None) -> InputError:
 
 
 def _place(unread: Unread) -> str:
-    return f"{unread.file}:{unread.line}: {unread.why}"
+    return personal_data.masked(f"{unread.file}:{unread.line}: {unread.why}")
 
 
 def _telling(spoken: Words, length: int) -> list[bool]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from components.data_curation import records
 from components.data_curation.records import Record
 from components.data_curation.rows import Kind, Message, Row
 
@@ -34,7 +35,7 @@ TOOL_KEYS = ("tools", "functions")
 SYSTEM_KEYS = ("system", "system_prompt")
 ABOUT_KEYS = ("input", "context")  # what a question is about
 HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]?")
-NAMES, NAME = 12, 80  # how many of the keys of an unknown record are told, and the longest of them in characters
+NAMES = 12  # how many of the keys of an unknown record are told
 
 
 class ShapeError(ValueError):
@@ -73,7 +74,7 @@ def recognise(fields: Fields) -> str:
 def _keys(fields: Fields) -> str:
     """The first names; a long one, which is a text in a name's place, by its length: half an address is not known for personal data."""
     names = sorted(map(str, fields))
-    told = [name if len(name) <= NAME else f"a name of {len(name)} characters" for name in names[:NAMES]]
+    told = [name if len(name) <= records.NAMED else records.shown(name) for name in names[:NAMES]]
     return ", ".join(told) + (f" and {len(names) - NAMES} more" if len(names) > NAMES else "")
 
 
@@ -168,7 +169,8 @@ def _message(turn: Any) -> Message:
     said = turn.get(_role_key(turn))
     role = ROLES.get(said.lower()) if isinstance(said, str) else None
     if role is None:
-        raise ShapeError(f"a turn by {said!r}; known are {', '.join(sorted(ROLES))}")
+        by = records.shown(said) if isinstance(said, str) else "nobody" if said is None else f"a {type(said).__name__}"
+        raise ShapeError(f"a turn by {by}; known are {', '.join(sorted(ROLES))}")
     return {"role": role, "content": _content(turn)}
 
 
@@ -209,7 +211,7 @@ def _call(call: Any) -> str:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = records.parsed(arguments)
         except ValueError:
             raise ShapeError("a tool call whose arguments are not JSON") from None
     return json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
@@ -234,7 +236,7 @@ def _answer(value: Any) -> list[Message]:
 def _tools(value: Any) -> str | None:
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = records.parsed(value)
         except ValueError:
             raise ShapeError("tools that are not JSON") from None
     return json.dumps(value, ensure_ascii=False, sort_keys=True) if value else None
@@ -343,7 +345,7 @@ def _scored_pair(f: Fields) -> list[Parsed]:
     """AlpacaEval's annotations: a preference from 1 (the first output) to 2 (the second)."""
     score = f["preference"]
     if not isinstance(score, int | float) or score == 1.5:
-        raise ShapeError(f"a preference of {score!r} chooses neither output")
+        raise ShapeError(f"a preference of {records.shown(str(score))} chooses neither output")
     chosen, rejected = (f["output_1"], f["output_2"]) if score < 1.5 else (f["output_2"], f["output_1"])
     question, used = _asked(f, "instruction")
     return _pair(f, _messages(question), _answer(chosen), _answer(rejected), [*used, "output_1", "output_2"])

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,13 +22,14 @@ from typing import Any
 from components.common.errors import InputError
 from components.data_curation import remote, web
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.records import BrokenOffError, Record, Unread
+from components.data_curation.records import BrokenOffError, Record, Unread, check_depth, parsed, shown
 from components.data_curation.sources import Source, suffix
 
 __all__ = ["BrokenOffError", "Record", "Unread", "read"]
 
 CHUNK = 64 * 1024  # bytes read at once; bounds what a compressed chunk can swell to
 PIECE = 256 * 1024  # bytes of it that are unpacked at once
+SIP = 512  # bytes given to zstd at once, which unpacks all that it is given: some megabytes at worst
 SAMPLE = 4096  # bytes from which a file that is no UTF-8 text is recognised
 # How files begin that are often given a text file's name, and what is said of them.
 BEGINNINGS = {
@@ -41,6 +42,8 @@ BEGINNINGS = {
 }
 WEB = (".htm", ".html", ".warc", ".wet")
 WEB_MAY_BEGIN = (b"\xff\xfe", b"\xfe\xff")  # a page may be UTF-16
+SPAN = 20_000  # lines that a record of CSV may span
+AGAIN = 8  # how often a file's lines are read again, on the average, where quotes are not closed
 BREAKS_OFF = "the compressed file breaks off here: its end is missing"
 
 
@@ -136,12 +139,14 @@ def _unzstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
         data = chunk
         while data:
             try:
-                plain = current.decompress(data)
+                plain = current.decompress(data[:SIP])
             except zstandard.ZstdError as error:
                 raise BrokenOffError(f"the compressed data is damaged here: {error}") from None
-            began, data = True, b""
+            began, rest = True, data[SIP:]
             if current.eof:
-                data, current, began = current.unused_data.lstrip(b"\0"), zstandard.ZstdDecompressor().decompressobj(), False
+                rest = (current.unused_data + rest).lstrip(b"\0")
+                current, began = zstandard.ZstdDecompressor().decompressobj(), False
+            data = rest
             if plain:
                 yield plain
     if began:
@@ -181,10 +186,12 @@ CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
 
 @dataclass(frozen=True)
 class _Missing:
-    """Why a line is not there, and whether its quotes are odd in number, so that a quoted cell of CSV begins or ends in it."""
+    """Why a line is not there; whether its quotes are odd in number, so that a quoted cell of CSV begins or ends in it; and whether
+    the file breaks off here."""
 
     why: str
     odd: bool = False
+    end: bool = False
 
 
 def _lines(content: _Content, longest: int) -> Iterator[tuple[int, bytes | _Missing]]:
@@ -198,7 +205,7 @@ def _lines(content: _Content, longest: int) -> Iterator[tuple[int, bytes | _Miss
                 yield number, _joined(held, size, longest)
                 number, held, size = number + 1, [line], len(line)
     except BrokenOffError as error:
-        yield number, _Missing(str(error))
+        yield number, _Missing(str(error), end=True)
         return
     if size:
         yield number, _joined(held, size, longest)
@@ -239,7 +246,10 @@ def _json_lines(content: _Content, config: DataCurationConfig) -> Iterator[Recor
 
 def _json_record(file: str, number: int, line: bytes) -> Record | Unread:
     try:
-        return _record(file, number, _JSON.decode(_decoded(line)))
+        text = _decoded(line)
+        value = _JSON.decode(text)
+        check_depth(text, value)
+        return _record(file, number, value)
     except json.JSONDecodeError as error:
         return Unread(file, number, f"invalid JSON: {error.msg.removesuffix(' at')} at column {error.colno}")
     except RecursionError:
@@ -269,13 +279,14 @@ def _json(content: _Content, config: DataCurationConfig) -> Iterator[Record | Un
     text = data.decode(errors="surrogateescape").removeprefix("\ufeff")  # bytes that are not UTF-8 are found in their own element
     if text.lstrip().startswith("["):
         yield from _elements(content.file, text, broken, config.max_line_bytes)
-    elif _is_one_object(text):
+        return
+    if _is_one_object(text):
         yield _json_record(content.file, 1, data)
     else:
         whole = data[: data.rfind(b"\n") + 1] if broken else data
         yield from _json_lines(_Content(content.file, iter([whole])), config)
-        if broken:
-            yield Unread(content.file, data.count(b"\n") + 1, broken)
+    if broken:
+        yield Unread(content.file, data.count(b"\n") + 1, broken)
 
 
 def _is_one_object(text: str) -> bool:
@@ -293,6 +304,7 @@ def _elements(file: str, text: str, broken: str, longest: int) -> Iterator[Recor
         if text[position : position + 1] == "]":
             position = _skip(text, position + 1, " \t\r\n")
             if position == len(text):
+                yield from [Unread(file, number + 1, broken)] if broken else []
                 return
             if text[position] != "[":  # several arrays, one after the other, are read like one
                 yield Unread(file, number + 1, "something other than an array follows the array; it is unread")
@@ -314,7 +326,7 @@ def _element(file: str, number: int, text: str, value: Any, longest: int) -> Rec
     if len(data) > longest:
         return Unread(file, number, web.too_long(longest))
     try:
-        _decoded(data)
+        check_depth(_decoded(data), value)
     except ValueError as error:
         return Unread(file, number, str(error))
     return _record(file, number, value)
@@ -350,8 +362,8 @@ def _not_utf8(cells: Sequence[str]) -> str:
 
 
 def _doubled(names: Sequence[str]) -> str:
-    name = next((name for number, name in enumerate(names) if name in names[:number]), None)
-    return "" if name is None else f"the header names the column {name!r} twice"
+    name = next((name for name, count in Counter(names).items() if count > 1), None)
+    return "" if name is None else f"the header names the column {shown(name)} twice"
 
 
 @dataclass(frozen=True)
@@ -382,7 +394,8 @@ def _csv_rows(content: _Content, longest: int, delimiter: str) -> Iterator[_CsvR
 class _CsvLines:
     """Lines for the csv module. Those of a record are held until it is whole: of a broken one, all but the first are given out again.
 
-    A quote that nobody closes would swallow the rows below it.
+    A quote that nobody closes would swallow the rows below it. Where very many lines begin with such a quote, they are not looked at
+    again and again: from AGAIN times the lines of the file on, a record must end in its own line to be read a second time.
     """
 
     def __init__(self, content: _Content, longest: int) -> None:
@@ -391,18 +404,30 @@ class _CsvLines:
         self._again: deque[tuple[int, bytes | _Missing]] = deque()
         self._record: list[tuple[int, bytes | _Missing]] = []
         self._size = 0
+        self._once = self._more = 0  # lines given out for the first time, and again
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        number, line = self._again.popleft() if self._again else next(self._new)
+        number, line = self._next()
         text = _csv_text(number, line)
         self._record.append((number, line))
         self._size += len(line) + 1 if isinstance(line, bytes) else 1
         if self._size > self._longest + 1:
             raise csv.Error(web.too_long(self._longest))
+        if len(self._record) > SPAN:
+            raise csv.Error(f"more than {SPAN:,} lines")
         return text
+
+    def _next(self) -> tuple[int, bytes | _Missing]:
+        if not self._again:
+            self._once += 1
+            return next(self._new)
+        self._more += 1
+        if self._record and self._more > AGAIN * max(self._once, SPAN):
+            raise csv.Error("a quote is opened here and not closed in this line")
+        return self._again.popleft()
 
     def row(self, cells: list[str]) -> _CsvRow:
         """The row that the lines since the last one hold."""
@@ -411,8 +436,10 @@ class _CsvLines:
         return _CsvRow(record[0][0], record[-1][0], cells, why)
 
     def broken(self, error: csv.Error) -> _CsvRow:
-        """What is said of the first of these lines; the others come again."""
+        """What is said of the first of these lines; the others come again. Where the file breaks off within quotes, none does."""
         (number, line), *others = self._taken()
+        if others and isinstance(end := others[-1][1], _Missing) and end.end:
+            return _CsvRow(number, others[-1][0], [], end.why)
         self._again.extendleft(reversed(others))
         why = f"invalid CSV: {error}"
         if others:
@@ -443,7 +470,7 @@ def _cell(value: str) -> Any:
     if not value.startswith(("[{", "[ {")):
         return value
     try:
-        return json.loads(value)
+        return parsed(value)
     except ValueError:
         return value
 
@@ -482,30 +509,30 @@ def _text(content: _Content, config: DataCurationConfig) -> Iterator[Record | Un
     """Lines, blocks between blank lines, or the whole of a text file."""
     if config.text_unit == "file":
         data, broken = content.everything()
-        yield from _text_records(content.file, [(1, data)] if data or not broken else [])
+        yield from [_text_record(content.file, 1, data)] if data or not broken else []
         if broken:
             yield Unread(content.file, data.count(b"\n") + 1, broken)
         return
-    block: list[bytes] = []
-    began = 1
-    for number, line in _lines(content, config.max_line_bytes):
+    longest, block, size, began = config.max_line_bytes, list[bytes](), 0, 1
+    for number, line in _lines(content, longest):
         if isinstance(line, _Missing):
             yield Unread(content.file, number, line.why)
         elif line.strip():
             began = began if block else number
-            block.append(line)
+            block, size = _longer(block, size, b"\n" + line if block else line, longest)
         if block and (config.text_unit == "line" or not isinstance(line, bytes) or not line.strip()):
-            yield from _text_records(content.file, [(began, b"\n".join(block))])
-            block = []
-    yield from _text_records(content.file, [(began, b"\n".join(block))] if block else [])
+            yield _text_record(content.file, began, _joined(block, size, longest))
+            block, size = [], 0
+    yield from [_text_record(content.file, began, _joined(block, size, longest))] if block else []
 
 
-def _text_records(file: str, units: Iterable[tuple[int, bytes]]) -> Iterator[Record | Unread]:
-    for number, data in units:
-        try:
-            yield Record(file, number, {"text": _decoded(data)})
-        except ValueError as error:
-            yield Unread(file, number, str(error))
+def _text_record(file: str, number: int, data: bytes | _Missing) -> Record | Unread:
+    if isinstance(data, _Missing):
+        return Unread(file, number, data.why)
+    try:
+        return Record(file, number, {"text": _decoded(data)})
+    except ValueError as error:
+        return Unread(file, number, str(error))
 
 
 def _html(content: _Content, config: DataCurationConfig) -> Iterator[Record | Unread]:

@@ -65,22 +65,24 @@ def _settle(members: Sequence[int], digests: Sequence[str], published: Sequence[
     """
     rows = len(digests)
     at_home = {digests[row]: split for row, split in enumerate(published)}
-    neighbours = _neighbours(members, edges, rows)
+    neighbours, own = _neighbours(members, edges, rows)
     groups = _Groups({row: at_home.get(digests[row], "") for row in members})
     bridges: dict[int, Drop] = {}
+    held: set[int] = set()  # what rows that stay have: only through these is a row joined with what is like its own
     for row in members:
-        before = [other for other in neighbours[row] if (other < row or other >= rows) and other not in bridges]
+        before = [other for other in neighbours[row] if (other < row or other in held) and other not in bridges]
         splits = {groups.split(other) for other in [*before, row]} - {""}
         if len(splits) > 1 and digests[row] not in at_home:
             bridges[row] = Drop("near_duplicate_across_splits", f"alike rows that lie in {' and '.join(sorted(splits))}")
             continue
-        for other in before:
+        held.update(own[row])
+        for other in [*own[row], *before]:
             groups.join_unless_apart(other, row)
     return groups, bridges
 
 
-def _neighbours(members: Sequence[int], edges: Any, rows: int) -> dict[int, list[int]]:
-    """What each member, and whatever it has in common with others (numbers from `rows` on), is joined with.
+def _neighbours(members: Sequence[int], edges: Any, rows: int) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """What each member is joined with, and of that what it has in common with others itself (numbers from `rows` on).
 
     A row is joined with all that is like what it has in common, and rows that have something in common only with that.
     """
@@ -95,9 +97,10 @@ def _neighbours(members: Sequence[int], edges: Any, rows: int) -> dict[int, list
             found[a].append(b)
             if b < rows:
                 found[b].append(a)
+    own = {row: [other for other in found[row] if other >= rows] for row in members}
     for row in members:
         found[row] += [like for other in found[row] if other >= rows for like in common[other]]
-    return found
+    return found, own
 
 
 class _Groups:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from components.data_curation.records import BrokenOffError, Record, Unread
+from components.data_curation.records import BrokenOffError, Record, Unread, shown
 
 BEGINNING = b"WARC/"  # of every record of an archive
 FIRST_LINE = re.compile(rb"WARC/\d\.\d+[ \t]*\r?\n")
@@ -271,7 +271,7 @@ def _entry(stream: _Stream, first: bytes, longest: int) -> _Entry:
     from warcio.statusandheaders import StatusAndHeadersParser
 
     if first.strip() not in VERSIONS:
-        raise _damaged(stream, f"no record begins here, but {first[:40]!r}")
+        raise _damaged(stream, f"no record begins here, but {shown(first.decode(errors='replace'))}")
     headers = StatusAndHeadersParser([version.decode() for version in VERSIONS]).parse(_head(stream, first))
     if not first.endswith(b"\r\n"):
         return _entry_of(headers, *_up_to_the_next(stream, longest), longest)
@@ -376,7 +376,7 @@ def _converted(file: str, number: int, entry: _Entry) -> Record:
 def _response(file: str, number: int, entry: _Entry) -> Record | Unread:
     status = entry.http.get_statuscode()
     if status != "200":
-        raise _NotReadError(f"the server answered {status[:40]!r}, not with the page" if status else "an answer without a status")
+        raise _NotReadError(f"the server answered {shown(status)}, not with the page" if status else "an answer without a status")
     content_type = entry.http.get_header("Content-Type") or ""
     charset = CHARSET.search(content_type)
     return _of_type(file, number, entry, _plain_type(content_type), charset[1] if charset else "", _unpacked(entry))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common import process
-from components.common.errors import TunelineError
+from components.common.errors import TunelineError, of_the_machine
 from components.common.progress import Reporter, Silent
 from components.data_curation import cleaning, duplicates, formats, personal_data
 from components.data_curation.cleaning import Drop
@@ -279,6 +279,11 @@ def main(folder: str, told: int) -> None:
             answer: int | dict[str, Any] = int(line)
         except TunelineError as error:
             answer = error.as_dict()
+        except Exception as error:
+            refused = of_the_machine(error, [Path(folder)])
+            if refused is None:
+                raise
+            answer = refused.as_dict()
         print(json.dumps(answer), file=answers, flush=True)
 
 

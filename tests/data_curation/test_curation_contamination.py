@@ -167,6 +167,13 @@ def test_unreadable_places_of_a_set_are_said(tmp_path):
     assert notes.said[0].startswith("evaluation set bench.jsonl: a place is unreadable: bench.jsonl:2: invalid JSON")
 
 
+def test_what_is_said_of_a_set_that_cannot_be_read_quotes_no_personal_data(tmp_path):
+    (tmp_path / "bench.csv").write_text("ada@example.com,ada@example.com\nq,a\n")
+    config = DataCurationConfig(decontamination={"sets": ["bench.csv"]})
+    with pytest.raises(InputError, match="the header names the column '<EMAIL>' twice"):
+        Index.of(list_sets(config.decontamination.sets, tmp_path), config, Notes())
+
+
 def test_a_set_without_any_text_is_an_error_that_says_what_to_name(write, tmp_path):
     write([{"gold": 1}], "bench.jsonl")
     config = DataCurationConfig(decontamination={"sets": ["bench.jsonl"]})

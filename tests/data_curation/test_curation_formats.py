@@ -225,7 +225,7 @@ def test_a_forced_format_says_which_key_is_missing():
     ("fields", "why"),
     [
         ({"foo": 1, "bar": 2}, "unknown shape: keys bar, foo"),
-        ({"x" * 70 + "@example.com": 1}, "unknown shape: keys a name of 82 characters$"),
+        ({"x" * 70 + "@example.com": 1}, "unknown shape: keys a text of 82 characters$"),
         ({f"k{n}": 1 for n in range(10, 24)}, "k20, k21 and 2 more$"),
         ({"messages": []}, "not a list of turns"),
         ({"messages": [{"role": "alien", "content": "x"}]}, "a turn by 'alien'"),

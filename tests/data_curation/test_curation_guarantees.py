@@ -1,5 +1,7 @@
 """What holds for every curation: equal input gives equal bytes however the work is shared, and what was promised of published rows."""
 
+import errno
+import io
 import json
 import os
 import signal
@@ -7,9 +9,9 @@ import threading
 
 import pytest
 
-from components.common.errors import EngineMissingError
+from components.common.errors import EngineMissingError, TunelineError
 from components.common.progress import Silent
-from components.data_curation import staging
+from components.data_curation import staging, work
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.stage import Earlier, curate, list_sources
 
@@ -35,6 +37,22 @@ def test_workers_chunks_and_the_order_of_sources_make_no_difference(parts, curat
     assert curated(*parts[::-1], out="two", workers=2).sha256 == alone.sha256
     monkeypatch.setattr(staging, "CHUNK_ROWS", 41)
     assert curated(parts[1], parts[0], parts[2], out="three", workers=3).sha256 == alone.sha256
+
+
+@pytest.mark.daft
+def test_a_worker_whose_disk_is_full_says_so(monkeypatch, tmp_path):
+    def full(folder, number):
+        raise OSError(errno.ENOSPC, "No space left on device", f"{folder}/{number}")
+
+    answers, told = os.pipe()
+    monkeypatch.setattr(work, "prepare_file", full)
+    monkeypatch.setattr(work.process, "die_with", lambda pid: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("7\n"))
+    work.main(str(tmp_path), told)
+    with os.fdopen(answers) as said:
+        error = TunelineError.from_dict(json.loads(said.readline()))
+    assert error.kind == "disk_full"
+    assert error.message.startswith(f"no space left in {tmp_path}")
 
 
 @pytest.mark.daft

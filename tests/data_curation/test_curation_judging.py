@@ -67,6 +67,22 @@ def test_a_newcomer_that_is_alike_rows_of_two_splits_is_left_out_and_only_it():
     assert [where[row] for row in (0, 1, 3, 4)] == ["train", "test", "train", "train"]
 
 
+@pytest.mark.parametrize("edges", [[(0, 3), (1, 4), (2, 4), (3, 4)], [(0, 4), (1, 3), (2, 3), (3, 4)]], ids=["later", "earlier"])
+def test_a_newcomer_with_a_published_answer_does_not_go_where_only_a_similar_answer_lies(edges):
+    # 3 and 4 stand for two answers that are alike: one of the row in test, the other of the row in train and of the newcomer
+    where, bridges = splits.assign(digests(3), [0] * 3, Fractions(), 1, ["test", "train"], numpy.array(edges))
+    assert where[:2] == ["test", "train"]
+    assert bridges[2].reason == "near_duplicate_across_splits"
+
+
+def test_an_answer_of_rows_that_were_left_out_keeps_no_other_out():
+    # 0 and 1 are published in two splits; 2 bridges them and has the answer 4; 3 has the answer 5, which is like 4, and is alike 1
+    edges = numpy.array([(0, 2), (1, 2), (2, 4), (4, 5), (3, 5), (1, 3), (0, 6), (6, 4)])
+    where, bridges = splits.assign(digests(4), [0] * 4, Fractions(), 1, ["test", "train"], edges)
+    assert set(bridges) == {2}
+    assert where[3] == "train"
+
+
 def test_newcomers_that_only_together_bridge_two_splits_lose_the_later_one():
     edges = numpy.array([[0, 2], [2, 3], [1, 3]])
     where, bridges = splits.assign(digests(4), [0] * 4, Fractions(), 1, ["train", "test"], edges)

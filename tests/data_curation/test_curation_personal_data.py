@@ -2,6 +2,7 @@ import base64
 import itertools
 import json
 import random
+import re
 import string
 import sys
 import time
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from components.common.errors import ConfigurationError
-from components.data_curation import work
+from components.data_curation import readers, work
 from components.data_curation.cleaning import Drop
 from components.data_curation.config import DataCurationConfig, NamesConfig, PersonalDataConfig
 from components.data_curation.formats import rows_of
 from components.data_curation.personal_data import PLACEHOLDERS, find, redact, scrub
 from components.data_curation.personal_data_kinds import CARDS, IBAN_LENGTHS, KINDS, is_card, luhn, mod97
 from components.data_curation.readers import Record, Unread
+from components.data_curation.sources import list_sources
 
 DEFAULT = PersonalDataConfig()
 ALL = list(KINDS)
@@ -397,6 +399,25 @@ def test_the_reason_why_a_record_is_unreadable_quotes_no_personal_data(tmp_path,
     assert "a turn by '<EMAIL>'" in done.unread[0].why
     assert set(done.unread[1].why.removeprefix("unknown shape: keys ").split(", ")) == {"<EMAIL>", "<API_KEY>"}
     assert done.unread[2].why == "a value that nobody knows: <EMAIL>"
+
+
+PHONE = "\u202a+49\u00a0170\u00a01234567\u202c"
+
+
+@pytest.mark.parametrize("name", [PHONE, "x\n+49 170 1234567", "a'b\n415-555-2671", "x" * 70 + SECRET, "+49 170 1234567 " * 1000])
+def test_personal_data_in_the_place_of_a_name_is_not_hidden_by_how_a_reason_quotes_it(tmp_path, name):
+    (tmp_path / "rows.csv").write_text(f'"{name}","{name}",answer\nq,r,a\n')
+    (source,) = list_sources(["rows.csv"], tmp_path)
+    records = [
+        Record("f.jsonl", 1, {"messages": [{"from": name, "value": "Hi"}]}),
+        Record("f.jsonl", 2, {"instruction": "Why?", "output_1": "a", "output_2": "b", "preference": name}),
+        *readers.read(source, DataCurationConfig()),
+    ]
+    done = work.prepare(1, records, work.Tools(DataCurationConfig()), tmp_path)
+    assert len(done.unread) == 3
+    for one in done.unread:
+        assert not re.search(r"170|555|example", one.why), one.why
+        assert len(one.why) < 250
 
 
 def test_every_kind_has_a_knob_and_another_action_is_refused():

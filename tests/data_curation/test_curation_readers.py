@@ -6,12 +6,15 @@ import itertools
 import json
 import re
 import tracemalloc
+from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.common.errors import ConfigurationError, InputError
+from components.data_curation import readers
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.readers import Record, Unread, read
 from components.data_curation.sources import list_sources
@@ -79,6 +82,45 @@ def test_unreadable_lines_are_told_with_their_place_and_the_others_are_read(read
 def test_nesting_without_end_is_unreadable_not_fatal(read_all):
     (one,) = read_all("rows.jsonl", b"[" * 200_000 + b"\n")
     assert "nested too deeply" in one.why or "recursion" in one.why
+
+
+def nested(depth: int) -> str:
+    return "[" * (depth - 1) + "]" * (depth - 1)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "one.json"])
+def test_how_deep_a_record_may_be_nested_does_not_hang_on_where_it_is_read(read_all, name):
+    for depth in (200, 201, 800, 1200, 100_000):
+        record = f'{{"text": {nested(depth)}}}'.encode()
+        data = b"[" + record + b', {"text": "good"}]' if name == "rows.json" else record
+        found = read_all(name, data)
+        assert isinstance(found[0], Record) == (depth <= 200), depth
+        if depth > 200:
+            assert "nested too deeply" in found[0].why or "recursion" in found[0].why
+
+
+@pytest.mark.parametrize("data", [b'{"text": "one"}\n', b'[{"text": "one"}]\n'], ids=["object", "array"])
+def test_a_whole_value_before_the_place_where_a_file_breaks_off_does_not_hide_it(read_all, data):
+    second = gzip.compress(b"".join(hashlib.sha256(bytes([i])).hexdigest().encode() + b"\n" for i in range(200)))
+    found = read_all("rows.json.gz", gzip.compress(data) + second[:30])
+    assert fields(found) == [{"text": "one"}]
+    assert ["breaks off" in u.why for u in unread(found)] == [True]
+
+
+def test_zstd_is_unpacked_piece_by_piece():
+    import zstandard
+
+    packed = zstandard.compress(b'{"text": "' + b"x" * 1000 + b'"}\n') * 3 + zstandard.compress(b"word " * 40_000_000)
+    sizes = [len(piece) for piece in readers._decompressed(iter([packed]), ".zst")]
+    assert sum(sizes) == 3 * 1013 + 200_000_000
+    assert max(sizes) < 16_000_000
+
+
+def test_a_paragraph_without_end_is_passed_over_as_a_line_is(read_all):
+    data = b"first\nparagraph\n\n" + b"a line\n" * 1000 + b"\n\nlast\n"
+    found = read_all("notes.txt", data, text_unit="paragraph", max_line_bytes=1000)
+    assert fields(found) == [{"text": "first\nparagraph"}, {"text": "last"}]
+    assert [(u.line, u.why) for u in unread(found)] == [(4, "longer than the 1,000 bytes of data_curation.max_line_bytes")]
 
 
 def test_a_line_that_is_too_long_is_passed_over(read_all):
@@ -254,6 +296,40 @@ def test_a_line_that_is_too_long_between_rows_costs_no_other(read_all):
     found = read_all("rows.csv", table(l6=b"q6," + LONG + b"\n", l8=b'"' + LONG + b"\n"), max_line_bytes=1000)
     assert fields(found) == but(6, 8)
     assert [line for line, _ in places(found)] == [6, 8]
+
+
+def test_of_a_table_that_breaks_off_within_a_quoted_cell_no_line_of_that_cell_is_taken_for_a_row(read_all):
+    letter = "".join(f"on day {i}, we met {hashlib.sha256(str(i).encode()).hexdigest()}\n" for i in range(3000))
+    whole = gzip.compress(f'instruction,response\nq1,a1\nwrite,"{letter}"\n'.encode())
+    found = read_all("rows.csv.gz", whole[: len(whole) // 2])
+    assert fields(found) == [{"instruction": "q1", "response": "a1"}]
+    ((line, why),) = places(found)
+    assert line == 3
+    assert re.fullmatch(r"lines 3 to 1\d{3}: the compressed file breaks off here: its end is missing", why)
+
+
+def test_lines_that_lost_their_outer_quotes_are_not_read_again_and_again(read_all, monkeypatch):
+    taken = Counter[str]()
+    real = readers._CsvLines._next
+    monkeypatch.setattr(readers, "SPAN", 100)
+
+    def counted(lines: readers._CsvLines) -> tuple[int, Any]:
+        taken["lines"] += 1
+        return real(lines)
+
+    monkeypatch.setattr(readers._CsvLines, "_next", counted)
+    bad = 3000
+    found = read_all("rows.csv", b"question,answer\n" + b'what is it","the answer is so\n' * bad + b'q,a\n"several\nlines",b\n')
+    assert fields(found) == [{"question": "q", "answer": "a"}, {"question": "several\nlines", "answer": "b"}]
+    assert [line for line, _ in places(found)] == list(range(2, bad + 2))
+    assert taken["lines"] < 20 * bad
+
+
+def test_a_record_of_more_lines_than_any_has_is_broken_and_its_lines_are_read(read_all, monkeypatch):
+    monkeypatch.setattr(readers, "SPAN", 50)
+    found = read_all("rows.csv", table(l6=b'q6,"a6\n') + b"q,a\n" * 20 + b'q,a"\n')
+    assert places(found) == [(6, OPENED + "more than 50 lines in line 56")]
+    assert len(fields(found)) == 58 + 21
 
 
 def test_of_a_table_that_breaks_off_within_a_quoted_cell_every_line_is_read_or_told(read_all):
