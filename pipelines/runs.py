@@ -15,12 +15,14 @@ from typing import Any
 
 import psutil
 
-from components.common import artifacts, progress
+from components.common import artifacts, liveness, progress
 from components.common.errors import GOES_ON, InterruptedRunError, TunelineError, UsageError, of_the_machine
 from components.common.places import Workdir
 
 SECONDS_TO_SAVE = 60  # a training step may have to end before its checkpoint is written
 SECONDS_TO_ANSWER = 15
+LOCK = "lock.json"
+SILENT = 120.0  # seconds without a sign of life after which a run on another machine counts as killed
 RESERVED = 256 * 1024  # bytes: MLflow closes its runs, and the run says what happened, in less
 
 
@@ -54,13 +56,19 @@ class Run:
     @property
     def state(self) -> str:
         """running, finished, failed, interrupted (resumable, it saved what it had), or killed (its process is gone without a word)."""
-        status = str(self.read().get("status", "running"))
-        return "killed" if status == "running" and self.process() is None else status
+        known = self.read()
+        status = str(known.get("status", "running"))
+        return "killed" if status == "running" and self.process() is None and not self.elsewhere() else status
+
+    def elsewhere(self) -> str:
+        """The machine or container on which this run holds the workdir, where that is another one; "" where it is this, or none."""
+        holder = _held(self.folder.parent.parent / LOCK)
+        return holder.where if holder and holder.lives and holder.where not in ("", liveness.where()) and holder.began(self) else ""
 
     def process(self) -> psutil.Process | None:
-        """The living process of this run."""
+        """The living process of this run; None where it is gone, or elsewhere."""
         known = self.read()
-        return _alive(known.get("pid"), known.get("process_started"))
+        return _alive(known.get("pid"), known.get("process_started")) if known.get("where", liveness.where()) == liveness.where() else None
 
     def write(self, **values: Any) -> None:
         """Keep facts of the run in run.json, beside those already there."""
@@ -82,7 +90,7 @@ def new_run(workdir: Workdir) -> Run:
     folder.mkdir(parents=True)
     run = Run(folder)
     try:
-        run.write(status="running", pid=os.getpid(), process_started=psutil.Process().create_time(), started=time.time())
+        run.write(status="running", **_me(), started=time.time())
         run.reserve.write_bytes(os.urandom(RESERVED))  # bytes that no file system can compress away
     except OSError:
         shutil.rmtree(folder)
@@ -164,6 +172,8 @@ def cancel(run: Run, *, on_wait: Callable[[float], None]) -> None:
     Raises UsageError when the run is not running, and TunelineError when it does not end.
     """
     holder = run.process() if run.state == "running" else None
+    if holder is None and (where := run.elsewhere()):
+        raise UsageError(f"{run.name} runs on {where}, and is cancelled there", hint=f"Run the same command on {where}.")
     if holder is None:
         raise UsageError(f"{run.name} is not running: it is {run.state}", hint="`tuneline status` lists the runs and their states.")
     family = _family(holder)
@@ -212,14 +222,16 @@ def _lives(process: psutil.Process) -> bool:
 def exclusive(workdir: Workdir) -> Iterator[None]:
     """Hold the workdir for this process. Raises UsageError while another living process holds it.
 
-    The lock is a file with the holder's pid and start time, so a killed holder is recognised, and a reused pid is not taken for it.
+    The lock is a file with the holder's pid and start time, so a killed holder is recognised, and a reused pid is not taken for it. A
+    holder on another machine, or in another container, counts as living while it gives signs of life.
     """
-    lock = workdir.root / "lock.json"
+    lock = workdir.root / LOCK
     workdir.root.mkdir(parents=True, exist_ok=True)
     _take(lock)
     _sweep(workdir.root)
     try:
-        yield
+        with liveness.beating(lock):
+            yield
     finally:
         lock.unlink(missing_ok=True)
 
@@ -227,50 +239,83 @@ def exclusive(workdir: Workdir) -> Iterator[None]:
 def _sweep(folder: Path) -> None:
     """Remove the drafts of locks that killed processes left."""
     for draft in [*folder.glob(".lock.*"), *folder.glob(".dead-lock.*")]:
-        if draft.suffix[1:].isdigit() and not psutil.pid_exists(int(draft.suffix[1:])):
+        pid = draft.name.split(".")[2]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
             draft.unlink(missing_ok=True)
 
 
 def _take(lock: Path) -> None:
-    mine = {"pid": os.getpid(), "started": psutil.Process().create_time()}
-    draft = lock.with_name(f".lock.{os.getpid()}")
+    draft = lock.with_name(f".lock.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        draft.write_text(json.dumps(mine), encoding="utf-8")
+        draft.write_text(json.dumps(_me()), encoding="utf-8")
         for _ in range(3):
             with contextlib.suppress(FileExistsError):
                 os.link(draft, lock)  # fails where the lock exists, and is whole as soon as it does
                 return
-            holder = _holder(lock)
-            if holder is not None:
-                raise UsageError(
-                    f"another run (process {holder}) works in {lock.parent}",
-                    hint="Wait for it, end it with `tuneline cancel latest`, or use another --workdir.",
-                )
+            holder = _held(lock)
+            if holder and holder.lives:
+                raise holder.refuses(lock)
             _remove_dead(lock)
     finally:
         draft.unlink(missing_ok=True)
     raise UsageError(f"{lock} is being taken by other processes", hint="Try again.")
 
 
+def _me() -> dict[str, Any]:
+    return {"pid": os.getpid(), "process_started": psutil.Process().create_time(), "where": liveness.where()}
+
+
 def _remove_dead(lock: Path) -> None:
     """Take a dead process's lock away, unless another process has taken it over since it was judged."""
-    private = lock.with_name(f".dead-lock.{os.getpid()}")
+    private = lock.with_name(f".dead-lock.{os.getpid()}.{secrets.token_hex(4)}")
     with contextlib.suppress(FileNotFoundError):
         lock.rename(private)
-        if _holder(private) is not None:
+        holder = _held(private)
+        if holder and holder.lives:
             with contextlib.suppress(FileExistsError):
                 os.link(private, lock)
         private.unlink()
 
 
-def _holder(lock: Path) -> int | None:
-    """The pid of the living process that holds the lock."""
+@dataclass(frozen=True)
+class _Holder:
+    """Who holds a lock: the process, where it is, and the seconds since its last sign of life."""
+
+    pid: int
+    process_started: float
+    where: str
+    silent: float
+
+    @property
+    def lives(self) -> bool:
+        """Whether it is running; of one elsewhere, whether it gave a sign of life lately."""
+        if self.where == liveness.where():
+            return _alive(self.pid, self.process_started) is not None
+        return self.silent < SILENT
+
+    def began(self, run: Run) -> bool:
+        """Whether a run is this process's."""
+        known = run.read()
+        return (known.get("pid"), known.get("where")) == (self.pid, self.where)
+
+    def refuses(self, lock: Path) -> UsageError:
+        """What another run in the same workdir is told."""
+        if self.where == liveness.where():
+            hint = "Wait for it, end it with `tuneline cancel latest`, or use another --workdir."
+            return UsageError(f"another run (process {self.pid}) works in {lock.parent}", hint=hint)
+        hint = f"Wait for it, or use another --workdir. Where it was killed, this works {SILENT:.0f} seconds after its last sign of life."
+        said = f"another run (process {self.pid} on {self.where}, {max(self.silent, 0):.0f} seconds after its last sign of life)"
+        return UsageError(f"{said} works in {lock.parent}", hint=hint)
+
+
+def _held(lock: Path) -> _Holder | None:
+    """Who holds the lock, dead or alive; None where nobody does, or it says nothing."""
     try:
         held = json.loads(lock.read_text(encoding="utf-8"))
-        process = _alive(held["pid"], held["started"])
+        here = held["where"] == liveness.where()
+        return _Holder(held["pid"], held["process_started"], held["where"], 0.0 if here else liveness.silence(lock))
     except (OSError, ValueError, KeyError):
         return None
-    return process.pid if process else None
 
 
 def _alive(pid: Any, started: Any) -> psutil.Process | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -172,7 +173,7 @@ def publish(
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old one or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # in every pod the process has the same number
     try:
         temporary.write_text(text, encoding="utf-8")
         _fsync(temporary)

@@ -6,19 +6,16 @@ What several jobs may want to put in the same place is made in such a folder and
 from __future__ import annotations
 
 import errno
-import os
 import secrets
 import shutil
-import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
+from components.common import liveness
 
-ABANDONED_AFTER = 7 * 24 * 3600.0  # seconds: for folders of other machines, whose processes cannot be looked at
+SILENT = 3600.0  # seconds without a sign of life after which a folder's owner on another machine, or in another container, counts as dead
 OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what a rename says of a place that is taken
 Kept = TypeVar("Kept")
 
@@ -36,10 +33,11 @@ def private_folder(parent: Path, prefix: str, *, mode: int = 0o777, rescue: Call
     """
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent, prefix, rescue)
-    folder = parent / f"{prefix}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+    folder = parent / f"{prefix}.{liveness.where()}.{liveness.name()}.{secrets.token_hex(4)}"
     folder.mkdir(mode=mode)
     try:
-        yield folder
+        with liveness.beating(folder):
+            yield folder
     finally:
         _remove(folder, rescue)
 
@@ -88,19 +86,11 @@ def _is_moved(made: Path, home: Path) -> bool:
     return True
 
 
-def _is_gone(pid: int) -> bool:
-    """Whether a process has ended; a killed one may stay as a zombie until its parent asks for it."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
 def _abandoned(folder: Path, prefix: str) -> bool:
-    host, pid = folder.name.removeprefix(f"{prefix}.").rsplit(".", 2)[:2]
-    if host == socket.gethostname() and pid.isdecimal():
-        return _is_gone(int(pid))
+    where, process = folder.name.removeprefix(f"{prefix}.").rsplit(".", 2)[:2]
+    if where == liveness.where():
+        return liveness.is_gone(process)
     try:
-        return time.time() - folder.stat().st_mtime > ABANDONED_AFTER
-    except FileNotFoundError:
-        return False  # its owner just removed it
+        return liveness.silence(folder) > SILENT
+    except OSError:
+        return False  # its owner just removed it, or nothing may be removed here

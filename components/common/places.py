@@ -8,20 +8,21 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from components.common import artifacts, jobs
 from components.common.artifacts import Artifact
-from components.common.errors import ArtifactDamagedError, TunelineError
+from components.common.errors import ArtifactDamagedError, InterruptedRunError, TunelineError
 
 DEFAULT_WORKDIR = ".tuneline"
-JOB = "job"  # a job's folder in the store is unfinished/job.<host>.<process>.<digits>
+JOB = "job"  # a job's folder in the store is unfinished/job.<where>.<process>.<digits>
 ASIDE = "aside"  # where in it an artifact lies whose place another one is about to take
 LOOKS = 100  # at a place that is empty between two renames, a hundredth of a second apart
+LOOKS_FOR_NOTHING = 3  # a look goes from folder to folder, while another job may move what is looked for
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,19 @@ class Workdir:
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root / 'mlflow.db'}"
 
 
+@contextmanager
+def state_at(folder: Path) -> Iterator[None]:
+    """Have work in progress lie elsewhere for a while, wherever TUNELINE_STATE says: a dry run leaves nothing there."""
+    before = os.environ.get("TUNELINE_STATE")
+    os.environ["TUNELINE_STATE"] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop("TUNELINE_STATE")
+        if before is not None:
+            os.environ["TUNELINE_STATE"] = before
+
+
 def cache_dir() -> Path:
     """Where converted base models are kept for all workdirs: TUNELINE_CACHE, else the user's cache folder."""
     explicit = os.environ.get("TUNELINE_CACHE")
@@ -78,27 +92,42 @@ def _read(store: Path, sha256: str, kinds: tuple[str, ...]) -> Artifact:
     """The artifact, checked. Where another job puts a new one in its place meanwhile, that is read."""
     folder = store / sha256
     while True:
-        before = _inode(folder)
+        before = _identity(folder)
         try:
             return artifacts.read(folder, *kinds)
         except (OSError, TunelineError):
-            if not _is_there(store, sha256) or _inode(folder) == before:
+            if not _is_there(store, sha256) or before == _identity(folder):
                 raise
 
 
-def _inode(folder: Path) -> int | None:
-    return folder.stat().st_ino if folder.exists() else None
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells an artifact from the one that took its place; the inode alone may be used again."""
+    try:
+        return folder.stat().st_ino, (folder / artifacts.MANIFEST).stat().st_mtime_ns
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _is_there(store: Path, sha256: str) -> bool:
-    """Whether the store has it. Between the two renames of a job that replaces it, or that was killed there, it is waited for."""
-    manifest = store / sha256 / artifacts.MANIFEST
+    """Whether the store has it. Between the two renames of a job that replaces it, or that was killed there, it is waited for.
+
+    Where its owner is on another machine, and may be dead, it is put back after a second: nothing is lost by that, as an owner that lives
+    finds the place taken, and moves it aside again.
+    """
+    manifest, nothing = store / sha256 / artifacts.MANIFEST, 0
     for _ in range(LOOKS):
-        if manifest.exists() or not any((store / "unfinished").glob(f"{JOB}.*/{ASIDE}/*/{sha256}")):
-            break
+        nothing += not any(_moved_aside(store, sha256))
+        if manifest.exists() or nothing == LOOKS_FOR_NOTHING:
+            return manifest.exists()
         tidy(store)
         time.sleep(0.01)
+    for old in _moved_aside(store, sha256):
+        _restore(store, old)
     return manifest.exists()
+
+
+def _moved_aside(store: Path, sha256: str) -> Iterator[Path]:
+    return (store / "unfinished").glob(f"{JOB}.*/{ASIDE}/*/{sha256}")
 
 
 def workplace(store: Path) -> AbstractContextManager[Path]:
@@ -114,8 +143,12 @@ def tidy(store: Path) -> None:
 def _put_back(store: Path, job: Path) -> None:
     """An artifact that a job had moved aside goes back where no other has taken its place yet: the job may have been killed before."""
     for old in (job / ASIDE).glob("*/*"):
-        with suppress(OSError):
-            old.rename(store / old.name)
+        _restore(store, old)
+
+
+def _restore(store: Path, old: Path) -> None:
+    with suppress(OSError):  # a rename replaces no folder that holds something
+        old.rename(store / old.name)
 
 
 def produce(store: Path, stage: str, key: str, build: Callable[[Path], Artifact]) -> tuple[Artifact, bool]:
@@ -129,12 +162,27 @@ def produce(store: Path, stage: str, key: str, build: Callable[[Path], Artifact]
     known = noted(store, stage, key)
     if known:
         return stored(store, known), True
-    with workplace(store) as own:
-        artifact = adopt(store, build(own / f"{stage}-{key[:16]}"))
+    try:
+        with workplace(store) as own:
+            artifact = adopt(store, build(own / f"{stage}-{key[:16]}"))
+    except InterruptedRunError:
+        raise
+    except Exception:  # another job may have made it meanwhile, and removed the state that both worked on
+        if known := noted(store, stage, key):
+            return stored(store, known), True
+        raise
     note = _note(store, stage, key)
     note.parent.mkdir(parents=True, exist_ok=True)
     artifacts.write_atomically(note, artifact.sha256 + "\n")
     return artifact, False
+
+
+def unfinished(store: Path) -> tuple[list[Path], list[Path]]:
+    """The artifacts that jobs have moved aside, which is for a moment unless they were killed; and the jobs' folders that hold more."""
+    tidy(store)
+    jobs_of = sorted((store / "unfinished").glob(f"{JOB}.*"))
+    aside = sorted((store / "unfinished").glob(f"{JOB}.*/{ASIDE}/*/*"))
+    return aside, [job for job in jobs_of if any(path.name != ASIDE for path in job.glob("*"))]
 
 
 def noted(store: Path, stage: str, key: str) -> str | None:
@@ -173,7 +221,7 @@ def _same(store: Path, built: Artifact) -> Artifact | None:
 def _intact(store: Path, sha256: str) -> Artifact | None:
     try:
         return stored(store, sha256)
-    except ArtifactDamagedError:
+    except (TunelineError, FileNotFoundError):  # not what it says, or another job just moved it aside
         return None
 
 

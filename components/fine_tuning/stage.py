@@ -70,7 +70,7 @@ def finetune(
         key=key,
         summary=summary,
     )
-    shutil.rmtree(work)
+    shutil.rmtree(work, ignore_errors=True)  # another job with the same key may have been first
     return published
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from components.common import artifacts, jobs, places
+from components.common import artifacts, jobs, liveness, places
 from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError
 from components.common.hashing import ROOT
 
 JOB = Path(__file__).with_name("adopt_often.py")
-DEAD = 4194303  # above the largest pid that Linux gives
+DEAD = "4194303-1"  # above the largest pid that Linux gives
 
 
 def start(place: Path, name: str, rounds: int) -> subprocess.Popen[str]:
@@ -40,9 +40,9 @@ def left(store: Path) -> list[str]:
     return [path.name for path in (store / "unfinished").iterdir()]
 
 
-def killed_between_the_renames(store: Path, stored: Artifact) -> Path:
+def killed_between_the_renames(store: Path, stored: Artifact, where: str = "") -> Path:
     """Leave a stored artifact as a job leaves it that is killed before the new one is in its place."""
-    job = store / "unfinished" / f"{places.JOB}.{os.uname().nodename}.{DEAD}.0a1b2c3d"
+    job = store / "unfinished" / f"{places.JOB}.{where or liveness.where()}.{DEAD}.0a1b2c3d"
     aside = job / places.ASIDE / "4d3c2b1a"
     aside.mkdir(parents=True)
     stored.path.rename(aside / stored.sha256)
@@ -85,6 +85,35 @@ def test_an_artifact_that_a_killed_job_had_moved_aside_is_found_in_its_place_aga
     assert left(tmp_path) == []
 
 
+def test_an_artifact_that_a_job_of_another_machine_had_moved_aside_is_back_after_a_second(tmp_path: Path) -> None:
+    stored = places.adopt(tmp_path, made(tmp_path / "draft"))
+    job = killed_between_the_renames(tmp_path, stored, where="other.machine-0a1b2c3d")
+    assert said_by(tmp_path, stored.sha256) == "me"
+    assert left(tmp_path) == [job.name]  # its owner may live
+
+
+def test_a_folder_without_a_manifest_in_the_place_of_one_moved_aside_is_told_as_missing(tmp_path: Path) -> None:
+    stored = places.adopt(tmp_path, made(tmp_path / "draft"))
+    killed_between_the_renames(tmp_path, stored, where="other.machine-0a1b2c3d")
+    (tmp_path / stored.sha256 / "torn").mkdir(parents=True)
+    with pytest.raises(ArtifactDamagedError, match="is not in the artifact store"):
+        places.stored(tmp_path, stored.sha256)
+
+
+def test_two_jobs_whose_processes_have_the_same_number_write_one_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = artifacts._fsync
+
+    def another_writes_meanwhile(path: Path) -> None:
+        monkeypatch.setattr(artifacts, "_fsync", real)
+        artifacts.write_atomically(tmp_path / "note", "another's")
+        real(path)
+
+    monkeypatch.setattr(artifacts, "_fsync", another_writes_meanwhile)
+    artifacts.write_atomically(tmp_path / "note", "mine")
+    assert (tmp_path / "note").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
 def test_what_a_killed_job_had_moved_aside_goes_where_another_has_taken_its_place(tmp_path: Path) -> None:
     stored = places.adopt(tmp_path, made(tmp_path / "draft"))
     killed_between_the_renames(tmp_path, stored)
@@ -117,6 +146,16 @@ def test_a_damaged_artifact_is_replaced_by_a_whole_one(tmp_path: Path) -> None:
     assert "run the step that made it again" in refused.value.hint
     places.adopt(tmp_path, made(tmp_path / "draft"))
     assert said_by(tmp_path, stored.sha256) == "me"
+    assert left(tmp_path) == []
+
+
+def test_a_job_that_fails_because_an_equal_one_was_first_takes_what_that_made(tmp_path: Path) -> None:
+    def overtaken(folder: Path) -> Artifact:
+        places.produce(tmp_path, "fine_tuning", "key", lambda place: made(place, by="the first"))
+        raise FileNotFoundError("the state that both worked on")
+
+    artifact, cached = places.produce(tmp_path, "fine_tuning", "key", overtaken)
+    assert (artifact.manifest.summary["by"], cached) == ("the first", True)
     assert left(tmp_path) == []
 
 

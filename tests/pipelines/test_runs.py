@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from components.common import process
+from components.common import liveness, process
 from components.common.errors import UsageError
 from components.common.places import Workdir
 from pipelines import runs
@@ -47,11 +47,44 @@ def test_a_second_run_in_a_workdir_is_refused_with_the_process_that_holds_it(tmp
     assert not (tmp_path / "lock.json").exists()
 
 
-@pytest.mark.parametrize("left", ['{"pid": 1, "started": 0.0}', "", "{", '{"pid": 4194303, "started": 1.0}'])
+HERE = f'"where": "{liveness.where()}"'
+
+
+@pytest.mark.parametrize(
+    "left",
+    [f'{{"pid": 1, "process_started": 0.0, {HERE}}}', "", "{", f'{{"pid": 4194303, "process_started": 1.0, {HERE}}}'],
+    ids=["of-another-process", "empty", "torn", "of-a-dead-process"],
+)
 def test_a_lock_that_a_dead_process_left_is_taken_over(tmp_path: Path, left: str) -> None:
     (tmp_path / "lock.json").write_text(left)
     with runs.exclusive(Workdir(tmp_path)):
         assert json.loads((tmp_path / "lock.json").read_text())["pid"] > 0
+
+
+def test_a_run_on_another_machine_holds_the_workdir_while_it_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, lock = Workdir(tmp_path), tmp_path / "lock.json"
+    with monkeypatch.context() as there:
+        there.setattr(liveness, "where", lambda: "node7-0a1b2c3d")
+        there.setattr(runs, "_alive", lambda pid, started: None)
+        there.setattr(liveness, "BEAT", 0.02)
+        with runs.exclusive(work):
+            run = runs.new_run(work)
+            os.utime(lock, (0, 0))
+            while time.time() - lock.stat().st_mtime > 100:
+                time.sleep(0.01)
+            kept = lock.read_text()
+    lock.write_text(kept)
+    with pytest.raises(UsageError, match=rf"another run \(process {os.getpid()} on node7-0a1b2c3d, \d+ seconds after") as error:
+        runs._take(lock)
+    assert "this works 120 seconds after its last sign of life" in error.value.hint
+    assert run.state == "running"
+    with pytest.raises(UsageError, match="runs on node7-0a1b2c3d, and is cancelled there"):
+        runs.cancel(run, on_wait=print)
+    os.utime(lock, (time.time() - 130,) * 2)
+    assert run.state == "killed"
+    with runs.exclusive(work):
+        assert json.loads(lock.read_text())["where"] == liveness.where()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 # A run without kfp: its step traps SIGTERM for as many seconds as it is told, and so does the step's own child.

@@ -1,0 +1,89 @@
+"""Whether what a process left is still in use: by the process itself where it can be looked at, elsewhere by its signs of life.
+
+A process can be looked at on its own machine only, and in its own container: another machine may have the same name (a clone, pods on the
+host's network), and in every pod the first process has the number 1. So a process is named by where it is as well; and what it holds
+(a folder, a lock) gives a sign of life while it is held: its time of change is set again and again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+BEAT = 15.0  # seconds between two signs of life
+
+
+@cache
+def where() -> str:
+    """The machine, as it was started the last time, and in it the container: its name, a hyphen, and 8 hexadecimal digits."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        told = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        told = secrets.token_hex()  # then no process can be looked at from another one
+    return f"{socket.gethostname()}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+
+
+def name(pid: int | None = None) -> str:
+    """What a process is called here: its number, a hyphen, and when it began, since numbers are used again. This one without `pid`."""
+    pid = pid or os.getpid()
+    return f"{pid}-{(_stat(pid) or ['', ''])[1]}"
+
+
+def is_gone(named: str) -> bool:
+    """Whether a process of here has ended; a killed one may stay as a zombie until its parent asks for it."""
+    pid, _, began = named.partition("-")
+    found = _stat(int(pid))
+    if found is None:
+        return not psutil.pid_exists(int(pid))  # it is there, and hidden from us, where /proc is mounted with hidepid
+    return found[0] in "ZX" or found[1] != began
+
+
+def _stat(pid: int) -> list[str] | None:
+    """A process's state, and when it began in ticks since the machine did; None where it cannot be seen. See proc(5)."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return [words[0], words[19]]
+
+
+@contextmanager
+def beating(path: Path) -> Iterator[None]:
+    """Give signs of life at a file or folder, by a thread, as long as it is held."""
+    done = threading.Event()
+    threading.Thread(target=_beat, args=(path, done), daemon=True, name="sign-of-life").start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _beat(path: Path, done: threading.Event) -> None:
+    while not done.wait(BEAT):
+        with suppress(OSError):
+            os.utime(path)
+
+
+def silence(path: Path) -> float:
+    """Seconds since the last sign of life, by the clock of the file server, since those of machines differ; by this machine's where nothing
+    may be written. Raises FileNotFoundError."""
+    probe = path.parent / f".clock.{secrets.token_hex(4)}"
+    try:
+        probe.touch()
+        now = probe.stat().st_mtime
+    except OSError:
+        now = time.time()
+    finally:
+        probe.unlink(missing_ok=True)
+    return now - path.stat().st_mtime
