@@ -256,9 +256,14 @@ def tags(repository: Path, prefix: str) -> dict[str, str]:
 
 
 def names(repository: Path) -> dict[str, str]:
-    """Every tag with the commit it names."""
-    listed = git(repository, "for-each-ref", "--format=%(refname:strip=2) %(objectname) %(*objectname)", "refs/tags")
-    return {words[0]: words[-1] for words in (line.split() for line in listed.splitlines())}
+    """Every tag with the commit it names, also over other tags (a signed one of a tag)."""
+    tags = git(repository, "for-each-ref", "--format=%(refname:strip=2)", "refs/tags").splitlines()
+    asked = "".join(f"refs/tags/{tag}^{{}}\n" for tag in tags)
+    told = git(repository, "cat-file", "--batch-check=%(objectname)", stdin=asked).splitlines()
+    broken = [tag for tag, line in zip(tags, told, strict=True) if line.endswith(" missing")]
+    if broken:
+        raise DataVersioningError(f"{repository} lacks what its tag {broken[0]} names", hint="Restore it, for instance from a snapshot.")
+    return dict(zip(tags, told, strict=True))
 
 
 def newest_names(clone: Path) -> tuple[list[str], list[str]]:

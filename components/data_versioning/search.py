@@ -169,11 +169,12 @@ def _by_row(value: str) -> Callable[[dict[str, Any]], bool]:
 
 
 def _by_source(value: str) -> Callable[[dict[str, Any]], bool]:
-    """Rows read from this source, or from a file of this name."""
+    """Rows read from this source, or from a file of this name. Of a file a dataset knows the name and the folders below the one named as
+    its source, so a path or an address is taken for any file whose name it ends with."""
 
     def matches(row: dict[str, Any]) -> bool:
         told = [source for name in ("source", OWN_SOURCE) if (source := row.get(name))]
-        return any(value in (source, PurePath(source).name) for source in told)
+        return any(value in (source, PurePath(source).name) or value.endswith((f"/{source}", f":{source}")) for source in told)
 
     return matches
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import time
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, hashing, jobs
+from components.common import artifacts, hashing, jobs, liveness
 from components.common.errors import ArtifactDamagedError, ConfigurationError, TunelineError
 from components.common.progress import Reporter
 from components.data_versioning import repository, s3, storage
 from components.data_versioning.repository import DataVersioningError
 
 FORM = "Write dvc://REPOSITORY@REVISION:PATH, for example dvc:///srv/git/corpus.git@v3:raw/letters.jsonl."
-FETCHED = ".fetched.json"  # what the source beside it is, of which commit, and its digest
+KEPT = 7 * 24 * 3600.0  # seconds for which a copy is kept that no job has asked for
 UPSTREAM = "origin-cache"  # the cache of a repository without a remote
 
 
@@ -46,76 +45,97 @@ def parse(uri: str) -> Address:
 def obtain(uri: str, folder: Path, reporter: Reporter) -> Path:
     """Fetch the file or folder that a dvc:// URI names; returns where it lies: below `folder`, under its own name.
 
-    Every commit of every URI has a place of its own there, which several jobs may fill at once, so what a job was given stays as it is
-    when the revision comes to name another commit. What was fetched of the same commit before, and is still what it was then, is not
-    fetched again; what no job has asked for in a week goes when the same URI names another commit.
+    What a URI names has a place of its own for every content, which several jobs may fill at once: what a job was given stays as it is
+    when the revision comes to name another commit, and is called the same while the content is. What was fetched of the same commit
+    before, and is still what it was then, is not fetched again; what no job has asked for in a week goes.
     Whatever DVC tracks is compared with the digests in the repository, and whatever git tracks is git's own. Raises ConfigurationError
     for a URI that names nothing, DataVersioningError when repository or remote cannot be used, and ArtifactDamagedError, naming the
     files, when the remote holds them damaged or not at all.
     """
     address = parse(uri)
     reporter.step(f"fetching {address.path} at {address.rev}")
-    with jobs.private_folder(folder, ".obtain") as work:
+    with jobs.private_folder(folder.absolute(), ".obtain") as work:
         clone = _clone(address, work / "clone")
         commit = repository.git(clone, "rev-parse", "HEAD").strip()
-        copy = _Copy(folder / hashing.digest(uri)[:16] / commit[:16], Path(address.path).name, uri, commit)
-        if not copy.is_whole():
-            _put(_fetched(address, clone), copy, work)
-        _forget_others(copy.home, work)
-    return copy.path
+        copies = _Copies(folder.absolute() / hashing.digest(uri)[:16], Path(address.path).name, work)
+        there = copies.of(commit) or copies.put(_fetched(address, clone), commit)
+        copies.forget_others(there)
+    return there
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """What a URI named in a commit, in a folder of its own with a note that says so."""
+class _Copies:
+    """What a URI has named: each content in a folder of its own, and a note for every commit that says which was its."""
 
     home: Path
     name: str
-    uri: str
-    commit: str
+    work: Path  # this job's own folder beside
 
-    @property
-    def path(self) -> Path:
-        """The source itself."""
-        return self.home / self.name
+    def of(self, commit: str) -> Path | None:
+        """The copy of a commit, if it is there as it was when it was fetched."""
+        note = self._note(commit)
+        return self._whole(note.read_text(encoding="utf-8").strip()) if note.exists() else None
 
-    def is_whole(self) -> bool:
-        """Whether it is there, as it was when it was fetched. Being asked for makes it young again, so that no job forgets it now."""
+    def _whole(self, sha256: str) -> Path | None:
+        """The copy with this content. Being asked for makes it young again, so that no job forgets it now."""
+        path = self.home / sha256[:16] / self.name
         try:
-            os.utime(self.home)
-            told = json.loads((self.home / FETCHED).read_text(encoding="utf-8"))
-            return bool(told == self.note(self.path))
-        except (OSError, ValueError):
-            return False
+            os.utime(path.parent)
+            return path if _contents(path) == sha256 else None
+        except OSError:
+            return None
 
-    def note(self, path: Path) -> dict[str, str]:
-        """What the note says of it, which may lie elsewhere yet."""
-        return {"uri": self.uri, "commit": self.commit, "sha256": _contents(path)}
+    def put(self, found: Path, commit: str) -> Path:
+        """Move what was fetched to its place, by one rename, and note it. Another job's copy that is whole stays."""
+        made, sha256 = self.work / "made", _contents(found)
+        made.mkdir()
+        found.rename(made / self.name)
+        self.home.mkdir(parents=True, exist_ok=True)
+        kept = jobs.settle(made, self.home / sha256[:16], lambda: self._whole(sha256), self.work / "aside")
+        artifacts.write_atomically(self._note(commit), sha256 + "\n")
+        return kept or self.home / sha256[:16] / self.name
+
+    def _note(self, commit: str) -> Path:
+        return self.home / f"{commit[:16]}.commit"
+
+    def forget_others(self, path: Path) -> None:
+        """Remove the copies that are too old for any job to be reading them, and the notes that name none."""
+        for other in self.home.iterdir():
+            with suppress(FileNotFoundError):  # another job was first
+                if other.suffix == ".commit":
+                    self._forget_note(other)
+                elif other.is_dir() and other != path.parent and liveness.silence(other) > KEPT:
+                    jobs.put_aside(other, self.work / "forgotten")
+
+    def _forget_note(self, note: Path) -> None:
+        if not (self.home / note.read_text(encoding="utf-8")[:16]).exists():
+            note.unlink()
 
 
 def _fetched(address: Address, clone: Path) -> Path:
     """Where in the clone the source lies, fetched by DVC unless it is git's."""
-    if not _in_git(clone, address.path):
+    path = clone / address.path
+    if (clone / ".dvc").is_dir() or not path.exists():
         _fetch(address, clone)
-    return clone / address.path
+    _follow_links(path, clone)
+    return path
 
 
-def _put(found: Path, copy: _Copy, work: Path) -> None:
-    """Move what was fetched to its place with its note, by one rename. Where another job was first, and its copy is whole, that stays."""
-    made = work / "made"
-    made.mkdir()
-    found.rename(made / copy.name)
-    artifacts.write_atomically(made / FETCHED, json.dumps(copy.note(made / copy.name)))
-    copy.home.parent.mkdir(parents=True, exist_ok=True)
-    jobs.settle(made, copy.home, copy.is_whole, work / "aside")
-
-
-def _forget_others(home: Path, work: Path) -> None:
-    """Remove the copies of other commits that are too old for any job to be reading them."""
-    for other in home.parent.iterdir():
-        with suppress(FileNotFoundError):  # another job was first
-            if other != home and time.time() - other.stat().st_mtime > jobs.ABANDONED_AFTER:
-                jobs.put_aside(other, work / "forgotten")
+def _follow_links(path: Path, clone: Path) -> None:
+    """Put the file in the place of every link to one. A link cannot be followed once it is elsewhere."""
+    for link in [path, *(path.rglob("*") if path.is_dir() else [])]:
+        target = link.resolve()
+        if target == clone.resolve() / link.relative_to(clone):
+            continue
+        inside = target.is_relative_to(clone.resolve()) and ".git" not in target.relative_to(clone.resolve()).parts
+        if not inside or not target.is_file():
+            raise ConfigurationError(
+                f"{link.relative_to(clone)} in the repository is a link, or below one, that leads to no file of the repository",
+                hint="Name the files themselves.",
+            )
+        content = shutil.copyfile(target, clone / ".git" / "linked")
+        link.unlink()
+        content.rename(link)
 
 
 def _contents(path: Path) -> str:
@@ -148,14 +168,11 @@ def _commit(address: Address, clone: Path) -> str:
     )
 
 
-def _in_git(clone: Path, path: str) -> bool:
-    """Whether git itself holds the path, and nothing below it is DVC's."""
-    there = (clone / path).exists()
-    return there and not (clone / f"{path}.dvc").exists() and not any((clone / path).rglob("*.dvc"))
-
-
 def _fetch(address: Address, clone: Path) -> None:
-    """Lay out the path with DVC, and take every digest again: DVC uses a folder's list of files before it has checked it."""
+    """Lay out what DVC tracks at the path, and take every digest again: DVC uses a folder's list of files before it has checked it.
+
+    What git holds there, and DVC does not track, is there already.
+    """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
@@ -163,8 +180,10 @@ def _fetch(address: Address, clone: Path) -> None:
     with storage.private_settings(clone / ".dvc" / "site"), s3.patience(), storage.logged() as said:
         try:
             with Repo(str(clone), config=_settings(address, clone)) as repo:
-                _check_remote(repo)
                 outs = _outs(repo, address)
+                if not outs:
+                    return
+                _check_remote(repo)
                 _pull(repo, [path if _below(path, out.fs_path) else out.fs_path for out in outs], address, said)
                 _verify(repo, outs, address)
                 _tidy(outs, path)
@@ -192,7 +211,7 @@ def _settings(address: Address, clone: Path) -> dict[str, Any]:
         remote["verify"] = True
         if str(remote["url"]).startswith("s3://"):
             remote.update({"connect_timeout": s3.CONNECT_SECONDS, "read_timeout": s3.READ_SECONDS})
-    core = {"no_scm": True, "analytics": False, "check_update": False, **({"remote": default} if default else {})}
+    core = {"no_scm": True, "hardlink_lock": True, "analytics": False, "check_update": False, **({"remote": default} if default else {})}
     return {"core": core, "remote": remotes, "cache": {"type": ["hardlink", "copy"], "dir": str(clone / ".dvc" / "private-cache")}}
 
 
@@ -203,10 +222,10 @@ def _check_remote(repo: Any) -> None:
 
 
 def _outs(repo: Any, address: Address) -> list[Any]:
-    """What DVC tracks at the path, below it or above it. Raises DataVersioningError where that is nothing."""
+    """What DVC tracks at the path, below it or above it. Raises DataVersioningError where that is nothing, and nothing is there."""
     path = str(Path(repo.root_dir) / address.path)
     within = [out for out in repo.index.outs if _below(out.fs_path, path) or _below(path, out.fs_path)]
-    if not within:
+    if not within and not os.path.lexists(path):
         some = ", ".join(sorted(str(Path(out.fs_path).relative_to(repo.root_dir)) for out in repo.index.outs)[:10]) or "nothing"
         raise DataVersioningError(f"{address.path} is not in {address.repo} at {address.rev}", hint=f"DVC tracks there: {some}.")
     return within

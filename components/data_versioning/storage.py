@@ -87,7 +87,7 @@ def opened(folder: Path, remote: Remote, cache: str = "cache") -> Iterator[Any]:
 
     site = folder / ".dvc" / "site" / secrets.token_hex(4)
     settings = {
-        "core": {"no_scm": True, "analytics": False, "check_update": False, "autostage": False, "remote": REMOTE},
+        "core": {"no_scm": True, "hardlink_lock": True, "analytics": False, "check_update": False, "autostage": False, "remote": REMOTE},
         "cache": {"type": ["reflink", "hardlink", "copy"], "dir": str(folder / ".dvc" / cache)},
         "remote": {REMOTE: remote.patient()},
     }

@@ -75,6 +75,13 @@ def test_a_source_finds_its_rows_and_its_unreadable_lines(workdir: Path, make_cu
     assert torn.places == [{"table": "quarantine", "rows": 2, "ids": [], "sources": ["torn.jsonl"], "at": ["torn.jsonl:0", "torn.jsonl:1"]}]
 
 
+def test_a_source_is_found_by_the_path_or_address_that_it_was_named_by(workdir: Path, make_curated) -> None:
+    publish(make_curated("torn", ONE, unread=2), CONFIG, workdir=workdir, reporter=Silent())
+    for named in ("torn.jsonl", "/data/raw/torn.jsonl", "./torn.jsonl", "s3://bucket/raw/torn.jsonl", "dvc:///srv/git@v1:torn.jsonl"):
+        assert [one.tag for one in found(workdir, "source", named).found] == ["dataset-v4"], named
+    assert found(workdir, "source", "/data/raw/untorn.jsonl").found == []
+
+
 def test_a_rejected_row_is_found_by_what_it_calls_its_source_and_by_its_file(workdir: Path) -> None:
     for source in ("letters", "letters.jsonl"):
         searched = found(workdir, "source", source)

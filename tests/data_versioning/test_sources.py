@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -118,7 +120,55 @@ def test_what_a_job_was_given_stays_as_it_is_when_the_revision_moves_on(corpus: 
     assert (before.name, after.name) == ("one.jsonl", "one.jsonl")
 
 
-def test_a_copy_of_another_commit_goes_when_no_job_has_asked_for_it_in_a_week(corpus: Path, tmp_path: Path) -> None:
+def test_what_a_branch_names_is_called_the_same_until_its_content_is_another(corpus: Path, tmp_path: Path) -> None:
+    before = got(corpus, "main", "raw/one.jsonl", tmp_path)
+    (corpus / "LICENSE").write_text("freer\n")
+    run(corpus, "git", "commit", "-q", "-a", "-m", "three")
+    assert got(corpus, "main", "raw/one.jsonl", tmp_path) == before
+
+
+def test_what_a_pipeline_of_the_repository_makes_is_part_of_its_folder(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "data").mkdir()
+    (corpus / "data" / "seed.jsonl").write_text('{"text": "seed"}\n')
+    stage = "stages: {make: {cmd: cp data/seed.jsonl data/made.jsonl, deps: [data/seed.jsonl], outs: [data/made.jsonl]}}\n"
+    (corpus / "dvc.yaml").write_text(stage)
+    dvc(corpus, "repro")
+    run(corpus, "git", "add", "--all")
+    run(corpus, "git", "commit", "-q", "-m", "a pipeline")
+    dvc(corpus, "push")
+    folder = got(corpus, "main", "data", tmp_path)
+    assert sorted(p.name for p in folder.glob("[!.]*")) == ["made.jsonl", "seed.jsonl"]
+    assert (folder / "made.jsonl").read_text() == '{"text": "seed"}\n'
+
+
+def test_a_link_in_the_repository_gives_its_file_and_one_out_of_it_is_refused(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "notes").mkdir()
+    (corpus / "notes" / "latest.txt").symlink_to("../LICENSE")
+    run(corpus, "git", "add", "--all")
+    run(corpus, "git", "commit", "-q", "-m", "a link")
+    assert got(corpus, "main", "notes/latest.txt", tmp_path).read_text() == "free\n"
+    notes = got(corpus, "main", "notes", tmp_path)
+    assert (notes / "latest.txt").read_text() == "free\n"
+    assert not (notes / "latest.txt").is_symlink()
+    for leads in ("/etc/hostname", "nowhere", "../../../secret", "../.git/config", "../raw"):
+        (corpus / "notes" / "latest.txt").unlink()
+        (corpus / "notes" / "latest.txt").symlink_to(leads)
+        run(corpus, "git", "commit", "-q", "-a", "-m", "a bad link")
+        for path in ("notes", "notes/latest.txt"):
+            with pytest.raises(ConfigurationError, match=r"notes/latest\.txt in the repository is a link"):
+                got(corpus, "main", path, tmp_path)
+
+
+def test_sources_are_fetched_where_files_cannot_be_locked(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    assert got(corpus, "v1", "raw/one.jsonl", tmp_path).exists()
+
+
+def test_a_copy_of_another_content_goes_when_no_job_has_asked_for_it_in_a_week(corpus: Path, tmp_path: Path) -> None:
     run(corpus, "git", "branch", "moving", "v1")
     before = got(corpus, "moving", "raw/one.jsonl", tmp_path / "out")
     os.utime(before.parent, (0, 0))

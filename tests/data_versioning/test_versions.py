@@ -188,6 +188,17 @@ def test_tags_that_only_look_like_versions_of_a_dataset_do_not_break_it(tmp_path
     assert [v.tag for v in versions(CONFIG, workdir=tmp_path)] == ["dataset-v1"]
 
 
+def test_a_version_whose_tag_was_signed_off_with_a_tag_of_it_is_still_there(tmp_path: Path, make_dataset) -> None:
+    dataset = make_dataset("one", ROWS)
+    version = publish(dataset, CONFIG, workdir=tmp_path, reporter=Silent())
+    who = ("-c", "user.name=Auditor", "-c", "user.email=auditor@example.com")
+    repository.git(tmp_path / "data-repository", *who, "tag", "-a", "-f", "-m", "signed off", version.tag, version.tag)
+    repository.git(tmp_path / "data-repository", *who, "tag", "-a", "-m", "released", "release", version.tag)
+    assert [(v.tag, v.rev) for v in versions(CONFIG, workdir=tmp_path)] == [(version.tag, version.rev)]
+    assert show("release", CONFIG, workdir=tmp_path)["tag"] == version.tag
+    assert publish(dataset, CONFIG, workdir=tmp_path, reporter=Silent()).tag == version.tag
+
+
 def test_a_version_whose_commit_is_damaged_is_told_and_not_passed_over(tmp_path: Path, make_dataset) -> None:
     version = publish(make_dataset("one", ROWS), CONFIG, workdir=tmp_path, reporter=Silent())
     tree = repository.git(tmp_path / "data-repository", "rev-parse", f"{version.rev}:datasets").strip()
