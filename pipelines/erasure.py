@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts
+from components.common import artifacts, places
 from components.common.artifacts import Manifest
 from components.common.errors import TunelineError
 from components.common.places import Workdir
@@ -99,12 +99,19 @@ def find(query: Query, work: Workdir, config: DataVersioningConfig, reporter: Re
 
 
 def _stored(store: Path, missing: list[dict[str, str]]) -> list[Stored]:
+    """The artifacts of the store, and those that a job has moved aside and nothing has replaced yet."""
+    aside, works = places.unfinished(store)
+    why = "work of a job that is running, or was killed on another machine"
+    missing += [
+        {"what": str(work), "why": why, "hint": "Search again when no run is at work; an hour after it was killed."} for work in works
+    ]
+    lost = [folder for folder in aside if not (store / folder.name).exists()]
     found = []
-    for path in sorted(store.glob(f"*/{artifacts.MANIFEST}")):
+    for folder in [*(path.parent for path in sorted(store.glob(f"*/{artifacts.MANIFEST}"))), *lost]:
         try:
-            found.append(Stored(path.parent, artifacts.read_manifest(path.parent)))
+            found.append(Stored(folder, artifacts.read_manifest(folder)))
         except (TunelineError, OSError) as error:
-            missing.append(_unread(str(path.parent), error))
+            missing.append(_unread(str(folder), error))
     return found
 
 
@@ -122,14 +129,14 @@ def _unpublished(query: Query, stored: Iterable[Stored], published: Searched, mi
             continue
         try:
             dataset = artifacts.read(one.folder, "dataset")
-            gap, places = search.left_out(query, dataset), search.within(query, dataset)
+            gap, where = search.left_out(query, dataset), search.within(query, dataset)
         except (TunelineError, OSError) as error:
             missing.append(_unread(str(one.folder), error))
             continue
         if gap:
             missing.append({"what": str(one.folder), **gap})
-        if places:
-            found.append({"sha256": one.sha256, "uri": one.folder.absolute().as_uri(), "places": places})
+        if where:
+            found.append({"sha256": one.sha256, "uri": one.folder.absolute().as_uri(), "places": where})
     return found
 
 

@@ -10,6 +10,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -138,13 +139,13 @@ def estimate(config: Customization, workdir: Workdir, reporter: Reporter) -> dic
 
 def look(config: Customization, workdir: Workdir, reporter: Reporter) -> Findings:
     """Look at sources, base model and registry as `resolve` does, read the rows, tokenise them."""
-    with tempfile.TemporaryDirectory(prefix="tuneline-dry-run-") as scratch:
+    state = workdir.state
+    with tempfile.TemporaryDirectory(prefix="tuneline-dry-run-") as scratch, places.state_at(Path(scratch).resolve() / "state"):
         reporter.step("looking at the sources")
-        # The demo's rows are built outside of the workdir, and known by the place they would have there.
         drawn = Workdir(Path(scratch).resolve())
         found = material.look_at(config, workdir, reporter, drawn)
         sources = found.sources
-        at_home = [s.model_copy(update={"uri": s.uri.replace(str(drawn.root), str(workdir.root.resolve()))}) for s in sources]
+        at_home = [_at_home(source, {drawn.state: state, drawn.root: workdir.root}) for source in sources]
         reporter.step("looking at the base model")
         outline = models.outline(config.fine_tuning.base_model)
         counted = training.parameters(outline.config, config.fine_tuning)
@@ -159,6 +160,14 @@ def look(config: Customization, workdir: Workdir, reporter: Reporter) -> Finding
             tokens = _tokenise(curated, outline, config, reporter)
     shape, apart = Shape.of(outline.config, counted), [tag for tag, _ in found.earlier if tag not in compared]
     return Findings(config, workdir, sources, outline, curated, reading, tokens, shape, cached, apart)
+
+
+def _at_home(source: Source, homes: Mapping[Path, Path]) -> Source:
+    """A source that was made or fetched outside of the workdir, known by the place it would have there."""
+    uri = source.uri
+    for drawn, home in homes.items():
+        uri = uri.replace(f"{drawn}/", f"{home.resolve()}/")
+    return source.model_copy(update={"uri": uri})
 
 
 def _tokenise(curated: Curated, outline: Outline, config: Customization, reporter: Reporter) -> Tokens:

@@ -279,6 +279,18 @@ def test_a_data_repository_behind_a_url_leaves_no_mirror_in_the_workdir(first: d
     assert everything(project) == before
 
 
+def test_a_dry_run_writes_nothing_where_the_state_of_all_workdirs_is_kept(first: dict[str, Any], project: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.git").symlink_to(project / "wd" / "data-repository")
+    state = tmp_path / "state"
+    state.mkdir()
+    with git_daemon(tmp_path) as server:
+        override = f"data_versioning.repository={server}/data.git"
+        command = ("run", "-c", "customization.yaml", "--workdir", "wd", "--dry-run", "--set", override)
+        told = answer(*command, cwd=project, TUNELINE_STATE=str(state))
+    assert {stage["name"] for stage in told["stages"] if stage["cached"]} >= {"data_curation"}
+    assert list(state.iterdir()) == []
+
+
 def test_rows_that_hold_no_conversations_are_refused_as_the_training_would(fresh: Path, look: Look) -> None:
     (fresh / "plain.txt").write_text("\n".join(f"Line {i} of a plain text, number {i * 7919}." for i in range(60)))
     with pytest.raises(InputError) as error:

@@ -125,6 +125,22 @@ def test_a_dataset_of_the_store_that_was_never_published_is_searched_too(folder:
     assert {place["table"]: place["ids"] for place in told["datasets"][0]["places"]} == {"train": [LETTER[0]], "test": [OTHER[0]]}
 
 
+def test_a_dataset_that_a_job_killed_elsewhere_had_moved_aside_is_searched_and_unfinished_work_is_named(folder: Path) -> None:
+    job = folder / "wd" / "store" / "unfinished" / "job.other.machine-0a1b2c3d.7-1.0a1b2c3d"
+    three = write_curated(folder / "curated" / "three", {"train": [LETTER], "test": [OTHER]})
+    (job / "aside" / "4d3c2b1a").mkdir(parents=True)
+    three.path.rename(job / "aside" / "4d3c2b1a" / three.sha256)
+    told = found(folder, "--source", "letters")
+    assert [(one["sha256"], one["places"] != []) for one in told["datasets"]] == [(three.sha256, True)]
+    assert told["complete"]
+    (job / "data_curation-0a1b").mkdir()
+    refused = tuneline("data", "find", "--source", "letters", "--workdir", "wd", "--json", cwd=folder)
+    assert refused.returncode == 1
+    [gap] = json.loads(refused.stdout)["not_searched"]
+    assert gap["what"].endswith(job.name)
+    assert gap["why"] == "work of a job that is running, or was killed on another machine"
+
+
 def test_an_answer_that_is_not_complete_says_so_and_exits_1(folder: Path) -> None:
     second = versions(DataVersioningConfig(), workdir=folder / "wd")[1]
     (folder / "wd" / "dvc-remote" / "files" / "md5" / second.md5[:2] / second.md5[2:]).unlink()
