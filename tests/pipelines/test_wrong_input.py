@@ -942,6 +942,10 @@ OF_DATA_VERSIONS = {
     "the DVC remote … lacks objects or holds them damaged: …": ("artifact_damaged", 1),
     "the DVC remote of … lacks objects of … at …, or holds them damaged: …": ("artifact_damaged", 1),
 }
+OF_RUNS_ELSEWHERE = {  # the test is in test_runs.py
+    "another run (process … on …, … seconds after its last sign of life) works in …": ("usage", 2),
+    "… runs on …, and is cancelled there": ("usage", 2),
+}
 
 
 def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -> None:
@@ -949,5 +953,5 @@ def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in page.splitlines() if line.startswith("| `")]
     listed = {row[0].strip("`"): (row[1].strip("`"), int(row[2])) for row in rows}
     expected = {re.sub(r"\{\w+\}", "…", said.message): (said.kind, said.code) for said in SAID.values()}
-    assert listed == {**expected, **OF_DATA_VERSIONS}
+    assert listed == {**expected, **OF_DATA_VERSIONS, **OF_RUNS_ELSEWHERE}
     assert all(meaning and to_do for _, _, _, meaning, to_do in rows)
