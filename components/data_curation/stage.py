@@ -92,7 +92,8 @@ def curate(
 
     The dataset has train, validation and test rows, those rejected (with reason and detail) and a list of what was unreadable. Rows that
     share text with `benchmarks` are dropped; rows of `earlier` revisions keep their split. Raises InputError when a source has changed
-    since it was listed, kinds of rows are mixed, nothing is kept or a split stays empty, and EngineMissingError when Daft gives no result.
+    since it was listed, kinds of rows are mixed, nothing is kept or a split stays empty (which of plain text is only noted), and
+    EngineMissingError when Daft gives no result.
     """
     sources, earlier = sorted(sources, key=_order), () if config.published == "ignore" else earlier
     inputs = _inputs(sources, benchmarks, earlier)
@@ -106,10 +107,11 @@ def curate(
         curated = _curated(staged, _engine(folder, config), config, seed, reporter)
         _note_judged(curated.judged, reporter)
         _check_new(curated, config)
-        check_splits(curated, config)
+        few = _too_few(curated, config, reporter)
         reporter.step("writing the dataset")
         summary = counts(curated)
         facts = writing.write(staged, curated.judged, output, config.personal_data.names)
+        facts.notes += few
     _complete(facts, staged, benchmarks, config, output, reporter)
     summary["personal_data"] = {kind: asdict(one) for kind, one in facts.personal.items()}
     artifacts.write_atomically(output / "report.html", page.render(summary, sources, facts))
@@ -162,6 +164,18 @@ def survey(
 def check_splits(curated: Curated, config: DataCurationConfig) -> None:
     """Raise InputError where there is nothing to train on or nothing to test with."""
     splits.check_filled(curated.judged.sizes(), curated.judged.groups, config.fractions)
+
+
+def _too_few(curated: Curated, config: DataCurationConfig, reporter: Reporter) -> list[str]:
+    """As check_splits; of plain text, which may be one page or one book, a split that stays empty is only noted: the notes."""
+    try:
+        check_splits(curated, config)
+    except InputError as few:
+        if curated.kind != "text":
+            raise
+        reporter.note(f"{few.message}. {few.hint}")
+        return [f"{few.message}. {few.hint}"]
+    return []
 
 
 def _order(source: Source) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from components.common.errors import EngineMissingError, TunelineError
+from components.common.errors import EngineMissingError, InputError, TunelineError
 from components.common.progress import Silent
 from components.data_curation import staging, work
 from components.data_curation.config import DataCurationConfig
@@ -209,3 +209,22 @@ def test_rows_that_hold_evaluation_items_go_and_name_them(write, tmp_path, sampl
     assert rejected["reason"] == "contaminated"
     assert "exam.jsonl:1" in rejected["detail"]
     assert ("evaluation_set", "exam.jsonl") in [(one.kind, one.uri) for one in made.manifest.inputs]
+
+
+@pytest.mark.daft
+@pytest.mark.parametrize("where", ["train", "test"])
+def test_a_corpus_of_one_text_is_a_dataset_though_a_split_stays_empty_and_one_conversation_is_refused(
+    tmp_path, curated, samples, rows_of, where
+):
+    fractions = {"train": 0.001, "validation": 0.001, "test": 0.001, where: 0.998}
+    text = "The ferry to the island leaves at nine and comes back at five. Bring a coat, since it is cold on deck."
+    (tmp_path / "page.txt").write_text(text)
+    (tmp_path / "row.jsonl").write_text(json.dumps(samples[0]("Tell me.", text)) + "\n")
+    made = curated(tmp_path / "page.txt", fractions=fractions)
+    there = [split for split in ("train", "validation", "test") if rows_of(made, split)]
+    assert there == [where]
+    assert made.manifest.summary["rows"]["kept"] == 1
+    assert "too few rows for the split" in (made.path / "report.html").read_text(encoding="utf-8")
+    with pytest.raises(InputError, match="too few rows for the split"):
+        curated(tmp_path / "row.jsonl", fractions=fractions, out="row")
+    assert not (tmp_path / "row" / "manifest.json").exists()
