@@ -73,8 +73,10 @@ class _Copies:
 
     def of(self, commit: str) -> Path | None:
         """The copy of a commit, if it is there as it was when it was fetched."""
-        note = self._note(commit)
-        return self._whole(note.read_text(encoding="utf-8").strip()) if note.exists() else None
+        try:
+            return self._whole(self._note(commit).read_text(encoding="utf-8").strip())
+        except FileNotFoundError:
+            return None
 
     def _whole(self, sha256: str) -> Path | None:
         """The copy with this content. Being asked for makes it young again, so that no job forgets it now."""
@@ -124,8 +126,8 @@ def _fetched(address: Address, clone: Path) -> Path:
 def _follow_links(path: Path, clone: Path) -> None:
     """Put the file in the place of every link to one. A link cannot be followed once it is elsewhere."""
     for link in [path, *(path.rglob("*") if path.is_dir() else [])]:
-        target = link.resolve()
-        if target == clone.resolve() / link.relative_to(clone):
+        target = Path(os.path.realpath(link))  # resolve() raises for one that leads to itself
+        if not link.is_symlink() and target == clone.resolve() / link.relative_to(clone):
             continue
         inside = target.is_relative_to(clone.resolve()) and ".git" not in target.relative_to(clone.resolve()).parts
         if not inside or not target.is_file():
@@ -222,13 +224,34 @@ def _check_remote(repo: Any) -> None:
 
 
 def _outs(repo: Any, address: Address) -> list[Any]:
-    """What DVC tracks at the path, below it or above it. Raises DataVersioningError where that is nothing, and nothing is there."""
+    """What DVC keeps of the path, below it or above it; nothing where all of it is git's. Raises DataVersioningError where it is nobody's.
+
+    What a stage makes and git holds (a file of metrics) is git's own; what a stage below a folder would make, and never did, is not there.
+    """
     path = str(Path(repo.root_dir) / address.path)
-    within = [out for out in repo.index.outs if _below(out.fs_path, path) or _below(path, out.fs_path)]
-    if not within and not os.path.lexists(path):
-        some = ", ".join(sorted(str(Path(out.fs_path).relative_to(repo.root_dir)) for out in repo.index.outs)[:10]) or "nothing"
+    outs = [out for out in _index(repo, address, path) if out.use_cache]
+    within = [out for out in outs if _below(out.fs_path, path) or _below(path, out.fs_path)]
+    made = [out for out in within if out.hash_info]
+    if not made and not os.path.lexists(path):
+        if within:
+            hint = f"At {address.rev} no dvc.lock names it: name a revision for which `dvc repro` was run."
+            raise DataVersioningError(f"{address.path} is what a stage of {address.repo} makes, and it was never made", hint=hint)
+        some = ", ".join(sorted(str(Path(out.fs_path).relative_to(repo.root_dir)) for out in outs)[:10]) or "nothing"
         raise DataVersioningError(f"{address.path} is not in {address.repo} at {address.rev}", hint=f"DVC tracks there: {some}.")
-    return within
+    return made
+
+
+def _index(repo: Any, address: Address, path: str) -> list[Any]:
+    """All that DVC knows of; nothing where it cannot read its own files, and the path is one file, which git holds."""
+    from dvc.exceptions import DvcException
+
+    try:
+        return list(repo.index.outs)
+    except DvcException as error:
+        if Path(path).is_file():
+            return []
+        hint = "Mend it there, or name files that git holds one by one."
+        raise DataVersioningError(f"DVC cannot read {address.repo} at {address.rev}: {str(error).splitlines()[0]}", hint=hint) from error
 
 
 def _below(path: str, folder: str) -> bool:

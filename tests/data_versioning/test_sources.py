@@ -141,6 +141,37 @@ def test_what_a_pipeline_of_the_repository_makes_is_part_of_its_folder(corpus: P
     assert (folder / "made.jsonl").read_text() == '{"text": "seed"}\n'
 
 
+def test_what_a_stage_makes_and_git_holds_is_gits_own_and_what_was_never_made_is_left_out_of_its_folder(
+    corpus: Path, tmp_path: Path
+) -> None:
+    (corpus / "data").mkdir()
+    (corpus / "data" / "seed.jsonl").write_text('{"text": "seed"}\n')
+    count = "count: {cmd: wc -l data/seed.jsonl > data/metrics.json, deps: [data/seed.jsonl], metrics: [data/metrics.json: {cache: false}]}"
+    never = "never: {cmd: cp data/seed.jsonl data/never.jsonl, outs: [data/never.jsonl]}"
+    (corpus / "dvc.yaml").write_text(f"stages:\n  {count}\n  {never}\n")
+    dvc(corpus, "repro", "count")
+    (corpus / "data" / "metrics.json").write_text("edited since\n")
+    run(corpus, "git", "add", "--all")
+    run(corpus, "git", "commit", "-q", "-m", "a pipeline")
+    (corpus.parent / "remote").rename(corpus.parent / "away")
+    folder = got(corpus, "main", "data", tmp_path)
+    assert sorted(p.name for p in folder.glob("[!.]*")) == ["metrics.json", "seed.jsonl"]
+    assert got(corpus, "main", "data/metrics.json", tmp_path).read_text() == "edited since\n"
+    with pytest.raises(DataVersioningError, match=r"data/never\.jsonl is what a stage of .* makes, and it was never made"):
+        got(corpus, "main", "data/never.jsonl", tmp_path)
+
+
+def test_a_file_of_gits_is_had_where_dvc_cannot_read_its_own_and_a_folder_is_refused_for_that(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "notes").mkdir()
+    (corpus / "notes" / "a.txt").write_text("a note\n")
+    (corpus / "dvc.yaml").write_text("stages: [broken\n")
+    run(corpus, "git", "add", "--all")
+    run(corpus, "git", "commit", "-q", "-m", "broken")
+    assert got(corpus, "main", "notes/a.txt", tmp_path).read_text() == "a note\n"
+    with pytest.raises(DataVersioningError, match=r"DVC cannot read .* at main"):
+        got(corpus, "main", "notes", tmp_path)
+
+
 def test_a_link_in_the_repository_gives_its_file_and_one_out_of_it_is_refused(corpus: Path, tmp_path: Path) -> None:
     (corpus / "notes").mkdir()
     (corpus / "notes" / "latest.txt").symlink_to("../LICENSE")
@@ -150,7 +181,7 @@ def test_a_link_in_the_repository_gives_its_file_and_one_out_of_it_is_refused(co
     notes = got(corpus, "main", "notes", tmp_path)
     assert (notes / "latest.txt").read_text() == "free\n"
     assert not (notes / "latest.txt").is_symlink()
-    for leads in ("/etc/hostname", "nowhere", "../../../secret", "../.git/config", "../raw"):
+    for leads in ("latest.txt", "/etc/hostname", "nowhere", "../../../secret", "../.git/config", "../raw"):
         (corpus / "notes" / "latest.txt").unlink()
         (corpus / "notes" / "latest.txt").symlink_to(leads)
         run(corpus, "git", "commit", "-q", "-a", "-m", "a bad link")
