@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, places
+from components.common import artifacts, jobs, places
 from components.common.artifacts import Manifest
 from components.common.errors import TunelineError
 from components.common.places import Workdir
@@ -99,20 +99,29 @@ def find(query: Query, work: Workdir, config: DataVersioningConfig, reporter: Re
 
 
 def _stored(store: Path, missing: list[dict[str, str]]) -> list[Stored]:
-    """The artifacts of the store, and those that a job has moved aside and nothing has replaced yet."""
+    """The artifacts of the store, and those that a job has moved aside and nothing has replaced yet.
+
+    The store is looked through before and after: what another job moves meanwhile is seen in one place or the other, or named.
+    """
+    there = _finished(store)
     aside, works = places.unfinished(store)
+    there |= _finished(store)
+    lost = {folder for folder in aside if store / folder.name not in there}
     why = "work of a job that is running, or was killed on another machine"
     missing += [
         {"what": str(work), "why": why, "hint": "Search again when no run is at work; an hour after it was killed."} for work in works
     ]
-    lost = [folder for folder in aside if not (store / folder.name).exists()]
     found = []
-    for folder in [*(path.parent for path in sorted(store.glob(f"*/{artifacts.MANIFEST}"))), *lost]:
+    for folder in [*sorted(there), *sorted(lost)]:
         try:
             found.append(Stored(folder, artifacts.read_manifest(folder)))
         except (TunelineError, OSError) as error:
             missing.append(_unread(str(folder), error))
     return found
+
+
+def _finished(store: Path) -> set[Path]:
+    return {folder for folder in jobs.listed(store) if (folder / artifacts.MANIFEST).exists()}
 
 
 def _unread(what: str, error: TunelineError | OSError) -> dict[str, str]:

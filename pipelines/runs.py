@@ -15,13 +15,13 @@ from typing import Any
 
 import psutil
 
-from components.common import artifacts, liveness, progress
+from components.common import artifacts, jobs, liveness, progress
 from components.common.errors import GOES_ON, InterruptedRunError, TunelineError, UsageError, of_the_machine
 from components.common.places import Workdir
 
 SECONDS_TO_SAVE = 60  # a training step may have to end before its checkpoint is written
 SECONDS_TO_ANSWER = 15
-LOCK = "lock.json"
+LOCK, DRAFT, TAKEN = "lock.json", ".lock", ".dead-lock"  # the lock, and how names begin of one not yet taken, and of one taken away
 SILENT = 120.0  # seconds without a sign of life after which a run on another machine counts as killed
 RESERVED = 256 * 1024  # bytes: MLflow closes its runs, and the run says what happened, in less
 
@@ -172,7 +172,7 @@ def cancel(run: Run, *, on_wait: Callable[[float], None]) -> None:
     Raises UsageError when the run is not running, and TunelineError when it does not end.
     """
     holder = run.process() if run.state == "running" else None
-    if holder is None and (where := run.elsewhere()):
+    if holder is None and run.state == "running" and (where := run.elsewhere()):
         raise UsageError(f"{run.name} runs on {where}, and is cancelled there", hint=f"Run the same command on {where}.")
     if holder is None:
         raise UsageError(f"{run.name} is not running: it is {run.state}", hint="`tuneline status` lists the runs and their states.")
@@ -227,35 +227,36 @@ def exclusive(workdir: Workdir) -> Iterator[None]:
     """
     lock = workdir.root / LOCK
     workdir.root.mkdir(parents=True, exist_ok=True)
-    _take(lock)
+    mine = _take(lock)
     _sweep(workdir.root)
     try:
         with liveness.beating(lock):
             yield
-    finally:
-        lock.unlink(missing_ok=True)
+    finally:  # of a process that was stopped for long another one may have taken it
+        _remove(lock, lambda held: held.read_text(encoding="utf-8") == mine)
 
 
 def _sweep(folder: Path) -> None:
     """Remove the drafts of locks that killed processes left."""
-    for draft in [*folder.glob(".lock.*"), *folder.glob(".dead-lock.*")]:
-        pid = draft.name.split(".")[2]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            draft.unlink(missing_ok=True)
+    for prefix in (DRAFT, TAKEN):
+        for draft in folder.glob(f"{prefix}.*.*.*"):
+            if jobs.is_abandoned(draft, prefix):
+                draft.unlink(missing_ok=True)
 
 
-def _take(lock: Path) -> None:
-    draft = lock.with_name(f".lock.{os.getpid()}.{secrets.token_hex(4)}")
+def _take(lock: Path) -> str:
+    """Take the lock; returns what it holds."""
+    draft, mine = lock.with_name(f"{DRAFT}.{jobs.mark()}"), json.dumps({**_me(), "token": secrets.token_hex(4)})
     try:
-        draft.write_text(json.dumps(_me()), encoding="utf-8")
+        draft.write_text(mine, encoding="utf-8")
         for _ in range(3):
             with contextlib.suppress(FileExistsError):
                 os.link(draft, lock)  # fails where the lock exists, and is whole as soon as it does
-                return
+                return mine
             holder = _held(lock)
             if holder and holder.lives:
                 raise holder.refuses(lock)
-            _remove_dead(lock)
+            _remove(lock, lambda taken: (held := _held(taken)) is None or not held.lives)
     finally:
         draft.unlink(missing_ok=True)
     raise UsageError(f"{lock} is being taken by other processes", hint="Try again.")
@@ -265,13 +266,12 @@ def _me() -> dict[str, Any]:
     return {"pid": os.getpid(), "process_started": psutil.Process().create_time(), "where": liveness.where()}
 
 
-def _remove_dead(lock: Path) -> None:
-    """Take a dead process's lock away, unless another process has taken it over since it was judged."""
-    private = lock.with_name(f".dead-lock.{os.getpid()}.{secrets.token_hex(4)}")
+def _remove(lock: Path, unwanted: Callable[[Path], bool]) -> None:
+    """Take a lock away, unless another process has taken it over since it was judged."""
+    private = lock.with_name(f"{TAKEN}.{jobs.mark()}")
     with contextlib.suppress(FileNotFoundError):
         lock.rename(private)
-        holder = _held(private)
-        if holder and holder.lives:
+        if not unwanted(private):
             with contextlib.suppress(FileExistsError):
                 os.link(private, lock)
         private.unlink()

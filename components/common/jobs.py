@@ -33,7 +33,7 @@ def private_folder(parent: Path, prefix: str, *, mode: int = 0o777, rescue: Call
     """
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent, prefix, rescue)
-    folder = parent / f"{prefix}.{liveness.where()}.{liveness.name()}.{secrets.token_hex(4)}"
+    folder = parent / f"{prefix}.{mark()}"
     folder.mkdir(mode=mode)
     try:
         with liveness.beating(folder):
@@ -45,8 +45,16 @@ def private_folder(parent: Path, prefix: str, *, mode: int = 0o777, rescue: Call
 def sweep(parent: Path, prefix: str, rescue: Callable[[Path], None] = _nothing) -> None:
     """Remove the folders that jobs left which were killed before they could."""
     for folder in parent.glob(f"{prefix}.*.*.*"):
-        if _abandoned(folder, prefix):
+        if is_abandoned(folder, prefix):
             _remove(folder, rescue)
+
+
+def listed(folder: Path) -> list[Path]:
+    """What lies in a folder, sorted; nothing where another job has just removed it."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _remove(folder: Path, rescue: Callable[[Path], None]) -> None:
@@ -86,11 +94,17 @@ def _is_moved(made: Path, home: Path) -> bool:
     return True
 
 
-def _abandoned(folder: Path, prefix: str) -> bool:
-    where, process = folder.name.removeprefix(f"{prefix}.").rsplit(".", 2)[:2]
+def mark() -> str:
+    """What tells from a file's or a folder's name who made it: where, which process, and digits of its own."""
+    return f"{liveness.where()}.{liveness.name()}.{secrets.token_hex(4)}"
+
+
+def is_abandoned(path: Path, prefix: str) -> bool:
+    """Whether the owner of <prefix>.<mark> is dead; elsewhere, whether it was silent for long."""
+    where, process = path.name.removeprefix(f"{prefix}.").rsplit(".", 2)[:2]
     if where == liveness.where():
         return liveness.is_gone(process)
     try:
-        return liveness.silence(folder) > SILENT
+        return liveness.silence(path) > SILENT
     except OSError:
         return False  # its owner just removed it, or nothing may be removed here

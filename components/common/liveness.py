@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import socket
 import threading
 import time
@@ -26,12 +25,12 @@ BEAT = 15.0  # seconds between two signs of life
 @cache
 def where() -> str:
     """The machine, as it was started the last time, and in it the container: its name, a hyphen, and 8 hexadecimal digits."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        told = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        told = secrets.token_hex()  # then no process can be looked at from another one
-    return f"{socket.gethostname()}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+    told = []
+    with suppress(OSError):
+        told.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+    with suppress(OSError):
+        told.append(str(Path("/proc/self/ns/pid").readlink()))
+    return f"{socket.gethostname()}-{hashlib.sha256(' '.join(told).encode()).hexdigest()[:8]}"
 
 
 def name(pid: int | None = None) -> str:
@@ -53,7 +52,7 @@ def _stat(pid: int) -> list[str] | None:
     """A process's state, and when it began in ticks since the machine did; None where it cannot be seen. See proc(5)."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last where /proc hides what is another user's
         return None
     return [words[0], words[19]]
 
@@ -76,14 +75,14 @@ def _beat(path: Path, done: threading.Event) -> None:
 
 
 def silence(path: Path) -> float:
-    """Seconds since the last sign of life, by the clock of the file server, since those of machines differ; by this machine's where nothing
-    may be written. Raises FileNotFoundError."""
-    probe = path.parent / f".clock.{secrets.token_hex(4)}"
+    """Seconds since the last sign of life. Raises FileNotFoundError.
+
+    It is now by the clock of the file server, since those of machines differ: the folder around is told to have changed now. Where that is
+    not permitted it is now by this machine's.
+    """
     try:
-        probe.touch()
-        now = probe.stat().st_mtime
+        os.utime(path.parent)
+        now = path.parent.stat().st_mtime
     except OSError:
         now = time.time()
-    finally:
-        probe.unlink(missing_ok=True)
     return now - path.stat().st_mtime

@@ -116,7 +116,7 @@ def _is_there(store: Path, sha256: str) -> bool:
     """
     manifest, nothing = store / sha256 / artifacts.MANIFEST, 0
     for _ in range(LOOKS):
-        nothing += not any(_moved_aside(store, sha256))
+        nothing += not _moved_aside(store, sha256)
         if manifest.exists() or nothing == LOOKS_FOR_NOTHING:
             return manifest.exists()
         tidy(store)
@@ -126,8 +126,17 @@ def _is_there(store: Path, sha256: str) -> bool:
     return manifest.exists()
 
 
-def _moved_aside(store: Path, sha256: str) -> Iterator[Path]:
-    return (store / "unfinished").glob(f"{JOB}.*/{ASIDE}/*/{sha256}")
+def _moved_aside(store: Path, sha256: str) -> list[Path]:
+    return [old for job in _jobs(store) for old in _aside(job) if old.name == sha256]
+
+
+def _jobs(store: Path) -> list[Path]:
+    return [job for job in jobs.listed(store / "unfinished") if job.name.startswith(f"{JOB}.")]
+
+
+def _aside(job: Path) -> list[Path]:
+    """The artifacts that a job has moved aside."""
+    return [old for place in jobs.listed(job / ASIDE) for old in jobs.listed(place)]
 
 
 def workplace(store: Path) -> AbstractContextManager[Path]:
@@ -142,7 +151,7 @@ def tidy(store: Path) -> None:
 
 def _put_back(store: Path, job: Path) -> None:
     """An artifact that a job had moved aside goes back where no other has taken its place yet: the job may have been killed before."""
-    for old in (job / ASIDE).glob("*/*"):
+    for old in _aside(job):
         _restore(store, old)
 
 
@@ -180,9 +189,8 @@ def produce(store: Path, stage: str, key: str, build: Callable[[Path], Artifact]
 def unfinished(store: Path) -> tuple[list[Path], list[Path]]:
     """The artifacts that jobs have moved aside, which is for a moment unless they were killed; and the jobs' folders that hold more."""
     tidy(store)
-    jobs_of = sorted((store / "unfinished").glob(f"{JOB}.*"))
-    aside = sorted((store / "unfinished").glob(f"{JOB}.*/{ASIDE}/*/*"))
-    return aside, [job for job in jobs_of if any(path.name != ASIDE for path in job.glob("*"))]
+    aside = [old for job in _jobs(store) for old in _aside(job)]
+    return aside, [job for job in _jobs(store) if any(path.name != ASIDE for path in jobs.listed(job))]
 
 
 def noted(store: Path, stage: str, key: str) -> str | None:

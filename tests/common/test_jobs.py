@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -81,6 +82,30 @@ def test_a_folder_gives_signs_of_life_while_it_is_used_whatever_is_written_below
             assert time.monotonic() - began < 30
             time.sleep(0.01)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_is_hidden_is_alive_as_long_as_it_has_its_number(monkeypatch) -> None:
+    def hidden(path: Path, **_: object) -> str:
+        raise PermissionError(path)
+
+    named = liveness.name(os.getppid())
+    monkeypatch.setattr(Path, "read_text", hidden)
+    assert not liveness.is_gone(named)
+    assert liveness.is_gone(DEAD)
+
+
+def test_silence_is_told_where_nothing_may_be_written(tmp_path: Path, monkeypatch) -> None:
+    real = os.utime
+
+    def refused(path: Path, *times: object) -> None:
+        if not times:
+            raise OSError(errno.EROFS, "Read-only file system")
+        real(path, *times)
+
+    monkeypatch.setattr(os, "utime", refused)
+    (tmp_path / "lock").touch()
+    assert 90 < liveness.silence(ago(100, tmp_path / "lock")) < 110
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
 def test_a_process_in_another_container_with_the_same_number_does_not_count_as_this_one(tmp_path: Path) -> None:

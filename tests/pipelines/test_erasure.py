@@ -133,6 +133,8 @@ def test_a_dataset_that_a_job_killed_elsewhere_had_moved_aside_is_searched_and_u
     told = found(folder, "--source", "letters")
     assert [(one["sha256"], one["places"] != []) for one in told["datasets"]] == [(three.sha256, True)]
     assert told["complete"]
+    (folder / "wd" / "store" / three.sha256 / "torn").mkdir(parents=True)
+    assert [one["sha256"] for one in found(folder, "--source", "letters")["datasets"]] == [three.sha256]
     (job / "data_curation-0a1b").mkdir()
     refused = tuneline("data", "find", "--source", "letters", "--workdir", "wd", "--json", cwd=folder)
     assert refused.returncode == 1

@@ -179,9 +179,19 @@ def test_a_second_signal_ends_everything_at_once(
 
 
 def test_drafts_of_locks_that_killed_processes_left_are_swept(tmp_path: Path) -> None:
-    (tmp_path / ".lock.4194303").write_text("{")
-    (tmp_path / ".lock.notes").write_text("mine")
-    living = tmp_path / f".lock.{os.getppid()}"
-    living.write_text("{}")
+    (tmp_path / f".lock.{liveness.where()}.4194303-1.0a1b2c3d").write_text("{")
+    (tmp_path / f".dead-lock.{liveness.where()}.4194303-1.0a1b2c3d").write_text("{")
+    kept = [".lock.notes", f".lock.{liveness.where()}.{liveness.name(os.getppid())}.0a1b2c3d", ".lock.node7-0a1b2c3d.1-1.0a1b2c3d"]
+    for name in kept:
+        (tmp_path / name).write_text("{}")
     with runs.exclusive(Workdir(tmp_path)):
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([".lock.notes", living.name, "lock.json"])
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "lock.json"])
+
+
+def test_a_run_that_was_stopped_for_so_long_that_another_took_its_lock_leaves_that_in_place(tmp_path: Path) -> None:
+    lock = tmp_path / "lock.json"
+    with runs.exclusive(Workdir(tmp_path)):
+        anothers = json.dumps({"pid": 7, "process_started": 1.0, "where": "node7-0a1b2c3d", "token": "0a1b2c3d"})
+        lock.write_text(anothers)
+    assert lock.read_text() == anothers
+    assert [path.name for path in tmp_path.iterdir()] == ["lock.json"]
