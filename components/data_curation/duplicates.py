@@ -52,7 +52,8 @@ class Likeness:
 
     `word_pairs` joins first rows of different words (int64, (pairs, 2), a < b) by their `similarity`. `joined` are further pairs that
     belong together (int64, (pairs, 2)). What rows have in common, an answer, a prompt that is judged or a group, has a number of its own
-    from the number of rows on, and its rows are joined with that: so they stay together where one of them is left out.
+    from the number of rows on, and its rows are joined with that: so they stay together where one of them is left out. Those of groups are
+    the last, from `groups` on.
     """
 
     published: int
@@ -61,6 +62,7 @@ class Likeness:
     joined: list[Any]
     word_pairs: Any
     similarity: Any
+    groups: int
 
     def edges(self) -> Any:
         """All pairs of rows, and of what rows have in common, that belong together (int64, (pairs, 2))."""
@@ -82,13 +84,13 @@ def likeness(hashes: dict[str, tuple[Any, Any]], published: int, pairs: dict[str
 
     empty: Any = numpy.empty((0, 2), dtype=numpy.int64)
     exact, words = (first_equal(hashes[name][0]) for name in ("exact", "words"))
-    joined, begin = [], len(exact)
+    joined, begin, groups = [], len(exact), 0
     for name in ("answer", "prompt", "group"):
-        alike = pairs[name][0] if name in pairs else empty
+        alike, groups = pairs[name][0] if name in pairs else empty, begin
         edges, begin = _in_common(*hashes[name], alike, begin)
         joined.append(edges)
     found, similarity = pairs.get("words", (empty, numpy.empty(0)))
-    return Likeness(published, exact, words, joined, numpy.sort(words[found], axis=1), similarity)
+    return Likeness(published, exact, words, joined, numpy.sort(words[found], axis=1), similarity, groups)
 
 
 def _in_common(halves: Any, known: Any, alike: Any, begin: int) -> tuple[Any, int]:

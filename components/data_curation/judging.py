@@ -53,7 +53,7 @@ def judge(staged: Staged, config: DataCurationConfig, seed: int, similar: Simila
     against = staged.labels if config.published == "drop" else None
     edges = found.edges()
     together = duplicates.clusters(len(named), edges).tolist()
-    where, bridges = splits.assign(rows.digests, together, config.fractions, seed, staged.splits, edges)
+    where, bridges = splits.assign(rows.digests, together, config.fractions, seed, staged.splits, edges, found.groups)
     bridges |= {row: bridges[first] for row, first in enumerate(found.words.tolist()) if first in bridges} if bridges else {}
     alike = duplicates.drops(named, found, against=against, left_out=bridges) | bridges
     placed: Any = numpy.full(len(ids), "", dtype=object)

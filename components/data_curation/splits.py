@@ -21,9 +21,18 @@ SURE = 0.99  # how likely the number of rows that an error asks for fills every 
 
 
 def assign(
-    digests: Sequence[str], clusters: Sequence[int], fractions: Fractions, seed: int, published: Sequence[str] = (), edges: Any = ()
+    digests: Sequence[str],
+    clusters: Sequence[int],
+    fractions: Fractions,
+    seed: int,
+    published: Sequence[str] = (),
+    edges: Any = (),
+    groups: int | None = None,
 ) -> tuple[list[str], dict[int, Drop]]:
     """The split of every row, and the rows that bridge two splits. `published` are the splits of the first rows, of earlier revisions.
+
+    `edges` are those of duplicates.Likeness, and `groups` is the first number in them that stands for a group: one whose published rows
+    lie in several splits takes newcomers all the same, into the split of the first.
 
     A cluster without published rows goes where the hash of the seed and of its smallest content digest sends it.
     """
@@ -42,11 +51,11 @@ def assign(
     if not torn:
         return where, {}
     members = [row for row, cluster in enumerate(clusters) if cluster in torn]
-    groups, bridges = _settle(members, digests, published, edges)
-    tops = [groups.top(row) for row in members]
+    settled, bridges = _settle(members, digests, published, edges, groups)
+    tops = [settled.top(row) for row in members]
     smallest = _smallest([digests[row] for row in members], tops)
     for row, top in zip(members, tops, strict=True):
-        where[row] = groups.split(top) or by_hash(smallest[top])
+        where[row] = settled.split(top) or by_hash(smallest[top])
     return where, bridges
 
 
@@ -58,7 +67,9 @@ def _smallest(digests: Sequence[str], clusters: Sequence[int]) -> dict[int, str]
     return smallest
 
 
-def _settle(members: Sequence[int], digests: Sequence[str], published: Sequence[str], edges: Any) -> tuple[_Groups, dict[int, Drop]]:
+def _settle(
+    members: Sequence[int], digests: Sequence[str], published: Sequence[str], edges: Any, first_group: int | None
+) -> tuple[_Groups, dict[int, Drop]]:
     """Part clusters that have published rows of several splits into groups of one split each; and the newcomers that lie between them.
 
     Newcomers join what they are alike in their order; one that is alike rows of two splits joins neither.
@@ -69,13 +80,17 @@ def _settle(members: Sequence[int], digests: Sequence[str], published: Sequence[
     groups = _Groups({row: at_home.get(digests[row], "") for row in members})
     bridges: dict[int, Drop] = {}
     held: set[int] = set()  # what rows that stay have: only through these is a row joined with what is like its own
+    homes: dict[int, set[str]] = defaultdict(set)  # where published rows lie that have it
     for row in members:
         before = [other for other in neighbours[row] if (other < row or other in held) and other not in bridges]
-        splits = {groups.split(other) for other in [*before, row]} - {""}
+        splits = {groups.split(other) for other in [*before, row]}.union(*(homes[other] for other in before if other in homes)) - {""}
         if len(splits) > 1 and digests[row] not in at_home:
             bridges[row] = Drop("near_duplicate_across_splits", f"alike rows that lie in {' and '.join(sorted(splits))}")
             continue
         held.update(own[row])
+        for common in own[row] if digests[row] in at_home else ():
+            if first_group is None or common < first_group:
+                homes[common].add(at_home[digests[row]])
         for other in [*own[row], *before]:
             groups.join_unless_apart(other, row)
     return groups, bridges

@@ -111,7 +111,7 @@ SPECIAL = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(st.one_of(st.sampled_from(SPECIAL), st.characters(exclude_categories=["Cs"])), max_size=40).map("".join))
 def test_a_normal_text_is_left_as_it_is(text):
     normal = cleaning.normalise(text)

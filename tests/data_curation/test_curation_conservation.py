@@ -94,7 +94,7 @@ def check_conserved(made, written):
     return reasons
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.lists(st.one_of(TEXT, NO_TEXT), min_size=1, max_size=3), broken=st.booleans())
 def test_rows_in_are_kept_rejected_or_quarantined_whatever_comes(tmp_path, curated, samples, monkeypatch, files, broken):
     monkeypatch.setattr(stage, "_engine", lambda folder, config: nothing_similar)  # seconds a dataset, which the next test takes

@@ -208,7 +208,7 @@ def by_hand(items, text, n, shortest):
     return False
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**9), n=st.integers(5, 9), short=st.integers(4, 5))
 def test_what_is_found_is_what_comparing_every_n_gram_finds(tmp_path_factory, seed, n, short):
     chance = random.Random(seed)

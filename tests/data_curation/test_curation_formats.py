@@ -319,7 +319,7 @@ def test_of_a_recognised_record_no_text_is_lost_whatever_one_key_more_it_has(sha
     assert sum(lost is not None for lost in found.values()) > len(found) * 0.8
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.sampled_from(SHAPES),
     st.dictionaries(st.sampled_from(KEYS), st.sampled_from(sorted(VALUES)), max_size=8),

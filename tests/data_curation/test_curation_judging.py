@@ -23,7 +23,7 @@ def likeness(exact, words, pairs=(), similarity=(), joined=(), published=0):
     def arrays(some):
         return numpy.array(some, dtype=numpy.int64).reshape(-1, 2)
 
-    return Likeness(published, numpy.array(exact), numpy.array(words), [arrays(joined)], arrays(pairs), numpy.array(similarity))
+    return Likeness(published, numpy.array(exact), numpy.array(words), [arrays(joined)], arrays(pairs), numpy.array(similarity), len(exact))
 
 
 def assigned(count, clusters, seed=1, fractions=None, **more):
@@ -73,6 +73,18 @@ def test_a_newcomer_with_a_published_answer_does_not_go_where_only_a_similar_ans
     where, bridges = splits.assign(digests(3), [0] * 3, Fractions(), 1, ["test", "train"], numpy.array(edges))
     assert where[:2] == ["test", "train"]
     assert bridges[2].reason == "near_duplicate_across_splits"
+
+
+@pytest.mark.parametrize("edges", [[(0, 3), (1, 3), (2, 3)], [(0, 3), (1, 4), (3, 4), (2, 3), (0, 4)]], ids=["equal", "alike"])
+def test_a_newcomer_with_an_answer_that_published_rows_of_two_splits_have_joins_neither(edges):
+    where, bridges = splits.assign(digests(3), [0] * 3, Fractions(), 1, ["test", "train"], numpy.array(edges))
+    assert where[:2] == ["test", "train"]
+    assert bridges[2].detail == "alike rows that lie in test and train"
+
+
+def test_a_newcomer_of_a_group_that_lies_in_two_splits_goes_with_the_first():
+    where, bridges = splits.assign(digests(3), [0] * 3, Fractions(), 1, ["test", "train"], numpy.array([(0, 3), (1, 3), (2, 3)]), 3)
+    assert (where, bridges) == (["test", "train", "test"], {})
 
 
 def test_an_answer_of_rows_that_were_left_out_keeps_no_other_out():

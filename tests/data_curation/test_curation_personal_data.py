@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -24,7 +24,6 @@ from components.data_curation.sources import list_sources
 
 DEFAULT = PersonalDataConfig()
 ALL = list(KINDS)
-unhurried = settings(deadline=None)  # a machine that is busy is no fault
 
 
 def random_text(length, alphabet=string.ascii_letters + string.digits, seed=1):
@@ -203,7 +202,6 @@ PARTS = st.sampled_from(
 )
 
 
-@unhurried
 @given(st.lists(st.one_of(PARTS, st.text(max_size=8)), max_size=12), st.sampled_from(["", " ", "\n", "-"]))
 def test_redacting_twice_is_redacting_once_and_what_surrounds_a_finding_stays(parts, gap):
     text = gap.join(parts)
@@ -219,7 +217,6 @@ def test_redacting_twice_is_redacting_once_and_what_surrounds_a_finding_stays(pa
         assert clean == "".join(part for pair in zip(kept, [*marks, ""], strict=True) for part in pair)
 
 
-@unhurried
 @given(st.text(alphabet=st.characters(exclude_categories=["Nd", "Cs"], exclude_characters="@:="), max_size=300))
 def test_a_text_without_digits_and_signs_stays_as_it_is(text):
     assert redact(text, ALL) == (text, {})
@@ -241,13 +238,11 @@ def cards(draw):
     return gap.join(digits[a:b] for a, b in itertools.pairwise(places))
 
 
-@unhurried
 @given(cards())
 def test_a_card_with_a_right_check_digit_is_found_in_any_grouping(card):
     assert found(f"my card {card}, thanks") == [("credit_card", card)]
 
 
-@unhurried
 @given(cards(), st.integers(0, 30), st.integers(1, 9))
 def test_a_card_with_one_wrong_digit_is_no_card(card, place, step):
     place = [i for i, c in enumerate(card) if c.isdigit()][place % sum(c.isdigit() for c in card)]
@@ -264,14 +259,12 @@ def ibans(draw):
     return f"{country}{98 - mod97(country + '00' + account):02}{account}"
 
 
-@unhurried
 @given(ibans(), st.sampled_from(["", " ", "-"]))
 def test_an_iban_of_every_country_is_found_plain_and_in_groups(iban, gap):
     written = gap.join(iban[i : i + 4] for i in range(0, len(iban), 4))
     assert found(f"to {written}.") == [("iban", written)]
 
 
-@unhurried
 @given(ibans(), st.integers(0, 33), st.integers(1, 35))
 def test_an_iban_with_one_wrong_character_is_none(iban, place, step):
     place = 4 + place % (len(iban) - 4)

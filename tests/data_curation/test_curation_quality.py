@@ -197,7 +197,7 @@ def ngram_share(words, n):
     return sum(len(words[i]) for i in covered) / sum(map(len, words))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(["ab", "cde", "f", "ghij"]), min_size=5, max_size=60), st.integers(5, 10))
 def test_repeated_ngrams_are_counted_as_their_definition_says(words, n):
     limits = [1.0] * 6
@@ -212,7 +212,7 @@ def test_repeated_ngrams_are_counted_as_their_definition_says(words, n):
         assert found.detail == f"characters in repeated {n}-grams: {share:.3f}, at most 0"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=300))
 def test_no_text_breaks_a_rule(text):
     everything = QualityConfig(min_words=0, min_mean_word_length=0, max_mean_word_length=10_000, min_stop_words=0, min_sentences=0)

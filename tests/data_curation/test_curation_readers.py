@@ -370,7 +370,7 @@ def test_columns_without_a_name_are_kept_apart(read_all):
     assert fields(found) == [{"column 1": "0", "question": "q", "column 3": "x", "answer": "a"}]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(["word", ",", '"', "\n", '"\n"', "\n,", "long"]), max_size=60), st.sampled_from([1000, 10_000]))
 def test_every_word_of_a_table_is_in_a_row_or_in_a_line_that_is_told(tmp_path_factory, pieces, longest):
     numbers = itertools.count(100)
