@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.common import models, process
+from components.common import liveness, models, process
 from components.common.artifacts import Artifact
 from components.common.errors import EngineMissingError
 from components.common.models import Model
@@ -327,8 +326,7 @@ def test_what_a_killed_server_left_is_swept_when_the_next_one_starts(tmp_path: P
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(server, "_command", lambda *_: ["false"])
-    dead = 4194303
-    (tmp_path / f"tuneline-triton.{socket.gethostname()}.{dead}.0a1b2c3d").mkdir()
+    (tmp_path / f"tuneline-triton.{liveness.where()}.4194303-1.0a1b2c3d").mkdir()
     with pytest.raises(EngineMissingError), running_server(tmp_path, models=["m"], log=tmp_path / "log"):
         pass
     assert [path.name for path in tmp_path.glob("tuneline-*")] == []
