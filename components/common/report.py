@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: no script, no network. Plots are SVG by matplotlib."""
+"""Self-contained HTML pages: no script, no network. Plots are SVG by matplotlib, never smaller than their labels can be read: they scroll."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums } pre { white
 .card { background: var(--wash); border-radius: .5rem; padding: .6rem .9rem } .card h3, h3.asked { overflow-wrap: anywhere; font-size: .85rem; color: var(--soft); margin: 0 0 .3rem; font-weight: 600 }
 ul.tree, ul.tree ul { list-style: none; margin: 0; padding-left: 1.1rem; border-left: 1px solid var(--line) } ul.tree { padding-left: 0; border: 0 } ul.tree li { margin: .5rem 0 }
 ul.tree b { margin-right: .4rem } ul.tree code { font-size: .85rem }
-code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; min-width: 22rem; height: auto; display: block }
+code { overflow-wrap: anywhere } figure { margin: 1rem 0; background: #fff; border-radius: .5rem } figure svg { width: 100%; min-width: 40rem; height: auto; display: block }
 figure { overflow-x: auto } p { overflow-wrap: anywhere } td code { display: inline-block; min-width: 9rem } td pre { min-width: 15rem }
 td:first-child:not(.n) { overflow-wrap: anywhere; min-width: 8rem }
 """

@@ -16,7 +16,6 @@ from components.data_curation.tokens import TokenStatistics
 SHOWN = 40  # files of the sources' table
 LANGUAGES = 12  # shown one by one
 UNREADABLE = "unreadable"
-CHART = "40rem"  # the least width, at which labels have 11 pixels
 BLUE, GREEN, ORANGE, GREY = "#4472b0", "#2f8f5b", "#c9772b", "#8a93a3"
 # What a reason is about, where its own name does not say it: the groups of the flow.
 DUPLICATES, LEAKED, SIZE = "duplicates", "evaluation items", "empty, short or long"
@@ -56,12 +55,7 @@ def render(summary: Mapping[str, Any], sources: Sequence[Source], facts: Facts) 
         "Digests of the sources": _digests(sources),
     }
     told = f"{rows['kept']:,} of {rows['in']:,} rows kept; kind of rows: {summary['rows_kind']}"
-    return report.page("Data curation", told, {name: _legible(html) for name, html in sections.items()})
-
-
-def _legible(html: str) -> str:
-    """The same with charts that do not shrink with the screen: their labels would with them, where their box can scroll."""
-    return html.replace("<svg ", f'<svg style="min-width: {CHART}" ')
+    return report.page("Data curation", told, sections)
 
 
 def _glance(summary: Mapping[str, Any], facts: Facts) -> str:
