@@ -13,13 +13,6 @@ settings.load_profile("no-clock")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ.pop("MLFLOW_RUN_ID", None)
-# The files that take minutes, the longest first: begun last, one of them would be waited for by a single worker.
-LONG = ("test_commands.py", "test_wrong_input.py", "test_dry_run.py", "test_pipeline.py", "test_interruption.py", "test_formats.py")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take long first; the others stay in their order."""
-    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 @pytest.fixture(autouse=True)
