@@ -63,7 +63,7 @@ class Run:
     def elsewhere(self) -> str:
         """The machine or container on which this run holds the workdir, where that is another one; "" where it is this, or none."""
         holder = _held(self.folder.parent.parent / LOCK)
-        return holder.where if holder and holder.lives and holder.where not in ("", liveness.where()) and holder.began(self) else ""
+        return holder.where if holder and holder.lives and holder.where != liveness.where() and holder.began(self) else ""
 
     def process(self) -> psutil.Process | None:
         """The living process of this run; None where it is gone, or elsewhere."""
