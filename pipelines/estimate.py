@@ -17,22 +17,26 @@ from typing import Any
 
 import psutil
 
-from components.common import artifacts, conversations, cost, models, paths, places, step
+from components.common import artifacts, cost, models, paths, places, step
+from components.common import shape as shape_of
 from components.common.artifacts import Manifest
 from components.common.errors import InputError, TunelineError
 from components.common.models import Outline
 from components.common.places import Workdir
 from components.common.progress import Reporter
+from components.common.shape import Shape
 from components.data_curation.stage import Curated, Source, check_splits, counts, survey
 from components.data_versioning.stage import versions
+from components.fine_tuning import acceleration
 from components.fine_tuning import plan as training
+from components.fine_tuning.config import LOW_RANK
 from components.fine_tuning.data import Examples, tokenise
+from components.fine_tuning.objectives import OBJECTIVES
 from components.model_registry.stage import champion
 from pipelines import material, sizing
 from pipelines.config import Customization
 from pipelines.material import Material
 from pipelines.resolve import Plans, compared_with, plan, unproven, unproven_note
-from pipelines.sizing import Shape
 from pipelines.stages import MAKERS
 
 SAMPLE = 2000  # training rows tokenised at most
@@ -58,7 +62,7 @@ class Tokens:
     @property
     def tokenised(self) -> int:
         """Rows that were tokenised."""
-        return len(self.examples.rows) + self.examples.without_answer
+        return self.examples.read
 
     @property
     def sampled(self) -> bool:
@@ -107,7 +111,8 @@ class Findings:
     @property
     def steps(self) -> int:
         """Optimizer steps."""
-        return training.steps(self.tokens.trained_rows, self.config.fine_tuning)
+        tuning, tokens = self.config.fine_tuning, self.tokens
+        return training.steps(training.batched_rows(tokens.trained_rows, tokens.trained_rows * tokens.mean, tuning), tuning)
 
     @property
     def full(self) -> bool:
@@ -172,15 +177,16 @@ def _at_home(source: Source, homes: Mapping[Path, Path]) -> Source:
 
 def _tokenise(curated: Curated, outline: Outline, config: Customization, reporter: Reporter) -> Tokens:
     """Tokens of the training rows as fine-tuning would see them; of an evenly spread sample where there are many."""
-    kind = conversations.checked(curated.kind)
+    tuning = config.fine_tuning
+    objective = OBJECTIVES[tuning.objective]
+    use = objective.of(curated.kind, "the sources hold")
     every = math.ceil(curated.judged.sizes()["train"] / SAMPLE) or 1
-    talks, rows = 0, []
+    count, rows = 0, []
     for content in curated.contents("train"):
-        if (said := conversations.of(kind, content)) is not None:
-            rows += [{"messages": said, "tools": content.get("tools")}] if talks % every == 0 else []
-            talks += 1
-    length = config.fine_tuning.max_length
-    return Tokens(talks, tokenise(rows, outline.tokenizer, max_length=length, total=len(rows), reporter=reporter))
+        for row in use.rows(content):
+            rows += [row] if count % every == 0 else []
+            count += 1
+    return Tokens(count, tokenise(rows, objective, outline.tokenizer, max_length=tuning.max_length, total=len(rows), reporter=reporter))
 
 
 def _cached(config: Customization, workdir: Workdir, found: Material, outline: Outline, reading_root: Path) -> dict[str, str]:
@@ -215,6 +221,10 @@ def _obstacles(found: Findings) -> list[str]:
     """What a run would be refused for, or be disappointed by, later on."""
     warnings, tuning = [], found.config.fine_tuning
     try:
+        acceleration.check(tuning)
+    except TunelineError as error:
+        warnings.append(f"{error.message}. {error.hint}")
+    try:
         check_splits(found.curated, found.config.data_curation)
     except InputError as error:
         warnings.append(f"{error.message}. {error.hint}")
@@ -245,14 +255,15 @@ def _basis(found: Findings, times: dict[str, Time]) -> dict[str, str]:
     """What each figure rests on."""
     tokens, tuning = found.tokens, found.config.fine_tuning
     how = f"{tokens.tokenised:,} evenly spread rows of {tokens.rows:,}" if tokens.sampled else f"all {tokens.rows:,} training rows"
-    epochs = f"{tuning.epochs:g} epochs of {tokens.trained_rows:,} rows, {tuning.batch_size} a step"
+    a_step = f"{tuning.step_rows}{' packed rows' if tuning.packing else ''} a step"
+    epochs = f"{tuning.epochs:g} epochs of {tokens.trained_rows:,} rows, {a_step}"
     apart = f"; not compared with {', '.join(found.not_compared)}, which would be fetched first" if found.not_compared else ""
     rows = "every source read, cleaned and compared for equal rows; similar ones, which curation drops too, are not looked for"
     return {
         "rows": rows + apart,
         "tokens": f"{how}, with the base model's tokenizer and chat template, cut at {tuning.max_length} tokens",
         "steps": "fine_tuning.max_steps" if tuning.max_steps else epochs,
-        "memory": "formulas of pipelines/sizing.py; measured peaks of training were within 16% of them",
+        "memory": "formulas of components/common/shape.py and pipelines/sizing.py; measured peaks of training were within 16% of them",
         "disk": "raw bytes for the dataset; 4 bytes a parameter for weights and 8 for the optimizer's state",
         **{f"seconds.{stage}": _time_basis(stage, told) for stage, told in times.items()},
         "seconds.other_steps": "the start of the command and of its other steps, as measured on two cores of an AMD EPYC",
@@ -275,7 +286,8 @@ def _tokens(found: Findings) -> dict[str, Any]:
     if not lengths:
         trained = 0
     elif tokens.sampled:
-        trained = round(found.steps * min(tuning.batch_size, tokens.trained_rows) * tokens.mean)
+        a_step = tuning.step_rows * tuning.max_length if tuning.packing else min(tuning.step_rows, tokens.trained_rows) * tokens.mean
+        trained = round(found.steps * a_step)
     else:
         trained = training.tokens(lengths, tuning, found.config.seed)
     return {
@@ -293,8 +305,9 @@ def _memory(found: Findings) -> dict[str, Any]:
     """Peaks of the stages that load the model, and what is free where they run."""
     config, shape, gpu = found.config, found.shape, _on_gpu()
     tuning, longest = config.fine_tuning, max(found.tokens.lengths, default=config.fine_tuning.max_length)
-    dropout = not found.full and tuning.lora.dropout > 0
-    parts = sizing.training_memory(shape, rows=tuning.micro_batch_size, length=longest, dropout=dropout, gpu=gpu)
+    longest = tuning.max_length if tuning.packing else longest
+    dropout = tuning.adaptation in LOW_RANK and tuning.lora.dropout > 0
+    parts = shape_of.training_memory(shape, rows=tuning.micro_batch_size, length=longest, dropout=dropout, gpu=gpu)
     peaks = {
         "fine_tuning": parts["total"],
         "evaluation": sizing.evaluation_memory(shape, batch_tokens=config.evaluation.batch_tokens, gpu=gpu),
@@ -322,13 +335,13 @@ def _disk(found: Findings) -> dict[str, int]:
     shape, tuning = found.shape, found.config.fine_tuning
     one = sizing.checkpoint(shape, full=found.full)
     written = min(training.checkpoints(found.steps, tuning), tuning.keep_checkpoints + 1)  # the oldest goes once the newest is whole
-    model = shape.parameters * sizing.FLOAT32 if found.full else shape.trainable * sizing.FLOAT32
+    model = (shape.parameters if found.full or tuning.merge else shape.trainable) * shape_of.FLOAT32
     copied = 2 if model <= found.config.model_registry.copy_limit_mb * 10**6 else 1
     parts = {
         "checkpoints": one * written,
         "dataset": 2 * sum(source.bytes for source in found.sources),
         "model": copied * model,
-        "repository": shape.parameters * (sizing.BFLOAT16 if _on_gpu() else sizing.FLOAT32),
+        "repository": shape.parameters * (shape_of.BFLOAT16 if _on_gpu() else shape_of.FLOAT32),
     }
     of_stage = {"checkpoints": "fine_tuning", "dataset": "data_curation", "model": "fine_tuning", "repository": "triton_packaging"}
     parts = {name: 0 if of_stage[name] in found.cached else size for name, size in parts.items()}
@@ -374,7 +387,7 @@ def _training_time(found: Findings, trained: int, earlier: Earlier, rate: float)
     if alike:
         speed = float(alike.summary["tokens_per_second"])
         return Time(trained / speed, f"{speed:.1f} tokens/s, as the newest training like it here, {alike.content_sha256[:12]}")
-    work = trained * sizing.training_flops(found.shape, found.tokens.mean)
+    work = trained * shape_of.training_flops(found.shape, found.tokens.mean)
     return Time(work / rate, _rough(rate, "a training token's operations"))
 
 
@@ -396,7 +409,7 @@ def _evaluation_work(found: Findings) -> float:
     items = found.curated.judged.sizes()["test"]
     items = min(items, settings.max_items) if settings.max_items else items
     read = items * found.tokens.mean + settings.generations * settings.generation_tokens
-    return 2 * read * sizing.forward_flops(found.shape, found.tokens.mean)
+    return 2 * read * shape_of.forward_flops(found.shape, found.tokens.mean)
 
 
 Earlier = list[tuple[str, Manifest, cost.Cost | None]]
@@ -424,7 +437,7 @@ def _alike_training(found: Findings, earlier: Earlier) -> Manifest | None:
     here, tuning = models.arithmetic(), found.config.fine_tuning
     for kind, manifest, _ in earlier:
         alike = kind == "model" and _same_base(manifest, found) and manifest.summary.get("arithmetic") == here
-        same = ("adaptation", "max_length", "micro_batch_size")
+        same = ("objective", "adaptation", "max_length", "micro_batch_size", "packing")
         if alike and all(manifest.config.get(name) == getattr(tuning, name) for name in same) and manifest.summary.get("tokens_per_second"):
             return manifest
     return None

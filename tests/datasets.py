@@ -49,3 +49,48 @@ def write_split(path: Path, kind: Kind, rows: Sequence[Row]) -> None:
     told = [{"id": row.id, "source": row.source, "meta": as_json(row.meta), **one} for row, one in zip(rows, content, strict=True)]
     with tables.Writer(path, tables.split_schema(kind)) as writer:
         writer.add(pa.Table.from_pylist(told, schema=tables.split_schema(kind)))
+
+
+PREFERENCE = pa.schema(
+    [("id", pa.string()), *((name, pa.list_(MESSAGE)) for name in ("prompt", "chosen", "rejected")), ("tools", pa.string())]
+)
+UNPAIRED = pa.schema(
+    [("id", pa.string()), *((name, pa.list_(MESSAGE)) for name in ("prompt", "completion")), ("label", pa.bool_()), ("tools", pa.string())]
+)
+TEXT = pa.schema([("id", pa.string()), ("text", pa.string())])
+
+
+def _preference(number: int) -> dict[str, object]:
+    word, other = WORDS[number % len(WORDS)], WORDS[(number + 5) % len(WORDS)]
+    prompt = [{"role": "user", "content": f"What does {word} {number} do?"}]
+    chosen, rejected = f"It does {word}, {number} times.", f"I do not know, perhaps {other}?"
+    answers = {name: [{"role": "assistant", "content": said}] for name, said in (("chosen", chosen), ("rejected", rejected))}
+    return {"id": f"{number:08x}", "prompt": prompt, **answers, "tools": None}
+
+
+def _unpaired(number: int) -> dict[str, object]:
+    pair, good = _preference(number), number % 2 == 0
+    return {"id": pair["id"], "prompt": pair["prompt"], "completion": pair["chosen" if good else "rejected"], "label": good, "tools": None}
+
+
+def _text(number: int) -> dict[str, object]:
+    said = " ".join(f"{WORDS[(number + i) % len(WORDS)]} the {WORDS[(number + 3 * i) % len(WORDS)]}." for i in range(6 + number % 9))
+    return {"id": f"{number:08x}", "text": said}
+
+
+KINDS = {"preference": (_preference, PREFERENCE), "unpaired": (_unpaired, UNPAIRED), "text": (_text, TEXT)}
+
+
+def dataset_of(kind: str, folder: Path, *, train: int = 24, validation: int = 4, test: int = 4) -> Artifact:
+    """Rows of another kind than conversations: preference, unpaired or text."""
+    make, schema = KINDS[kind]
+    artifacts.begin(folder, kind)
+    number = 0
+    for split, count in (("train", train), ("validation", validation), ("test", test)):
+        rows = [make(number + i) for i in range(count)]
+        number += count
+        parquet.write_table(pa.Table.from_pylist(rows, schema), folder / f"{split}.parquet", compression="zstd")
+    payload = [f"{split}.parquet" for split in ("train", "validation", "test")]
+    source = Input(kind="file", content_sha256="2" * 64, uri=f"{kind}.jsonl")
+    summary = {"rows_kind": kind, "splits": {"train": train, "validation": validation, "test": test}}
+    return artifacts.publish(folder, "dataset", payload=payload, inputs=[source], config={}, seed=0, key=kind, summary=summary)

@@ -37,16 +37,23 @@ KINDS: dict[str, tuple[list[str], Callable[[Row], list[Any] | None], str]] = {
 }
 
 
+TEXT = "text"  # rows of plain text, which hold no conversation
+
+
+def texts(path: Path) -> list[Row]:
+    """The rows of a split of plain text: {"id", "text"}."""
+    import pyarrow.parquet as parquet
+
+    rows: list[Row] = parquet.read_table(path, columns=["id", "text"]).to_pylist()
+    return rows
+
+
 def kind_of(dataset: Artifact) -> str:
     """The kind of a dataset's rows. Raises InputError when they hold no conversations."""
-    return checked(str(dataset.manifest.summary.get("rows_kind", "sft")), f"the dataset in {dataset.path} holds")
-
-
-def checked(kind: str, holds: str = "the sources hold") -> str:
-    """The kind. Raises InputError when its rows hold no conversations; `holds` begins the message."""
+    kind = str(dataset.manifest.summary.get("rows_kind", "sft"))
     if kind not in KINDS:
         raise InputError(
-            f"{holds} {kind} rows, and supervised tuning learns and measures conversations",
+            f"the dataset in {dataset.path} holds {kind} rows, and conversations are measured",
             hint="Curate sources with prompts and answers: messages, Alpaca, Dolly, ShareGPT, prompt/completion or preference pairs.",
         )
     return kind

@@ -90,6 +90,12 @@ class EngineMissingError(TunelineError):
     kind = "engine_missing"
 
 
+class BusyError(TunelineError):
+    """Another job works on the very same thing right now."""
+
+    kind = "busy"
+
+
 class TrainingError(TunelineError):
     """Training went wrong in a way that more steps would not mend."""
 

@@ -6,16 +6,21 @@ What several jobs may want to put in the same place is made in such a folder and
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from components.common import liveness
+from components.common.errors import BusyError
 
 SILENT = 3600.0  # seconds without a sign of life after which a folder's owner on another machine, or in another container, counts as dead
+QUIET = 60.0  # the same for who holds a folder that another job waits for; a sign of life comes every 15 seconds
+HOLDER = "holder"  # the file in a held folder that says whose it is
 OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what a rename says of a place that is taken
 Kept = TypeVar("Kept")
 
@@ -101,10 +106,84 @@ def mark() -> str:
 
 def is_abandoned(path: Path, prefix: str) -> bool:
     """Whether the owner of <prefix>.<mark> is dead; elsewhere, whether it was silent for long."""
-    where, process = path.name.removeprefix(f"{prefix}.").rsplit(".", 2)[:2]
+    return _is_dead(path.name.removeprefix(f"{prefix}."), path, SILENT)
+
+
+def _is_dead(owner: str, path: Path, silent: float) -> bool:
+    """Whether the owner with this mark is dead; elsewhere, whether what it holds had no sign of life for so many seconds."""
+    where, process = owner.rsplit(".", 2)[:2]
     if where == liveness.where():
         return liveness.is_gone(process)
     try:
-        return liveness.silence(path) > SILENT
+        return liveness.silence(path) > silent
     except OSError:
         return False  # its owner just removed it, or nothing may be removed here
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder in which one job at a time may work, on whichever machine; the hold of a dead one is taken over.
+
+    Raises BusyError where another job holds it. One of another machine is watched first: until it gives a sign of life, or has given none
+    for QUIET seconds.
+    """
+    hold, mine = folder / HOLDER, mark()
+    draft = folder / f".{HOLDER}.{mine}"
+    draft.write_text(mine, encoding="utf-8")
+    try:
+        while not _is_linked(draft, hold):
+            owner = _owner(hold)
+            if owner and _lives(hold, owner):
+                raise _busy(folder, owner)
+            _take_away(hold, owner)
+        with liveness.beating(hold):
+            yield
+    finally:
+        draft.unlink(missing_ok=True)
+        if _owner(hold) == mine:
+            hold.unlink(missing_ok=True)
+
+
+def _is_linked(draft: Path, hold: Path) -> bool:
+    """A link is made only where nothing is, and what it names is whole at once, on NFS too."""
+    try:
+        os.link(draft, hold)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _owner(hold: Path) -> str:
+    try:
+        return hold.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _lives(hold: Path, owner: str) -> bool:
+    """Whether the owner of a hold is alive, waited for where it is elsewhere."""
+    try:
+        first = hold.stat().st_mtime_ns
+        while _owner(hold) == owner and not _is_dead(owner, hold, QUIET):
+            if owner.startswith(f"{liveness.where()}.") or hold.stat().st_mtime_ns != first:
+                return True
+            time.sleep(1)
+    except FileNotFoundError:
+        pass  # it just let go
+    return False
+
+
+def _take_away(hold: Path, owner: str) -> None:
+    """Remove a dead job's hold, and put it back where another job has taken it over since it was judged."""
+    private = hold.with_name(f".{HOLDER}.{mark()}")
+    with suppress(FileNotFoundError):
+        hold.rename(private)
+        if _owner(private) != owner:
+            _is_linked(private, hold)
+        private.unlink()
+
+
+def _busy(folder: Path, owner: str) -> BusyError:
+    where, process = owner.rsplit(".", 2)[:2]
+    who = f"process {process.partition('-')[0]} on {where.rpartition('-')[0]}"
+    return BusyError(f"{who} works in {folder} right now", hint="Wait until it has ended, or end it; then run the same command again.")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, cores, hashing, jobs, places
+from components.common import artifacts, cores, devices, hashing, jobs, places
 from components.common.artifacts import Artifact, Input
 from components.common.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError, TunelineError, of_the_machine
 from components.common.progress import Reporter, Silent
@@ -84,16 +84,17 @@ def outline(source: str) -> Outline:
     configuration and tokenizer are fetched, into a folder that is removed again. Raises as base_model does."""
     here = base_model_here(source)
     if here:
-        return Outline(_config(here.path), load_tokenizer(here.path), here)
+        return Outline(configuration(here.path), load_tokenizer(here.path), here)
     if source.startswith("embedded:"):
         gguf = embedded_weights()
-        return Outline(_config(gguf.parent, gguf_file=gguf.name), load_tokenizer(gguf.parent, gguf_file=gguf.name), None)
+        return Outline(configuration(gguf.parent, gguf_file=gguf.name), load_tokenizer(gguf.parent, gguf_file=gguf.name), None)
     with tempfile.TemporaryDirectory() as cache:
         folder = _download(source, weights=False, cache_dir=cache)
-        return Outline(_config(folder), load_tokenizer(folder), None)
+        return Outline(configuration(folder), load_tokenizer(folder), None)
 
 
-def _config(folder: Path, **options: Any) -> Any:
+def configuration(folder: Path, **options: Any) -> Any:
+    """The transformers configuration in a model's folder."""
     from transformers import AutoConfig
 
     quiet_transformers()
@@ -334,16 +335,13 @@ def same_tokens(one: Path, other: Path) -> bool:
     return bool(first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str())
 
 
-def arithmetic() -> dict[str, Any]:
+def arithmetic(device: str = "auto") -> dict[str, Any]:
     """What the last bits of every result depend on: the device, and the threads that share its sums."""
-    import torch
-
-    on_gpu = torch.cuda.is_available()
-    return {"device": torch.cuda.get_device_name(0) if on_gpu else "cpu", "threads": cores.threads()}
+    return {"device": devices.title(devices.choose(device)), "threads": cores.threads()}
 
 
-def prepare_torch(seed: int) -> Any:
-    """torch, seeded, with as many threads as this process may use. Returns the device: "cuda" or "cpu".
+def prepare_torch(seed: int, device: str = "auto") -> Any:
+    """torch, seeded, with as many threads as this process may use. Returns the device.
 
     Threads are set on purpose: the same count gives the same sums, and a container's cores are not the machine's.
     """
@@ -354,13 +352,13 @@ def prepare_torch(seed: int) -> Any:
     numpy.random.seed(seed)
     torch.manual_seed(seed)
     torch.set_num_threads(cores.threads())
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(devices.choose(device))
 
 
-def load(model: Model, *, trainable: bool = False, dtype: Any = None) -> Any:
+def load(model: Model, *, trainable: bool = False, dtype: Any = None, **options: Any) -> Any:
     """The transformers model, its adapter attached with PEFT where it has one: fp32 on CPU (bf16 is 60 times slower there), bf16 on GPUs.
 
-    `dtype` (a torch.dtype) replaces that choice.
+    `dtype` (a torch.dtype) replaces that choice; `options` go to transformers. A trainable model stays where it was loaded.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -368,7 +366,7 @@ def load(model: Model, *, trainable: bool = False, dtype: Any = None) -> Any:
     quiet_transformers()
     dtype = dtype or (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
     with _readable(model.weights, "weights"):
-        loaded = AutoModelForCausalLM.from_pretrained(model.weights, dtype=dtype, trust_remote_code=False, use_safetensors=True)
+        loaded = AutoModelForCausalLM.from_pretrained(model.weights, dtype=dtype, trust_remote_code=False, use_safetensors=True, **options)
     if model.adapter:
         from peft import PeftModel
 
@@ -398,3 +396,10 @@ def quiet_transformers() -> None:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+
+
+def public_name(uri: str) -> str:
+    """A base model's name without the place it lies in, which would make equal weights differ from machine to machine."""
+    if uri.startswith("hf://"):
+        return uri.removeprefix("hf://").partition("@")[0]
+    return uri if uri.startswith("embedded:") else Path(uri).name

@@ -104,6 +104,19 @@ def event_in(line: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and {"stage", "event"} <= event.keys() else None
 
 
+def relay(event: Mapping[str, Any], reporter: Reporter) -> None:
+    """Say again what another process wrote as an event; events of other kinds are left out."""
+    match event["event"]:
+        case "step":
+            reporter.step(event["name"])
+        case "progress":
+            reporter.progress(event["done"], event["total"], event["unit"])
+        case "metrics":
+            reporter.metrics(event["values"], event["step"])
+        case "note":
+            reporter.note(event["text"])
+
+
 class Plain:
     """Plain lines for logs and pipes: every step, and progress at most every ten seconds."""
 

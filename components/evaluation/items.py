@@ -33,10 +33,11 @@ class Item:
 
 def read_items(dataset: Artifact, tokenizer: Any, config: EvaluationConfig, reporter: Reporter) -> list[Item]:
     """The test rows by id, those without an answer within max_length left out. Raises InputError when fewer than two remain."""
-    kind = conversations.kind_of(dataset)
-    rows = conversations.read(dataset.path / "test.parquet", kind)
+    kind, path = str(dataset.manifest.summary.get("rows_kind", "sft")), dataset.path / "test.parquet"
+    make = _text_item if kind == conversations.TEXT else _item
+    rows = conversations.texts(path) if kind == conversations.TEXT else conversations.read(path, conversations.kind_of(dataset))
     rows = sorted(rows, key=lambda row: str(row["id"]))[: config.max_items]
-    items = [item for row in rows if (item := _item(row, tokenizer, config.max_length)).answer_tokens]
+    items = [item for row in rows if (item := make(row, tokenizer, config.max_length)).answer_tokens]
     if len(items) < len(rows):
         reporter.note(f"{len(rows) - len(items)} of {len(rows)} test rows have no answer within {config.max_length} tokens")
     if len(items) < 2:
@@ -61,6 +62,12 @@ def _item(row: dict[str, Any], tokenizer: Any, max_length: int) -> Item:
         prompt="\n\n".join(str(m["content"]) for m in before),
         reference=str(messages[last]["content"]) if last < len(messages) else "",
     )
+
+
+def _text_item(row: dict[str, Any], tokenizer: Any, max_length: int) -> Item:
+    """A plain text, every token of which counts; there is nothing to answer."""
+    ids = chat.encode_text(tokenizer, row["text"])[:max_length]
+    return Item(id=row["id"], input_ids=ids, answer=[1] * len(ids), prompt_ids=[], prompt="", reference="")
 
 
 def task_digest(items: Sequence[Item], config: EvaluationConfig) -> str:

@@ -106,7 +106,7 @@ def _batch_losses(model: Any, batch: Sequence[Item]) -> list[float]:
         seen[row, :length] = 1
         counted[row, :length] = torch.tensor(item.answer, dtype=torch.bool)
     ids, seen, counted = ids.to(model.device), seen.to(model.device), counted[:, 1:].to(model.device)
-    logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, :-1][counted]
+    logits = model(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, -longest:-1][counted]  # behind virtual tokens, if any
     nll = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][counted], reduction="none")
     rows = counted.nonzero()[:, 0]
     return [float(v) for v in torch.zeros(len(batch), dtype=torch.float64, device=nll.device).index_add_(0, rows, nll.double())]

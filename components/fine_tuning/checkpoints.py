@@ -1,4 +1,4 @@
-"""Which checkpoints are whole.
+"""Which checkpoints are whole, and what they hold beside what the trainer saves.
 
 transformers takes the highest-numbered folder for the newest checkpoint without looking whether it was written to its end. Here a
 marker with the size and digest of every file is written last of all, and only a folder that agrees with its marker is resumed from:
@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from components.common import artifacts, hashing
 from components.common.progress import Reporter
 
 MARKER = "complete.json"
+# Every tensor that is trained. The adapter that PEFT saves of p-tuning is what its network made, without the network.
+TRAINABLE = "trainable.safetensors"
+STATE = "trainer_state.json"
 
 
 def mark_complete(checkpoint: Path) -> None:
@@ -32,25 +36,57 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def newest(folder: Path, reporter: Reporter) -> Path | None:
-    """The newest whole checkpoint that has steps left, or None. A torn one is skipped, and said.
+    """The newest whole checkpoint, or None. A torn one is skipped, and said.
 
-    One saved after the last step is passed over: the trainer would do another step before it looks whether any is left. The steps from
-    the checkpoint before are done again, with the same result.
+    One whose best checkpoint is gone or torn is skipped too: it could not end as it would have.
     """
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
-        if is_complete(checkpoint):
-            if _has_steps_left(checkpoint):
-                return checkpoint
-            continue
-        reporter.note(f"{checkpoint.name} is not whole and is skipped")
+        if not is_complete(checkpoint):
+            reporter.note(f"{checkpoint.name} is not whole and is skipped")
+        elif (best := best_of(checkpoint)) and best != checkpoint and not is_complete(best):
+            reporter.note(f"{checkpoint.name} is skipped: the best checkpoint so far, {best.name}, is not whole")
+        else:
+            return checkpoint
     return None
 
 
-def _has_steps_left(checkpoint: Path) -> bool:
-    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    return bool(state["global_step"] < state["max_steps"])
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    """What the trainer knew after this checkpoint's step."""
+    state: dict[str, Any] = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    return state
+
+
+def best_of(checkpoint: Path) -> Path | None:
+    """The checkpoint with the lowest validation loss up to this one, by its step: the folder may have moved. None without validation."""
+    step = state_of(checkpoint).get("best_global_step")
+    return checkpoint.with_name(f"checkpoint-{step}") if step else None
 
 
 def step_of(checkpoint: Path) -> int:
     """The optimizer step a checkpoint was saved after."""
     return int(checkpoint.name.rsplit("-", 1)[1])
+
+
+def save_trainable(model: Any, checkpoint: Path) -> None:
+    """Write every tensor that is trained, in full precision."""
+    from safetensors.torch import save_file
+
+    save_file(
+        {name: value.detach().contiguous() for name, value in model.named_parameters() if value.requires_grad}, checkpoint / TRAINABLE
+    )
+
+
+def restore_trainable(model: Any, checkpoint: Path) -> None:
+    """Put the weights of a checkpoint into the model: every tensor that is trained, or, in full tuning, the whole model's."""
+    import torch
+    from safetensors.torch import load_file
+
+    if (checkpoint / TRAINABLE).exists():
+        saved = load_file(checkpoint / TRAINABLE)
+    else:
+        saved = {name: value for path in sorted(checkpoint.glob("model*.safetensors")) for name, value in load_file(path).items()}
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in saved.items():
+            if name in parameters:  # buffers, and the second name of a tied weight, are no parameters
+                parameters[name].copy_(value)

@@ -1,24 +1,37 @@
-"""From a dataset's rows to training examples: tokens, and labels on the assistant's tokens only."""
+"""From a dataset's rows to training examples: tokens, what is learned of them, and what was cut or left out, counted."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from components.common import chat, conversations
 from components.common.progress import Reporter
+from components.fine_tuning.objectives import IGNORED, Example, Objective, Row, Use
 
-IGNORED = -100  # the label that cross-entropy skips
+READ_AT_ONCE = 1000  # rows in memory while reading
+
+
+@dataclass
+class Counts:
+    """What became of the rows of a split. `tokens`: in all examples, before any padding; `learned`: those of them that are labels."""
+
+    rows: int = 0
+    examples: int = 0
+    truncated: int = 0
+    without_answer: int = 0
+    tokens: int = 0
+    learned: int = 0
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Tokenised rows: {"input_ids", "labels", "length"} each, and what happened to the rest."""
+    """Examples, each with its "length" in tokens, of so many rows that were read, and what happened to the rest."""
 
-    rows: list[dict[str, Any]]
+    rows: list[Example]
+    read: int
     truncated: int
     without_answer: int
 
@@ -28,25 +41,49 @@ class Examples:
         return sum(row["length"] for row in self.rows)
 
 
-def read_examples(
-    path: Path, tokenizer: Any, *, max_length: int, reporter: Reporter, kind: str = "sft", limit: int | None = None
-) -> Examples:
-    """Tokenise a split of rows of a kind. Rows whose answer lies wholly behind `max_length` teach nothing and are left out, counted."""
-    rows = conversations.read(path, kind, limit)
-    return tokenise(rows, tokenizer, max_length=max_length, total=len(rows), reporter=reporter)
+def rows_of(path: Path, use: Use, limit: int | None = None) -> Iterator[Row]:
+    """What is learned of a split's rows, in their order, of the first `limit` such; each with the id of the row it is from."""
+    import pyarrow.parquet as parquet
+
+    file = parquet.ParquetFile(path)
+    columns = [name for name in ("id", *use.columns) if name in file.schema_arrow.names]
+    read = (row for batch in file.iter_batches(READ_AT_ONCE, columns=columns) for row in batch.to_pylist())
+    yield from islice(({"id": row["id"], **one} for row in read for one in use.rows(row)), limit)
 
 
-def tokenise(rows: Iterable[dict[str, Any]], tokenizer: Any, *, max_length: int, total: int, reporter: Reporter) -> Examples:
-    """Tokenise rows of {"messages", "tools"}."""
-    examples, truncated, without_answer = [], 0, 0
-    for done, row in enumerate(rows, 1):
-        tools = json.loads(row["tools"]) if row.get("tools") else None
-        encoded = chat.encode(tokenizer, row["messages"], tools, max_length=max_length)
-        truncated += encoded.truncated
-        if any(encoded.answer):
-            labels = [token if answer else IGNORED for token, answer in zip(encoded.input_ids, encoded.answer, strict=True)]
-            examples.append({"input_ids": encoded.input_ids, "labels": labels, "length": len(labels)})
-        else:
-            without_answer += 1
-        reporter.progress(done, total, "rows")
-    return Examples(examples, truncated, without_answer)
+def encode(
+    rows: Iterable[Row],
+    objective: Objective,
+    tokenizer: Any,
+    *,
+    max_length: int,
+    counts: Counts,
+    reporter: Reporter,
+    total: int | None = None,
+) -> Iterator[Example]:
+    """The examples of rows, one after the other; `counts` is kept."""
+    for row in rows:
+        encoded = objective.encode(tokenizer, row, max_length)
+        counts.rows += 1
+        counts.truncated += encoded.truncated
+        counts.without_answer += not encoded.examples
+        for example in encoded.examples:
+            counts.examples += 1
+            counts.tokens += example["length"]
+            counts.learned += _learned(example)
+            yield {"ids": [row.get("id", "")], **example}
+        reporter.progress(counts.rows, total, "rows")
+
+
+def _learned(example: Example) -> int:
+    """Tokens whose likelihood is trained."""
+    if "labels" in example:
+        return sum(label != IGNORED for label in example["labels"][1:])
+    return sum(len(example[name]) for name in ("chosen_ids", "rejected_ids", "completion_ids") if name in example)
+
+
+def tokenise(rows: Iterable[Row], objective: Objective, tokenizer: Any, *, max_length: int, total: int, reporter: Reporter) -> Examples:
+    """All examples of rows that fit into memory."""
+    counts = Counts()
+    examples = list(encode(rows, objective, tokenizer, max_length=max_length, counts=counts, reporter=reporter, total=total))
+    return Examples(examples, counts.rows, counts.truncated, counts.without_answer)

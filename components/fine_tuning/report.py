@@ -8,37 +8,73 @@ from typing import Any
 from components.common import report
 from components.common.artifacts import Input
 from components.fine_tuning.config import FineTuningConfig
-from components.fine_tuning.training import Trained
+
+Log = Sequence[dict[str, Any]]
 
 
-def page(trained: Trained, summary: dict[str, Any], inputs: Sequence[Input], config: FineTuningConfig) -> str:
-    """Figures, the curves, the recipe and where it all came from."""
-    rows = summary["rows"]
-    figures = {
-        "steps": trained.steps,
-        "tokens trained on": trained.tokens,
-        "tokens a second": round(trained.tokens_per_second, 1),
-        "last training loss": trained.train_loss,
-        "last validation loss": trained.validation_loss,
-        "parameters trained": summary["parameters"]["trainable"],
-    }
-    told = f"Learned from {summary['learned']} of {rows['train']:,} training rows"
-    told += f", of which {rows['truncated']:,} were cut at {config.max_length} tokens"
-    told += f"; {rows['without_answer']:,} more had no answer within that length and were left out."
+def page(log: Log, summary: dict[str, Any], inputs: Sequence[Input], config: FineTuningConfig) -> str:
+    """Figures, the curves, what was decided and why, the recipe and where it all came from."""
     sections = {
-        "At a glance": report.tiles(figures) + report.paragraph(told),
-        "Loss": _plot(trained, ("train_loss", "validation_loss"), "loss, nats a token", "Cross-entropy on the assistant's tokens."),
-        "Learning rate": _plot(trained, ("learning_rate",), "learning rate", f"Schedule: {config.schedule}."),
+        "At a glance": report.tiles(_figures(summary)) + report.paragraph(_told(summary, config)),
+        "Loss": _plot(log, ("train_loss", "validation_loss"), "loss", f"{summary['loss'].capitalize()}."),
+        "Preference": _plot(
+            log,
+            ("reward_margin", "validation_reward_margin"),
+            "reward margin",
+            "How much more the chosen answers are preferred than at the start.",
+        ),
+        "Gradient": _plot(log, ("gradient_norm",), "norm", f"Before it is scaled down to {config.max_grad_norm:g}."),
+        "Learning rate": _plot(log, ("learning_rate",), "learning rate", f"Schedule: {config.schedule}."),
+        "Speed": _plot(log, ("tokens_per_second",), "tokens a second", "Without padding; the time of validations and checkpoints included.")
+        + report.table(["figure", "value"], _speed(summary)),
+        "How it was computed": "".join(report.paragraph(reason) for reason in summary["choices"]),
         "Recipe": report.table(["setting", "value"], [[k, str(v)] for k, v in config.model_dump().items()]),
         "Made from": report.table(["kind", "digest", "where"], [[i.kind, i.content_sha256, i.uri] for i in inputs]),
     }
     return report.page("Fine-tuning", f"{config.objective} × {config.adaptation} on {config.base_model}", sections)
 
 
-def _plot(trained: Trained, names: Sequence[str], y: str, caption: str) -> str:
+def _figures(summary: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "steps": summary["steps"],
+        "tokens trained on": summary["tokens"],
+        "tokens a second": round(summary["tokens_per_second"], 1),
+        "last training loss": summary["train_loss"],
+        "validation loss before": summary["validation_loss_before"],
+        "validation loss": summary["validation_loss"],
+        "parameters trained": summary["parameters"]["trainable"],
+    }
+
+
+def _told(summary: dict[str, Any], config: FineTuningConfig) -> str:
+    rows = summary["rows"]
+    told = f"Learned from {summary['learned']} of {rows['train']:,} training rows"
+    told += f", of which {rows['truncated']:,} were cut at {config.max_length} tokens"
+    told += f"; {rows['without_answer']:,} more had nothing to learn within that length and were left out."
+    if config.packing:
+        told += f" They were packed into {summary['examples']:,} rows of {config.max_length} tokens."
+    if summary["best_step"] and summary["best_step"] != summary["steps"]:
+        told += f" The weights are those of step {summary['best_step']:,}, where the validation loss was lowest."
+    return told + (" It stopped early: the validation loss fell no further." if summary["stopped_early"] else "")
+
+
+def _speed(summary: dict[str, Any]) -> list[list[Any]]:
+    flops, mfu = summary["flops_per_second"], summary["mfu"]
+    return [
+        ["tokens a second within steps", summary["step_tokens_per_second"]],
+        ["model TFLOP/s", flops / 1e12 if flops else None],
+        ["of the device's published peak (MFU)", f"{mfu:.1%}" if mfu else "no published peak"],
+        ["most memory at once, GB", summary["peak_memory"] / 1e9],
+        ["waited for data", f"{summary['waited_share']:.1%}"],
+        ["processes", summary["processes"]],
+        *([f"start: {name}, s", seconds] for name, seconds in summary["startup"].items()),
+    ]
+
+
+def _plot(log: Log, names: Sequence[str], y: str, caption: str) -> str:
     series = {}
     for name in names:
-        points = [(entry["step"], entry[name]) for entry in trained.log if name in entry]
+        points = [(entry["step"], entry[name]) for entry in log if name in entry]
         if points:
             series[name.replace("_", " ")] = ([x for x, _ in points], [v for _, v in points])
     return report.line_plot(series, x="optimizer step", y=y, caption=caption) if series else ""

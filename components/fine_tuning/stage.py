@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, conversations, hashing, models
+from components.common import artifacts, hashing, jobs, launch, models
 from components.common.artifacts import Artifact
 from components.common.errors import InputError
+from components.common.launch import Command
+from components.common.launch.torchrun import TorchRun
 from components.common.models import Base
 from components.common.progress import Reporter
-from components.fine_tuning import report, training
+from components.fine_tuning import acceleration, card, report, tokens, training, watch
 from components.fine_tuning.config import FineTuningConfig
-from components.fine_tuning.data import Examples, read_examples
-from components.fine_tuning.methods import ADAPTATIONS
-from components.fine_tuning.training import Trained
+from components.fine_tuning.objectives import OBJECTIVES
+from components.fine_tuning.tokens import Tokenised
+from components.fine_tuning.training import Job, Trained
 
 STAGE = "fine_tuning"
 # Everything but these in the output folder is payload.
-EVIDENCE = ("report.html", "training.jsonl")
+EVIDENCE = ("report.html", "training.jsonl", card.NAME)
 # Lists of adapter_config.json whose order means nothing. Others, such as a model's layer_types, are one entry a layer.
 SETS = ("target_modules", "modules_to_save", "exclude_modules")
+CARD = {"card"}  # what is said of a model does not make it another one
 
 
 def finetune(
@@ -40,10 +44,13 @@ def finetune(
     """Tune `config.base_model` on the dataset's training split and publish the model in `output`.
 
     Checkpoints go to `state`/fine_tuning/<key>, where the key is the digest of inputs, configuration and code; the same call after a
-    kill goes on from the newest whole one and ends with the same weights. Raises InputError for rows the objective cannot learn from,
-    TrainingError when the loss is lost, InterruptedRunError after a signal.
+    kill goes on from the newest whole one and ends with the same weights. Raises ConfigurationError for a recipe that cannot run here,
+    InputError for rows the objective cannot learn from, BusyError where another job trains this very model, TrainingError when the loss
+    is lost, InterruptedRunError after a signal.
     """
-    kind = conversations.kind_of(dataset)
+    acceleration.check(config)
+    kind = str(dataset.manifest.summary.get("rows_kind", "sft"))
+    learned = OBJECTIVES[config.objective].of(kind, f"the dataset in {dataset.path} holds").learned
     base = base or models.base_model(config.base_model, reporter)
     key = _key(dataset, base, config, seed)
     work = state / STAGE / key
@@ -52,24 +59,15 @@ def finetune(
         shutil.rmtree(work, ignore_errors=True)  # killed after publishing
         return finished
     work.mkdir(parents=True, exist_ok=True)
-    tokenizer, examples, validation = _examples(dataset, kind, base, config, reporter)
-    trained = _train(base, tokenizer, examples, validation, config, seed, work, reporter)
-    reporter.step("writing the model")
-    _write_model(trained.model, tokenizer, base, output)
-    shutil.copyfile(work / training.LOG, output / "training.jsonl")
-    summary = _summary(trained, examples, kind)
-    inputs = [dataset.as_input(dataset_uri), base.as_input()]
-    (output / "report.html").write_text(report.page(trained, summary, inputs, config), encoding="utf-8")
-    published = artifacts.publish(
-        output,
-        "model",
-        payload=lambda path: path not in EVIDENCE,
-        inputs=inputs,
-        config=config.model_dump(),
-        seed=seed,
-        key=key,
-        summary=summary,
-    )
+    with jobs.held(work):
+        tokenizer = models.load_tokenizer(base.path)
+        splits = _tokenised(dataset, kind, tokenizer, base, config, state, reporter)
+        job = Job(str(base.path), base.sha256, base.uri, str(splits.folder), config.model_dump(), seed, str(work), str(output))
+        trained = _train(job, config, reporter)
+        _tidy(tokenizer, base, output)
+        _keep_evidence(work, output)
+        summary = {**_summary(trained, splits, config), "learned": learned}
+        published = _publish(dataset, dataset_uri, base, output, config, seed, key, summary)
     shutil.rmtree(work, ignore_errors=True)  # another job with the same key may have been first
     return published
 
@@ -81,60 +79,53 @@ def _key(dataset: Artifact, base: Base, config: FineTuningConfig, seed: int) -> 
             "stage": STAGE,
             "code": hashing.code_sha256(STAGE),
             "inputs": [dataset.sha256, base.sha256],
-            "config": config.model_dump(),
+            "config": config.model_dump(exclude=CARD),
             "seed": seed,
-            "arithmetic": models.arithmetic(),
+            "arithmetic": models.arithmetic(config.device),
         }
     )
 
 
-def _examples(dataset: Artifact, kind: str, base: Base, config: FineTuningConfig, reporter: Reporter) -> tuple[Any, Examples, Examples]:
-    tokenizer = models.load_tokenizer(base.path)
-    reporter.step("reading the training rows")
-    if kind != "sft":
-        reporter.note(f"objective {config.objective} learns {conversations.used(kind)}")
-    options: dict[str, Any] = {"max_length": config.max_length, "kind": kind, "reporter": reporter}
-    examples = read_examples(dataset.path / "train.parquet", tokenizer, **options)
-    if not examples.rows:
-        raise InputError(
-            f"no training row has an answer within {config.max_length} tokens",
-            hint="Raise fine_tuning.max_length, or look at the dataset's report.",
+def _tokenised(
+    dataset: Artifact, kind: str, tokenizer: Any, base: Base, config: FineTuningConfig, state: Path, reporter: Reporter
+) -> Tokenised:
+    if kind != config.objective:
+        reporter.note(f"objective {config.objective} learns {OBJECTIVES[config.objective].uses[kind].learned}")
+    splits = tokens.prepare(dataset, kind, tokenizer, tokens.tokenizer_sha256(base.path), config, state, reporter)
+    counts = splits.train.counts
+    if not counts.examples:
+        raise _nothing_to_learn(config, counts.rows)
+    if counts.truncated:
+        reporter.note(f"{counts.truncated} training rows are longer than {config.max_length} tokens and were cut")
+    return splits
+
+
+def _nothing_to_learn(config: FineTuningConfig, rows: int) -> InputError:
+    if not rows:
+        return InputError(
+            "the dataset's training split is empty", hint="Curate more rows: the split gives the training its share by groups."
         )
-    if examples.truncated:
-        reporter.note(f"{examples.truncated} training rows are longer than {config.max_length} tokens and were cut")
-    reporter.step("reading the validation rows")
-    validation = read_examples(dataset.path / "validation.parquet", tokenizer, **options, limit=config.validation_rows)
-    return tokenizer, examples, validation
+    return InputError(
+        f"no training row has an answer within {config.max_length} tokens",
+        hint="Raise fine_tuning.max_length, or look at the dataset's report.",
+    )
 
 
-def _train(
-    base: Base,
-    tokenizer: Any,
-    examples: Examples,
-    validation: Examples,
-    config: FineTuningConfig,
-    seed: int,
-    work: Path,
-    reporter: Reporter,
-) -> Trained:
-    training.quiet_hub()
-    reporter.step("loading the base model")
-    import torch
-
-    models.prepare_torch(seed)
-    # Frozen weights may be bf16 on a GPU; weights that are trained are float32 under bf16 autocast, or small updates round away.
-    dtype = torch.float32 if config.adaptation == "full" else None
-    model = models.load(models.Model(base.sha256, base, base.path, None, None), trainable=True, dtype=dtype)
-    model = ADAPTATIONS[config.adaptation](model, config)
-    reporter.step("training")
-    return training.train(model, tokenizer, examples, validation, config, seed=seed, state=work, reporter=reporter)
+def _train(job: Job, config: FineTuningConfig, reporter: Reporter) -> Trained:
+    """In this process where one is enough, so that nothing is imported or loaded twice; else in processes of its own."""
+    if config.processes == 1:
+        return training.train(job, reporter)
+    place = Path(job.state) / "launch"
+    place.mkdir(exist_ok=True)
+    artifacts.write_atomically(place / launch.JOB, json.dumps(asdict(job)))
+    command = Command("components.fine_tuning.worker", [str(place / launch.JOB)], config.processes)
+    return Trained(**launch.run(TorchRun(), command, place, reporter)["trained"])
 
 
-def _write_model(model: Any, tokenizer: Any, base: Base, output: Path) -> None:
-    """Weights and tokenizer as safetensors and JSON, with nothing in them that differs from machine to machine."""
-    model.save_pretrained(output, safe_serialization=True)
+def _tidy(tokenizer: Any, base: Base, output: Path) -> None:
+    """Add the tokenizer, and leave nothing in the folder that differs from machine to machine."""
     tokenizer.save_pretrained(output)
-    (output / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+    (output / card.NAME).unlink(missing_ok=True)  # PEFT's empty model card
     for path in output.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes 0600, and whoever serves it may be another user
     for name in (models.ADAPTER_CONFIG, "config.json"):
@@ -149,30 +140,46 @@ def _write_canonically(path: Path, base: Base) -> None:
     for name in SETS:
         if isinstance(values.get(name), list):
             values[name] = sorted(values[name])
-    for name in ("base_model_name_or_path", "_name_or_path"):
-        if name in values:
-            values[name] = _public_name(base.uri)
+    for name in ("base_model_name_or_path", "_name_or_path", "tokenizer_name_or_path"):
+        if values.get(name):
+            values[name] = models.public_name(base.uri)
     path.write_text(json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _public_name(uri: str) -> str:
-    """A base model's name without the place it lies in, which would make equal weights differ from machine to machine."""
-    if uri.startswith("hf://"):
-        return uri.removeprefix("hf://").partition("@")[0]
-    return uri if uri.startswith("embedded:") else Path(uri).name
+def _keep_evidence(work: Path, output: Path) -> None:
+    """The log and TensorBoard's event files."""
+    shutil.copyfile(work / watch.LOG, output / "training.jsonl")
+    if (work / watch.BOARD).is_dir():
+        shutil.copytree(work / watch.BOARD, output / watch.BOARD, dirs_exist_ok=True)
 
 
-def _summary(trained: Trained, examples: Examples, kind: str) -> dict[str, Any]:
-    trainable = sum(p.numel() for p in trained.model.parameters() if p.requires_grad)
+def _summary(trained: Trained, splits: Tokenised, config: FineTuningConfig) -> dict[str, Any]:
+    counts = splits.train.counts
     return {
-        "steps": trained.steps,
-        "tokens": trained.tokens,
-        "train_loss": trained.train_loss,
-        "validation_loss": trained.validation_loss,
-        "tokens_per_second": round(trained.tokens_per_second, 2),
-        "resumed_from": trained.resumed_from,
-        "rows": {"train": len(examples.rows), "truncated": examples.truncated, "without_answer": examples.without_answer},
-        "learned": conversations.used(kind),
-        "arithmetic": models.arithmetic(),
-        "parameters": {"trainable": trainable, "all": sum(p.numel() for p in trained.model.parameters())},
+        **asdict(trained),
+        "rows": {"train": counts.rows - counts.without_answer, "truncated": counts.truncated, "without_answer": counts.without_answer},
+        "examples": len(splits.train.lengths),
+        "tokens_a_pass": counts.tokens,
+        "learned_tokens_a_pass": counts.learned,
+        "loss": OBJECTIVES[config.objective].loss,
+        "arithmetic": models.arithmetic(config.device),
     }
+
+
+def _publish(
+    dataset: Artifact, dataset_uri: str, base: Base, output: Path, config: FineTuningConfig, seed: int, key: str, summary: dict[str, Any]
+) -> Artifact:
+    inputs = [dataset.as_input(dataset_uri), base.as_input()]
+    log = watch.lines_of(output / "training.jsonl")
+    (output / "report.html").write_text(report.page(log, summary, inputs, config), encoding="utf-8")
+    (output / card.NAME).write_text(card.text(config, summary, dataset, base, inputs, seed), encoding="utf-8")
+    return artifacts.publish(
+        output,
+        "model",
+        payload=lambda path: path not in EVIDENCE and not path.startswith(f"{watch.BOARD}/"),
+        inputs=inputs,
+        config=config.model_dump(),
+        seed=seed,
+        key=key,
+        summary=summary,
+    )

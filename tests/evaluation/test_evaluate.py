@@ -19,7 +19,7 @@ from components.evaluation.items import read_items
 from components.evaluation.stage import evaluate
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
-from tests.datasets import small_dataset
+from tests.datasets import dataset_of, small_dataset
 from tests.tiny import tiny_model
 
 CONFIG = EvaluationConfig(max_length=96, generations=2, generation_tokens=4, bootstrap_samples=1000)
@@ -134,8 +134,14 @@ def test_a_model_in_service_with_another_template_refuses_instead_of_being_measu
     assert made.manifest.summary["metrics"]["held_out"]["loss"]["incumbent"] is None
 
 
-def test_a_dataset_without_conversations_is_refused_with_what_is_needed(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+def test_a_dataset_of_unknown_rows_is_refused_with_what_is_needed(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
     dataset = small_dataset(tmp_path / "dataset")
-    manifest = dataset.manifest.model_copy(update={"summary": {"rows_kind": "text"}})
-    with pytest.raises(InputError, match="holds text rows"):
+    manifest = dataset.manifest.model_copy(update={"summary": {"rows_kind": "pictures"}})
+    with pytest.raises(InputError, match="holds pictures rows"):
         read_items(artifacts.Artifact(dataset.path, manifest), None, CONFIG, Silent())
+
+
+def test_every_token_of_a_plain_text_is_measured_and_nothing_is_asked(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+    items = read_items(dataset_of("text", tmp_path / "texts"), models.load_tokenizer(world[2]), CONFIG, Silent())
+    assert len(items) == 4
+    assert all(item.answer_tokens == len(item.input_ids) - 1 and not item.prompt_ids for item in items)

@@ -16,7 +16,8 @@ from components.common.errors import ConfigurationError, InputError, TrainingErr
 from components.common.progress import Silent
 from components.fine_tuning import checkpoints, stage
 from components.fine_tuning.config import FineTuningConfig, LoraConfig
-from components.fine_tuning.data import IGNORED, read_examples
+from components.fine_tuning.data import Examples, rows_of, tokenise
+from components.fine_tuning.objectives import IGNORED, OBJECTIVES
 from components.fine_tuning.sampling import epoch_order
 from components.fine_tuning.stage import finetune
 from tests.datasets import small_dataset
@@ -68,15 +69,20 @@ def test_two_trainings_with_one_seed_are_equal_wherever_base_and_output_lie(tiny
     assert str(tiny.parent) not in (one.path / "adapter_config.json").read_text()
 
 
+def examples(path: Path, tokenizer: object, max_length: int) -> Examples:
+    rows = list(rows_of(path, OBJECTIVES["sft"].of("sft", "it holds")))
+    return tokenise(rows, OBJECTIVES["sft"], tokenizer, max_length=max_length, total=len(rows), reporter=Silent())
+
+
 def test_only_answer_tokens_are_learned_and_what_is_cut_is_counted(tiny: Path, dataset: Artifact) -> None:
     tokenizer = models.load_tokenizer(tiny)
     path = dataset.path / "train.parquet"
-    whole = read_examples(path, tokenizer, max_length=1000, reporter=Silent())
+    whole = examples(path, tokenizer, 1000)
     learned = tokenizer.decode([label for label in whole.rows[0]["labels"] if label != IGNORED])
     assert learned == "It does open, open and open again, 0 times.<|im_end|>"
     assert (whole.truncated, whole.without_answer, len(whole.rows)) == (0, 0, 24)
     longest = max(row["length"] for row in whole.rows)
-    cut = read_examples(path, tokenizer, max_length=longest - 1, reporter=Silent())
+    cut = examples(path, tokenizer, longest - 1)
     assert cut.truncated == sum(row["length"] == longest for row in whole.rows) > 0
 
 
@@ -118,8 +124,6 @@ import sys
 from pathlib import Path
 from components.common import artifacts
 from components.common.progress import Plain
-from components.fine_tuning.data import IGNORED, read_examples
-from components.fine_tuning.sampling import epoch_order
 from components.fine_tuning.stage import finetune
 from tests.fine_tuning.test_finetune import recipe
 tiny, dataset, output, state = map(Path, sys.argv[1:5])
@@ -192,12 +196,12 @@ def test_a_checkpoint_without_its_marker_is_not_whole(tmp_path: Path) -> None:
 def test_a_training_killed_after_its_last_step_does_no_further_one(tiny: Path, dataset: Artifact, tmp_path: Path) -> None:
     whole = tune(dataset, tiny, tmp_path / "1" / "model", schedule="constant_with_warmup")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("components.fine_tuning.stage._write_model", _killed)
+        patched.setattr("components.fine_tuning.training._write", _killed)
         with pytest.raises(KeyboardInterrupt):
             tune(dataset, tiny, tmp_path / "2" / "model", schedule="constant_with_warmup")
     again = tune(dataset, tiny, tmp_path / "2" / "model", schedule="constant_with_warmup")
     assert (again.sha256, again.manifest.summary["steps"]) == (whole.sha256, 6)
-    assert again.manifest.summary["resumed_from"] == 4
+    assert again.manifest.summary["resumed_from"] == 6
 
 
 def _killed(*_: object) -> None:

@@ -303,8 +303,8 @@ def test_rows_that_hold_no_conversations_are_refused_as_the_training_would(fresh
     (fresh / "plain.txt").write_text("\n".join(f"Line {i} of a plain text, number {i * 7919}." for i in range(60)))
     with pytest.raises(InputError) as error:
         look(f"data_curation.sources=[{fresh / 'plain.txt'}]")
-    assert error.value.message.startswith("the sources hold text rows, and supervised tuning learns and measures conversations")
-    assert "preference pairs" in error.value.hint
+    assert error.value.message.startswith("the sources hold text rows, which this objective cannot learn from: it learns conversations")
+    assert "objective: text" in error.value.hint
 
 
 def test_a_group_that_no_row_has_stops_a_dry_run_as_it_stops_curation(look: Look) -> None:
