@@ -46,6 +46,14 @@ def standing_still(losses: Sequence[float]) -> str | None:
     )
 
 
+def worse(before: float | None, best: float | None) -> str | None:
+    """A sentence where no checkpoint is better on the validation rows than the model was before."""
+    if before is None or best is None or best < before:
+        return None
+    told = f"no checkpoint is better than the base model: validation loss {before:.4g} before, {best:.4g} at best"
+    return f"{told}. Lower fine_tuning.learning_rate"
+
+
 def starved(waited: float, seconds: float) -> str | None:
     """A sentence where the device waited for data for more of the time than it should."""
     if seconds <= 0 or waited / seconds <= MAY_WAIT:

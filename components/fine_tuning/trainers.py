@@ -12,6 +12,7 @@ from components.fine_tuning import sampling
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.methods import ADAPTATIONS
 from components.fine_tuning.objectives import IGNORED, OBJECTIVES
+from components.fine_tuning.tokens import Tokenised
 
 
 def lies_end_to_end(config: FineTuningConfig) -> bool:
@@ -19,13 +20,14 @@ def lies_end_to_end(config: FineTuningConfig) -> bool:
     return OBJECTIVES[config.objective].trainer == "SFTTrainer" and not ADAPTATIONS[config.adaptation].prompts
 
 
-def trainer_class(config: FineTuningConfig, lengths: list[int], seed: int) -> Any:
-    """The trainer of an objective, over rows of these lengths."""
+def trainer_class(config: FineTuningConfig, splits: Tokenised, seed: int) -> Any:
+    """The trainer of an objective, over these rows."""
     import transformers
     import trl
 
     base = getattr(trl, OBJECTIVES[config.objective].trainer)
-    flat = lies_end_to_end(config)
+    flat, causal = lies_end_to_end(config), OBJECTIVES[config.objective].trainer == "SFTTrainer"
+    lengths, held_out = splits.train.lengths, splits.validation.counts
 
     class Trainer(base):  # type: ignore[misc, valid-type]
         """One of TRL's trainers."""
@@ -58,13 +60,22 @@ def trainer_class(config: FineTuningConfig, lengths: list[int], seed: int) -> An
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
             """Without Triton's kernels TRL computes logits for every token and then ignores those of the prompts. A fifth of this
             model's work is its output head, and half of the tokens are prompts: they are left out here."""
+            processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+            if causal and not self.model.training:
+                num_items_in_batch = _rows(inputs) * held_out.learned / held_out.examples * processes
             if not flat or return_outputs or inputs["input_ids"].device.type not in ("cpu", "mps"):
                 return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             loss = _loss_of_answers(model, inputs, num_items_in_batch)
-            shared = self.args.average_tokens_across_devices and num_items_in_batch is not None
-            return loss * self.accelerator.num_processes if shared else loss
+            return loss * processes if num_items_in_batch is not None else loss
 
     return Trainer
+
+
+def _rows(inputs: Any) -> int:
+    """Rows in a batch. The trainer takes the mean of its batches' validation losses by rows: a batch's sum over the answer tokens of so
+    many average rows makes that the mean over all answer tokens, however the rows are batched."""
+    positions = inputs.get("position_ids")
+    return len(inputs["input_ids"]) if positions is None else int((positions == 0).sum())
 
 
 def _loss_of_answers(model: Any, inputs: Any, items: Any) -> Any:

@@ -111,8 +111,9 @@ def train(job: Job, reporter: Reporter) -> Trained:
     _take_best(trainer, state, config)
     trained = _figures(trainer, choice, config, checkpoint, splits, state, clock)
     _write(trainer, Path(job.base_path), Path(job.output), config)
-    if sentence := health.starved(trained.waited_share, 1.0):
-        reporter.note(sentence)
+    for sentence in (health.starved(trained.waited_share, 1.0), health.worse(trained.validation_loss_before, trained.validation_loss)):
+        if sentence:
+            reporter.note(sentence)
     return trained
 
 
@@ -174,7 +175,7 @@ def _trainer(
     from transformers import PrinterCallback
 
     settings = methods.ADAPTATIONS[config.adaptation].settings(config, job.base_path)
-    kind = trainers.trainer_class(config, splits.train.lengths, job.seed)
+    kind = trainers.trainer_class(config, splits, job.seed)
     validated = bool(splits.validation.counts.examples)
     with methods.telling_targets(model):
         trainer = kind(
