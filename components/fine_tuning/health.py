@@ -21,7 +21,7 @@ def check_finite(values: Mapping[str, float], step: int, rate: float, rows: Sequ
         if math.isfinite(values.get(name, 0.0)):
             continue
         told = f"the {name.replace('_', ' ')} is {values[name]} at step {step}, learning rate {rate:.3g}"
-        if name != "validation_loss":
+        if step:
             told += f"; rows of this step: {', '.join(rows[:SHOWN])}" + (f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else "")
         raise TrainingError(
             told,

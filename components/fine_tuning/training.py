@@ -386,7 +386,7 @@ def _figures(
         waited_share=round(sum(line["waited_seconds"] for line in steps) / seconds, 4) if seconds else 0.0,
         resumed_from=checkpoints.step_of(checkpoint) if checkpoint else None,
         stopped_early=watch.stopped_early(history, config.early_stopping),
-        parameters=parameters,
+        parameters={name: parameters[name] for name in ("all", "trainable")},
         device=title,
         processes=config.processes,
         choices=choice.reasons,

@@ -142,6 +142,6 @@ def test_a_dataset_of_unknown_rows_is_refused_with_what_is_needed(world: tuple[A
 
 
 def test_every_token_of_a_plain_text_is_measured_and_nothing_is_asked(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
-    items = read_items(dataset_of("text", tmp_path / "texts"), models.load_tokenizer(world[2]), CONFIG, Silent())
+    items = read_items(dataset_of("text", tmp_path / "texts"), models.load_tokenizer(world[1].path), CONFIG, Silent())
     assert len(items) == 4
     assert all(item.answer_tokens == len(item.input_ids) - 1 and not item.prompt_ids for item in items)

@@ -21,7 +21,7 @@ def test_the_written_file_is_the_defaults_and_names_every_key(tmp_path: Path) ->
     text = path.read_text()
     for section in Customization.model_fields:
         assert f"\n{section}:" in text
-    assert "  # Rows an optimizer step. More is steadier and slower.\n  batch_size: 8\n" in text
+    assert "  # Stop after so many optimizer steps. null: train for `epochs` instead.\n  max_steps: 40\n" in text
 
 
 def test_the_written_platform_is_the_defaults_and_names_every_key(tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ SAID = {
     "wrong type": Said("{where}: fine_tuning.max_steps: found 'many'; a whole number is wanted", KEYS),
     "out of range": Said("{where}: fine_tuning.batch_size: found 0; 1 or more is wanted", KEYS),
     "wrong shape": Said("{where}: data_curation.sources: found 'raw.jsonl'; a list is wanted, for example [one, two]", KEYS),
-    "unknown choice": Said("{where}: fine_tuning.adaptation: found 'magic'; Input should be 'lora' or 'full'", KEYS),
+    "unknown choice": Said(
+        "{where}: fine_tuning.adaptation: found 'magic'; Input should be 'lora', 'full', 'qlora', 'p_tuning' or 'prompt_tuning'", KEYS
+    ),
     "set without =": Said(
         "--set fine_tuning.max_steps is not of the form section.key=value", "For example --set fine_tuning.max_steps=100.", "usage"
     ),
@@ -162,8 +164,8 @@ SAID = {
         "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, or hf://org/name@revision.",
     ),
     "loss that is lost": Said(
-        "the {which} loss is nan at step {step}, learning rate {rate}",
-        "Lower fine_tuning.learning_rate or raise warmup_steps; with other settings training begins anew.",
+        "the {which} loss is nan at step {step}, learning rate {rate}; rows of this step: {rows}",
+        "Lower fine_tuning.learning_rate or raise warmup_steps; look at these rows too. With other settings training begins anew.",
         "training",
         1,
     ),
