@@ -11,7 +11,7 @@ from pathlib import Path
 
 from components.common.errors import UsageError
 from pipelines import outputs, parameters
-from pipelines.config import Customization
+from pipelines.config import Customization, check_whole
 from pipelines.platform import Platform
 
 COMPILED = re.compile(r"^pipelineInfo:", re.MULTILINE)  # at the top of every compiled pipeline, and a key of no other file of ours
@@ -43,6 +43,7 @@ def _check(output: Path, inputs: Iterable[Path]) -> None:
 
 def compiled(config: Customization, platform: Platform | None = None) -> str:
     """The pipeline as YAML; what only Kubernetes knows follows in a second document."""
+    check_whole(config)
     parameters.with_absolute_paths(config)
     logging.getLogger("kfp").setLevel(logging.ERROR)
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ from components.common.errors import ConfigurationError, UsageError
 from components.data_curation.config import DataCurationConfig
 from components.data_versioning.config import DataVersioningConfig
 from components.evaluation.config import EvaluationConfig
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import PROMPTS, FineTuningConfig
 from components.model_registry.config import ModelRegistryConfig
 from components.triton_packaging.config import TritonPackagingConfig
 
@@ -61,6 +61,16 @@ def load(path: Path | None = None, overrides: Sequence[str] = (), *, here: bool 
     if here:
         _anchor(values, Path.cwd())
     return parse(values, str(path) if path else "the configuration")
+
+
+def check_whole(config: Customization) -> None:
+    """Raise ConfigurationError for stages that cannot follow one another, before hours are spent on the first ones."""
+    adaptation = config.fine_tuning.adaptation
+    if adaptation in PROMPTS:
+        raise ConfigurationError(
+            f"fine_tuning.adaptation: a pipeline ends in a Triton package, and virtual tokens ({adaptation}) cannot be merged into weights",
+            hint="Use lora or full in a pipeline; `tuneline finetune` and `tuneline evaluate` alone take every adaptation.",
+        )
 
 
 def parse(values: dict[str, Any], where: str) -> Customization:

@@ -17,7 +17,7 @@ from components.common.progress import Reporter
 from components.model_registry.stage import Champion, champion
 from components.triton_packaging import engine
 from pipelines import material
-from pipelines.config import Customization
+from pipelines.config import Customization, check_whole
 from pipelines.material import Material
 
 PROOF_OFF = "triton_packaging.prove is off"
@@ -41,6 +41,7 @@ class Plans:
 
 def resolve(config: Customization, workdir: Workdir, reporter: Reporter) -> Plans:
     """Look at everything the customization depends on. Raises ConfigurationError for a source or a model that is not there."""
+    check_whole(config)
     reporter.step("looking at the sources")
     found = material.look_at(config, workdir, reporter)
     material.fetch_earlier(config, found.earlier, workdir, reporter)

@@ -29,6 +29,11 @@ class Choice:
     reasons: list[str]
 
 
+def asks_for_more(config: FineTuningConfig) -> bool:
+    """Whether the recipe names something that is not on every machine."""
+    return config.device not in ("auto", "cpu") or ADAPTATIONS[config.adaptation].four_bits or config.strategy in SHARDED
+
+
 def check(config: FineTuningConfig) -> str:
     """The device this recipe would train on. Raises ConfigurationError, or EngineMissingError, where it cannot train on this machine."""
     device = devices.choose(config.device)

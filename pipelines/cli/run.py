@@ -43,6 +43,7 @@ def run(
 ) -> int:
     """Run the whole pipeline on this machine: curate, version, fine-tune, evaluate, package, register, promote."""
     customization = load_config(config, sets)
+    _check(customization)
     if dry_run:
         return _estimate(customization, workdir, tracking_uri, as_json)
     from pipelines import local, summary
@@ -50,6 +51,17 @@ def run(
     result = local.run(customization, Workdir(workdir.absolute()), quiet=as_json, uri=tracking_uri or None)
     show(result, as_json, summary.run(result, str(workdir)))
     return EXIT_REFUSED if fail_on_refusal and result["verdict"] == "refused" else 0
+
+
+def _check(customization: Customization) -> None:
+    """Refuse what the pipeline, or this machine, cannot do before anything is started. torch is asked only where the recipe names more
+    than what is always there."""
+    from components.fine_tuning import acceleration
+    from pipelines.config import check_whole
+
+    check_whole(customization)
+    if acceleration.asks_for_more(customization.fine_tuning):
+        acceleration.check(customization.fine_tuning)
 
 
 def _estimate(customization: Customization, workdir: Path, tracking_uri: str, as_json: bool) -> int:
