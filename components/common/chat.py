@@ -30,15 +30,28 @@ class Encoded:
 def encode(tokenizer: Any, messages: Sequence[Message], tools: Any = None, *, max_length: int) -> Encoded:
     """Tokens of a conversation and the mask of its assistant turns, cut after `max_length` tokens.
 
-    Spans are found in the rendered text and carried over to tokens by their offsets, so no `{% generation %}` mark is needed in the
+    Spans are found in the rendered text and carried over to tokens by where these begin, so no `{% generation %}` mark is needed in the
     template and a token that joins the prompt and the answer is never counted as answer.
     """
     text = render(tokenizer, messages, tools)
     spans = _answer_spans(tokenizer, messages, tools, text)
-    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids = encoding["input_ids"]
-    mask = [int(any(start <= a < b <= end for start, end in spans)) for a, b in encoding["offset_mapping"]]
+    ids, starts = _tokens(tokenizer, text)
+    mask = [int(any(start <= place < end for start, end in spans)) for place in starts]
     return Encoded(ids[:max_length], mask[:max_length], len(ids) > max_length)
+
+
+def _tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+    """The tokens of a text and where each begins: where the one before ended.
+
+    A tokenizer may leave white space out of the places it tells (ByteLevel's trim_offsets, marks that strip), and the tokens that make up
+    one character have the same place.
+    """
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    starts, reached = [], 0
+    for start, end in encoding["offset_mapping"]:
+        starts.append(min(start, reached))
+        reached = max(reached, end)
+    return list(encoding["input_ids"]), starts
 
 
 def encode_prompt(tokenizer: Any, messages: Sequence[Message], tools: Any = None) -> list[int]:
@@ -56,8 +69,20 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
 
 
 def render(tokenizer: Any, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
-    """The conversation as the model's template writes it; with `prompt`, ready for the assistant's turn."""
-    return str(tokenizer.apply_chat_template(list(messages), tools=tools, tokenize=False, add_generation_prompt=prompt))
+    """The conversation as the model's template writes it; with `prompt`, ready for the assistant's turn.
+
+    Raises InputError where the template refuses it: some allow no system message, or want turns to alternate.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tools=tools, tokenize=False, add_generation_prompt=prompt))
+    except TemplateError as error:
+        roles = ", ".join(str(message["role"]) for message in messages)
+        raise InputError(
+            f"the model's chat template refuses a conversation of {roles}: {error}",
+            hint="Curate rows as this template wants them, or give the tokenizer another chat template.",
+        ) from None
 
 
 def _answer_spans(tokenizer: Any, messages: Sequence[Message], tools: Any, text: str) -> list[tuple[int, int]]:
@@ -70,17 +95,37 @@ def _answer_spans(tokenizer: Any, messages: Sequence[Message], tools: Any, text:
 
 
 def _answer_span(tokenizer: Any, before: Sequence[Message], turn: Sequence[Message], tools: Any, text: str) -> tuple[int, int]:
-    """Where in the text the turn lies that makes `turn` of `before`."""
-    opening = render(tokenizer, before, tools, prompt=True)
-    if not text.startswith(opening):  # a template whose generation prompt opens a thinking block, say
-        opening = render(tokenizer, before, tools)
-    ending = render(tokenizer, turn, tools)
-    if not (text.startswith(opening) and text.startswith(ending)):
+    """Where in the text the assistant turn lies that makes `turn` of `before`: from after the template's opening to its end-of-turn token.
+
+    A template may open a thinking block that this answer does without, and may end a conversation, but not a turn within one, with a mark.
+    """
+    opening, ending = render(tokenizer, before, tools, prompt=True), render(tokenizer, turn, tools)
+    start, end = _shared(tokenizer, text, opening), _shared(tokenizer, text, ending)
+    if start < len(opening):
+        _check_kept(text, render(tokenizer, before, tools), before)
+    if end < len(ending):
+        _check_kept(text, ending, turn)
+    return start, len(text[:end].rstrip())
+
+
+def _shared(tokenizer: Any, text: str, part: str) -> int:
+    """How many characters a text and what is said to begin it have in common, in whole tokens."""
+    if text.startswith(part):
+        return len(part)
+    (ids, starts), (others, _) = _tokens(tokenizer, text), _tokens(tokenizer, part)
+    first = next((i for i, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other), min(len(ids), len(others)))
+    return starts[first] if first < len(starts) else len(text)
+
+
+def _check_kept(text: str, part: str, messages: Sequence[Message]) -> None:
+    """Raise InputError where the text does not begin as its first messages alone do, up to the last one's words."""
+    said = str(messages[-1]["content"]).strip() if messages else ""
+    place = part.rfind(said)
+    if place < 0 or not text.startswith(part[: place + len(said)]):
         raise InputError(
             "the model's chat template rewrites earlier turns, so the assistant's tokens cannot be told apart",
             hint="Use a template that only appends, or split the conversation into one row a turn.",
         )
-    return len(opening), len(ending.rstrip())
 
 
 @dataclass(frozen=True)
@@ -95,8 +140,7 @@ def encode_completion(tokenizer: Any, prompt: Sequence[Message], answer: Sequenc
     """Tokens of a conversation up to where the assistant begins its last answer, and of that answer with its end-of-turn token."""
     text = render(tokenizer, [*prompt, *answer], tools)
     start, end = _answer_span(tokenizer, prompt, [*prompt, *answer], tools, text)
-    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids, offsets = encoding["input_ids"], encoding["offset_mapping"]
-    first = next((i for i, (a, b) in enumerate(offsets) if start <= a < b), len(ids))
-    last = next((i for i, (_, b) in enumerate(offsets) if b > end), len(ids))
+    ids, starts = _tokens(tokenizer, text)
+    first = next((i for i, place in enumerate(starts) if place >= start), len(ids))
+    last = next((i for i, place in enumerate(starts) if place >= end), len(ids))
     return Completion(ids[:first], ids[first:last])

@@ -57,15 +57,14 @@ def _check_four_bits(device: str) -> None:
 
 
 def _check_sharding(strategy: str, device: str) -> None:
-    if device not in HALF:
+    if strategy == "fsdp2" and device not in HALF:
         raise ConfigurationError(
-            f"fine_tuning.strategy: {strategy} cannot be in force on {device}: "
-            + (
-                "Accelerate ignores FSDP there and trains with plain DDP"
-                if strategy == "fsdp2"
-                else "DeepSpeed was not seen to shard there"
-            ),
-            hint="Use strategy: ddp, or accelerators.",
+            f"fine_tuning.strategy: fsdp2 cannot be in force on {device}: Accelerate ignores it there and trains with plain DDP",
+            hint="Use strategy: zero3 or ddp, or accelerators.",
+        )
+    if strategy == "zero3" and device == "mps":
+        raise ConfigurationError(
+            "fine_tuning.strategy: zero3 cannot be in force on mps: DeepSpeed does not know it", hint="Use device: cpu."
         )
     if strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
         raise EngineMissingError("strategy zero3 needs the package deepspeed", hint="pip install 'tuneline[deepspeed]'")

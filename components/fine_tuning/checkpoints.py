@@ -35,8 +35,8 @@ def is_complete(checkpoint: Path) -> bool:
         return False
 
 
-def newest(folder: Path, reporter: Reporter) -> Path | None:
-    """The newest whole checkpoint, or None. A torn one is skipped, and said.
+def newest(folder: Path, reporter: Reporter, *, ended: bool = True) -> Path | None:
+    """The newest whole checkpoint, or None; without `ended` the newest that has steps left. A torn one is skipped, and said.
 
     One whose best checkpoint is gone or torn is skipped too: it could not end as it would have.
     """
@@ -45,9 +45,14 @@ def newest(folder: Path, reporter: Reporter) -> Path | None:
             reporter.note(f"{checkpoint.name} is not whole and is skipped")
         elif (best := best_of(checkpoint)) and best != checkpoint and not is_complete(best):
             reporter.note(f"{checkpoint.name} is skipped: the best checkpoint so far, {best.name}, is not whole")
-        else:
+        elif ended or _has_steps_left(checkpoint):
             return checkpoint
     return None
+
+
+def _has_steps_left(checkpoint: Path) -> bool:
+    state = state_of(checkpoint)
+    return bool(state["global_step"] < state["max_steps"])
 
 
 def state_of(checkpoint: Path) -> dict[str, Any]:

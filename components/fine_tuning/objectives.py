@@ -35,6 +35,7 @@ class Use:
     columns: Sequence[str]
     rows: Callable[[Row], Iterable[Row]]
     learned: str
+    each: int = 1  # rows made of one, at most
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,13 @@ def _of_answers(tokenizer: Any, row: Row, max_length: int) -> Encoded:
 
 
 def _of_text(tokenizer: Any, row: Row, max_length: int) -> Encoded:
-    """A text and its end, every token a label; a longer one in pieces, so that nothing of it is cut off."""
+    """A text and its end, every token a label; a longer one in pieces, so that nothing of it is cut off.
+
+    A piece begins with the token that the one before ended with, which is only context there: each token is learned once.
+    """
     ids = chat.encode_text(tokenizer, row["text"])
-    pieces = [ids[start : start + max_length] for start in range(0, len(ids), max_length)]
-    return Encoded([{"input_ids": piece, "labels": piece, "length": len(piece)} for piece in pieces if len(piece) > 1], False)
+    pieces = [ids[start : start + max_length] for start in range(0, len(ids) - 1, max_length - 1)]
+    return Encoded([{"input_ids": piece, "labels": piece, "length": len(piece)} for piece in pieces], False)
 
 
 def _of_pairs(tokenizer: Any, row: Row, max_length: int) -> Encoded:
@@ -180,7 +184,9 @@ OBJECTIVES: dict[str, Objective] = {
     "kto": Objective(
         {
             "unpaired": Use(["prompt", "completion", "label", "tools"], _itself, "the answers with their labels"),
-            "preference": Use(["prompt", "chosen", "rejected", "tools"], _unpaired, "the preference pairs, each as two labelled answers"),
+            "preference": Use(
+                ["prompt", "chosen", "rejected", "tools"], _unpaired, "the preference pairs, each as two labelled answers", 2
+            ),
         },
         _of_labelled,
         {"prompt_ids": TOKENS, "completion_ids": TOKENS, "label": "bool"},

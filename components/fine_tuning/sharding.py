@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,26 @@ def _zero3() -> dict[str, Any]:
     }
 
 
-def prove(config: FineTuningConfig, model: Any) -> None:
-    """Raise TrainingError where a strategy that shards is not in force: a library that falls back to data parallelism says nothing."""
+def prepare(config: FineTuningConfig, device: str) -> None:
+    """Tell DeepSpeed the device: it looks for accelerators by itself, and finds a processor only when told."""
+    if config.strategy == "zero3":
+        os.environ.setdefault("DS_ACCELERATOR", device)
+
+
+def prove(config: FineTuningConfig, model: Any) -> str | None:
+    """A sentence that a strategy which shards is in force. Raises TrainingError where it is not: a library that falls back to plain data
+    parallelism says nothing."""
     if config.strategy not in SHARDED:
-        return
+        return None
     parts = [_is_a_part(parameter) for parameter in model.parameters()]
     if not any(parts):
         raise TrainingError(
             f"strategy {config.strategy} is not in force: none of the {len(parts)} parameters is held in parts",
             hint="Use strategy: ddp, or look at the log for what the library said when it fell back.",
         )
+    return (
+        f"strategy {config.strategy} is in force: {sum(parts)} of {len(parts)} parameters are held in parts by {config.processes} processes"
+    )
 
 
 def _is_a_part(parameter: Any) -> bool:
@@ -59,7 +70,17 @@ def _is_a_part(parameter: Any) -> bool:
 
 
 def take(trainer: Any, checkpoint: Path) -> None:
-    """Load a sharded checkpoint's weights, as the trainer itself does at the end."""
+    """Load a sharded checkpoint's weights, as the trainer itself does at its end."""
     if trainer.state.global_step != trainer.state.best_global_step and trainer.state.best_global_step:
         trainer.state.best_model_checkpoint = str(checkpoint)
         trainer._load_best_model()
+
+
+def write(trainer: Any, output: Path) -> None:
+    """One consolidated safetensors model, whatever was held in parts."""
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if plugin is not None:
+        plugin.set_state_dict_type("FULL_STATE_DICT")
+    trainer.save_model(str(output))
+    if trainer.is_world_process_zero():
+        (output / "training_args.bin").unlink(missing_ok=True)  # a pickle

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -132,7 +133,7 @@ def _write(
     types = {TOKENS: pa.list_(pa.int32()), "bool": pa.bool_()}
     fields = [("ids", pa.list_(pa.string())), ("length", pa.int32()), *((name, types[kind]) for name, kind in objective.features.items())]
     rows = rows_of(source, use, limit)
-    total = min(limit, _rows_in(source)) if limit is not None else _rows_in(source)
+    total = min(limit or sys.maxsize, use.each * _rows_in(source))
     examples = encode(rows, objective, tokenizer, max_length=config.max_length, counts=counts, reporter=reporter, total=total)
     schema = pa.schema(fields)
     with pa.OSFile(str(target), "wb") as file, pa.ipc.new_stream(file, schema) as stream:

@@ -26,7 +26,7 @@ def trainer_class(config: FineTuningConfig, splits: Tokenised, seed: int) -> Any
     import trl
 
     base = getattr(trl, OBJECTIVES[config.objective].trainer)
-    flat, causal = lies_end_to_end(config), OBJECTIVES[config.objective].trainer == "SFTTrainer"
+    causal = OBJECTIVES[config.objective].trainer == "SFTTrainer"
     lengths, held_out = splits.train.lengths, splits.validation.counts
 
     class Trainer(base):  # type: ignore[misc, valid-type]
@@ -63,7 +63,7 @@ def trainer_class(config: FineTuningConfig, splits: Tokenised, seed: int) -> Any
             processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
             if causal and not self.model.training:
                 num_items_in_batch = _rows(inputs) * held_out.learned / held_out.examples * processes
-            if not flat or return_outputs or inputs["input_ids"].device.type not in ("cpu", "mps"):
+            if "position_ids" not in inputs or return_outputs or inputs["input_ids"].device.type not in ("cpu", "mps"):
                 return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             loss = _loss_of_answers(model, inputs, num_items_in_batch)
             return loss * processes if num_items_in_batch is not None else loss

@@ -85,6 +85,7 @@ def train(job: Job, reporter: Reporter) -> Trained:
     config, state = FineTuningConfig.model_validate(job.config), Path(job.state)
     quiet()
     device = acceleration.check(config)
+    sharding.prepare(config, device)
     with clock.part("import"):
         import trl  # noqa: F401 - what takes the time
     splits = tokens.opened(Path(job.tokens))
@@ -93,12 +94,12 @@ def train(job: Job, reporter: Reporter) -> Trained:
         choice, model, tokenizer = _load(job, config, device)
     stop = threading.Event()
     with clock.part("prepare"):
-        checkpoint = checkpoints.newest(state, reporter)
+        checkpoint = checkpoints.newest(state, reporter, ended=config.strategy not in SHARDED)
         watched = Watched(config, state, reporter, stop, _rows_of_step(splits, config, job.seed))
         trainer = _trainer(model, tokenizer, splits, config, choice, job, watched)
         watched.trainer = trainer
         _check_isolation(trainer, config)
-    watched.first_step = _first_step(trainer, config, clock)
+    watched.first_step = _first_step(trainer, config, choice, clock)
     reporter.step("training")
     with _stopping_on_signals(stop):
         _run(trainer, checkpoint, config, splits)
@@ -245,17 +246,24 @@ def _reference(config: FineTuningConfig, splits: Tokenised) -> dict[str, Any]:
 
 
 def _check_isolation(trainer: Any, config: FineTuningConfig) -> None:
-    """Rows that lie end to end, packed or not, have to be alone. A sharded model is not yet whole enough to be tried."""
-    if trainers.lies_end_to_end(config) and config.strategy not in SHARDED:
-        isolation.check(trainer.model, vocabulary=trainer.model.config.get_text_config().vocab_size)
+    """Rows that lie end to end must not see each other: where they would, packing is refused, and other rows are padded instead. A model
+    that will be sharded is whole at this moment."""
+    if not trainers.lies_end_to_end(config):
+        return
+    vocabulary = trainer.model.config.get_text_config().vocab_size
+    if config.packing:
+        isolation.check(trainer.model, vocabulary=vocabulary)
+    elif isolation.moved(trainer.model, vocabulary=vocabulary):
+        trainer.data_collator.padding_free = False
 
 
-def _first_step(trainer: Any, config: FineTuningConfig, clock: Startup) -> Any:
+def _first_step(trainer: Any, config: FineTuningConfig, choice: acceleration.Choice, clock: Startup) -> Any:
     """What is looked at right before the first step, when the trainer has wrapped the model."""
 
     def look() -> None:
         clock.parts["total"] = round(time.time() - _process_began(), 3)
-        sharding.prove(config, trainer.model_wrapped)
+        if sentence := sharding.prove(config, trainer.model_wrapped):
+            choice.reasons.append(sentence)
 
     return look
 
@@ -299,8 +307,7 @@ def _take_best(trainer: Any, state: Path, config: FineTuningConfig) -> None:
 def _write(trainer: Any, base: Path, output: Path, config: FineTuningConfig) -> None:
     """Weights as safetensors, consolidated whatever they were while training."""
     if config.strategy in SHARDED:
-        trainer.save_model(str(output))
-        (output / "training_args.bin").unlink(missing_ok=True)  # a pickle
+        sharding.write(trainer, output)
     elif trainer.is_world_process_zero():
         model = trainer.accelerator.unwrap_model(trainer.model)
         model.save_pretrained(output, safe_serialization=True)

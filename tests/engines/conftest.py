@@ -16,7 +16,7 @@ from tests.engines.s3_server import S3, serving
 
 REQUIRED = os.environ.get("TUNELINE_ENGINES") == "required"
 PROGRAMS = {"s3": ("weed", "git")}
-MODULES = {"s3": ("dvc_s3", "boto3"), "ray": ("ray",), "presidio": ("presidio_analyzer", "spacy")}
+MODULES = {"s3": ("dvc_s3", "boto3"), "ray": ("ray",), "presidio": ("presidio_analyzer", "spacy"), "deepspeed": ("deepspeed",)}
 __all__ = ["make_dataset"]
 
 
