@@ -108,7 +108,7 @@ class Trainings:
 def trainings() -> Iterator[Trainings]:
     """A process that trains on one thread."""
     environment = process.python_environment(
-        PYTHONPATH=str(ROOT), TUNELINE_THREADS="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"
+        PYTHONPATH=os.pathsep.join([str(ROOT), *sys.path[1:]]), TUNELINE_THREADS="1", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"
     )
     command = [sys.executable, "-c", MOTHER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as mother:
