@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -84,7 +85,7 @@ def title(device: str) -> str:
 def peak_flops(device_title: str) -> float | None:
     """The published dense bf16 FLOP/s of a device, None for one that is not in PEAKS (a processor has no such figure)."""
     plain = device_title.upper().replace("-", " ").replace("GAUDI ", "GAUDI")
-    fits = [name for name in PEAKS if name.upper() in plain]
+    fits = [name for name in PEAKS if re.search(rf"\b{name.upper()}\b", plain)]
     return PEAKS[max(fits, key=len)] if fits else None
 
 

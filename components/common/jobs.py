@@ -6,6 +6,7 @@ What several jobs may want to put in the same place is made in such a folder and
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -135,13 +136,36 @@ def held(folder: Path) -> Iterator[None]:
             owner = _owner(hold)
             if owner and _lives(hold, owner):
                 raise _busy(folder, owner)
-            _take_away(hold, owner)
+            with _alone(folder):
+                _take_away(hold, owner)
+        draft.unlink()
+        _sweep_drafts(folder)
         with liveness.beating(hold):
             yield
     finally:
         draft.unlink(missing_ok=True)
-        if _owner(hold) == mine:
-            hold.unlink(missing_ok=True)
+        with _alone(folder):
+            if _owner(hold) == mine:
+                hold.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """For a look and what follows from it, without another job in between. Where folders cannot be locked (NFS) it is the moment that
+    has to suffice."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sweep_drafts(folder: Path) -> None:
+    for path in folder.glob(f".{HOLDER}.*.*.*"):
+        if is_abandoned(path, f".{HOLDER}"):
+            path.unlink(missing_ok=True)
 
 
 def _is_linked(draft: Path, hold: Path) -> bool:
@@ -175,6 +199,8 @@ def _lives(hold: Path, owner: str) -> bool:
 
 def _take_away(hold: Path, owner: str) -> None:
     """Remove a dead job's hold, and put it back where another job has taken it over since it was judged."""
+    if not owner or _owner(hold) != owner:
+        return  # it just let go
     private = hold.with_name(f".{HOLDER}.{mark()}")
     with suppress(FileNotFoundError):
         hold.rename(private)

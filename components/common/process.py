@@ -62,6 +62,34 @@ def guard_group(leader: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
 
+_JOB_GUARD = """
+import os, select, signal, sys
+leader, mark = int(sys.argv[1]), sys.argv[2].encode()
+try:
+    select.select([os.pidfd_open(leader)], [], [])
+except ProcessLookupError:
+    pass
+left = True
+while left:
+    left = False
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if mark in file.read().split(bytes(1)):
+                    os.kill(int(pid), signal.SIGKILL)
+                    left = True
+        except OSError:
+            pass
+"""
+
+
+def guard_job(leader: int, mark: str) -> subprocess.Popen[bytes]:
+    """As guard_group, for a leader whose children lead sessions of their own: all that have this variable in their environment."""
+    nowhere = subprocess.DEVNULL
+    command = [sys.executable, "-I", "-S", "-c", _JOB_GUARD, str(leader), mark]
+    return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends first, so that none is lost sight of. For a run: Ctrl-C ends the
     shell between it and a step at once, while the step still saves what it has."""

@@ -90,7 +90,8 @@ def _attention(config: FineTuningConfig, device: str, half: bool) -> tuple[str, 
         return config.attention, f"attention {config.attention}: as configured"
     if device == "cuda" and half and installed:
         return "flash_attention_2", "attention flash_attention_2: flash-attn is installed"
-    return "sdpa", "attention sdpa: " + ("flash-attn is not installed" if device == "cuda" else f"torch's own kernel on {device}")
+    without = "flash-attn has no float32 kernels" if installed else "flash-attn is not installed"
+    return "sdpa", "attention sdpa: " + (without if device == "cuda" else f"torch's own kernel on {device}")
 
 
 def _liger(config: FineTuningConfig, device: str, model_type: str) -> tuple[bool, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common.errors import TrainingError
-from components.fine_tuning.config import SHARDED, FineTuningConfig
+from components.fine_tuning.config import FineTuningConfig
 
 
 def arguments(config: FineTuningConfig) -> dict[str, Any]:
@@ -47,8 +47,10 @@ def prepare(config: FineTuningConfig, device: str) -> None:
 def prove(config: FineTuningConfig, model: Any) -> str | None:
     """A sentence that a strategy which shards is in force. Raises TrainingError where it is not: a library that falls back to plain data
     parallelism says nothing."""
-    if config.strategy not in SHARDED:
+    if config.processes == 1:
         return None
+    if config.strategy == "ddp":
+        return _shared(config, model)
     parts = [_is_a_part(parameter) for parameter in model.parameters()]
     if not any(parts):
         raise TrainingError(
@@ -58,6 +60,17 @@ def prove(config: FineTuningConfig, model: Any) -> str | None:
     return (
         f"strategy {config.strategy} is in force: {sum(parts)} of {len(parts)} parameters are held in parts by {config.processes} processes"
     )
+
+
+def _shared(config: FineTuningConfig, model: Any) -> str:
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not isinstance(model, DistributedDataParallel):
+        raise TrainingError(
+            f"strategy ddp is not in force: each of the {config.processes} processes would learn by itself",
+            hint="Look at the logs of the processes for what the library said.",
+        )
+    return f"strategy ddp is in force: {config.processes} processes hold the model and average their gradients"
 
 
 def _is_a_part(parameter: Any) -> bool:

@@ -35,7 +35,8 @@ def trainer_class(config: FineTuningConfig, splits: Tokenised, seed: int) -> Any
         waited = 0.0  # seconds spent waiting for rows, since it was last asked
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-            return sampling.sampler(lengths, config.step_rows, seed=seed)
+            self.order = sampling.sampler(lengths, config.step_rows, seed=seed)
+            return self.order
 
         def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
             """Rows come with their tokens."""

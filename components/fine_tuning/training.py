@@ -287,7 +287,15 @@ def _run(trainer: Any, checkpoint: Path | None, config: FineTuningConfig, splits
     elif splits.validation.counts.examples and config.strategy not in SHARDED:
         watch.forget_after(Path(trainer.args.output_dir) / LOG, -1)
         trainer.evaluate()  # the loss that is to be lowered
+        _forget_preparation(trainer)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def _forget_preparation(trainer: Any) -> None:
+    """Accelerate prepares a model once. Prepared for an evaluation it would not be wrapped for a training, and processes would each
+    learn by themselves."""
+    trainer.accelerator._models.clear()
+    trainer.model._is_accelerate_prepared = False
 
 
 def _is_at_its_end(step: int, steps: int, history: list[dict[str, Any]], config: FineTuningConfig) -> bool:

@@ -69,6 +69,7 @@ def watcher(watched: Watched) -> Any:
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             trainer = watched.trainer
+            trainer.order.set_epoch(int(state.epoch or 0))  # where several processes skip, transformers does not reach it
             if state.global_step and (checkpoint := watched.state / f"checkpoint-{state.global_step}").exists():
                 _restore(trainer, checkpoint)
             if _is_first(trainer):

@@ -12,36 +12,42 @@ import traceback
 from pathlib import Path
 
 from components.common import artifacts
-from components.common.errors import TunelineError, of_the_machine, unexpected
-from components.common.launch import EVENTS, OUTCOME
+from components.common.errors import GOES_ON, TunelineError, of_the_machine, unexpected
+from components.common.launch import EVENTS, OUTCOME, LostJobError, outcome_of
 from components.common.progress import Events, Reporter, Silent
 from components.fine_tuning.training import Job, outcome, train
 
 STAGE = "fine_tuning"
 WHERE = "the log of the training has the traceback."
+# What gloo and NCCL say where another process is gone.
+LEFT_ALONE = ("connection reset by peer", "connection closed by peer", "broken pipe", "remote process exited", "connection refused")
 
 
 def main(path: str) -> int:
-    """Train as the job in this file says. Returns the exit code: 0, or that of the error, which the outcome file then names."""
-    place = Path(path).parent
-    first = os.environ.get("RANK", "0") == "0"
-    reporter: Reporter = Events(place / EVENTS, STAGE) if first else Silent()
+    """Train as the job in this file says. Returns the exit code: 0, or that of the error, which an outcome file then names."""
+    place, rank = Path(path).parent, int(os.environ.get("RANK", "0"))
+    reporter: Reporter = Silent() if rank else Events(place / EVENTS, STAGE)
     job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
     try:
         trained = train(job, reporter)
     except BaseException as error:
-        told = (
-            error
-            if isinstance(error, TunelineError)
-            else of_the_machine(error) or unexpected(error, "the log of the training has the traceback.")
-        )
+        told = _told(error)
         traceback.print_exc()
-        if first:
-            artifacts.write_atomically(place / OUTCOME, json.dumps({"error": told.as_dict(), "exit_code": told.exit_code}))
+        left = {"error": told.as_dict(), "exit_code": told.exit_code}
+        artifacts.write_atomically(place / outcome_of(rank), json.dumps(left))
         return told.exit_code
-    if first:
+    if not rank:
         artifacts.write_atomically(place / OUTCOME, json.dumps({"trained": outcome(trained)}))
     return 0
+
+
+def _told(error: BaseException) -> TunelineError:
+    """The error as it is told. One that only says that another process is gone gives way to what that one says."""
+    if isinstance(error, TunelineError):
+        return error
+    if any(sign in str(error).lower() for sign in LEFT_ALONE):
+        return LostJobError("another process of the training ended", hint=GOES_ON)
+    return of_the_machine(error) or unexpected(error, WHERE)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from components.common.errors import TunelineError
+from components.common.errors import GOES_ON, InterruptedRunError, TunelineError
 from components.common.progress import Reporter, event_in, relay
 
 JOB, EVENTS, OUTCOME = "job.json", "events.jsonl", "outcome.json"
@@ -62,21 +62,31 @@ class LostJobError(TunelineError):
     kind = "job_lost"
 
 
+def outcome_of(rank: int) -> str:
+    """The file in which a process leaves its outcome; the first one's is the job's."""
+    return f"outcome-{rank}.json" if rank else OUTCOME
+
+
 def run(launcher: Launcher, command: Command, folder: Path, reporter: Reporter) -> dict[str, Any]:
     """Run a command to its end and return the outcome that it left.
 
-    Raises the error that the job wrote down, or LostJobError. SIGTERM and Ctrl-C are passed on, so that the job saves its work; a second
-    Ctrl-C ends it at once.
+    Raises the error that the job wrote down, or LostJobError. SIGTERM and Ctrl-C are passed on, so that the job saves its work, and raise
+    InterruptedRunError; a second Ctrl-C ends it at once.
     """
-    for left in (EVENTS, OUTCOME):
-        (folder / left).unlink(missing_ok=True)
-    running = launcher.start(command, folder)
+    for left in (folder / EVENTS, *folder.glob("outcome*.json")):
+        left.unlink(missing_ok=True)
+    running, asked = launcher.start(command, folder), threading.Event()
     try:
-        with _signals_to(running):
+        with _signals_to(running, asked):
             _follow(running, folder / EVENTS, reporter)
     finally:
         running.cancel()
-    return _outcome(running, folder)
+    try:
+        return _outcome(running, folder)
+    except LostJobError:
+        if asked.is_set():
+            raise InterruptedRunError("interrupted before there was anything to save", hint=GOES_ON) from None
+        raise
 
 
 def _follow(running: Running, events: Path, reporter: Reporter) -> None:
@@ -108,11 +118,10 @@ class _Lines:
 
 
 @contextmanager
-def _signals_to(running: Running) -> Iterator[None]:
+def _signals_to(running: Running, asked: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = threading.Event()
 
     def ask(number: int, _: Any) -> None:
         if asked.is_set() and number == signal.SIGINT:
@@ -129,17 +138,29 @@ def _signals_to(running: Running) -> Iterator[None]:
 
 
 def _outcome(running: Running, folder: Path) -> dict[str, Any]:
-    """What the job left. Raises the error in it, and LostJobError where there is nothing."""
+    """What the job left. Raises the error in it, that of the process which failed by itself before those that only lost it; LostJobError
+    where there is nothing."""
+    outcomes = [left for path in (folder / OUTCOME, *sorted(folder.glob("outcome-*.json"))) if (left := _read(path))]
+    failed = sorted((left for left in outcomes if "error" in left), key=lambda left: bool(left["error"]["kind"] == LostJobError.kind))
+    if failed:
+        raise _as_told(failed[0])
+    if not outcomes:
+        raise LostJobError(f"the job in {folder} ended without an outcome: {_last_words(running)}", hint=GOES_ON)
+    return outcomes[0]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
     try:
-        left: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+        left: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise LostJobError(
-            f"the job in {folder} ended without an outcome: {_last_words(running)}",
-            hint="Run the same command again: it goes on from where it stopped.",
-        ) from None
-    if "error" in left:
-        raise TunelineError.from_dict(left["error"], left["exit_code"])
+        return None
     return left
+
+
+def _as_told(left: dict[str, Any]) -> TunelineError:
+    if left["error"]["kind"] == LostJobError.kind:
+        return LostJobError(left["error"]["message"], hint=left["error"]["hint"])
+    return TunelineError.from_dict(left["error"], left["exit_code"])
 
 
 def _last_words(running: Running) -> str:

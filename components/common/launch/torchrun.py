@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 from contextlib import suppress
@@ -32,10 +34,12 @@ class LocalJob:
         return "running" if code is None else "succeeded" if code == 0 else "failed"
 
     def stop(self) -> None:
-        """Ask every process to save its work; torchrun itself would give them half a minute and then kill them."""
+        """Ask every process to save its work; torchrun itself would give them half a minute and then kill them. Before they are there,
+        there is nothing to save."""
         with suppress(psutil.NoSuchProcess):
-            for worker in psutil.Process(self.torchrun.pid).children():
-                worker.send_signal(signal.SIGTERM)
+            workers = psutil.Process(self.torchrun.pid).children()
+            for one in workers or [psutil.Process(self.torchrun.pid)]:
+                one.send_signal(signal.SIGTERM)
 
     def cancel(self) -> None:
         """End it now."""
@@ -50,7 +54,7 @@ class LocalJob:
 
     def logs(self) -> list[Path]:
         """What each process wrote to standard error, in the order of their ranks; torchrun's own first."""
-        return [self.folder / "torchrun.log", *sorted((self.folder / LOGS).rglob("stderr.log"))]
+        return [self.folder / "torchrun.log", *sorted((self.folder / LOGS).rglob("stderr.log"), key=lambda log: int(log.parent.name))]
 
 
 class TorchRun:
@@ -58,10 +62,14 @@ class TorchRun:
 
     def start(self, command: Command, folder: Path) -> LocalJob:
         """Start the command's processes, which share this process's cores among them."""
+        shutil.rmtree(folder / LOGS, ignore_errors=True)  # of an earlier job
+        job = secrets.token_hex(8)
         arguments = ["--standalone", "--nnodes=1", f"--nproc-per-node={command.processes}", "--max-restarts=0"]
         arguments += [f"--log-dir={folder / LOGS}", "--redirects=3", "-m", command.module, *command.arguments]
         threads = str(max(1, cores.threads() // command.processes))
-        environment = process.python_environment(TUNELINE_THREADS=threads, OMP_NUM_THREADS=threads, PYTHONPATH=_import_path())
+        environment = process.python_environment(
+            TUNELINE_THREADS=threads, OMP_NUM_THREADS=threads, PYTHONPATH=_import_path(), TUNELINE_JOB=job
+        )
         with (folder / "torchrun.log").open("wb") as log:
             torchrun = subprocess.Popen(
                 process.module_command("torch.distributed.run", *arguments),
@@ -72,7 +80,7 @@ class TorchRun:
                 start_new_session=True,
                 preexec_fn=process.die_with_parent,
             )
-        return LocalJob(torchrun, process.guard_group(torchrun.pid), folder)
+        return LocalJob(torchrun, process.guard_job(torchrun.pid, f"TUNELINE_JOB={job}"), folder)
 
 
 def _import_path() -> str:
