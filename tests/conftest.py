@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,15 @@ os.environ.pop("MLFLOW_RUN_ID", None)
 
 
 @pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A workdir of the test's own; base models stay in the user's cache, since converting one takes half a minute."""
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A workdir of the test's own; base models stay in the user's cache, since converting one takes half a minute.
+
+    MLflow keeps the server it was pointed at for the whole process, and in its environment: the next test begins without.
+    """
     for name in ("TUNELINE_STORE", "TUNELINE_STATE", "TUNELINE_EVENTS", "TUNELINE_RUN_PID", "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TUNELINE_WORKDIR", str(tmp_path / "workdir"))
+    yield
+    if "mlflow" in sys.modules:
+        sys.modules["mlflow"].set_tracking_uri(None)
+    os.environ.pop("MLFLOW_TRACKING_URI", None)

@@ -63,7 +63,7 @@ def finetune(
         tokenizer = models.load_tokenizer(base.path)
         splits = _tokenised(dataset, kind, tokenizer, base, config, state, reporter)
         job = Job(str(base.path), base.sha256, base.uri, str(splits.folder), config.model_dump(), seed, str(work), str(output))
-        trained = _train(job, config, reporter)
+        trained = _train(job, config, tokenizer, reporter)
         _tidy(tokenizer, base, output)
         _keep_evidence(work, output)
         summary = {**_summary(trained, splits, config), "learned": learned}
@@ -111,10 +111,10 @@ def _nothing_to_learn(config: FineTuningConfig, rows: int) -> InputError:
     )
 
 
-def _train(job: Job, config: FineTuningConfig, reporter: Reporter) -> Trained:
+def _train(job: Job, config: FineTuningConfig, tokenizer: Any, reporter: Reporter) -> Trained:
     """In this process where one is enough, so that nothing is imported or loaded twice; else in processes of its own."""
     if config.processes == 1:
-        return training.train(job, reporter)
+        return training.train(job, reporter, tokenizer)
     place = Path(job.state) / "launch"
     place.mkdir(exist_ok=True)
     artifacts.write_atomically(place / launch.JOB, json.dumps(asdict(job)))

@@ -75,9 +75,9 @@ class Trained:
     startup: dict[str, float] = field(default_factory=dict)
 
 
-def train(job: Job, reporter: Reporter) -> Trained:
+def train(job: Job, reporter: Reporter, tokenizer: Any = None) -> Trained:
     """Train until the recipe's end, from the newest whole checkpoint of `job.state` where there is one, and write the weights of the best
-    checkpoint to `job.output`.
+    checkpoint to `job.output`. `tokenizer` is that of the base model, where it was loaded already.
 
     Raises TrainingError on a loss that is not finite, InterruptedRunError after SIGTERM or SIGINT, once the last step is saved.
     """
@@ -91,7 +91,8 @@ def train(job: Job, reporter: Reporter) -> Trained:
     splits = tokens.opened(Path(job.tokens))
     reporter.step("loading the base model")
     with clock.part("load"):
-        choice, model, tokenizer = _load(job, config, device)
+        choice, model = _load(job, config, device)
+        tokenizer = tokenizer or models.load_tokenizer(Path(job.base_path))
     stop = threading.Event()
     with clock.part("prepare"):
         checkpoint = checkpoints.newest(state, reporter, ended=config.strategy not in SHARDED)
@@ -131,13 +132,12 @@ class Startup:
         self.parts[name] = round(self.parts.get(name, 0.0) + time.perf_counter() - began, 3)
 
 
-def _load(job: Job, config: FineTuningConfig, device: str) -> tuple[acceleration.Choice, Any, Any]:
-    """How to compute, the base model with what is trained of it, and the tokenizer."""
+def _load(job: Job, config: FineTuningConfig, device: str) -> tuple[acceleration.Choice, Any]:
+    """How to compute, and the base model."""
     import torch
 
     models.prepare_torch(job.seed, device)
     base = Base(Path(job.base_path), job.base_sha256, job.base_uri)
-    tokenizer = models.load_tokenizer(base.path)
     outline = models.configuration(base.path)
     counted = counted_parameters(outline, config)
     choice = acceleration.choose(config, device, shape.Shape.of(outline, counted), str(outline.model_type))
@@ -147,7 +147,7 @@ def _load(job: Job, config: FineTuningConfig, device: str) -> tuple[acceleration
     if methods.ADAPTATIONS[config.adaptation].four_bits:
         options["quantization_config"] = methods.quantised(dtype)
     model = models.load(models.Model(base.sha256, base, base.path, None, None), trainable=True, dtype=dtype, **options)
-    return choice, model, tokenizer
+    return choice, model
 
 
 def counted_parameters(model_config: Any, config: FineTuningConfig) -> dict[str, int]:

@@ -145,3 +145,26 @@ def test_every_token_of_a_plain_text_is_measured_and_nothing_is_asked(world: tup
     items = read_items(dataset_of("text", tmp_path / "texts"), models.load_tokenizer(world[1].path), CONFIG, Silent())
     assert len(items) == 4
     assert all(item.answer_tokens == len(item.input_ids) - 1 and not item.prompt_ids for item in items)
+
+
+def test_virtual_tokens_are_measured_beside_the_base_they_stand_before(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+    dataset, lora, folder = world
+    values = {"base_model": str(folder / "tiny"), "adaptation": "p_tuning", "max_steps": 4, "batch_size": 4, "max_length": 96}
+    config = FineTuningConfig.model_validate({**values, "learning_rate": 5e-3})
+    tuned = finetune(dataset, tmp_path / "model", config, seed=1, state=tmp_path / "state", reporter=Silent())
+    made = [
+        evaluate(
+            models.from_artifact(model),
+            dataset,
+            tmp_path / name,
+            CONFIG,
+            incumbent=None,
+            seed=5,
+            state=tmp_path / name / "state",
+            reporter=Silent(),
+        )
+        for name, model in (("prompt", tuned), ("lora", lora))
+    ]
+    losses = [one.manifest.summary["metrics"]["held_out"]["loss"] for one in made]
+    assert losses[0]["base"] == pytest.approx(losses[1]["base"], abs=1e-5), "the same base, whatever stands before it"
+    assert losses[0]["candidate"] != pytest.approx(losses[0]["base"], abs=1e-3)

@@ -213,3 +213,18 @@ def test_lists_with_one_entry_a_layer_keep_their_order(tmp_path: Path) -> None:
     path.write_text(json.dumps({"layer_types": ["sliding", "full", "sliding"], "target_modules": ["v", "q"]}))
     stage._write_canonically(path, models.Base(tmp_path, "0", "hf://org/name@abc"))
     assert json.loads(path.read_text()) == {"layer_types": ["sliding", "full", "sliding"], "target_modules": ["q", "v"]}
+
+
+def test_model_and_tokenizer_are_loaded_once_and_what_the_start_took_is_listed(
+    tiny: Path, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    loaded = []
+    for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        plain = kind.from_pretrained
+        monkeypatch.setattr(kind, "from_pretrained", lambda *a, kind=kind, plain=plain, **k: loaded.append(kind.__name__) or plain(*a, **k))
+    made = tune(dataset, tiny, tmp_path / "model", max_steps=1)
+    assert sorted(loaded) == ["AutoModelForCausalLM", "AutoTokenizer"]
+    assert set(made.manifest.summary["startup"]) == {"import", "load", "prepare", "total"}
+    assert "start: import, s" in (made.path / "report.html").read_text()
