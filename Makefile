@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: run test test-engines stress bench-curation lint ui clean help
+.PHONY: run test test-engines stress stress-training bench-curation bench-fine-tuning lint ui clean help
 
 help: ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -34,11 +34,14 @@ $(VENV)/.engines: $(VENV)/.ready
 	@touch $@
 
 # Where an engine is missing its tests are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
-test-engines: $(VENV)/.engines ## Tests against real engines: an S3 server, a Ray cluster
+test-engines: $(VENV)/.engines ## Tests against real engines: an S3 server, a Ray cluster, DeepSpeed
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/engines $(ARGS)
 
 stress: $(VENV)/.ready ## Kill a whole run at 30 random moments, and compare what it comes to (half an hour)
-	@$(BIN)/python -m pytest -s -m stress tests/stress $(ARGS)
+	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py $(ARGS)
+
+stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random moments each (ten minutes)
+	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py $(ARGS)
 
 bench-curation: $(VENV)/.ready ## Data curation beside its peers, and of a million rows (an hour); writes docs/benchmarks-curation.md
 	@$(BIN)/python -P -m benchmarks.curation --workdir $(WORKDIR)/benchmark-curation --million --markdown docs/benchmarks-curation.md $(ARGS)
