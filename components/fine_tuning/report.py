@@ -16,7 +16,7 @@ def page(log: Log, summary: dict[str, Any], inputs: Sequence[Input], config: Fin
     """Figures, the curves, what was decided and why, the recipe and where it all came from."""
     sections = {
         "At a glance": report.tiles(_figures(summary)) + report.paragraph(_told(summary, config)),
-        "Loss": _plot(log, ("train_loss", "validation_loss"), "loss", f"{summary['loss'].capitalize()}."),
+        "Loss": _plot(log, ("train_loss", "validation_loss"), "loss", f"{summary['loss'][0].upper()}{summary['loss'][1:]}."),
         "Preference": _plot(
             log,
             ("reward_margin", "validation_reward_margin"),
@@ -25,7 +25,7 @@ def page(log: Log, summary: dict[str, Any], inputs: Sequence[Input], config: Fin
         ),
         "Gradient": _plot(log, ("gradient_norm",), "norm", f"Before it is scaled down to {config.max_grad_norm:g}."),
         "Learning rate": _plot(log, ("learning_rate",), "learning rate", f"Schedule: {config.schedule}."),
-        "Speed": _plot(log, ("tokens_per_second",), "tokens a second", "Without padding; the time of validations and checkpoints included.")
+        "Speed": _plot(log, ("tokens_per_second",), "tokens a second", "Without padding; validations and checkpoints are not counted.")
         + report.table(["figure", "value"], _speed(summary)),
         "How it was computed": "".join(report.paragraph(reason) for reason in summary["choices"]),
         "Recipe": report.table(["setting", "value"], [[k, str(v)] for k, v in config.model_dump().items()]),

@@ -131,7 +131,7 @@ def watcher(watched: Watched) -> Any:
             waited, trainer.waited = trainer.waited, 0.0
             self.clock, self.tokens = now, state.num_input_tokens_seen
             pace = {"seconds": seconds, "step_seconds": self.step_seconds, "waited_seconds": waited}
-            return {"tokens_per_second": done / seconds if seconds else 0.0, **pace}
+            return {"tokens_per_second": done / (self.step_seconds + waited), **pace}
 
         def _look(self, state: Any) -> None:
             """Say once, early enough to do something about it, that the loss does not move."""
