@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
 import re
 import tempfile
@@ -391,8 +392,15 @@ def load_tokenizer(folder: Path, **options: Any) -> Any:
 
 
 def quiet_transformers() -> None:
-    """No bars and greetings on standard error: the Reporter speaks for the stage."""
+    """No bars and greetings: the Reporter speaks for the stage, and standard output belongs to results.
+
+    DeepSpeed, where it is installed, is imported by Accelerate unasked, and tells standard output that it looks for a device unless it is
+    told which.
+    """
     import transformers
+
+    if importlib.util.find_spec("deepspeed"):
+        os.environ.setdefault("DS_ACCELERATOR", devices.choose())
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

@@ -41,7 +41,7 @@ def _zero3() -> dict[str, Any]:
 def prepare(config: FineTuningConfig, device: str) -> None:
     """Tell DeepSpeed the device: it looks for accelerators by itself, and finds a processor only when told."""
     if config.strategy == "zero3":
-        os.environ.setdefault("DS_ACCELERATOR", device)
+        os.environ["DS_ACCELERATOR"] = device
 
 
 def prove(config: FineTuningConfig, model: Any) -> str | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from components.common import models
+from components.common import models, process
 from components.common.artifacts import Artifact
 from components.common.progress import Silent
 from components.fine_tuning.stage import finetune
@@ -81,3 +83,11 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(world: tuple[Pat
     ended = trained.run(job("often"))
     assert ended.sha256 == whole.sha256 != ""
     assert ended.resumed_from in (2, 4)
+
+
+def test_deepspeed_says_nothing_on_standard_output_where_it_is_only_installed(world: tuple[Path, Artifact], tmp_path: Path) -> None:
+    tiny, dataset = world
+    sets = ["--set", f"fine_tuning.base_model={tiny}", "--set", "fine_tuning.max_steps=1"]
+    command = process.module_command("pipelines.cli", "finetune", str(dataset.path), "-o", str(tmp_path / "model"), "--json", *sets)
+    done = subprocess.run(command, env=process.python_environment(), stdout=subprocess.PIPE, check=True, cwd=tmp_path)
+    assert json.loads(done.stdout)["steps"] == 1
