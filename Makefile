@@ -27,7 +27,7 @@ run: $(VENV)/.ready ## Customise the embedded model on the demo dataset, end to 
 
 # Whole runs are mostly starts of Python on one core each: a worker a core, with one thread each, halves the time on two.
 test: lint ## Lint, types, import directions, and every test that PyPI alone can carry
-	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --ignore tests/engines $(ARGS)
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --ignore tests/engines $(ARGS)
 
 $(VENV)/.engines: $(VENV)/.ready
 	@$(PIP) install -q -c constraints.txt -e '.[all,dev,engines]'

@@ -13,8 +13,6 @@ import argparse
 import functools
 import json
 import os
-import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,9 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from benchmarks import corpus, measure, page, peers, profiled, scoring
+from benchmarks import corpus, machine, measure, page, peers, profiled, scoring
 
 ROOT = Path(__file__).resolve().parents[1]
 THRESHOLD = 0.7
@@ -48,7 +44,7 @@ def main() -> None:
         "scale": lambda: scale(workdir, [int(size) for size in args.sizes.split(",")], args.seed),
     }
     for part in filter(None, args.parts.split(",")):
-        results[part] = {**_circumstances(), **parts[part]()}
+        results[part] = {**machine.circumstances("benchmarks.curation"), **parts[part]()}
         kept.write_text(json.dumps(results, indent=1))
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
@@ -83,35 +79,6 @@ def _arguments() -> argparse.Namespace:
 
 def _wanted(names: str) -> list[peers.Tool]:
     return [*peers.OURS, *(tool for tool in peers.PEERS if tool.package in names.split(","))]
-
-
-def _circumstances() -> dict[str, Any]:
-    """The command, the machine and the code that a part was measured with."""
-    git = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    models = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    return {
-        "command": "python -m benchmarks.curation " + shlex.join(_anywhere(sys.argv[1:])),
-        "commit": git.stdout.strip(),
-        "python": platform.python_version(),
-        "processor": models[0] if models else platform.machine(),
-        "cores": os.cpu_count(),
-        "memory": psutil.virtual_memory().total,
-        "load": round(os.getloadavg()[1], 1),
-    }
-
-
-def _anywhere(arguments: list[str]) -> list[str]:
-    """The arguments as one would give them elsewhere: without the folders of this machine."""
-    names = {"--workdir": "DIR", "--json": "FILE"}
-    pairs = zip(["", *arguments], arguments, strict=False)
-    return [names.get(option) or (Path(given).name if given.startswith("/") else given) for option, given in pairs]
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 @functools.cache

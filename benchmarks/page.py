@@ -68,12 +68,12 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join([HEAD, *(write(results[part]) for part, write in writers.items() if part in results)]).rstrip() + "\n"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [[cell.replace("|", "\\|").replace("\n", " ") for cell in cells] for cells in [head, ["---"] * len(head), *rows]]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
-def _command(part: dict[str, Any]) -> str:
+def made_with(part: dict[str, Any]) -> str:
     machine = f"{part['processor']}, {part['cores']} cores, {part['memory'] / GIB:.0f} GiB, Python {part['python']}"
     return f"```text\n{part['command']}\n```\n\nMeasured at commit `{part['commit']}` on {machine}; load {part['load']} at the start.\n"
 
@@ -88,13 +88,13 @@ def _fuzzy(part: dict[str, Any]) -> str:
     ours = next((tool["cost"]["cpu"] for tool in part["tools"] if tool["name"] == OURS and "cost" in tool), None)
     head = ["", "CPU s", "× ours", "wall s", "peak memory", "removed", "recall", "from 0.8", "precision", "far"]
     measured = [tool for tool in part["tools"] if "cost" in tool]
-    table = _table(head, [_tool(tool, ours) for tool in measured])
-    settings = _table(
+    table = table_of(head, [_tool(tool, ours) for tool in measured])
+    settings = table_of(
         ["", "version", "bands × rows", "settings"], [[t["name"], t["version"], t["bands"], t["flags"]] for t in part["tools"]]
     )
     failed = "".join(f"\n**{tool['name']}** was not measured: {tool['error']}\n" for tool in part["tools"] if "error" in tool)
     return "\n".join(
-        [described, "## Near duplicates, beside the peers\n", _command(part), table + failed, MEASURES, settings, _goals(part, ours)]
+        [described, "## Near duplicates, beside the peers\n", made_with(part), table + failed, MEASURES, settings, _goals(part, ours)]
     )
 
 
@@ -121,31 +121,31 @@ def _goals(part: dict[str, Any], ours: float | None) -> str:
             continue
         if tool["name"] == OURS:
             for name, goal in (("recall", RECALL), ("precision", PRECISION)):
-                lines.append(f"- {name} of at least {goal}: {_met(tool['score'][name] >= goal)} ({tool['score'][name]:.3f})")
+                lines.append(f"- {name} of at least {goal}: {met(tool['score'][name] >= goal)} ({tool['score'][name]:.3f})")
         elif ours and tool["name"] in GOALS:
             times = tool["cost"]["cpu"] / ours
             lines.append(
-                f"- at most 1/{GOALS[tool['name']]} of {tool['name']}'s CPU time: {_met(times >= GOALS[tool['name']])} (1/{times:.1f})"
+                f"- at most 1/{GOALS[tool['name']]} of {tool['name']}'s CPU time: {met(times >= GOALS[tool['name']])} (1/{times:.1f})"
             )
     return "Goals:\n\n" + "\n".join(lines) + "\n"
 
 
-def _met(yes: bool) -> str:
+def met(yes: bool) -> str:
     return "met" if yes else "**missed**"
 
 
 def _curation(part: dict[str, Any]) -> str:
     head = ["settings", "CPU s", "documents a CPU second", "wall s", "peak memory", "kept", "dropped and quarantined"]
-    table = _table(head, [_run(run) for run in part["runs"]])
+    table = table_of(head, [_run(run) for run in part["runs"]])
     made = part["corpus"]
     mean = made["characters"] / made["documents"]
     text = f"{made['documents']:,} documents of the same kind, {mean:.0f} characters each, from JSONL to the dataset's files.\n"
     goals = [
-        f"Goal for the default: {SPEED:,} documents a CPU second: {_met(made['documents'] / run['cost']['cpu'] >= SPEED)}.\n"
+        f"Goal for the default: {SPEED:,} documents a CPU second: {met(made['documents'] / run['cost']['cpu'] >= SPEED)}.\n"
         for run in part["runs"][:1]
         if "rows" in run
     ]
-    return "\n".join(["## The whole curation\n", _command(part), text, table, *goals, _profile(part)])
+    return "\n".join(["## The whole curation\n", made_with(part), text, table, *goals, _profile(part)])
 
 
 def _run(run: dict[str, Any]) -> list[str]:
@@ -167,12 +167,12 @@ def _profile(part: dict[str, Any]) -> str:
     texts = []
     if parts := part["runs"][0]["cost"]["parts"]:
         texts.append("CPU seconds of the default by process, as far as they were seen:\n")
-        texts.append(_table(["process", "CPU s"], [[f"`{name}`", f"{seconds:.1f}"] for name, seconds in parts.items() if seconds >= 0.1]))
+        texts.append(table_of(["process", "CPU s"], [[f"`{name}`", f"{seconds:.1f}"] for name, seconds in parts.items() if seconds >= 0.1]))
     if profile := part["profile"]:
         whole = sum(profile.values())
         texts.append("And by module, under cProfile, which slows it down; a library's time counts where it was called from:\n")
         rows = [[f"`{name}`", f"{seconds:.1f}", f"{seconds / whole:.0%}"] for name, seconds in profile.items() if seconds >= whole / 200]
-        texts.append(_table(["module", "s", "share"], rows))
+        texts.append(table_of(["module", "s", "share"], rows))
     return "\n".join(texts)
 
 
@@ -197,20 +197,20 @@ def _template(part: dict[str, Any]) -> str:
         for run in part["runs"]
     ]
     head = ["rows", "CPU s", "a row", "peak memory (PSS)", "most disk", "found", "recall", "removed"]
-    return "\n".join([TEMPLATE.format(crowd=CROWD, near=NEAR), _command(part), _table(head, rows)])
+    return "\n".join([TEMPLATE.format(crowd=CROWD, near=NEAR), made_with(part), table_of(head, rows)])
 
 
 def _scale(part: dict[str, Any]) -> str:
     head = ["rows", "input", "CPU s", "rows a CPU second", "wall s", "peak memory (PSS)", "sum of RSS", "most disk", "dataset", "kept"]
     done = [run for run in part["runs"] if "rows" in run]
-    table = _table(head, [_sized(run) for run in done])
+    table = table_of(head, [_sized(run) for run in done])
     failed = "".join(f"\n{run['documents']:,} rows failed: {run['error']}\n" for run in part["runs"] if "error" in run)
     goal = "".join(
-        f"\nGoal: a million rows within {MEMORY / GIB:.0f} GiB: {_met(run['cost']['pss'] <= MEMORY)}.\n"
+        f"\nGoal: a million rows within {MEMORY / GIB:.0f} GiB: {met(run['cost']['pss'] <= MEMORY)}.\n"
         for run in done
         if run["documents"] == 1_000_000
     )
-    return "\n".join(["## A million rows, and what follows for more\n", _command(part), table + failed + goal, _slopes(done)])
+    return "\n".join(["## A million rows, and what follows for more\n", made_with(part), table + failed + goal, _slopes(done)])
 
 
 def _sized(run: dict[str, Any]) -> list[str]:
@@ -244,7 +244,7 @@ def _slopes(runs: list[dict[str, Any]]) -> str:
         each = f"{slope * 1e6:.0f} µs" if key == "cpu" else f"{slope:,.0f} bytes"
         begin = f"{start:.0f} s" if key == "cpu" else f"{start / MIB:,.0f} MiB"
         rows.append([name, begin, each, *(f"{(start + slope * far) / factor:,.0f} {unit}" for far in FAR)])
-    table = _table(["", "at the start", "a row", *(f"at {far:,} rows" for far in FAR)], rows)
+    table = table_of(["", "at the start", "a row", *(f"at {far:,} rows" for far in FAR)], rows)
     return "Lines through these sizes, and where they lead if nothing bends:\n\n" + table + "\n" + _grown(runs) + "\n" + _asked(runs)
 
 
@@ -253,7 +253,7 @@ def _grown(runs: list[dict[str, Any]]) -> str:
     names = sorted({name for run in runs for name, held in run["cost"]["memory"].items() if held > 20 * MIB})
     lines = {name: line([(run["documents"], run["cost"]["memory"].get(name, 0)) for run in runs]) for name in names}
     rows = [[f"`{name}`", f"{start / MIB:,.0f} MiB", f"{slope:,.0f} bytes"] for name, (slope, start) in lines.items()]
-    return "The same by process (RSS, each at its own peak):\n\n" + _table(["process", "at the start", "a row"], rows)
+    return "The same by process (RSS, each at its own peak):\n\n" + table_of(["process", "at the start", "a row"], rows)
 
 
 def _asked(runs: list[dict[str, Any]]) -> str:

@@ -119,7 +119,7 @@ class FineTuningConfig(BaseModel):
         None, ge=8, description="With packing: tokens an optimizer step, instead of batch_size: so many packed rows of max_length as fit."
     )
     micro_batch_size: int = Field(
-        4, ge=1, description="Rows in memory at once in a process; batch_size must be a multiple. Fewer needs less memory."
+        2, ge=1, description="Rows in memory at once in a process; batch_size must be a multiple. Fewer needs less memory."
     )
     max_length: int = Field(256, ge=8, description="Tokens a row; longer rows are cut and counted. Memory grows with it.")
     packing: bool = Field(

@@ -1,0 +1,54 @@
+"""One measure for every contestant: the loss of its adapter on rows that none trained on.
+
+python -m benchmarks.held_out REQUEST.json
+
+REQUEST.json is {"base": source, "rows": FILE, "max_length": tokens, "adapters": {name: folder or null}}; null is the base model itself.
+Prints {name: loss}: cross-entropy in float32, nats, the mean over the tokens of all answers, rendered by the model's own template.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from components.common import chat, models
+
+
+def losses(request: dict[str, Any]) -> dict[str, float]:
+    """The loss of each adapter."""
+    import torch
+
+    models.prepare_torch(0, "cpu")
+    models.quiet_transformers()
+    base = models.base_model(request["base"])
+    tokenizer = models.load_tokenizer(base.path)
+    rows = json.loads(Path(request["rows"]).read_text(encoding="utf-8"))
+    encoded = [chat.encode(tokenizer, row["messages"], max_length=request["max_length"]) for row in rows]
+    found = {}
+    for name, folder in request["adapters"].items():
+        adapter = Path(folder) if folder else None
+        model = models.load(models.Model(base.sha256, base, base.path, adapter, None), dtype=torch.float32).to("cpu")
+        found[name] = _loss(model, encoded)
+    return found
+
+
+def _loss(model: Any, rows: list[chat.Encoded]) -> float:
+    """One row after the other, so that none is padded and none sees another."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for row in rows:
+            ids = torch.tensor([row.input_ids])
+            learned = torch.tensor(row.answer[1:]).nonzero().flatten()
+            logits = model(input_ids=ids, use_cache=False, logits_to_keep=learned).logits[0]
+            total += float(cross_entropy(logits.float(), ids[0, 1:][learned], reduction="sum"))
+            count += len(learned)
+    return total / count
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(losses(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))), flush=True)

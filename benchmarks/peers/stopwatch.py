@@ -1,0 +1,112 @@
+"""One watch for every contestant: a callback of transformers' Trainer, with which all of them train.
+
+Its clock runs from the beginning of the first step to the end of the last, so that imports, loading, tokenising and the writing of the
+result are apart. Tokens and slots are counted where the model is called: a slot is a place of a batch, a token one that is no padding.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import resource
+import time
+from typing import Any
+
+PACKAGES = ("torch", "transformers", "peft", "trl", "llamafactory")
+
+
+def stopwatch() -> Any:
+    """The callback; `told()` gives its figures."""
+    from transformers import TrainerCallback
+
+    class Stopwatch(TrainerCallback):  # type: ignore[misc]
+        """Seconds, processor seconds, tokens, slots and losses of the training itself."""
+
+        hook: Any = None
+
+        def __init__(self) -> None:
+            self.tokens = self.slots = self.steps = 0
+            self.began = self.ended = self.startup = self.cpu_began = self.cpu_ended = 0.0
+            self.losses: list[float] = []
+            self.types: list[str] = []
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            self.types = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})
+            self.hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if not self.began:
+                self.startup = time.time() - _process_began()
+                self.began, self.cpu_began = time.perf_counter(), time.process_time()
+                self.tokens = self.slots = 0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.ended, self.cpu_ended, self.steps = time.perf_counter(), time.process_time(), int(state.global_step)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+            if logs and "loss" in logs:
+                self.losses.append(round(float(logs["loss"]), 6))
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.hook.remove()
+
+        def _count(self, model: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+            self.slots += given["input_ids"].numel()
+            self.tokens += tokens_in(given["input_ids"], given.get("attention_mask"))
+
+        def told(self) -> dict[str, Any]:
+            return {
+                "tokens": self.tokens,
+                "slots": self.slots,
+                "steps": self.steps,
+                "seconds": round(self.ended - self.began, 3),
+                "cpu": round(self.cpu_ended - self.cpu_began, 3),
+                "startup": round(self.startup, 3),
+                "losses": self.losses,
+                "types": self.types,
+                "threads": _threads(),
+                "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "versions": versions(),
+            }
+
+    return Stopwatch()
+
+
+def tokens_in(ids: Any, mask: Any) -> int:
+    """Tokens of a batch that are no padding, by its mask: none (all are), two dimensions, or four (a token sees at least itself)."""
+    import torch
+
+    if mask is None:
+        return int(ids.numel())
+    if mask.dim() == 2:
+        return int((mask != 0).sum())
+    itself = mask[:, 0].diagonal(dim1=-2, dim2=-1)
+    return int((itself if itself.dtype == torch.bool else itself == 0).sum())
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that the result depends on, as far as they are installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _process_began() -> float:
+    import psutil
+
+    return float(psutil.Process().create_time())
+
+
+def _threads() -> int:
+    import torch
+
+    return int(torch.get_num_threads())
+
+
+def say(figures: dict[str, Any]) -> None:
+    """Print the one line that the benchmark reads; trainers print theirs before it."""
+    print("\n" + json.dumps(figures), flush=True)

@@ -1,0 +1,89 @@
+"""The contestants of the fine-tuning benchmark, each with its script and what it is told beyond what all are told."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import peers
+from benchmarks.peers import Tool
+
+# Rows that tuneline holds at once. Its default of 4 was made for rows of 256 tokens; on a processor one is the fastest and the leanest:
+# its matrices are large enough, and attention over several rows laid end to end costs the square of them all. An optimizer step has the
+# same rows for everyone.
+MICRO = 1
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """`flags`: in words, with settings of the run in braces. `recompute`: whether activations are computed again in the backward pass;
+    None: as the system does by default."""
+
+    name: str
+    system: str
+    packing: bool
+    script: str
+    flags: str
+    recompute: bool | None = None
+
+
+TUNELINE, TRL, FACTORY = "tuneline", "TRL", "LLaMA-Factory"
+SCRIPTS = {TUNELINE: "run_tuneline_finetune", TRL: "run_trl", FACTORY: "run_llama_factory"}
+FLAGS = {
+    TUNELINE: "the stage's defaults but micro_batch_size {micro_batch_size}: activations kept where memory allows, no padding",
+    TRL: "SFTConfig's defaults: gradient checkpointing, batches padded to the longest row",
+    FACTORY: "`stage: sft`'s defaults: gradient checkpointing, batches padded to the longest row",
+}
+PACKED = {
+    TUNELINE: "the same with packing: true (best fit decreasing)",
+    TRL: "the same with packing=True (best fit decreasing)",
+    FACTORY: "the same with packing: true and neat_packing: true, without which packed rows see each other",
+}
+
+
+def _contestants() -> tuple[Contestant, ...]:
+    both = [(system, packing) for packing in (False, True) for system in SCRIPTS]
+    return tuple(Contestant(name(s, p), s, p, SCRIPTS[s], PACKED[s] if p else FLAGS[s]) for s, p in both)
+
+
+def _with_activations_kept() -> tuple[Contestant, ...]:
+    """Beyond the defaults: what the peers do once their gradient checkpointing is turned off."""
+    both = [(system, packing) for packing in (False, True) for system in (TRL, FACTORY)]
+    told = "the same, gradient checkpointing turned off"
+    return tuple(Contestant(f"{name(s, p)}-kept", s, p, SCRIPTS[s], told, recompute=False) for s, p in both)
+
+
+def name(system: str, packing: bool) -> str:
+    """Such as tuneline-off: the system, and whether it packs."""
+    return f"{system.lower()}-{'on' if packing else 'off'}"
+
+
+CONTESTANTS = _contestants()
+FURTHER = _with_activations_kept()
+
+
+def interpreter(contestant: Contestant, workdir: Path, python: str, given: str | None) -> list[str]:
+    """The Python a contestant runs with: this one, or LLaMA-Factory's own, which is installed where it is missing. Raises PeerError."""
+    if contestant.system != FACTORY:
+        return [sys.executable, "-P"]
+    if given:
+        return [given, "-P"]
+    torch = importlib.metadata.version("torch").partition("+")[0]
+    requires = (f"torch=={torch}", "llamafactory==0.9.5")  # the same torch as ours, which pip finds for processors alone where there is one
+    tool = Tool("LLaMA-Factory", "llama-factory", "run_llama_factory.py", "0.9.5", "", "", requires)
+    found = peers.interpreter(tool, workdir, python)[0]
+    _mend(workdir / "environments" / tool.package)
+    return [found, "-P"]
+
+
+def _mend(environment: Path) -> None:
+    """torchvision and torchaudio come as builds for another torch where torch has no GPU support. transformers imports the former wherever
+    it is installed, and fails; LLaMA-Factory never does. It does import the latter, which works as Python alone without its extension."""
+    for package in environment.glob("lib/python*/site-packages/torchvision"):
+        command = [str(environment / "bin" / "python"), "-m", "pip", "uninstall", "--quiet", "--yes", package.name]
+        subprocess.run(command, check=False, capture_output=True)
+    for extension in environment.glob("lib/python*/site-packages/torchaudio/lib/_torchaudio*.so"):
+        extension.unlink()

@@ -1,0 +1,216 @@
+"""The page of the fine-tuning benchmark: docs/benchmarks-fine-tuning.md and its plot are what this writes, never edited by hand."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.page import GIB, MIB, made_with, met, table_of
+from benchmarks.peers import tuners
+from benchmarks.peers.tuners import FACTORY, TRL, TUNELINE
+
+GOALS = {TRL: 1.5, FACTORY: 1.1}  # times the useful tokens a second of the peer that tuneline is to reach at least
+LOSS = 0.01  # of the peer's held-out loss by which ours may lie above it and still count as equal
+
+HEAD = """# Fine-tuning, measured
+
+`benchmarks/fine_tuning.py` trains the embedded model on the same rows with tuneline, with a plain TRL script and with
+LLaMA-Factory, each in a process of its own, one after the other in one run. This page is written by it. Everybody has
+LoRA of rank {rank}, alpha {alpha:g}, without dropout, on all linear layers; the learning rate {learning_rate:g}, constant;
+{batch_size} rows an optimizer step, packed or not; float32 weights; {max_length} tokens a row at most; {threads} threads;
+and goes once over the rows, so that all see the same tokens. Everything else is each system's default.
+"""
+
+MEASURES = """- **useful tokens**: tokens that are no padding; **padding** is the share of the slots in the batches that hold none
+- **tokens/s** and **s**: from the beginning of the first step to the end of the last; imports, loading, tokenising and the writing of the
+  result are apart. Of {rounds}, taken in turns, the median
+- **CPU s**: processor seconds of the same span, all threads. Threads that wait for one another spin, so on a busy machine these rise
+  too; with `--threads 1` they do not
+- **peak memory**: of the whole command, the sum over its processes of what each holds alone and its part of what it shares (PSS)
+- **held-out loss**: of the adapter on {held_out} rows that nobody trained on, measured by one evaluator for all: cross-entropy over the
+  answers' tokens, nats. The base model has {base:.4f}
+"""
+
+
+def combined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row of several rounds: the round with the median rate, and the most memory of any. Rounds that failed do not count."""
+    done = [one for one in rounds if "error" not in one]
+    if not done:
+        return rounds[-1]
+    ordered = sorted(done, key=rate)
+    middle = ordered[(len(ordered) - 1) // 2]
+    figures = {
+        "rate": statistics.median(rate(one) for one in done),
+        "rates": [round(rate(one), 2) for one in done],
+        "pss": max(one["cost"]["pss"] for one in done),
+    }
+    return {**middle, **figures}
+
+
+def rate(one: dict[str, Any]) -> float:
+    """Useful tokens a second of a round."""
+    return float(one["tokens"] / one["seconds"])
+
+
+def padding(row: dict[str, Any]) -> float:
+    """The share of the slots that hold no token."""
+    return 1 - float(row["tokens"] / row["slots"])
+
+
+def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """tuneline beside each peer: without packing, with it, and the best of either; only where both were measured.
+
+    "speed": times the peer's tokens a second; "memory": times its peak; "loss": held-out loss less the peer's.
+    """
+    found = {row["name"]: row for row in rows if "rate" in row}
+    pairs = []
+    for peer in GOALS:
+        for label, packings in (("packing off", [False]), ("packing on", [True]), ("best of either", [False, True])):
+            ours, theirs = (
+                max((found[n] for p in packings if (n := tuners.name(s, p)) in found), key=lambda row: row["rate"], default=None)
+                for s in (TUNELINE, peer)
+            )
+            if ours and theirs:
+                pairs.append({"peer": peer, "label": label, **_compared(ours, theirs, GOALS[peer])})
+    return pairs
+
+
+def _compared(ours: dict[str, Any], theirs: dict[str, Any], goal: float) -> dict[str, Any]:
+    speed, memory = ours["rate"] / theirs["rate"], ours["pss"] / theirs["pss"]
+    cpu = (theirs["cpu"] / theirs["tokens"]) / (ours["cpu"] / ours["tokens"])
+    told = {"ours": ours["name"], "theirs": theirs["name"], "speed": speed, "cpu": cpu, "memory": memory, "goal": goal}
+    told |= {"fast": speed >= goal, "lean": memory <= 1}
+    if "held_out" in ours and "held_out" in theirs:
+        loss = ours["held_out"] - theirs["held_out"]
+        told |= {"loss": loss, "equal": loss <= LOSS * theirs["held_out"]}
+    return told
+
+
+def markdown(results: dict[str, Any], plot: str) -> str:
+    """The page; `plot` is the address of the plot."""
+    settings, rows = results["settings"], results["rows"]
+    several = f"{results['rounds']} rounds" if results["rounds"] > 1 else "one round"
+    measures = MEASURES.format(rounds=several, held_out=results["data"]["held_out"], base=results["base_loss"])
+    failed = "".join(f"\n**{row['name']}** was not measured: {row['error']}\n" for row in rows if "error" in row)
+    return "\n".join(
+        [
+            HEAD.format(**settings),
+            _data(results["data"]),
+            "## Side by side\n",
+            made_with(results) + f"\nOn {results['date']}.\n",
+            table_of(["", "useful tokens", "s", "tokens/s", "CPU s", "padding", "peak memory", "held-out loss"], _rows(rows)) + failed,
+            f"![tokens a second, and the loss while training]({plot})\n",
+            measures,
+            _goals(rows),
+            _startup(rows),
+            _settings(rows),
+            _losses(rows),
+        ]
+    )
+
+
+def _data(data: dict[str, Any]) -> str:
+    return (
+        f"The rows are the first {data['rows']:,} of `{data['name']}` that are one question and one answer of together at most "
+        f"{data['max_length']} tokens: {data['tokens']:,} tokens, {data['tokens'] / data['rows']:.0f} a row. {data['left_out']:,} of "
+        f"{data['read']:,} are longer and left out, since each system cuts them in a way of its own. sha256 `{data['sha256'][:16]}`.\n"
+    )
+
+
+def _rows(rows: list[dict[str, Any]]) -> list[list[str]]:
+    lines = []
+    for row in rows:
+        if "rate" not in row:
+            continue
+        spread = f" ({min(row['rates']):.1f}–{max(row['rates']):.1f})" if len(row["rates"]) > 1 else ""
+        loss = f"{row['held_out']:.4f}" if "held_out" in row else ""
+        figures = [f"{row['tokens']:,}", f"{row['seconds']:.0f}", f"{row['rate']:.1f}{spread}", f"{row['cpu']:.0f}", f"{padding(row):.1%}"]
+        lines.append([row["name"], *figures, f"{row['pss'] / MIB:,.0f} MiB", loss])
+    return lines
+
+
+def _goals(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        [
+            f"{pair['ours']} / {pair['theirs']}",
+            pair["label"],
+            f"{pair['speed']:.2f}",
+            f"≥ {pair['goal']}: {met(pair['fast'])}",
+            f"{pair['cpu']:.2f}",
+            f"{pair['memory']:.2f}",
+            f"≤ 1: {met(pair['lean'])}",
+            f"{round(pair['loss'], 4) + 0.0:+.4f}, {'equal or lower' if pair['equal'] else '**higher**'}" if "loss" in pair else "",
+        ]
+        for pair in ratios(rows)
+    ]
+    head = ["", "", "× tokens/s", "goal", "× tokens a CPU second", "× peak memory", "goal", "held-out loss, difference"]
+    return "## tuneline over its peers\n\n" + table_of(head, lines) + f"\nLosses within {LOSS:.0%} are called equal.\n"
+
+
+def _startup(rows: list[dict[str, Any]]) -> str:
+    head = ["", "s to the first step", "import", "load", "prepare"]
+    lines = []
+    for row in rows:
+        if "rate" in row:
+            parts = row.get("parts", {})
+            lines.append(
+                [row["name"], f"{row['startup']:.1f}", *(f"{parts[n]:.1f}" if n in parts else "" for n in ("import", "load", "prepare"))]
+            )
+    told = "From the command to the first step, tokenising and packing included; by part where the system tells it.\n"
+    return "## Starting\n\n" + told + "\n" + table_of(head, lines)
+
+
+def _settings(rows: list[dict[str, Any]]) -> str:
+    head = ["", "steps", "settings beyond those of all", "weights", "packages"]
+    lines = [
+        [
+            row["name"],
+            str(row["steps"]),
+            row["flags"],
+            ", ".join(row["types"]),
+            ", ".join(f"{n} {v}" for n, v in row["versions"].items()),
+        ]
+        for row in rows
+        if "rate" in row
+    ]
+    return "## How each was run\n\n" + table_of(head, lines)
+
+
+def _losses(rows: list[dict[str, Any]]) -> str:
+    lines = [[row["name"], " ".join(f"{loss:.3f}" for loss in row["losses"])] for row in rows if "rate" in row]
+    told = "As each system tells it, of the rows of one step after another; their order is each system's own.\n"
+    return "## Training loss\n\n" + told + "\n" + table_of(["", "loss by step"], lines)
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Tokens a second and memory as bars, and the loss by the tokens seen, as one SVG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "tuneline"  # equal plots have equal bytes
+    from matplotlib.figure import Figure
+
+    rows = [row for row in results["rows"] if "rate" in row]
+    figure = Figure(figsize=(9, 6.4), layout="constrained")
+    (speed, memory), (off, on) = figure.subplots(2, 2)
+    colours = {system: f"C{number}" for number, system in enumerate(tuners.SCRIPTS)}
+    for axes, key, unit, title in ((speed, "rate", 1, "useful tokens a second"), (memory, "pss", GIB, "peak memory, GiB")):
+        axes.barh([r["name"] for r in rows], [r[key] / unit for r in rows], color=[colours[r["system"]] for r in rows])
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize=10)
+    for axes, packing in ((off, False), (on, True)):
+        for row in (r for r in rows if r["packing"] == packing and r["losses"]):
+            each = row["tokens"] / len(row["losses"])
+            seen = [each * (step + 1) for step in range(len(row["losses"]))]
+            style = "--" if row["name"].endswith("-kept") else "-"
+            axes.plot(seen, row["losses"], style, label=row["name"], color=colours[row["system"]])
+        axes.set_title(f"training loss, packing {'on' if packing else 'off'}", fontsize=10)
+        axes.set_xlabel("useful tokens")
+        if axes.lines:
+            axes.legend(fontsize=8, frameon=False)
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="svg", metadata={"Date": None})

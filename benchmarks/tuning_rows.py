@@ -1,0 +1,94 @@
+"""The rows that all contestants train on, and those on which what they learned is measured."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]  # {"id", "messages": [user, assistant]}
+PAIRS = (("prompt", "response"), ("instruction", "output"), ("prompt", "completion"))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Rows to train on, and rows held out. `lengths`: tokens of each row to train on; `left_out`: rows longer than the limit."""
+
+    train: list[Row]
+    held_out: list[Row]
+    lengths: list[int]
+    left_out: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the rows to train on."""
+        return sum(self.lengths)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of both."""
+        return hashlib.sha256(json.dumps([self.train, self.held_out], sort_keys=True).encode()).hexdigest()
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a JSONL file, also one packed by gzip, that are one question and one answer; each once, in the order of the file.
+
+    A row is {"messages": [...]}, or a pair such as {"prompt", "response"} or {"instruction", "output"}.
+    """
+    rows: dict[str, Row] = {}
+    for record in _records(path):
+        messages = _messages(record)
+        if messages:
+            number = hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16]
+            rows.setdefault(number, {"id": number, "messages": messages})
+    return list(rows.values())
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            if line.strip():
+                yield json.loads(line)
+
+
+def _messages(record: dict[str, Any]) -> list[dict[str, str]]:
+    """One question and its answer; empty for what is something else."""
+    if "messages" in record:
+        said = [(message["role"], message["content"]) for message in record["messages"]]
+    else:
+        pair = next((pair for pair in PAIRS if set(pair) <= set(record)), None)
+        said = list(zip(("user", "assistant"), (record[name] for name in pair), strict=True)) if pair else []
+    if [role for role, _ in said] != ["user", "assistant"] or not all(content.strip() for _, content in said):
+        return []
+    return [{"role": role, "content": content} for role, content in said]
+
+
+def choose(rows: Sequence[Row], lengths: Sequence[int], *, tokens: int, batch: int, held_out: int, max_length: int) -> Chosen:
+    """The last `held_out` rows to measure on, and of the others the first ones that have `tokens` tokens together, in whole batches.
+
+    Rows of more than `max_length` tokens are left out: each contestant cuts them in a way of its own. Raises ValueError where there are
+    too few rows.
+    """
+    whole = [(row, length) for row, length in zip(rows, lengths, strict=True) if length <= max_length]
+    train, apart = whole[:-held_out], whole[-held_out:]
+    count = total = 0
+    while total < tokens or count % batch:
+        if count == len(train):
+            raise ValueError(f"{len(train):,} rows to train on have fewer than {tokens:,} tokens in whole batches of {batch}")
+        total += train[count][1]
+        count += 1
+    return Chosen(
+        [row for row, _ in train[:count]], [row for row, _ in apart], [length for _, length in train[:count]], len(rows) - len(whole)
+    )
+
+
+def lengths(rows: Sequence[Row], tokenizer: Any) -> list[int]:
+    """Tokens of each row, its template included."""
+    from components.common import chat
+
+    return [len(tokenizer(chat.render(tokenizer, row["messages"]), add_special_tokens=False)["input_ids"]) for row in rows]
