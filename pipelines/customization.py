@@ -120,7 +120,7 @@ def build(config: Customization, platform: Platform | None = None) -> Any:
             max_steps: Stop after so many optimizer steps. 0: train for `epochs` instead.
             epochs: Passes over the training rows; counts only where max_steps is 0.
             learning_rate: Peak learning rate. Too high diverges; full wants about a tenth of what lora takes.
-            batch_size: Rows an optimizer step, a multiple of fine_tuning.micro_batch_size (4 unless `configuration` says otherwise).
+            batch_size: Rows an optimizer step, a multiple of fine_tuning.micro_batch_size (2 unless `configuration` says otherwise).
             max_length: Tokens a row, in training and in evaluation; longer rows are cut and counted. Memory grows with it.
             seed: One seed for the split, the training and the intervals. The same seed and inputs give the same model.
             auto_promote: Make an accepted and proven version the champion at once. False: a person promotes it.
