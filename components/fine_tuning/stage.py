@@ -60,13 +60,15 @@ def finetune(
         return finished
     work.mkdir(parents=True, exist_ok=True)
     with jobs.held(work):
-        tokenizer = models.load_tokenizer(base.path)
-        splits = _tokenised(dataset, kind, tokenizer, base, config, state, reporter)
+        start = training.Startup()
+        with start.part("tokens"):
+            tokenizer = models.load_tokenizer(base.path)
+            splits = _tokenised(dataset, kind, tokenizer, base, config, state, reporter)
         job = Job(str(base.path), base.sha256, base.uri, str(splits.folder), config.model_dump(), seed, str(work), str(output))
         trained = _train(job, config, tokenizer, reporter)
         _tidy(tokenizer, base, output)
         _keep_evidence(work, output)
-        summary = {**_summary(trained, splits, config), "learned": learned}
+        summary = {**_summary(trained, splits, config), "learned": learned, "startup": {**start.parts, **trained.startup}}
         published = _publish(dataset, dataset_uri, base, output, config, seed, key, summary)
     shutil.rmtree(work, ignore_errors=True)  # another job with the same key may have been first
     return published

@@ -226,5 +226,5 @@ def test_model_and_tokenizer_are_loaded_once_and_what_the_start_took_is_listed(
         monkeypatch.setattr(kind, "from_pretrained", lambda *a, kind=kind, plain=plain, **k: loaded.append(kind.__name__) or plain(*a, **k))
     made = tune(dataset, tiny, tmp_path / "model", max_steps=1)
     assert sorted(loaded) == ["AutoModelForCausalLM", "AutoTokenizer"]
-    assert set(made.manifest.summary["startup"]) == {"import", "load", "prepare", "total"}
+    assert set(made.manifest.summary["startup"]) == {"tokens", "import", "load", "prepare", "total"}
     assert "start: import, s" in (made.path / "report.html").read_text()
