@@ -19,7 +19,8 @@ HEAD = """# Fine-tuning, measured
 LLaMA-Factory, each in a process of its own, one after the other in one run. This page is written by it. Everybody has
 LoRA of rank {rank}, alpha {alpha:g}, without dropout, on all linear layers; the learning rate {learning_rate:g}, constant;
 {batch_size} rows an optimizer step, packed or not; float32 weights; {max_length} tokens a row at most; {threads} threads;
-and goes once over the rows, so that all see the same tokens. Everything else is each system's default.
+and goes once over the rows, so that all see the same tokens. Everything else is each
+system's default, but tuneline's micro_batch_size, which is chosen for a processor.
 """
 
 MEASURES = """- **useful tokens**: tokens that are no padding; **padding** is the share of the slots in the batches that hold none

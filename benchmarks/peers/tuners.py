@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks import peers
 from benchmarks.peers import Tool
 
-# Rows that tuneline holds at once. Its default of 4 was made for rows of 256 tokens; on a processor one is the fastest and the leanest:
+# Rows that tuneline holds at once. On a processor one is the fastest and the leanest:
 # its matrices are large enough, and attention over several rows laid end to end costs the square of them all. An optimizer step has the
 # same rows for everyone.
 MICRO = 1

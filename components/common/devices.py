@@ -75,6 +75,13 @@ def module(device: str) -> Any:
     return None if device == "cpu" else getattr(torch, device)
 
 
+def count(device: str) -> int | None:
+    """Accelerators of a kind that this process sees; None for the processor, which processes can share."""
+    here = module(device)
+    counted = getattr(here, "device_count", None)
+    return int(counted()) if counted else None
+
+
 def title(device: str) -> str:
     """The device's own name, such as "NVIDIA H100 80GB HBM3"; "cpu" for a processor."""
     here = module(device)

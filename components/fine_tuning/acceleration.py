@@ -31,7 +31,8 @@ class Choice:
 
 def asks_for_more(config: FineTuningConfig) -> bool:
     """Whether the recipe names something that is not on every machine."""
-    return config.device not in ("auto", "cpu") or ADAPTATIONS[config.adaptation].four_bits or config.strategy in SHARDED
+    kernels = config.attention == "flash_attention_2" or config.fused_kernels == "on" or config.precision == "bfloat16"
+    return config.device not in ("auto", "cpu") or ADAPTATIONS[config.adaptation].four_bits or config.strategy in SHARDED or kernels
 
 
 def check(config: FineTuningConfig) -> str:
@@ -43,7 +44,20 @@ def check(config: FineTuningConfig) -> str:
         _check_sharding(config.strategy, device)
     if config.precision == "bfloat16" and device == "mps":
         raise ConfigurationError("fine_tuning.precision: bfloat16 training is not supported on mps", hint="Use precision: auto.")
+    _attention(config, device, _computes_in_half(config, device))
+    if config.fused_kernels == "on" and device != "cuda":
+        raise ConfigurationError("fine_tuning.fused_kernels: on needs an NVIDIA GPU", hint="Use fused_kernels: auto.")
+    here = devices.count(device)
+    if here is not None and config.processes > here:
+        raise ConfigurationError(
+            f"fine_tuning.processes is {config.processes}, and {here} of {device} are here",
+            hint="One process an accelerator: lower processes.",
+        )
     return device
+
+
+def _computes_in_half(config: FineTuningConfig, device: str) -> bool:
+    return config.precision == "bfloat16" or (config.precision == "auto" and device in HALF)
 
 
 def _check_four_bits(device: str) -> None:
@@ -72,7 +86,7 @@ def _check_sharding(strategy: str, device: str) -> None:
 
 def choose(config: FineTuningConfig, device: str, shape: Shape, model_type: str) -> Choice:
     """Precision, attention kernel, fused layers, compilation and activation checkpointing for this recipe and model on this device."""
-    half = config.precision == "bfloat16" or (config.precision == "auto" and device in HALF)
+    half = _computes_in_half(config, device)
     attention, why_attention = _attention(config, device, half)
     liger, why_liger = _liger(config, device, model_type)
     again, why_again = _activation_checkpointing(config, device, shape)

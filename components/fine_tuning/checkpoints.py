@@ -8,6 +8,8 @@ its files are pickles, read (weights_only) after their digests check.
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,8 @@ def is_complete(checkpoint: Path) -> bool:
         return False
 
 
-def newest(folder: Path, reporter: Reporter, *, ended: bool = True) -> Path | None:
-    """The newest whole checkpoint, or None; without `ended` the newest that has steps left. A torn one is skipped, and said.
+def newest(folder: Path, reporter: Reporter, fits: Callable[[dict[str, Any]], bool] = lambda _: True) -> Path | None:
+    """The newest whole checkpoint that `fits`, asked with what the trainer knew; None where there is none. A torn one is skipped, and said.
 
     One whose best checkpoint is gone or torn is skipped too: it could not end as it would have.
     """
@@ -45,14 +47,24 @@ def newest(folder: Path, reporter: Reporter, *, ended: bool = True) -> Path | No
             reporter.note(f"{checkpoint.name} is not whole and is skipped")
         elif (best := best_of(checkpoint)) and best != checkpoint and not is_complete(best):
             reporter.note(f"{checkpoint.name} is skipped: the best checkpoint so far, {best.name}, is not whole")
-        elif ended or _has_steps_left(checkpoint):
+        elif fits(state_of(checkpoint)):
             return checkpoint
     return None
 
 
-def _has_steps_left(checkpoint: Path) -> bool:
-    state = state_of(checkpoint)
-    return bool(state["global_step"] < state["max_steps"])
+def rotate(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` whole checkpoints and the best.
+
+    Only once a newer one is whole: the trainer's own rotation removes the last but one before the last has its marker, and counts the best
+    among those it keeps.
+    """
+    whole = sorted((c for c in folder.glob("checkpoint-*") if (c / MARKER).exists()), key=step_of, reverse=True)
+    if not whole:
+        return
+    kept = {*whole[:keep], best_of(whole[0])}
+    for checkpoint in folder.glob("checkpoint-*"):
+        if checkpoint not in kept and step_of(checkpoint) < step_of(whole[0]):
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def state_of(checkpoint: Path) -> dict[str, Any]:

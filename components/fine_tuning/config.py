@@ -208,12 +208,16 @@ def _contradictions(c: FineTuningConfig) -> list[tuple[bool, str]]:
             + ("virtual tokens are input, not weights that could be added" if prompts else "its weights are whole already"),
         ),
         (
+            c.merge and c.strategy in SHARDED,
+            f"merge cannot be used with strategy {c.strategy}: the update is put into weights that one process holds whole. Merge with ddp",
+        ),
+        (
             c.adaptation == "qlora" and c.device in ("cpu", "mps", "hpu"),
             f"qlora cannot run on {c.device}: the 4-bit weights of bitsandbytes need an NVIDIA GPU. Use lora",
         ),
         (
             c.objective == "kto" and c.micro_batch_size < 2,
-            "kto needs micro_batch_size 2 or more: its reference term pairs each prompt with another row's answer",
+            "kto needs micro_batch_size 2 or more: its reference term is the mean over the rows of a micro-batch",
         ),
         (
             bool(c.early_stopping) and not c.validation_rows,

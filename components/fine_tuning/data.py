@@ -65,7 +65,7 @@ def encode(
     for row in rows:
         encoded = objective.encode(tokenizer, row, max_length)
         counts.rows += 1
-        counts.truncated += encoded.truncated
+        counts.truncated += encoded.truncated and bool(encoded.examples)
         counts.without_answer += not encoded.examples
         for example in encoded.examples:
             counts.examples += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from components.common.errors import TrainingError
 
@@ -15,12 +15,13 @@ MAY_WAIT = 0.1
 SHOWN = 8  # row ids in a message
 
 
-def check_finite(values: Mapping[str, float], step: int, rate: float, rows: Sequence[str]) -> None:
+def check_finite(values: Mapping[str, float], step: int, rate: float, rows_of_step: Callable[[int], Sequence[str]]) -> None:
     """Raise TrainingError where loss or gradient is not a number any more, with the step, the rows of its batch and the learning rate."""
     for name in ("train_loss", "validation_loss", "gradient_norm"):
         if math.isfinite(values.get(name, 0.0)):
             continue
         told = f"the {name.replace('_', ' ')} is {values[name]} at step {step}, learning rate {rate:.3g}"
+        rows = rows_of_step(step)
         if step:
             told += f"; rows of this step: {', '.join(rows[:SHOWN])}" + (f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else "")
         raise TrainingError(

@@ -15,6 +15,8 @@ LENGTH, ROWS = 32, 4  # tokens that are tried
 def merged(model: Any) -> Any:
     """The model (a PEFT one) with its update in the weights, in float32. Raises TrainingError where it answers otherwise than before."""
     model = model.float().eval()
+    if model.config._attn_implementation == "flash_attention_2":  # which has no float32 kernels
+        model.get_base_model().set_attn_implementation("sdpa")
     before = _logits(model)
     whole = model.merge_and_unload()
     off = difference(before, _logits(whole))

@@ -95,6 +95,8 @@ def telling_targets(model: Any) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        if "target" not in str(error).lower() or "module" not in str(error).lower():
+            raise
         raise ConfigurationError(
             f"fine_tuning.lora.target_modules: {str(error).splitlines()[0]}", hint=f"This model has {', '.join(linear)}."
         ) from None

@@ -148,6 +148,7 @@ def _kto(config: FineTuningConfig) -> dict[str, Any]:
 
 
 TOKENS = "list<int32>"
+PARTNER = "KL_completion_ids"  # as TRL names the answer of another prompt
 CAUSAL = {"input_ids": TOKENS, "labels": TOKENS}
 ANSWERS = "cross-entropy on the assistant's tokens, nats a token"
 OBJECTIVES: dict[str, Objective] = {
@@ -189,7 +190,7 @@ OBJECTIVES: dict[str, Objective] = {
             ),
         },
         _of_labelled,
-        {"prompt_ids": TOKENS, "completion_ids": TOKENS, "label": "bool"},
+        {"prompt_ids": TOKENS, "completion_ids": TOKENS, PARTNER: TOKENS, "label": "bool"},
         "KTOTrainer",
         "KTOConfig",
         _kto,

@@ -65,7 +65,7 @@ def prove(config: FineTuningConfig, model: Any) -> str | None:
 def _shared(config: FineTuningConfig, model: Any) -> str:
     from torch.nn.parallel import DistributedDataParallel
 
-    if not isinstance(model, DistributedDataParallel):
+    if not isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel):  # compiled or not
         raise TrainingError(
             f"strategy ddp is not in force: each of the {config.processes} processes would learn by itself",
             hint="Look at the logs of the processes for what the library said.",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, hashing, jobs, launch, models
+from components.common import artifacts, hashing, jobs, launch, liveness, models
 from components.common.artifacts import Artifact
-from components.common.errors import InputError
+from components.common.errors import BusyError, InputError
 from components.common.launch import Command
 from components.common.launch.torchrun import TorchRun
 from components.common.models import Base
@@ -56,7 +57,7 @@ def finetune(
     work = state / STAGE / key
     finished = artifacts.begin(output, key, overwrite=overwrite)
     if finished:
-        shutil.rmtree(work, ignore_errors=True)  # killed after publishing
+        _discard(work)  # killed after publishing
         return finished
     work.mkdir(parents=True, exist_ok=True)
     with jobs.held(work):
@@ -65,13 +66,21 @@ def finetune(
             tokenizer = models.load_tokenizer(base.path)
             splits = _tokenised(dataset, kind, tokenizer, base, config, state, reporter)
         job = Job(str(base.path), base.sha256, base.uri, str(splits.folder), config.model_dump(), seed, str(work), str(output))
-        trained = _train(job, config, tokenizer, reporter)
+        with liveness.beating(splits.folder):
+            trained = _train(job, config, tokenizer, reporter)
         _tidy(tokenizer, base, output)
         _keep_evidence(work, output)
         summary = {**_summary(trained, splits, config), "learned": learned, "startup": {**start.parts, **trained.startup}}
         published = _publish(dataset, dataset_uri, base, output, config, seed, key, summary)
-    shutil.rmtree(work, ignore_errors=True)  # another job with the same key may have been first
+        shutil.rmtree(work, ignore_errors=True)
     return published
+
+
+def _discard(work: Path) -> None:
+    """Remove the state of a training, unless another job has taken it up for an output of its own."""
+    if work.is_dir():
+        with suppress(BusyError, FileNotFoundError), jobs.held(work):
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _key(dataset: Artifact, base: Base, config: FineTuningConfig, seed: int) -> str:

@@ -6,6 +6,7 @@ Arrow files that are mapped into memory, so that the rows need not fit into it a
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,18 +16,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, hashing, jobs
+from components.common import artifacts, hashing, jobs, liveness
 from components.common.artifacts import Artifact
 from components.common.progress import Reporter
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.data import Counts, encode, rows_of
-from components.fine_tuning.objectives import OBJECTIVES, TOKENS, Example, Objective, Use
+from components.fine_tuning.objectives import OBJECTIVES, PARTNER, TOKENS, Example, Objective, Use
 
 FOLDER = "tokens"
 INDEX = "tokens.json"
 KEPT = 4  # tokenised datasets; the least lately used go
 WRITTEN_AT_ONCE = 1000  # rows
 SPLITS = ("train", "validation")
+TOKENIZER_FILES = ("token", "chat_template", "vocab", "merges", "special", "added", "spiece", "sentencepiece")
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,21 @@ def opened(folder: Path, *, cached: bool = True) -> Tokenised:
     return Tokenised(folder, train, validation, cached)
 
 
+def linked(splits: Tokenised, folder: Path) -> Tokenised:
+    """The same splits in a folder of one's own, as links: what libraries keep beside the files they read lies there too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (*(f"{split}.arrow" for split in SPLITS), INDEX):
+        if not (folder / name).exists():
+            try:
+                os.link(splits.folder / name, folder / name)
+            except OSError:  # a file system without links
+                shutil.copy2(splits.folder / name, folder / name)
+    return opened(folder, cached=splits.cached)
+
+
 def tokenizer_sha256(folder: Path) -> str:
     """Digest of the files that decide how text becomes tokens."""
-    files = sorted(
-        p for p in folder.iterdir() if p.is_file() and p.name.startswith(("token", "chat_template", "vocab", "merges", "special"))
-    )
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name.startswith(TOKENIZER_FILES))
     return hashing.content_sha256((p.name, hashing.sha256_file(p)) for p in files)
 
 
@@ -135,11 +147,37 @@ def _write(
     rows = rows_of(source, use, limit)
     total = min(limit or sys.maxsize, use.each * _rows_in(source))
     examples = encode(rows, objective, tokenizer, max_length=config.max_length, counts=counts, reporter=reporter, total=total)
+    if PARTNER in objective.features:
+        examples = mismatched(examples, config.max_length)
     schema = pa.schema(fields)
     with pa.OSFile(str(target), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         for some in _in_batches(examples):
             stream.write_batch(pa.RecordBatch.from_pylist(some, schema=schema))
     return counts
+
+
+def mismatched(examples: Iterable[Example], max_length: int) -> Iterator[Example]:
+    """Each prompt with the answer of a row with another prompt besides: KTO estimates its reference term from such pairs (Ethayarajh et
+    al., arXiv 2402.01306, section 4.1). Of neighbouring rows many share their prompt. The first wait for one that does not."""
+    waiting: list[Example] = []
+    other: Example | None = None  # the last example with another prompt than the one before
+
+    def paired(example: Example, partner: Example) -> Example:
+        room = max_length - len(example["prompt_ids"])
+        return {**example, PARTNER: partner["completion_ids"][:room]}
+
+    last: Example | None = None
+    for example in examples:
+        if last is not None and example["prompt_ids"] != last["prompt_ids"]:
+            other = last
+            yield from (paired(one, example) for one in waiting)
+            waiting = []
+        if other is None:
+            waiting.append(example)
+        else:
+            yield paired(example, other)
+        last = example
+    yield from (paired(one, one) for one in waiting)  # the split has one prompt only
 
 
 def _rows_in(path: Path) -> int:
@@ -155,6 +193,7 @@ def _in_batches(examples: Iterator[Example]) -> Iterator[list[Example]]:
 
 def _pack(path: Path, length: int) -> None:
     """Pack an Arrow file of examples into rows of `length` tokens, by TRL's best fit decreasing (Ding et al., arXiv 2404.10830)."""
+    import numpy as np
     import pyarrow as pa
     from datasets import Dataset, disable_progress_bars
     from trl import pack_dataset
@@ -164,17 +203,26 @@ def _pack(path: Path, length: int) -> None:
     ids = [one for (one,) in plain.data.column("ids").to_pylist()]
     lists = plain.data.table.select(["input_ids", "labels"])
     # Which row a token is from travels through the packing as a third column of the same lengths.
-    numbers = pa.array([[row] * n for row, n in enumerate(plain.data.column("length").to_pylist())], pa.list_(pa.int32()))
+    lengths = plain.data.column("length").to_numpy()
+    numbers = _lists(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths), lengths)
     packed = pack_dataset(Dataset(lists.append_column("row", numbers).combine_chunks()), length, "bfd", {"keep_in_memory": True})
     table = packed.data.table.combine_chunks()
-    rows = [list(dict.fromkeys(one)) for one in table.column("row").to_pylist()]
-    named = pa.array([[ids[row] for row in one] for one in rows], pa.list_(pa.string()))
-    lengths = pa.array([sum(one) for one in table.column("seq_lengths").to_pylist()], pa.int32())
-    table = table.drop_columns(["row"]).append_column("ids", named).append_column("length", lengths).replace_schema_metadata(None)
+    sizes = np.array([sum(one) for one in table.column("seq_lengths").to_pylist()], dtype=np.int32)
+    rows = np.split(table.column("row").combine_chunks().flatten().to_numpy(), np.cumsum(sizes)[:-1])
+    named = pa.array([[ids[row] for row in dict.fromkeys(one.tolist())] for one in rows], pa.list_(pa.string()))
+    table = table.drop_columns(["row"]).append_column("ids", named).append_column("length", pa.array(sizes)).replace_schema_metadata(None)
     temporary = path.with_suffix(".packed")
     with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table, max_chunksize=WRITTEN_AT_ONCE)
     temporary.replace(path)
+
+
+def _lists(values: Any, lengths: Any) -> Any:
+    """A column of lists of these lengths."""
+    import numpy as np
+    import pyarrow as pa
+
+    return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32()), pa.array(values))
 
 
 def _index(folder: Path, counts: dict[str, Counts], packed: bool) -> None:
@@ -198,7 +246,8 @@ def _kept(folder: Path) -> Path | None:
 
 
 def _drop_oldest(parent: Path) -> None:
-    """Keep the KEPT lately used; a training that maps one's files keeps them until it ends, on POSIX file systems."""
+    """Keep the KEPT lately used, and those in use: a training gives signs of life at its own."""
     whole = sorted((p for p in jobs.listed(parent) if (p / INDEX).exists()), key=lambda p: p.stat().st_mtime, reverse=True)
     for folder in whole[KEPT:]:
-        shutil.rmtree(folder, ignore_errors=True)
+        if liveness.silence(folder) > jobs.QUIET:
+            shutil.rmtree(folder, ignore_errors=True)

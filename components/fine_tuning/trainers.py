@@ -101,11 +101,5 @@ def collator(config: FineTuningConfig, tokenizer: Any) -> Any:
     if config.objective == "dpo":
         return DataCollatorForPreference(pad_token_id=padding)
     if config.objective == "kto":
-        plain = DataCollatorForUnpairedPreference(pad_token_id=padding)
-        return lambda rows: plain(_mismatched(rows))
+        return DataCollatorForUnpairedPreference(pad_token_id=padding)
     return DataCollatorForLanguageModeling(pad_token_id=padding, padding_free=lies_end_to_end(config))
-
-
-def _mismatched(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each prompt with the answer of another row of its batch besides: KTO's reference term is estimated from these pairs (section 4.1)."""
-    return [{**row, "KL_completion_ids": rows[i - 1]["completion_ids"]} for i, row in enumerate(rows)]

@@ -89,13 +89,15 @@ def train(job: Job, reporter: Reporter, tokenizer: Any = None) -> Trained:
     with clock.part("import"):
         import trl  # noqa: F401 - what takes the time
     splits = tokens.opened(Path(job.tokens))
+    if config.objective == "dpo":  # what TRL computes beforehand lies beside the rows: beside this training's own
+        splits = tokens.linked(splits, state / tokens.FOLDER)
     reporter.step("loading the base model")
     with clock.part("load"):
         choice, model = _load(job, config, device)
         tokenizer = tokenizer or models.load_tokenizer(Path(job.base_path))
     stop = threading.Event()
     with clock.part("prepare"):
-        checkpoint = checkpoints.newest(state, reporter, ended=config.strategy not in SHARDED)
+        checkpoint = checkpoints.newest(state, reporter, _goes_on(config))
         watched = Watched(config, state, reporter, stop, _rows_of_step(splits, config, job.seed))
         trainer = _trainer(model, tokenizer, splits, config, choice, job, watched)
         watched.trainer = trainer
@@ -198,7 +200,7 @@ def _arguments(config: FineTuningConfig, choice: acceleration.Choice, splits: To
 
     objective = OBJECTIVES[config.objective]
     sharded = sharding.arguments(config)
-    return getattr(trl, objective.arguments)(
+    arguments = getattr(trl, objective.arguments)(
         output_dir=str(state),
         max_steps=config.max_steps or -1,
         num_train_epochs=config.epochs,
@@ -214,7 +216,6 @@ def _arguments(config: FineTuningConfig, choice: acceleration.Choice, splits: To
         eval_steps=config.checkpoint_every,
         save_strategy="steps",
         save_steps=config.checkpoint_every,
-        save_total_limit=config.keep_checkpoints,
         metric_for_best_model="eval_loss" if validated else None,
         greater_is_better=False if validated else None,
         logging_steps=1,
@@ -235,6 +236,8 @@ def _arguments(config: FineTuningConfig, choice: acceleration.Choice, splits: To
         **objective.settings(config),
         **_reference(config, splits),
     )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # else one process takes all GPUs it sees, by DataParallel, and as many times the rows
+    return arguments
 
 
 def _reference(config: FineTuningConfig, splits: Tokenised) -> dict[str, Any]:
@@ -251,10 +254,13 @@ def _check_isolation(trainer: Any, config: FineTuningConfig) -> None:
     if not trainers.lies_end_to_end(config):
         return
     vocabulary = trainer.model.config.get_text_config().vocab_size
-    if config.packing:
-        isolation.check(trainer.model, vocabulary=vocabulary)
-    elif isolation.moved(trainer.model, vocabulary=vocabulary):
-        trainer.data_collator.padding_free = False
+    if config.strategy in SHARDED and trainer.model.config._attn_implementation == "flash_attention_2":
+        return  # it lies in main memory yet, where that kernel cannot be tried; it takes rows apart by their positions itself
+    with trainer.accelerator.autocast():
+        if config.packing:
+            isolation.check(trainer.model, vocabulary=vocabulary)
+        elif isolation.moved(trainer.model, vocabulary=vocabulary):
+            trainer.data_collator.padding_free = False
 
 
 def _first_step(trainer: Any, config: FineTuningConfig, choice: acceleration.Choice, clock: Startup) -> Any:
@@ -295,7 +301,17 @@ def _forget_preparation(trainer: Any) -> None:
     """Accelerate prepares a model once. Prepared for an evaluation it would not be wrapped for a training, and processes would each
     learn by themselves."""
     trainer.accelerator._models.clear()
+    trainer.model_wrapped = trainer.model
     trainer.model._is_accelerate_prepared = False
+
+
+def _goes_on(config: FineTuningConfig) -> Any:
+    """Whether a training can begin at a checkpoint. A sharded one cannot begin at its end: only training shards it."""
+
+    def fits(told: dict[str, Any]) -> bool:
+        return config.strategy not in SHARDED or not _is_at_its_end(told["global_step"], told["max_steps"], told["log_history"], config)
+
+    return fits
 
 
 def _is_at_its_end(step: int, steps: int, history: list[dict[str, Any]], config: FineTuningConfig) -> bool:
@@ -317,11 +333,19 @@ def _write(trainer: Any, base: Path, output: Path, config: FineTuningConfig) -> 
     if config.strategy in SHARDED:
         sharding.write(trainer, output)
     elif trainer.is_world_process_zero():
-        model = trainer.accelerator.unwrap_model(trainer.model)
+        model = _unwrapped(trainer)
         model.save_pretrained(output, safe_serialization=True)
         if config.merge:
             _merge(model, base, output, config)
     trainer.accelerator.wait_for_everyone()
+
+
+def _unwrapped(trainer: Any) -> Any:
+    """The model as it was before the training: Accelerate puts a forward of its own in front, which computes in bfloat16."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    for name in ("forward", "_original_forward"):
+        model.__dict__.pop(name, None)
+    return model
 
 
 def _merge(model: Any, base: Path, output: Path, config: FineTuningConfig) -> None:
@@ -382,7 +406,7 @@ def _figures(
     best = trainer.state.best_global_step or None
     seconds, computing = (sum(line[name] for line in steps) for name in ("seconds", "step_seconds"))
     parameters = _parameters(trainer.model)
-    seen, pure = int(trainer.state.num_input_tokens_seen), sum(line["step_seconds"] for line in steps)
+    seen, pure = int(trainer.state.num_input_tokens_seen), sum(line["step_seconds"] + line["waited_seconds"] for line in steps)
     flops = _flops_per_second(trainer.model, parameters, config, splits, seen / pure) if pure else None
     title = devices.title(choice.device)
     peak = devices.peak_flops(title)

@@ -75,6 +75,8 @@ def watcher(watched: Watched) -> Any:
             if _is_first(trainer):
                 forget_after(watched.state / LOG, state.global_step)
                 self.board = _board(watched.state / BOARD, state.global_step)
+                for line in lines_of(watched.state / LOG)[:1] if not state.global_step else []:
+                    _draw(self.board, named_figures(line), 0)
             self.tokens, self.clock = state.num_input_tokens_seen, time.perf_counter()
             reporter.progress(state.global_step, state.max_steps, "steps")
 
@@ -84,6 +86,7 @@ def watcher(watched: Watched) -> Any:
             self.began = time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            _settle(trainer=watched.trainer)
             self.step_seconds = time.perf_counter() - self.began
             reporter.progress(state.global_step, state.max_steps, "steps")
             if _anyone(watched.trainer, watched.stop.is_set()):
@@ -101,7 +104,7 @@ def watcher(watched: Watched) -> Any:
                 _draw(self.board, values, state.global_step)
             rates = [entry["learning_rate"] for entry in state.log_history if "learning_rate" in entry]
             rate = rates[-1] if rates else config.learning_rate
-            health.check_finite(values, state.global_step, rate, watched.rows_of_step(state.global_step))
+            health.check_finite(values, state.global_step, rate, watched.rows_of_step)
             self._look(state)
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -115,6 +118,7 @@ def watcher(watched: Watched) -> Any:
                 if _keeps_trainable(config):
                     checkpoints.save_trainable(trainer.model, checkpoint)
                 checkpoints.mark_complete(checkpoint)
+                checkpoints.rotate(watched.state, config.keep_checkpoints)
             trainer.accelerator.wait_for_everyone()
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -158,6 +162,11 @@ def forget_after(path: Path, step: int) -> None:
     path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
 
+def named_figures(line: dict[str, Any]) -> dict[str, float]:
+    """The figures of a line of the log."""
+    return {name: value for name, value in line.items() if name not in ("step", "time")}
+
+
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """The lines of a training's log."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -172,7 +181,7 @@ def _board(folder: Path, step: int) -> Any:
     """TensorBoard's event files; what was drawn of steps that are done again is dropped by TensorBoard itself."""
     from tensorboardX import SummaryWriter
 
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else None, write_to_disk=True)
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else 0, write_to_disk=True)
 
 
 def _draw(board: Any, values: dict[str, float], step: int) -> None:
@@ -180,6 +189,15 @@ def _draw(board: Any, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
             board.add_scalar(name, value, step)
         board.flush()
+
+
+def _settle(trainer: Any) -> None:
+    """Wait for an accelerator to have done what it was told: a step has ended when its work has, not when that is queued."""
+    import torch
+
+    device = trainer.accelerator.device.type
+    if device != "cpu":
+        getattr(torch, device).synchronize()
 
 
 def _is_first(trainer: Any) -> bool:

@@ -41,11 +41,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     there: set[str] = set()
 
-    def make(device: str, *packages: str, free: int = 10**15, known: tuple[str, ...] = ("llama",)) -> None:
+    def make(device: str, *packages: str, free: int = 10**15, known: tuple[str, ...] = ("llama",), accelerators: int = 8) -> None:
         there.update(packages)
         for name, (_, missing) in list(devices.HERE.items()):
             monkeypatch.setitem(devices.HERE, name, (lambda name=name: name in (device, "cpu"), missing))
         monkeypatch.setattr(devices, "free_memory", lambda _: free)
+        monkeypatch.setattr(devices, "count", lambda name: None if name == "cpu" else accelerators)
         monkeypatch.setattr(acceleration, "_liger_knows", lambda kind: kind in known)
 
     monkeypatch.setattr(importlib.util, "find_spec", found)
@@ -259,6 +260,7 @@ CONTRADICTIONS: list[tuple[Mapping[str, Any], str]] = [
     ({"batch_size": 8, "micro_batch_size": 4, "processes": 3}, "batch_size 8 is not a multiple of micro_batch_size 4 × processes 3"),
     ({"packing": True, "adaptation": "p_tuning"}, "packing cannot be used with p_tuning: .* would see each other"),
     ({"packing": True, "adaptation": "prompt_tuning"}, "packing cannot be used with prompt_tuning: .* would see each other"),
+    ({"merge": True, "strategy": "zero3", "processes": 2}, "merge cannot be used with strategy zero3: "),
     ({"packing": True, "objective": "dpo"}, "packing cannot be used with dpo: each row is compared"),
     ({"packing": True, "objective": "kto"}, "packing cannot be used with kto: each row is compared"),
     ({"tokens_per_step": 4096}, "tokens_per_step needs packing"),
@@ -345,3 +347,11 @@ def test_tokens_a_step_become_the_nearest_number_of_packed_rows_that_all_process
 ) -> None:
     config = recipe(packing=True, tokens_per_step=wanted, micro_batch_size=micro, processes=processes, max_length=256)
     assert (config.step_rows, config.accumulation) == (rows, accumulation)
+
+
+@pytest.mark.parametrize("device", ["cuda", "hpu", "mps"])
+def test_there_is_a_process_an_accelerator_and_no_more(device: str, machine: Machine) -> None:
+    machine(device, accelerators=2)
+    assert acceleration.check(recipe(processes=2)) == device
+    with pytest.raises(ConfigurationError, match=f"processes is 4, and 2 of {device} are here"):
+        acceleration.check(recipe(processes=4, batch_size=8))

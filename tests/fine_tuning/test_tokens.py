@@ -207,7 +207,7 @@ def test_rows_of_which_no_answer_is_left_are_left_out_and_counted(
 ) -> None:
     train = prepared(datasets[objective], tokenizer, tmp_path, recipe(objective=objective, max_length=8)).train
     counts = train.counts
-    assert (counts.rows, counts.examples, counts.without_answer, counts.truncated, counts.tokens, counts.learned) == (9, 0, 9, 9, 0, 0)
+    assert (counts.rows, counts.examples, counts.without_answer, counts.truncated, counts.tokens, counts.learned) == (9, 0, 9, 0, 0, 0)
     assert (train.lengths, train.ids(range(0))) == ([], [])
 
 
