@@ -69,8 +69,9 @@ def test_a_length_changed_in_the_form_cuts_training_and_evaluation_alike() -> No
 
 
 def test_what_the_models_refuse_names_the_key() -> None:
-    message = refused(adaptation="qlora").message
-    assert message == "the run's parameters: fine_tuning.adaptation: found 'qlora'; Input should be 'lora' or 'full'"
+    message = refused(adaptation="magic").message
+    allowed = "'lora', 'full', 'qlora', 'p_tuning' or 'prompt_tuning'"
+    assert message == f"the run's parameters: fine_tuning.adaptation: found 'magic'; Input should be {allowed}"
     assert (
         "fine_tuning.learning_rat: there is no such key (did you mean learning_rate?)" in refused("fine_tuning: {learning_rat: 1}").message
     )
