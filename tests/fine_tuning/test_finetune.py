@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from components.common import artifacts, models, process
+from components.common import models
 from components.common.artifacts import Artifact
 from components.common.errors import ConfigurationError, InputError, TrainingError
 from components.common.progress import Silent
@@ -117,58 +114,6 @@ def test_the_same_call_again_returns_the_finished_model(tiny: Path, dataset: Art
     written = (one.path / "manifest.json").stat().st_mtime_ns
     assert tune(dataset, tiny, tmp_path / "model").sha256 == one.sha256
     assert (one.path / "manifest.json").stat().st_mtime_ns == written
-
-
-CHILD = """
-import sys
-from pathlib import Path
-from components.common import artifacts
-from components.common.progress import Plain
-from components.fine_tuning.stage import finetune
-from tests.fine_tuning.test_finetune import recipe
-tiny, dataset, output, state = map(Path, sys.argv[1:5])
-config, reporter = recipe(tiny, max_steps=40, checkpoint_every=3), Plain(sys.stdout, seconds_between=0)
-made = finetune(artifacts.read(dataset), output, config, seed=3, state=state, reporter=reporter)
-print("DONE", made.sha256, made.manifest.summary["resumed_from"])
-"""
-
-
-def start(tiny: Path, dataset: Artifact, output: Path, state: Path) -> subprocess.Popen[str]:
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", CHILD, str(tiny), str(dataset.path), str(output), str(state)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, env=process.python_environment(PYTHONPATH=str(root)))
-
-
-def ends(child: subprocess.Popen[str]) -> list[str]:
-    done = next(line for line in child.communicate(timeout=300)[0].splitlines() if line.startswith("DONE"))
-    return done.split()[1:]
-
-
-def stop_at_step(child: subprocess.Popen[str], step: int, sent: signal.Signals) -> str:
-    assert child.stdout is not None
-    for line in child.stdout:
-        if line.startswith(f"step {step}:"):
-            child.send_signal(sent)
-            break
-    rest = child.stdout.read()
-    child.wait(timeout=120)
-    return rest
-
-
-def test_killed_and_torn_and_asked_to_stop_it_still_ends_with_the_same_weights(tiny: Path, dataset: Artifact, tmp_path: Path) -> None:
-    whole = ends(start(tiny, dataset, tmp_path / "whole", tmp_path / "state-1"))
-    state, output = tmp_path / "state-2", tmp_path / "model"
-    stop_at_step(start(tiny, dataset, output, state), 11, signal.SIGKILL)
-    assert not (output / artifacts.MANIFEST).exists()
-    stop_at_step(start(tiny, dataset, output, state), 20, signal.SIGTERM)
-    newest = max(state.glob("fine_tuning/*/checkpoint-*"), key=checkpoints.step_of)
-    assert checkpoints.is_complete(newest), "SIGTERM saves before it ends"
-    (newest / "optimizer.pt").write_bytes(b"torn")
-    sha256, resumed_from = ends(start(tiny, dataset, output, state))
-    assert sha256 == whole[0]
-    assert 0 < int(resumed_from) < checkpoints.step_of(newest), "the torn checkpoint is skipped"
-    log = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in log if "train_loss" in line] == list(range(1, 41))
 
 
 def test_rows_of_like_length_share_a_batch_and_every_row_comes_once_an_epoch() -> None:
