@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -94,6 +94,30 @@ def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends first, so that none is lost sight of. For a run: Ctrl-C ends the
     shell between it and a step at once, while the step still saves what it has."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def stopping(asked: threading.Event, then: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """SIGTERM and Ctrl-C set `asked` and call `then`, instead of ending this process; a second Ctrl-C raises KeyboardInterrupt.
+
+    Only the main thread hears signals: in another one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, _: object) -> None:
+        if asked.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.set()
+        then()
+
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -55,11 +55,11 @@ def worse(before: float | None, best: float | None) -> str | None:
     return f"{told}. Lower fine_tuning.learning_rate"
 
 
-def starved(waited: float, seconds: float) -> str | None:
-    """A sentence where the device waited for data for more of the time than it should."""
-    if seconds <= 0 or waited / seconds <= MAY_WAIT:
+def starved(waited_share: float) -> str | None:
+    """A sentence where the device waited for data for more of the time than it should; the share is of 1."""
+    if waited_share <= MAY_WAIT:
         return None
     return (
-        f"the device waited for data {waited / seconds:.0%} of the time: the rows come too slowly from storage. "
+        f"the device waited for data {waited_share:.0%} of the time: the rows come too slowly from storage. "
         "Put the state folder on faster storage"
     )

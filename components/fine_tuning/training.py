@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.common import devices, models, shape
+from components.common import devices, models, process, shape
 from components.common.errors import InterruptedRunError
 from components.common.models import Base
 from components.common.progress import Reporter
@@ -104,7 +103,7 @@ def train(job: Job, reporter: Reporter, tokenizer: Any = None) -> Trained:
         _check_isolation(trainer, config)
     watched.first_step = _first_step(trainer, config, choice, clock)
     reporter.step("training")
-    with _stopping_on_signals(stop):
+    with process.stopping(stop):  # preemption, a requeued job: the step is ended and saved
         _run(trainer, checkpoint, config, splits)
     if stop.is_set() and not _is_at_its_end(trainer.state.global_step, trainer.state.max_steps, trainer.state.log_history, config):
         raise InterruptedRunError(
@@ -115,7 +114,7 @@ def train(job: Job, reporter: Reporter, tokenizer: Any = None) -> Trained:
     _take_best(trainer, state, config)
     trained = _figures(trainer, choice, config, checkpoint, splits, state, clock)
     _write(trainer, Path(job.base_path), Path(job.output), config)
-    for sentence in (health.starved(trained.waited_share, 1.0), health.worse(trained.validation_loss_before, trained.validation_loss)):
+    for sentence in (health.starved(trained.waited_share), health.worse(trained.validation_loss_before, trained.validation_loss)):
         if sentence:
             reporter.note(sentence)
     return trained
@@ -371,26 +370,6 @@ def _rows_of_step(splits: Tokenised, config: FineTuningConfig, seed: int) -> Any
     return rows
 
 
-@contextmanager
-def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM (preemption, a requeued job) and Ctrl-C end the training after the current step; a second Ctrl-C ends it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(number: int, _: Any) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 def _figures(
     trainer: Any,
     choice: acceleration.Choice,
@@ -449,11 +428,6 @@ def _flops_per_second(model: Any, parameters: dict[str, int], config: FineTuning
     counts = splits.train.counts
     mean = counts.tokens / max(counts.examples, 1)
     return rate * shape.training_flops(shape.Shape.of(model.config, parameters), mean)
-
-
-def outcome(trained: Trained) -> dict[str, Any]:
-    """A training's figures, for another process."""
-    return asdict(trained)
 
 
 def quiet() -> None:

@@ -9,13 +9,14 @@ import json
 import os
 import sys
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 
 from components.common import artifacts
 from components.common.errors import GOES_ON, TunelineError, of_the_machine, unexpected
 from components.common.launch import EVENTS, OUTCOME, LostJobError, outcome_of
 from components.common.progress import Events, Reporter, Silent
-from components.fine_tuning.training import Job, outcome, train
+from components.fine_tuning.training import Job, train
 
 STAGE = "fine_tuning"
 WHERE = "the log of the training has the traceback."
@@ -37,7 +38,7 @@ def main(path: str) -> int:
         artifacts.write_atomically(place / outcome_of(rank), json.dumps(left))
         return told.exit_code
     if not rank:
-        artifacts.write_atomically(place / OUTCOME, json.dumps({"trained": outcome(trained)}))
+        artifacts.write_atomically(place / OUTCOME, json.dumps({"trained": asdict(trained)}))
     return 0
 
 

@@ -125,7 +125,7 @@ def test_too_few_steps_tell_nothing() -> None:
 
 @pytest.mark.parametrize(("waited", "told"), [(0.09, False), (0.11, True)])
 def test_a_device_that_waits_more_than_a_tenth_of_the_time_is_starved(waited: float, told: bool) -> None:
-    assert (health.starved(waited, 1.0) is not None) == told
+    assert (health.starved(waited) is not None) == told
 
 
 def test_a_model_that_is_never_better_than_its_base_is_said(dataset: Artifact, tiny: Path, tmp_path: Path) -> None:

@@ -7,15 +7,14 @@ stage's reporter, and leaves its outcome in a file; so every launcher is watched
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from components.common import process
 from components.common.errors import GOES_ON, InterruptedRunError, TunelineError
 from components.common.progress import Reporter, event_in, relay
 
@@ -77,7 +76,7 @@ def run(launcher: Launcher, command: Command, folder: Path, reporter: Reporter) 
         left.unlink(missing_ok=True)
     running, asked = launcher.start(command, folder), threading.Event()
     try:
-        with _signals_to(running, asked):
+        with process.stopping(asked, running.stop):
             _follow(running, folder / EVENTS, reporter)
     finally:
         running.cancel()
@@ -115,26 +114,6 @@ class _Lines:
         for line in whole.decode().splitlines():
             if event := event_in(line):
                 relay(event, reporter)
-
-
-@contextmanager
-def _signals_to(running: Running, asked: threading.Event) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(number: int, _: Any) -> None:
-        if asked.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked.set()
-        running.stop()
-
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _outcome(running: Running, folder: Path) -> dict[str, Any]:
