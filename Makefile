@@ -46,6 +46,9 @@ stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random mo
 bench-curation: $(VENV)/.ready ## Data curation beside its peers, and of a million rows (an hour); writes docs/benchmarks-curation.md
 	@$(BIN)/python -P -m benchmarks.curation --workdir $(WORKDIR)/benchmark-curation --million --markdown docs/benchmarks-curation.md $(ARGS)
 
+bench-fine-tuning: $(VENV)/.ready ## Fine-tuning beside TRL and LLaMA-Factory (half an hour); writes docs/benchmarks-fine-tuning.md
+	@$(BIN)/python -P -m benchmarks.fine_tuning --workdir $(WORKDIR)/benchmark-fine-tuning --markdown docs/benchmarks-fine-tuning.md $(ARGS)
+
 lint: $(VENV)/.ready ## ruff, mypy and import-linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

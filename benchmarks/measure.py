@@ -68,7 +68,14 @@ def _measured(
     began = time.monotonic()
     with log.open("wb") as file, (stdout or Path(os.devnull)).open("wb") as output:
         spoken = output if stdout else file
-        child = subprocess.Popen(command, stdout=spoken, stderr=file, cwd=cwd, env=process.python_environment(**(environment or {})))
+        child = subprocess.Popen(
+            command,
+            stdout=spoken,
+            stderr=file,
+            cwd=cwd,
+            env=process.python_environment(**(environment or {})),
+            preexec_fn=process.die_with_parent,
+        )
         looked = 0.0
         while child.poll() is None:
             _look(cost, seen)

