@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: run test test-engines stress stress-training bench-curation bench-fine-tuning lint ui clean help
+.PHONY: run test test-long test-engines stress stress-training bench-curation bench-fine-tuning lint ui clean help
 
 help: ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -26,8 +26,12 @@ run: $(VENV)/.ready ## Customise the embedded model on the demo dataset, end to 
 	@$(BIN)/tuneline run --workdir $(WORKDIR) $(ARGS)
 
 # Whole runs are mostly starts of Python on one core each: a worker a core, with one thread each, halves the time on two.
-test: lint ## Lint, types, import directions, and every test that PyPI alone can carry
-	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --ignore tests/engines $(ARGS)
+PYTEST := TUNELINE_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --ignore tests/engines
+test: lint ## Lint, types, import directions, and the tests of everything that PyPI alone can carry
+	@$(PYTEST) $(ARGS)
+
+test-long: $(VENV)/.ready ## Whole runs killed in every stage, full disks, dead servers, and every command of the documentation (25 minutes)
+	@$(PYTEST) -m long $(ARGS)
 
 $(VENV)/.engines: $(VENV)/.ready
 	@$(PIP) install -q -c constraints.txt -e '.[all,dev,engines]'

@@ -94,6 +94,7 @@ def api() -> KfpApi:
     return KfpApi(script=[State("SUCCEEDED")])
 
 
+@pytest.mark.long
 def test_the_commands_of_the_readme_work_and_customise_a_model(read: Path) -> None:
     assert blocks(README)
     finished = [run["result"] for path in read.glob(".tuneline/runs/*/run.json") if (run := json.loads(path.read_text())).get("result")]
@@ -101,6 +102,7 @@ def test_the_commands_of_the_readme_work_and_customise_a_model(read: Path) -> No
     assert all(Path(result["artifacts"]["model"], "manifest.json").exists() for result in finished)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page != README and blocks(page)], ids=lambda page: page.relative_to(ROOT).as_posix()
 )

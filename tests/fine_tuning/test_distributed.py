@@ -182,6 +182,7 @@ def workers() -> list[psutil.Process]:
     return sorted(ranked, key=lambda one: int(one.environ()["RANK"]))
 
 
+@pytest.mark.long
 def test_killed_and_asked_to_stop_two_processes_end_with_the_weights_they_would_have_had(
     tiny: Path, dataset: Artifact, tmp_path: Path, warm: Warm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.pipelines.command import answer
 from tests.tiny import tiny_model
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow]
+pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.long]
 THINGS = ["letter", "parcel", "invoice", "ticket", "order", "refund", "contract", "report", "meeting", "licence", "visitor", "badge"]
 ACTS = ["send", "track", "cancel", "archive", "approve", "translate"]
 PAIRS = [(f"How do I {act} a {thing}?", f"To {act} a {thing}, open desk {n} and ask for {act}-{thing}.") for n, (act, thing) in enumerate(

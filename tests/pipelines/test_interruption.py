@@ -18,7 +18,7 @@ from tests.pipelines.command import answer
 from tests.pipelines.processes import ask_until_stopping, events, left_of, signal_group, start, wait_for
 from tests.pipelines.project import run
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton]
+pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton, pytest.mark.long]
 WD = "stopped"
 
 

@@ -114,6 +114,7 @@ def test_the_second_run_finds_every_stage_cached_and_nothing_moves(first: dict[s
     assert again["mlflow"]["model_version"] == "1"
 
 
+@pytest.mark.long
 def test_another_learning_rate_runs_again_from_fine_tuning_on(first: dict[str, Any], project: Path) -> None:
     result = run(project, "wd", "--set", "fine_tuning.learning_rate=1e-6")
     assert cached(result) == {"data_curation", "data_versioning"}
@@ -130,6 +131,7 @@ def test_another_learning_rate_runs_again_from_fine_tuning_on(first: dict[str, A
     assert "from the cache: data_curation, data_versioning, fine_tuning, evaluation" in done.stdout
 
 
+@pytest.mark.long
 def test_another_raw_row_runs_again_from_curation_on(first: dict[str, Any], project: Path) -> None:
     write_rows(project / "raw.jsonl", changed=a_training_row(first))
     try:
@@ -147,6 +149,7 @@ def a_training_row(result: dict[str, Any]) -> int:
     return int(re.findall(r"in case (\d+)\?", train[0]["messages"][0]["content"])[0])
 
 
+@pytest.mark.long
 def test_an_edited_stage_runs_again_and_only_that_one(first: dict[str, Any], project: Path, tmp_path: Path) -> None:
     code = tmp_path / "code"
     for name in ("components", "pipelines", "data"):
@@ -159,6 +162,7 @@ def test_an_edited_stage_runs_again_and_only_that_one(first: dict[str, Any], pro
     assert digests(result) == digests(first)
 
 
+@pytest.mark.long
 def test_a_run_from_scratch_gives_the_same_digests(first: dict[str, Any], project: Path) -> None:
     again = run(project, "scratch")
     assert cached(again) == set()
@@ -205,6 +209,7 @@ def status(pid: int) -> str:
         return "Z"
 
 
+@pytest.mark.long
 def test_killed_in_each_stage_the_same_command_finishes_with_the_same_digests(first: dict[str, Any], project: Path) -> None:
     moments = {
         "resolve": "step",

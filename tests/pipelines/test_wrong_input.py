@@ -768,6 +768,7 @@ def check_both_runs(case: str, arguments: list[str], project: Path, stage: str =
     check_object(case, refusal(SAID[case].code, *arguments, cwd=project), stage, **values)
 
 
+@pytest.mark.long
 def test_a_tracking_server_that_dies_in_training_is_told_and_once_it_is_back_training_goes_on(
     project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -866,6 +867,7 @@ def _namespace(folder: Path) -> Iterator[tuple[int, list[str]]]:
         holder.wait()
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_or_read_only_is_told_by_name_and_with_space_the_same_command_finishes(project: Path, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "300k") as small, disk(tmp_path / "state", "8m", beside=small) as checkpoints:
         workdir, seen = small.path / "wd", small.seen / "wd"
