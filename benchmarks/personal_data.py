@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.data_curation.config import NamesConfig
-from components.data_curation.personal_data import find
+from components.common.personal_data import find
+from components.common.personal_data.config import NamesConfig
 
 # What Presidio's data sets call our kinds.
 ENTITIES = {

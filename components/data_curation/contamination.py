@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from components.common import personal_data
 from components.common.errors import ConfigurationError, InputError
 from components.common.progress import Reporter
-from components.data_curation import personal_data, readers
+from components.data_curation import readers
 from components.data_curation.config import DataCurationConfig, DecontaminationConfig
 from components.data_curation.drops import Drop
 from components.data_curation.duplicates import words

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from components.data_curation import contamination, personal_data
-from components.data_curation.config import NamesConfig
+from components.common import personal_data
+from components.common.personal_data.config import NamesConfig
+from components.data_curation import contamination
 from components.data_curation.drops import Drop
 from components.data_curation.readers import Unread
 from components.data_curation.tokens import TokenStatistics

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, hashing
+from components.common import artifacts, hashing, personal_data
 from components.common.artifacts import Artifact, Input, Manifest
 from components.common.errors import InputError
+from components.common.personal_data import names as name_finder
 from components.common.progress import Reporter, Silent
-from components.data_curation import duplicates, page, personal_data, personal_data_names, splits, staging, writing
+from components.data_curation import duplicates, page, scrubbing, splits, staging, writing
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.contamination import Index
 from components.data_curation.facts import Facts, Personal
@@ -28,7 +29,19 @@ from components.data_curation.tokens import measure
 from components.data_curation.work import Done
 from components.data_curation.writing import SPLIT_FILES
 
-__all__ = ["Curated", "Earlier", "Source", "check_splits", "counts", "curate", "list_sources", "named", "planned_earlier", "survey"]
+__all__ = [
+    "Curated",
+    "Earlier",
+    "Source",
+    "check_splits",
+    "counts",
+    "curate",
+    "key_of",
+    "list_sources",
+    "named",
+    "planned_earlier",
+    "survey",
+]
 
 STAGE = "data_curation"
 APART = ("sources", "engine", "ray_address", "workers", "tokens")  # settings that no row depends on
@@ -97,7 +110,7 @@ def curate(
     """
     sources, earlier = sorted(sources, key=_order), () if config.published == "ignore" else earlier
     inputs = _inputs(sources, benchmarks, earlier)
-    key = _key(inputs, config, seed)
+    key = key_of(inputs, config, seed)
     if finished := artifacts.begin(output, key, overwrite=overwrite):
         return finished
     with _working(output / ENGINE_FOLDER) as folder:
@@ -228,10 +241,10 @@ def _recipe(inputs: Sequence[Input], config: Mapping[str, Any], seed: int | None
     return hashing.digest({"inputs": named, "config": settings, "seed": seed})
 
 
-def _key(inputs: Sequence[Input], config: DataCurationConfig, seed: int) -> str:
-    """What the result depends on."""
+def key_of(inputs: Sequence[Input], config: DataCurationConfig, seed: int) -> str:
+    """Digest of what the result depends on. Raises ConfigurationError where the model that finds names is not there."""
     told = {"recipe": _recipe(inputs, _settings(config), seed), "tokens": config.tokens.model_dump()}
-    names = personal_data_names.identity(config.personal_data.names)
+    names = name_finder.identity(config.personal_data.names)
     return hashing.digest({"stage": STAGE, "code": hashing.code_sha256(STAGE), "names_model": names, **told})
 
 
@@ -271,7 +284,7 @@ def _complete(
 
 def _personal(staged: Staged, config: DataCurationConfig) -> dict[str, Personal]:
     """What was found in all rows that were read, by kind."""
-    actions, counted = personal_data.actions(config.personal_data), dict[str, Personal]()
+    actions, counted = scrubbing.actions(config.personal_data), dict[str, Personal]()
     for done in staged.chunks:
         for kind, (found, rows) in done.personal.items():
             before = counted.get(kind, Personal())

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from components.common import process
+from components.common import personal_data, process
 from components.common.errors import TunelineError, of_the_machine
 from components.common.progress import Reporter, Silent
-from components.data_curation import cleaning, duplicates, formats, personal_data
+from components.data_curation import cleaning, duplicates, formats, scrubbing
 from components.data_curation.cleaning import Drop
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.contamination import Index
@@ -96,7 +96,7 @@ def prepare_published(number: int, rows: Sequence[Row], config: DataCurationConf
 def _prepared(row: Row, tools: Tools, done: Done) -> Prepared:
     cleaning.clean(row)
     group = _group(row, tools.config.group_by)  # before a placeholder makes all customers one
-    found, private = personal_data.scrub(row, tools.config.personal_data)
+    found, private = scrubbing.scrub(row, tools.config.personal_data)
     done.grouped += group is not None
     done.masked += group != _group(row, tools.config.group_by)
     for kind, times in found.items():

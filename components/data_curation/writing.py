@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from components.common.personal_data.config import NamesConfig
 from components.data_curation import tables
-from components.data_curation.config import NamesConfig
 from components.data_curation.drops import Drop
 from components.data_curation.facts import Facts
 from components.data_curation.judging import Judged

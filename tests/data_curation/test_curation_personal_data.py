@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from components.common.errors import ConfigurationError
+from components.common.personal_data import PLACEHOLDERS, find, redact
+from components.common.personal_data.config import NamesConfig
+from components.common.personal_data.kinds import CARDS, IBAN_LENGTHS, KINDS, is_card, luhn, mod97
 from components.data_curation import readers, work
 from components.data_curation.cleaning import Drop
-from components.data_curation.config import DataCurationConfig, NamesConfig, PersonalDataConfig
+from components.data_curation.config import DataCurationConfig, PersonalDataConfig
 from components.data_curation.formats import rows_of
-from components.data_curation.personal_data import PLACEHOLDERS, find, redact, scrub
-from components.data_curation.personal_data_kinds import CARDS, IBAN_LENGTHS, KINDS, is_card, luhn, mod97
 from components.data_curation.readers import Record, Unread
+from components.data_curation.scrubbing import scrub
 from components.data_curation.sources import list_sources
 
 DEFAULT = PersonalDataConfig()

@@ -6,10 +6,11 @@ import socket
 import pytest
 
 from components.common.errors import ConfigurationError
-from components.data_curation import personal_data_names as names
-from components.data_curation.config import NamesConfig, PersonalDataConfig
-from components.data_curation.personal_data import find, redact, scrub
+from components.common.personal_data import find, names, redact
+from components.common.personal_data.config import NamesConfig
+from components.data_curation.config import PersonalDataConfig
 from components.data_curation.rows import Row
+from components.data_curation.scrubbing import scrub
 
 pytestmark = pytest.mark.presidio
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.common import hashing
 from components.common.errors import ConfigurationError
-from components.data_curation.config import NamesConfig
+from components.common.personal_data.config import NamesConfig
 
 PLACEHOLDERS = {"person": "<PERSON>", "location": "<LOCATION>"}
 ENTITIES = {"PERSON": "person", "LOCATION": "location"}

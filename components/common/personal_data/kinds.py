@@ -1,4 +1,4 @@
-"""The kinds of personal data and secrets that curation finds: for each a cheap sign, the search and its checks, and a placeholder."""
+"""The kinds of personal data and secrets that are found: for each a cheap sign, the search and its checks, and a placeholder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from components.data_curation import personal_data_phones as phones
-from components.data_curation import personal_data_secrets as secrets
+from components.common.personal_data import phones, secrets
 
 Span = tuple[int, int]
 
