@@ -16,8 +16,8 @@ from typing import Any
 
 from components.common import artifacts, cost, places, progress, tracking
 from components.common.artifacts import Artifact, Input, Manifest
+from components.common.personal_data import masked
 from components.common.step import Step
-from components.data_curation.personal_data import masked
 from pipelines import outcome, page
 from pipelines.stages import MAKERS
 

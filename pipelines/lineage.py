@@ -251,7 +251,7 @@ def _data(search: _Search) -> list[Link]:
             raise MissingError("", hint="Mount the artifact store it lies in, or restore it from a backup.")
         return Artifact(search.scratch, published), revision.uri
 
-    recorded = _dataset_places(search, sha256)
+    recorded = dataset_places(search.version)
     link = _artifact(search, "dataset", sha256, recorded, {}, lambda found: seen.append(found.manifest), from_revision)
     manifest = seen[0] if seen else published
     raw = _raw(search, manifest) if manifest else []
@@ -259,12 +259,11 @@ def _data(search: _Search) -> list[Link]:
     return [link, revision, *raw]
 
 
-def _dataset_places(search: _Search, sha256: str) -> list[str]:
+def dataset_places(version: Champion) -> list[str]:
     """A version does not say where its dataset lies: beside the model in its store, or where `tuneline finetune` was given it."""
-    model = _folder(search.said("store_uri"))
-    given = search.said("dataset_uri")
+    model, given = _folder(version.store_uri), version.tags.get("tuneline.dataset_uri", "")
     return [
-        *([(model.parent / sha256).as_uri()] if model else []),
+        *([(model.parent / version.tags.get("tuneline.dataset_sha256", "")).as_uri()] if model else []),
         *([Path(given).absolute().as_uri()] if ":" not in given and given else []),
     ]
 
@@ -281,7 +280,7 @@ def _revision(search: _Search, sha256: str) -> tuple[Link, Manifest | None]:
 def _read_back(search: _Search, link: Link) -> Manifest | None:
     """The manifest of the revision that the version names, or that holds its dataset; None where it was never published."""
     if not link.uri.startswith("dvc://"):
-        link.uri = _published_as(search, link.sha256)
+        link.uri = published_as(link.sha256, search.config, search.workdir)
     if not link.uri:
         link.status, link.detail = UNCHECKED, "the dataset was not published as a revision"
         return None
@@ -291,9 +290,9 @@ def _read_back(search: _Search, link: Link) -> Manifest | None:
     return manifest
 
 
-def _published_as(search: _Search, sha256: str) -> str:
-    """The revision of this work folder with the dataset's content, for a model that was registered without one."""
-    known = versioning.versions(search.config, workdir=search.workdir.root)
+def published_as(sha256: str, config: DataVersioningConfig, workdir: Workdir) -> str:
+    """The revision of this work folder with the dataset's content, for a model that was registered without one; "" where there is none."""
+    known = versioning.versions(config, workdir=workdir.root)
     return next((v.uri for v in reversed(known) if v.content_sha256 == sha256), "")
 
 
@@ -342,7 +341,7 @@ def _artifact(
     link = Link(kind, sha256, next(filter(None, recorded), f"store:{sha256}"), list(made_from.values()))
     with _checking(link):
         try:
-            found = _find(search, kind, sha256, recorded)
+            found = find(kind, sha256, recorded, search.workdir.store)
             if found:
                 link.uri = found.path.absolute().as_uri()
             elif elsewhere:
@@ -357,10 +356,10 @@ def _artifact(
     return link
 
 
-def _find(search: _Search, kind: str, sha256: str, recorded: Sequence[str]) -> Artifact | None:
-    """The artifact at the first place that has it whole. A folder that holds another by now is passed over, as is a damaged copy; where no
-    other is found, the first copy's damage is raised."""
-    folders = [*(folder for uri in recorded if (folder := _folder(uri))), search.workdir.store / sha256]
+def find(kind: str, sha256: str, recorded: Sequence[str], store: Path) -> Artifact | None:
+    """The artifact at the first of the recorded places and the store that has it whole. A folder that holds another by now is passed over,
+    as is a damaged copy; where no other is found, the first copy's damage is raised."""
+    folders = [*(folder for uri in recorded if (folder := _folder(uri))), store / sha256]
     damage: list[TunelineError] = []
     for folder in folders:
         try:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from components.common import places
+from components.common.personal_data.names import identity
 from components.common.places import Workdir
 from components.common.progress import Reporter
 from components.data_curation.contamination import list_sets
-from components.data_curation.personal_data_names import identity
 from components.data_curation.stage import Earlier, Source, list_sources, planned_earlier
 from components.data_versioning import stage as versioning
 from components.data_versioning.repository import is_url

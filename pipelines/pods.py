@@ -7,14 +7,19 @@ from typing import Any
 from components.common import images
 from pipelines.platform import Platform, Resources, Scheduling
 
+RUN_LABEL = "pipeline/runid"  # Kubeflow Pipelines gives it to every pod of a run
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def place(task: Any, platform: Platform) -> None:
     """Give a pipeline task its image, volume, environment, scheduling and resources."""
+    from kfp import kubernetes
+
     _image(task, platform)
     _environment(task, platform)
     _scheduling(task, platform.scheduling)
+    if task.component_spec.name == "registration":
+        kubernetes.use_field_path_as_env(task, env_name="KFP_RUN_ID", field_path=f"metadata.labels['{RUN_LABEL}']")
     stage = task.component_spec.name.replace("-", "_")
     _resources(task, getattr(platform.resources, stage, platform.resources.others))
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,18 +17,25 @@ READY_WITHIN = 240.0  # seconds: a busy machine takes more than a minute
 
 
 @contextmanager
-def mlflow_server(folder: Path) -> Iterator[str]:
-    """Start a server that keeps everything in `folder`; yields its address."""
+def mlflow_server(folder: Path, backend: str = "") -> Iterator[str]:
+    """Start a server that keeps everything in `folder`, its database in `backend` where one is named; yields its address."""
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts")]
+    command += ["--backend-store-uri", backend or f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    with running(command, address, folder, environment):
+        yield address
+
+
+@contextmanager
+def running(command: Sequence[str | Path], address: str, folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """Run a command that becomes a server, until the end of the block; its log goes to `folder`/server.log."""
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         _wait(server, address, folder / "server.log")
-        yield address
+        yield
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()

@@ -36,15 +36,16 @@ def promotion(plan: str, registered: str) -> NamedTuple("Outputs", [("registered
 
     from components.common import step
     from components.model_registry.config import ModelRegistryConfig
-    from components.model_registry.stage import promote
+    from components.model_registry.stage import promote_at_once
 
     p, done = json.loads(plan), json.loads(registered)
     config, proof = ModelRegistryConfig(**p["config"]), done["tags"]["tuneline.proof"]
     with step.running("promotion") as s:
         if config.auto_promote and proof == "proven":
-            moved = promote(config.name, done["version"], by="pipeline", compared_with=p["incumbent"], reporter=s.reporter)
-            done["moved"] = moved.model_dump(by_alias=True)
-            s.result(**done["moved"])
+            moved = promote_at_once(config, done["version"], compared_with=p["incumbent"], reporter=s.reporter)
+            if moved:
+                done["moved"] = moved.model_dump(by_alias=True)
+                s.result(**done["moved"])
         elif config.auto_promote:
             s.reporter.note(f"{config.name} version {done['version']} is {proof}, so it is not promoted")
     return (json.dumps(done),)

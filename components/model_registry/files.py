@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 import tempfile
+import time
+import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -13,9 +16,11 @@ from urllib.parse import unquote, urlparse
 from components.common import artifacts, tracking
 from components.common.artifacts import Artifact, Manifest
 from components.common.errors import ArtifactDamagedError, RegistryError
+from components.model_registry import patience
 from components.model_registry.versions import PREFIX
 
 POINTER = "pointer.json"
+UPLOADING = 86_400.0  # seconds: no upload takes longer
 EVALUATION = "evaluation"  # the folder beside the model's files that holds its evaluation
 
 
@@ -30,8 +35,8 @@ def log(client: Any, name: str, model: Artifact, evaluation: Artifact, copy_limi
     finished = next((m for m in earlier if m.name == name and str(m.status) == "READY"), None)
     if finished:
         return finished
-    tags = {f"{PREFIX}model_sha256": model.sha256}
-    logged = client.create_logged_model(experiment, name=name, source_run_id=os.environ.get("MLFLOW_RUN_ID"), tags=tags)
+    _remove_unfinished(client, name, earlier)
+    logged = _begin(client, experiment, name, model.sha256)
     whole = sum(file.bytes for file in model.manifest.files) <= copy_limit_mb * 10**6
     if whole:
         client.log_model_artifacts(logged.model_id, str(model.path))
@@ -40,6 +45,27 @@ def log(client: Any, name: str, model: Artifact, evaluation: Artifact, copy_limi
     client.log_model_artifacts(logged.model_id, str(evaluation.path), EVALUATION)
     _check_upload(client, logged.model_id, model, whole)
     return client.finalize_logged_model(logged.model_id, "READY")
+
+
+def _begin(client: Any, experiment: str, name: str, model_sha256: str) -> Any:
+    """A new logged model without files. One that was made although its answer was lost is found by its token."""
+    token = uuid.uuid4().hex
+    tags = {f"{PREFIX}model_sha256": model_sha256, f"{PREFIX}token": token}
+    run = os.environ.get("MLFLOW_RUN_ID")
+
+    def made() -> Any | None:
+        found = client.search_logged_models([experiment], filter_string=f"tags.`{PREFIX}token` = '{token}'")
+        return found[0] if found else None
+
+    return patience.again(lambda: client.create_logged_model(experiment, name=name, source_run_id=run, tags=tags), made)
+
+
+def _remove_unfinished(client: Any, name: str, earlier: Iterable[Any]) -> None:
+    """Take away what registrations left that were killed in their upload. Younger ones may belong to a job that uploads now."""
+    long_ago = (time.time() - UPLOADING) * 1000
+    for logged in earlier:
+        if logged.name == name and str(logged.status) != "READY" and logged.creation_timestamp < long_ago:
+            client.delete_logged_model(logged.model_id)
 
 
 def _check_upload(client: Any, model_id: str, model: Artifact, whole: bool) -> None:
@@ -80,6 +106,19 @@ def fetch(name: str, version: str, sha256: str, store_uri: str, folder: Path) ->
     return Artifact(folder, found.manifest)
 
 
+def fetch_kind(version: Any, kind: str, folder: Path) -> Artifact:
+    """A version's model or evaluation from MLflow, every digest checked. Raises RegistryError for a package, which MLflow does not keep."""
+    name, number, tags = version.name, str(version.version), version.tags
+    if kind == "model":
+        return fetch(name, number, tags[f"{PREFIX}model_sha256"], tags.get(f"{PREFIX}store_uri", ""), folder)
+    if kind == EVALUATION:
+        return artifacts.read(_download(name, number, folder, EVALUATION) / EVALUATION, kind)
+    raise RegistryError(
+        f"{tags.get(f'{PREFIX}{kind}_store_uri', 'the store')} is not on this machine",
+        hint="Promote where the artifact store is mounted, or name its work folder with --workdir.",
+    )
+
+
 def kept(name: str, version: str) -> Manifest:
     """The manifest that MLflow keeps beside a registered model's files. Raises RegistryError when there is none."""
     mlflow = tracking.connect()
@@ -98,15 +137,17 @@ def _lost(name: str, version: str, why: str) -> RegistryError:
     )
 
 
-def _download(name: str, version: str, part: Path) -> None:
+def _download(name: str, version: str, part: Path, within: str = "") -> Path:
+    """Lay the files of a version out in `part`, those of one folder only where it is named. Returns `part`."""
     mlflow = tracking.connect()
     part.mkdir(parents=True)
     try:
-        mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name}/{version}", dst_path=str(part))
-    except OSError as error:
+        mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name}/{version}" + (f"/{within}" if within else ""), dst_path=str(part))
+    except (OSError, mlflow.exceptions.MlflowException) as error:
         raise _lost(name, version, str(error)) from None
-    if not (part / artifacts.MANIFEST).exists():
+    if not (part / within / artifacts.MANIFEST).exists():
         raise _lost(name, version, f"it keeps no {artifacts.MANIFEST} of it")
+    return part
 
 
 def _pointed(name: str, version: str, store_uri: str) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +14,8 @@ from components.model_registry.versions import PREFIX
 
 PROVEN, UNPROVEN, UNPACKAGED = "proven", "unproven", "unpackaged"
 # Replaced as a whole when the model is evaluated again: what the new evaluation lacks must not stay from the old one.
+SCORE = "score."
+MOST_SCORES = 60
 OF_EVALUATION = ("verdict", "reasons", "evaluation_sha256", "evaluation_store_uri", "incumbent_sha256")
 
 
@@ -37,6 +42,7 @@ def tags(
         "store_uri": model.path.absolute().as_uri(),
         "finetune_key": finetune_key or str(model.manifest.produced_by.get("key", "")),
         "git_commit": str(model.manifest.produced_by.get("git_commit") or ""),
+        "kfp_run": os.environ.get("KFP_RUN_ID", ""),
         **_inputs(model),
         **_version(dataset_version),
         **_evaluation(evaluation),
@@ -67,7 +73,29 @@ def _evaluation(evaluation: Artifact) -> dict[str, str]:
         "evaluation_sha256": evaluation.sha256,
         "evaluation_store_uri": evaluation.path.absolute().as_uri(),
         "incumbent_sha256": incumbent.content_sha256 if incumbent else "",
+        **_scores(evaluation),
     }
+
+
+def _scores(evaluation: Artifact) -> dict[str, str]:
+    """The candidate's scores, as `score.TASK.METRIC`: what the evaluation's own file says under "metrics"."""
+    try:
+        said = json.loads((evaluation.path / "evaluation.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    found = {
+        f"{SCORE}{task}.{metric}": values["candidate"]
+        for task, metrics in said.get("metrics", {}).items()
+        for metric, values in metrics.items()
+        if isinstance(values, dict) and isinstance(values.get("candidate"), (int, float))
+    }
+    return {re.sub(r"[^\w\-. /]", "_", name)[:200]: f"{value:.6g}" for name, value in list(found.items())[:MOST_SCORES]}
+
+
+def superseded(present: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """The tags of an earlier evaluation that a new one does not have."""
+    old = [key for key in present if key.removeprefix(PREFIX) in OF_EVALUATION or key.startswith(PREFIX + SCORE)]
+    return [key for key in old if key not in new]
 
 
 def verdict(evaluation: Artifact) -> str:

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from components.common import tracking
 from components.model_registry import versions
+from components.model_registry.history import is_history
 from components.model_registry.versions import PREFIX
 
 
@@ -26,7 +27,7 @@ def listed() -> list[Listed]:
     if not tracking.enabled() or versions.store_is_missing():
         return []
     with versions.talking() as client:
-        return [one for model in _models(client) for one in _versions(client, model)]
+        return [one for model in _models(client) if not is_history(model.name) for one in _versions(client, model)]
 
 
 def _models(client: Any) -> list[Any]:

@@ -1,10 +1,11 @@
-"""Moving an alias: only to what the evaluation accepted and Triton proved, with a note of who, when, from where, and a way back."""
+"""Moving an alias: only to what the evaluation accepted and Triton proved, written to the history, and with a way back."""
 
 from __future__ import annotations
 
 import getpass
 import json
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,14 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from components.common.errors import RegistryError
 from components.common.progress import Reporter
-from components.model_registry import versions
-from components.model_registry.lineage import PROVEN
+from components.model_registry import approval, checks, history, moving, versions
+from components.model_registry.approval import Policy
+from components.model_registry.history import Entry
 from components.model_registry.versions import PREFIX
 
 CHAMPION = "champion"
-REMEMBERED = 50
-
 ANYTHING = "anything"  # the caller does not say what the version was compared with
+
+
+class AlreadyThereError(Exception):
+    """Another process moved the alias to this very version in the meantime."""
 
 
 class Promotion(BaseModel):
@@ -42,28 +46,60 @@ def promote(
     force: bool = False,
     reason: str = "",
     compared_with: str | None = ANYTHING,
+    policy: Policy | None = None,
     reporter: Reporter,
 ) -> Promotion:
-    """Give `alias` to a version whose evaluation was accepted and whose package was proven; `force` with a reason overrides that.
+    """Give `alias` to a version that was accepted against the present champion, is whole and proven; `force` with a reason overrides that.
 
     `by` defaults to the user of this system. Raises RegistryError for an unknown model or version, naming those that exist, and when
-    the version may not be promoted, saying why. `compared_with` is the digest of the model in service that the version was evaluated
-    against (None: there was none); where another holds the alias by now, the version is not promoted.
+    the version may not be promoted, saying why; ApprovalNeededError when the policy (the history's, else `policy`) asks for others. The
+    caller's `compared_with` is the digest of the model in service that the version was evaluated against (None: there was none); where
+    another holds the alias by now, the version is not promoted, and force does not help.
     """
     with versions.talking() as client:
         found = versions.get(client, name, str(version))
+        entries = moving.settle(client, name, history.read(client, name))
         current = versions.holder(client, name, alias)
-        if current and current.version == found.version:
-            return Promotion(name=name, alias=alias, from_=str(current.version), to=str(found.version))
+        if _same(current, found):
+            return _stayed(found, alias)
         _check_compared(current, compared_with, alias)
-        objections = _objections(found)
+        reporter.step(f"checking {name} version {found.version}")
+        present = _present(current, alias)
+        objections = list(dict.fromkeys([*checks.said(found, present), *checks.looked_at(found, present)]))
         _check(found, objections, force=force, reason=reason)
-        _remember(client, name, alias, _earlier(client, name, alias) + ([str(current.version)] if current else []))
+        intent = _intent("promote", alias, found, by=by, reason=reason, forced=objections)
+        in_force = approval.in_force(entries, policy)
+        approved = approval.collect(client, name, entries, in_force, intent.model_copy(update={"from_": _number(current)}))
         reporter.step(f"promoting {name} version {found.version}")
-        moved = _move(client, found, alias, current, by=by, reason=reason, forced=objections)
+        moved = _move(client, found, intent.model_copy(update={"by": ", ".join(approved)}), current, force=force)
     for objection in objections:
         reporter.note(f"promoted by force although {objection}")
     return moved
+
+
+def _same(current: Any | None, found: Any) -> bool:
+    return current is not None and str(current.version) == str(found.version)
+
+
+def _number(version: Any | None) -> str | None:
+    return str(version.version) if version is not None else None
+
+
+def _stayed(found: Any, alias: str) -> Promotion:
+    return Promotion(name=found.name, alias=alias, from_=str(found.version), to=str(found.version))
+
+
+def _present(current: Any | None, alias: str) -> str | None:
+    """The digest of the champion, which a version must have been compared with to take its place."""
+    if alias != CHAMPION:
+        return checks.NOT_COMPARED
+    return current.tags.get(f"{PREFIX}model_sha256", f"of version {current.version}") if current else None
+
+
+def _intent(kind: history.Kind, alias: str, to: Any, *, by: str, reason: str, forced: Sequence[str] = ()) -> Entry:
+    digests = {name: to.tags.get(f"{PREFIX}{key}", "") for name, key in (("digest", "model_sha256"), ("evaluation", "evaluation_sha256"))}
+    why = {"by": by or user(), "reason": reason, "forced": " and ".join(forced)}
+    return Entry(kind=kind, alias=alias, to=str(to.version), **digests, **why)
 
 
 def _check_compared(current: Any | None, compared_with: str | None, alias: str) -> None:
@@ -76,35 +112,55 @@ def _check_compared(current: Any | None, compared_with: str | None, alias: str) 
         )
 
 
-def _objections(version: Any) -> list[str]:
-    """Why a version may not be promoted, as clauses."""
-    verdict, proof = version.tags.get(f"{PREFIX}verdict"), version.tags.get(f"{PREFIX}proof")
-    found = [] if verdict == "accepted" else [f"its evaluation's verdict is {verdict or 'missing'}"]
-    if f"{PREFIX}repository_sha256" not in version.tags:
-        return [*found, "it has no Triton package"]
-    return found if proof == PROVEN else [*found, "its Triton package is unproven"]
-
-
 def _check(version: Any, objections: list[str], *, force: bool, reason: str) -> None:
     if force and not reason.strip():
-        raise RegistryError("a forced promotion needs a reason", hint="Say why with --reason; it is kept with the version.")
+        raise RegistryError("a forced promotion needs a reason", hint="Say why with --reason; it is kept in the history.")
     if objections and not force:
+        against = any("compared it with" in one for one in objections)
+        hint = "Evaluate it again, against the present champion" if against else "Promote a version that was accepted and proven"
         raise RegistryError(
             f"version {version.version} of {version.name} cannot be promoted: {' and '.join(objections)}",
-            hint="Promote a version that was accepted and proven, or use --force with --reason, which is recorded.",
+            hint=f"{hint}, or use --force with --reason, which is recorded.",
         )
 
 
-def _move(client: Any, to: Any, alias: str, current: Any | None, *, by: str, reason: str, forced: list[str]) -> Promotion:
-    """Note the move on the version, then move the alias: a killed promotion leaves the old champion in service."""
-    before = str(current.version) if current else ""
-    noted = {"by": by or user(), "at": datetime.now(UTC).isoformat(timespec="seconds"), "from": before, "reason": reason}
-    noted["forced"] = " and ".join(forced)
-    keys = {f"{PREFIX}{alias}.{name}": value for name, value in noted.items()}
+def _move(client: Any, to: Any, intent: Entry, planned: Any | None, *, force: bool = False) -> Promotion:
+    """Move the alias as soon as it is this move's turn, if the alias and the version are still what they were when this was decided."""
+
+    def unchanged(holder: Any | None, _: Sequence[Entry]) -> None:
+        if _same(holder, to):
+            raise AlreadyThereError(f"version {to.version} has the alias already")
+        now = versions.get(client, to.name, str(to.version))
+        differs = [key for key in ("model_sha256", "evaluation_sha256", "verdict") if _of(now, key) != _of(to, key)]
+        if differs:
+            raise RegistryError(
+                f"the {differs[0]} of {to.name} version {to.version} changed meanwhile", hint="Look at it, and promote it again."
+            )
+        if _number(holder) != _number(planned) and not force:
+            raise RegistryError(
+                f"the {intent.alias} of {to.name} was given to version {_number(holder) or 'none'} meanwhile",
+                hint="Evaluate against the present champion, then promote again.",
+            )
+        _note(client, to, intent, holder)
+
+    try:
+        entry = moving.move(client, to.name, intent, unchanged)
+    except AlreadyThereError:
+        return _stayed(to, intent.alias)
+    return Promotion(name=to.name, alias=intent.alias, from_=entry.from_, to=str(to.version))
+
+
+def _of(version: Any, key: str) -> str | None:
+    found: str | None = version.tags.get(PREFIX + key)
+    return found
+
+
+def _note(client: Any, to: Any, intent: Entry, holder: Any | None) -> None:
+    """Say on the version itself who moves the alias to it, for whoever looks at it in MLflow; the history is what counts."""
+    noted = {"by": intent.by, "at": datetime.now(UTC).isoformat(timespec="seconds"), "from": _number(holder) or "", "reason": intent.reason}
+    keys = {f"{PREFIX}{intent.alias}.{name}": value for name, value in {**noted, "forced": intent.forced}.items()}
     versions.tag(client, to, {key: value for key, value in keys.items() if value})
     versions.untag(client, to, [key for key, value in keys.items() if not value])
-    client.set_registered_model_alias(to.name, alias, str(to.version))
-    return Promotion(name=to.name, alias=alias, from_=before or None, to=str(to.version))
 
 
 def user() -> str:
@@ -115,32 +171,38 @@ def user() -> str:
         return f"uid {os.getuid()}"
 
 
-def _earlier(client: Any, name: str, alias: str) -> list[str]:
-    """The versions that held the alias before, latest last."""
-    kept = versions.require_model(client, name).tags.get(f"{PREFIX}{alias}.earlier", "[]")
-    return [str(version) for version in json.loads(kept)]
+def _before_history(client: Any, name: str, alias: str) -> list[str]:
+    """The versions that held the alias before there was a history, latest last: earlier releases kept them in a tag of the model."""
+    return [str(version) for version in json.loads(versions.require_model(client, name).tags.get(f"{PREFIX}{alias}.earlier", "[]"))]
 
 
-def _remember(client: Any, name: str, alias: str, earlier: list[str]) -> None:
-    client.set_registered_model_tag(name, f"{PREFIX}{alias}.earlier", json.dumps(earlier[-REMEMBERED:]))
+def rollback(
+    name: str, *, alias: str = CHAMPION, by: str = "", reason: str = "", policy: Policy | None = None, reporter: Reporter
+) -> Promotion:
+    """Give `alias` back to the version that held it before the present one, by the history. Raises RegistryError when there is none.
 
-
-def rollback(name: str, *, alias: str = CHAMPION, by: str = "", reason: str = "", reporter: Reporter) -> Promotion:
-    """Give `alias` back to the version that held it before the present one. Raises RegistryError when there is none."""
+    One of the approvers is enough, also where the policy asks for two: the way back must be short.
+    """
     with versions.talking() as client:
         versions.require_model(client, name)
+        entries = moving.settle(client, name, history.read(client, name))
         current = versions.holder(client, name, alias)
         if current is None:
             raise RegistryError(f"no version of {name} is its {alias}", hint=f"Promote one: tuneline promote {name} --version N")
-        there = {str(v.version) for v in versions.listed(client, name)}
-        # An interrupted promotion or rollback may have left the present version, or a deleted one, on the list.
-        earlier = [v for v in _earlier(client, name, alias) if v in there]
-        while earlier and earlier[-1] == str(current.version):
-            earlier.pop()
-        if not earlier:
-            raise RegistryError(f"{name} had no {alias} before version {current.version}", hint="Promote another version instead.")
-        to = versions.get(client, name, earlier[-1])
+        approval.check_named(approval.in_force(entries, policy), by or user())
+        to = versions.get(client, name, _way_back(client, name, alias, entries, current))
         reporter.step(f"rolling {name} back to version {to.version}")
-        moved = _move(client, to, alias, current, by=by, reason=reason or f"rollback from version {current.version}", forced=[])
-        _remember(client, name, alias, earlier[:-1])
-    return moved
+        intent = _intent("rollback", alias, to, by=by, reason=reason or f"rollback from version {current.version}")
+        return _move(client, to, intent, current)
+
+
+def _way_back(client: Any, name: str, alias: str, entries: Sequence[Entry], current: Any) -> str:
+    """The version to go back to: the last one before the present that is still there."""
+    there = {str(version.version) for version in versions.listed(client, name)}
+    way = history.earlier_holders(entries, alias, _before_history(client, name, alias))
+    if history.last(entries, alias) not in (None, str(current.version)):  # moved by hand since: the last one written is the one before
+        way.append(str(history.last(entries, alias)))
+    fit = [version for version in way if version in there and version != str(current.version)]
+    if not fit:
+        raise RegistryError(f"{name} had no {alias} before version {current.version}", hint="Promote another version instead.")
+    return fit[-1]

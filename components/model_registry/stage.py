@@ -9,15 +9,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from components.common import tracking
-from components.common.artifacts import Artifact
-from components.common.errors import RegistryError
+from components.common.artifacts import Artifact, Manifest
+from components.common.errors import RegistryError, UsageError
 from components.common.progress import Reporter
-from components.model_registry import files, lineage, versions
+from components.model_registry import approval, files, history, lineage, moving, patience, versions
 from components.model_registry.config import ModelRegistryConfig
-from components.model_registry.promotion import CHAMPION, Promotion, promote, rollback
+from components.model_registry.history import Entry
+from components.model_registry.promotion import CHAMPION, Promotion, promote, rollback, user
 from components.model_registry.versions import PREFIX
 
-__all__ = ["Champion", "Promotion", "Registration", "champion", "promote", "register", "registered", "rollback"]
+__all__ = ["Champion", "Promotion", "Registration", "champion", "promote", "promote_at_once", "register", "registered", "rollback"]
 CANDIDATE, CHALLENGER = "candidate", "challenger"
 
 
@@ -46,10 +47,14 @@ class Champion(BaseModel):
         with versions.talking():
             return files.fetch(self.name, self.version, self.model_sha256, self.store_uri, folder)
 
+    def manifest(self) -> Manifest:
+        """The manifest of the model whose files MLflow keeps for this version. Raises RegistryError when it keeps none."""
+        with versions.talking():
+            return files.kept(self.name, self.version)
+
     def files_sha256(self) -> str:
         """Digest of the model whose files MLflow keeps for this version. Raises RegistryError when it keeps none."""
-        with versions.talking():
-            return files.kept(self.name, self.version).content_sha256
+        return self.manifest().content_sha256
 
 
 def register(
@@ -66,9 +71,12 @@ def register(
 
     The version gets the alias `candidate`, and `challenger` when its evaluation was accepted; no alias moves to or from the version in
     service. An evaluation that found the model to be that very one (`unchanged`) says nothing new: the version keeps its tags.
+    A killed registration is completed by the next one of the same model: its version is found by the model's digest and gets what it lacks.
     `dataset_version` is the dataset's revision as data_versioning returned it; `finetune_key` names the recipe. Raises UsageError when
     evaluation or package were made from another model.
     """
+    if history.is_history(config.name):
+        raise UsageError(f"{config.name} is the name of a history", hint=f"Choose a name that does not end in {versions.HISTORY}.")
     lineage.check(model, evaluation, repository)
     tags = lineage.tags(model, evaluation, repository, dataset_version, finetune_key)
     verdict = lineage.verdict(evaluation)
@@ -86,10 +94,10 @@ def register(
 
 
 def _registered(client: Any, name: str, model_sha256: str) -> Any | None:
-    """The version with these files, once it is whole."""
-    if versions.model(client, name) is None:
-        return None
-    found = versions.listed(client, name, (f"{PREFIX}model_sha256", model_sha256))
+    """The version with these files; where a lost answer or two jobs at once made several, the first that is there stays."""
+    found = versions.search(client, name, (f"{PREFIX}model_sha256", model_sha256))
+    for repeated in found[1:]:
+        versions.remove_unused(client, repeated)
     return client.get_model_version(name, found[0].version) if found else None
 
 
@@ -97,47 +105,61 @@ def _refresh(client: Any, known: Any, tags: Mapping[str, str], verdict: str) -> 
     """What is in service keeps the lineage it was promoted with, also when other data or another recipe leads to the same weights."""
     if verdict == "unchanged":
         return
-    versions.untag(client, known, [PREFIX + name for name in lineage.OF_EVALUATION if PREFIX + name not in tags])
+    versions.untag(client, known, lineage.superseded(known.tags, tags))
     versions.tag(client, known, tags)
 
 
 def _create(client: Any, config: ModelRegistryConfig, model: Artifact, evaluation: Artifact, tags: Mapping[str, str]) -> Any:
     """Files first, the version with all its tags last: a killed registration leaves no version, and the next one uses its files."""
     logged = files.log(client, config.name, model, evaluation, config.copy_limit_mb)
-    if versions.model(client, config.name) is None:
-        _create_model(client, config.name)
-    return client.create_model_version(
-        config.name,
-        f"models:/{logged.model_id}",
-        run_id=logged.source_run_id,
-        tags={f"{PREFIX}proof": lineage.UNPACKAGED, **tags},
-        description=lineage.described(tags),
-        model_id=logged.model_id,
+    versions.make_model(client, config.name)
+    patience.again(
+        lambda: client.create_model_version(
+            config.name,
+            f"models:/{logged.model_id}",
+            run_id=logged.source_run_id,
+            tags={f"{PREFIX}proof": lineage.UNPACKAGED, **tags},
+            description=lineage.described(tags),
+            model_id=logged.model_id,
+        ),
+        lambda: _registered(client, config.name, model.sha256),
     )
-
-
-def _create_model(client: Any, name: str) -> None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(name)
-    except MlflowException:
-        if versions.model(client, name) is None:  # otherwise another job made it just now
-            raise
+    made = _registered(client, config.name, model.sha256)
+    if made is None:
+        raise RegistryError(f"MLflow did not keep the version of {config.name}", hint="Check the server's log, then register again.")
+    return made
 
 
 def _alias(client: Any, version: Any, verdict: str) -> None:
-    client.set_registered_model_alias(version.name, CANDIDATE, version.version)
+    _give(client, version, CANDIDATE)
     if verdict == "accepted":
-        client.set_registered_model_alias(version.name, CHALLENGER, version.version)
+        _give(client, version, CHALLENGER)
     elif verdict == "refused" and CHALLENGER in version.aliases:
-        client.delete_registered_model_alias(version.name, CHALLENGER)
+        why = "its new evaluation is refused"
+        moving.move(client, version.name, Entry(kind="register", alias=CHALLENGER, to=None, by=user(), reason=why))
+
+
+def _give(client: Any, version: Any, alias: str) -> None:
+    """The last one registered has the alias, whoever of several that register at once comes last."""
+    if alias in version.aliases:
+        return
+    digest = version.tags.get(f"{PREFIX}model_sha256", "")
+    moving.move(client, version.name, Entry(kind="register", alias=alias, to=str(version.version), by=user(), digest=digest))
 
 
 def _told(client: Any, version: Any) -> Registration:
     now = client.get_model_version(version.name, version.version)
     tags = {key: value for key, value in sorted(now.tags.items()) if key.startswith(PREFIX)}
     return Registration(name=now.name, version=str(now.version), aliases=sorted(now.aliases), tags=tags)
+
+
+def promote_at_once(config: ModelRegistryConfig, version: str, *, compared_with: str | None, reporter: Reporter) -> Promotion | None:
+    """Promote as the pipeline; None, with a note, where the policy asks for people."""
+    try:
+        return promote(config.name, version, by="pipeline", compared_with=compared_with, policy=approval.of(config), reporter=reporter)
+    except approval.ApprovalNeededError as needed:
+        reporter.note(f"{config.name} version {version} is not promoted: {needed.message}. {needed.hint}")
+        return None
 
 
 def champion(name: str, alias: str = CHAMPION) -> Champion | None:
@@ -164,11 +186,7 @@ def registered(name: str, which: str) -> Champion:
 
     Raises RegistryError for an unknown model, version or alias, naming those that exist, and for a version that tuneline did not register.
     """
-    if tracking.enabled() and versions.store_is_missing():
-        raise RegistryError(
-            f"there is no registry yet, so no model {name}",
-            hint="`tuneline run` makes one; or name another with --tracking-uri or --workdir.",
-        )
+    versions.require_store(name)
     with versions.talking() as client:
         found = versions.get(client, name, which) if which.isdecimal() else versions.under(client, name, which)
     if f"{PREFIX}model_sha256" not in found.tags:

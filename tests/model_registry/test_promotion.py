@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import datetime
 from typing import Any
 
@@ -12,20 +13,9 @@ from components.common.progress import Silent
 from components.model_registry import promotion
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import Promotion, champion, promote, register, rollback
-from tests.model_registry.conftest import Customization
+from tests.model_registry.conftest import NAME, Customization, Made
 
 pytestmark = pytest.mark.mlflow
-NAME = "helper"
-
-
-@pytest.fixture
-def versions(registry: Any, customize: Customization) -> Any:
-    """Version 1, 2, 3: accepted and proven; 4: refused; 5: accepted and unproven; 6: accepted and not packaged."""
-    made = [customize("one"), customize("two"), customize("three"), customize("four", "refused", packaged=False)]
-    made += [customize("five", proof=False), customize("six", packaged=False)]
-    for one in made:
-        register(one.model, one.evaluation, one.repository, ModelRegistryConfig(name=NAME), reporter=Silent())
-    return registry
 
 
 def moved(done: Promotion) -> dict[str, Any]:
@@ -87,7 +77,7 @@ def test_rollback_after_a_rollback_and_a_new_promotion_goes_to_what_was_in_servi
     promote(NAME, "1", reporter=Silent())
     promote(NAME, "2", reporter=Silent())
     rollback(NAME, reporter=Silent())
-    promote(NAME, "3", reporter=Silent())
+    promote(NAME, "3", force=True, reason="it was compared with version 2", reporter=Silent())
     assert rollback(NAME, reporter=Silent()).to == "1"
 
 
@@ -98,30 +88,50 @@ def test_rollback_passes_over_a_version_that_was_deleted(versions: Any) -> None:
     assert rollback(NAME, reporter=Silent()).to == "1"
 
 
-@pytest.mark.parametrize("step", ["_remember", "_move"])
-def test_a_promotion_interrupted_between_its_steps_leaves_one_champion_and_a_way_back(
-    versions: Any, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_version_that_was_not_compared_with_the_present_champion_is_not_promoted(versions: Any) -> None:
     promote(NAME, "1", reporter=Silent())
     promote(NAME, "2", reporter=Silent())
-    with monkeypatch.context() as patch:
-        patch.setattr(promotion, step, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            promote(NAME, "3", reporter=Silent())
-    assert champion(NAME).version == "2"
-    promote(NAME, "3", reporter=Silent())
-    assert [rollback(NAME, reporter=Silent()).to for _ in range(2)] == ["2", "1"]
+    rollback(NAME, reporter=Silent())
+    with pytest.raises(RegistryError, match=r"compared it with model \w{12}, and the champion is model \w{12}") as refused:
+        promote(NAME, "3", reporter=Silent())
+    assert "against the present champion" in refused.value.hint
+    assert champion(NAME).version == "1"
 
 
-def test_an_interrupted_rollback_is_finished_by_the_next_without_going_too_far(versions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for version in ("1", "2", "3"):
-        promote(NAME, version, reporter=Silent())
-    with monkeypatch.context() as patch:
-        patch.setattr(promotion, "_remember", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            rollback(NAME, reporter=Silent())
-    assert champion(NAME).version == "2"
-    assert rollback(NAME, reporter=Silent()).to == "1"
+@pytest.fixture
+def made(registry: Any, customize: Customization) -> Made:
+    """The files of version 1, the only one, which a test may damage."""
+    one = customize("one")
+    register(one.model, one.evaluation, one.repository, ModelRegistryConfig(name=NAME), reporter=Silent())
+    return one
+
+
+@pytest.mark.parametrize("kind", ["model", "evaluation", "repository"])
+def test_what_changed_since_it_was_registered_is_not_promoted(made: Made, kind: str) -> None:
+    (getattr(made, kind).path / "weights" / "payload.bin").write_text("something else")
+    with pytest.raises(RegistryError, match=rf"its {kind} does not verify \(weights/payload.bin of the {kind} in .* has changed"):
+        promote(NAME, "1", reporter=Silent())
+    assert champion(NAME) is None
+
+
+def test_model_and_evaluation_are_looked_at_in_mlflow_where_the_store_is_not_here(made: Made) -> None:
+    for artifact in (made.model, made.evaluation):
+        shutil.rmtree(artifact.path)
+    assert promote(NAME, "1", reporter=Silent()).to == "1"
+
+
+def test_a_package_that_is_not_on_this_machine_is_not_promoted(made: Made) -> None:
+    shutil.rmtree(made.repository.path)
+    with pytest.raises(RegistryError, match=r"its repository does not verify .* is not on this machine"):
+        promote(NAME, "1", reporter=Silent())
+
+
+def test_tags_that_were_edited_do_not_make_a_refused_version_an_accepted_one(versions: Any, customize: Customization) -> None:
+    made = customize("seven", "refused")
+    register(made.model, made.evaluation, made.repository, ModelRegistryConfig(name=NAME), reporter=Silent())
+    versions.set_model_version_tag(NAME, "7", "tuneline.verdict", "accepted")
+    with pytest.raises(RegistryError, match="its evaluation's verdict is refused"):
+        promote(NAME, "7", reporter=Silent())
 
 
 def test_what_is_unknown_is_answered_with_what_exists(versions: Any) -> None:
