@@ -38,7 +38,7 @@ $(VENV)/.engines: $(VENV)/.ready
 	@touch $@
 
 # Where an engine is missing its tests are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
-test-engines: $(VENV)/.engines ## Tests against real engines: an S3 server, a Ray cluster, DeepSpeed
+test-engines: $(VENV)/.engines ## Tests against real engines: an S3 server, PostgreSQL, a Ray cluster, DeepSpeed
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/engines $(ARGS)
 
 stress: $(VENV)/.ready ## Kill a whole run at 30 random moments, and compare what it comes to (half an hour)

@@ -18,6 +18,8 @@ from components.fine_tuning.config import PROMPTS, FineTuningConfig
 from components.model_registry.config import ModelRegistryConfig
 from components.triton_packaging.config import TritonPackagingConfig
 
+FILES = ("data", "examples", "json_schema")  # of a task: what names a file on this machine
+
 
 class Customization(BaseModel):
     """A whole customization. The defaults run the demo."""
@@ -190,6 +192,17 @@ def _anchor(values: dict[str, Any], base: Path) -> None:
             section[key] = _absolute(section[key], base)
     if isinstance(tuning, dict) and "base_model" in tuning:
         tuning["base_model"] = _absolute(tuning["base_model"], base)
+    evaluation = values.get("evaluation")
+    for task in evaluation.get("tasks") or [] if isinstance(evaluation, dict) else []:
+        _anchor_task(task, base)
+
+
+def _anchor_task(task: Any, base: Path) -> None:
+    for name in FILES if isinstance(task, dict) else ():
+        if name in task:
+            task[name] = _absolute(task[name], base)
+    if isinstance(task, dict) and task.get("kind") == "lm_eval" and str(task.get("task", "")).endswith((".yaml", ".yml")):
+        task["task"] = _absolute(task["task"], base)
 
 
 def _within(section: dict[str, Any], key: str) -> dict[str, Any]:

@@ -36,13 +36,16 @@ def render(record: Record) -> str:
 
 
 def _verdict(record: Record) -> str:
-    model, loss = record["registered"], record["evaluation"]["metrics"]["held_out"]["loss"]
+    model, metrics = record["registered"], record["evaluation"]["metrics"]
+    task = "held_out" if "held_out" in metrics else next(iter(metrics))
+    metric, found = next(iter(metrics[task].items()))
+    named = "held-out" if task == "held_out" else task
     figures = {
         "verdict": record["verdict"],
         "aliases": ", ".join(model["aliases"]) or "none",
-        "held-out loss of the base": loss["base"],
-        "held-out loss of the candidate": loss["candidate"],
-        "held-out items": loss["n"],
+        f"{named} {metric} of the base": found["base"],
+        f"{named} {metric} of the candidate": found["candidate"],
+        f"{named} items": found["n"],
     }
     failed = {rule["reason"] for rule in record["evaluation"]["rules"] if not rule["holds"]}
     told = [report.paragraph(reason, "bad" if reason in failed else "good") for reason in record["reasons"]]
@@ -101,7 +104,7 @@ def _training(training: Record) -> str:
 
 def _comparison(evaluation: Record) -> str:
     gains = {f"{r['metric']} against {r['against']}": r["gain"] for r in evaluation["rules"] if r["gain"]}
-    caption = "Gain of the candidate with the interval its rule asks for. Right of zero the candidate is better."
+    caption = "Gain of the candidate with its 95% interval. Right of zero the candidate is better."
     plot = report.interval_plot({name: tuple(gain) for name, gain in gains.items()}, x="gain", caption=caption) if gains else ""
     rows = []
     for task, by_metric in evaluation["metrics"].items():

@@ -16,6 +16,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from components.common.errors import ConfigurationError
+from components.evaluation.tasks.config import files
 from pipelines.config import Customization, parse
 
 KEYS = {
@@ -83,6 +84,7 @@ def combine(given: Mapping[str, Any], compiled: Mapping[str, Any], text: str) ->
 def with_absolute_paths(config: Customization) -> Customization:
     """The customization itself. Raises ConfigurationError for a path that counts from a folder which no pod has."""
     named = {"data_curation.sources": config.data_curation.sources, "fine_tuning.base_model": [config.fine_tuning.base_model]}
+    named |= {f"evaluation.tasks[{i}]": list(files(task).values()) for i, task in enumerate(config.evaluation.tasks)}
     for key, paths in named.items():
         for path in paths:
             if not path.startswith("/") and not re.match(r"[a-z0-9]+:", path):

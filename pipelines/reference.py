@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from components.common.errors import OutputOccupiedError
 from components.evaluation.config import Rule
+from components.evaluation.tasks.config import TaskConfig
 from pipelines import outputs
 from pipelines.config import Customization
 from pipelines.platform import Platform, Resources, SecretKey, Stages, Toleration
@@ -148,6 +149,8 @@ WORDS: dict[Any, str] = {
 def _type(annotation: Any) -> str:
     """A type in words: "integer", "list of text", or the values allowed."""
     arguments = get_args(annotation)
+    if annotation == TaskConfig:
+        return "task"
     if get_origin(annotation) is list:
         return f"list of {_type(arguments[0])}"
     if get_origin(annotation) is dict:

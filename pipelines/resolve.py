@@ -14,6 +14,7 @@ from typing import Any
 from components.common import hashing, models, places
 from components.common.places import Workdir
 from components.common.progress import Reporter
+from components.evaluation.tasks import sources
 from components.model_registry.stage import Champion, champion
 from components.triton_packaging import engine
 from pipelines import material
@@ -66,7 +67,7 @@ def plan(config: Customization, found: Material, base_sha256: str, incumbent_of:
         data_curation={**curation, "where": where},
         data_versioning=_plan("data_versioning", config),
         fine_tuning=tuning,
-        evaluation={**_plan("evaluation", config), "incumbent": incumbent},
+        evaluation={**_plan("evaluation", config), "incumbent": incumbent, "files": sources.digests(config.evaluation.tasks)},
         triton_packaging={**_plan("triton_packaging", config), "unproven": reason},
         model_registry={**_plan("model_registry", config), "finetune_key": finetune_key, "incumbent": incumbent},
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import secrets
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from components.common import hashing
+from components.common import cores, hashing
 from components.common.errors import ArtifactDamagedError, OutputOccupiedError, UsageError
 
 MANIFEST = "manifest.json"
@@ -240,14 +241,15 @@ def _damaged(folder: Path, path: str, kind: str, what: str) -> ArtifactDamagedEr
 
 @cache
 def produced_by() -> dict[str, Any]:
-    """tuneline's version, the commit of a source checkout if it is one, and the package versions that results depend on."""
+    """tuneline's version, the commit of a source checkout if it is one, and what results depend on: versions, and the processor."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         own = version("tuneline")
     except PackageNotFoundError:
         own = "source"
-    return {"tuneline": own, "git_commit": _git_commit(), "packages": hashing.packages()}
+    where = {"python": platform.python_version(), "cpu": cores.processor()}
+    return {"tuneline": own, "git_commit": _git_commit(), "packages": hashing.packages(), **where}
 
 
 def _git_commit() -> str | None:

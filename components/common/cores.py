@@ -1,12 +1,15 @@
-"""How many cores this process may use: a container's, not the machine's."""
+"""How many cores this process may use, a container's and not the machine's, and of which kind they are."""
 
 from __future__ import annotations
 
 import math
 import os
+import platform
+import re
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")  # a container sees its own group here
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def threads() -> int:
@@ -23,6 +26,15 @@ def available(cgroup: Path = CGROUP) -> int:
     allowed = len(os.sched_getaffinity(0))
     quota, period = _quota(cgroup)
     return allowed if quota <= 0 else min(allowed, math.ceil(quota / period))
+
+
+def processor(cpuinfo: Path = CPUINFO) -> str:
+    """The processor's own name, such as "AMD EPYC 7763 64-Core Processor"; where it says none, its architecture."""
+    try:
+        found = re.search(r"^model name\s*: *(\S.*)$", cpuinfo.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.machine()
 
 
 def _quota(cgroup: Path) -> tuple[int, int]:

@@ -369,11 +369,16 @@ def load(model: Model, *, trainable: bool = False, dtype: Any = None, **options:
     with _readable(model.weights, "weights"):
         loaded = AutoModelForCausalLM.from_pretrained(model.weights, dtype=dtype, trust_remote_code=False, use_safetensors=True, **options)
     if model.adapter:
-        from peft import PeftModel
-
-        loaded = PeftModel.from_pretrained(loaded, str(model.adapter), is_trainable=trainable)
+        loaded = attach(loaded, model.adapter, trainable=trainable)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return loaded if trainable else loaded.to(device).eval()
+
+
+def attach(loaded: Any, adapter: Path, *, trainable: bool = False) -> Any:
+    """The loaded base model with the adapter attached by PEFT."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(loaded, str(adapter), is_trainable=trainable)
 
 
 def load_tokenizer(folder: Path, **options: Any) -> Any:

@@ -166,3 +166,8 @@ def copy_report(artifact: Artifact, path: str) -> None:
     """Show an artifact's report in the Kubeflow UI: an HTML output is a file at `path`."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(artifact.path / "report.html", path)
+
+
+def show_figures(artifact: Artifact, metrics: Any) -> None:
+    """Show the verdict and every figure of an artifact's summary in the Kubeflow UI, as its kind of metrics."""
+    metrics.metadata.update({"verdict": artifact.manifest.summary["verdict"], **tracking.figures(artifact.manifest.summary)})

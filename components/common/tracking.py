@@ -264,6 +264,8 @@ class MlflowReporter:
             for first in range(0, len(params), BATCH):
                 self._client.log_batch(self.run_id, params=params[first : first + BATCH])
             self._client.set_tag(self.run_id, f"tuneline.{manifest.kind}_sha256", manifest.content_sha256)
+            for name, text in decision(manifest.summary).items():
+                self._client.set_tag(self.run_id, f"tuneline.{name}", text)
             for name in ("manifest.json", "report.html", "training.jsonl", "evaluation.json"):
                 if (artifact.path / name).exists():
                     self._client.log_artifact(self.run_id, str(artifact.path / name))
@@ -352,6 +354,13 @@ def _name(name: str) -> str:
 def figures(summary: Mapping[str, Any]) -> dict[str, float]:
     """The numbers in a summary, by flat name."""
     return {name: float(v) for name, v in flatten(summary).items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+
+
+def decision(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What a summary says was decided, and why, as tags: the verdict, and a numbered reason a rule."""
+    if "verdict" not in summary:
+        return {}
+    return {"verdict": str(summary["verdict"]), **{f"reason.{i}": str(why)[:5000] for i, why in enumerate(summary.get("reasons", ()), 1)}}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

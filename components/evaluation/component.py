@@ -8,7 +8,7 @@ from components.common.images import EVALUATION
 
 
 @dsl.component(base_image=EVALUATION, install_kfp_package=False)
-def evaluation(plan: str, model: str, dataset: str, report: dsl.Output[dsl.HTML]) -> NamedTuple(
+def evaluation(plan: str, model: str, dataset: str, report: dsl.Output[dsl.HTML], metrics: dsl.Output[dsl.Metrics]) -> NamedTuple(
     "Outputs", [("evaluation", str), ("verdict", str)]
 ):
     """Measure a model against its base and the model in service. `plan`: configuration, incumbent digest, seed and code digest."""
@@ -27,4 +27,5 @@ def evaluation(plan: str, model: str, dataset: str, report: dsl.Output[dsl.HTML]
 
     made = step.produce("evaluation", {"plan": p, "model": model, "dataset": dataset}, build)
     step.copy_report(made, report.path)
+    step.show_figures(made, metrics)
     return (made.sha256, made.manifest.summary["verdict"])

@@ -1,68 +1,138 @@
-"""The gate: rules over measured differences, a verdict, and a sentence of reason for every rule."""
+"""The gate: rules over measured differences, a verdict, and a sentence of reason for every rule.
+
+All rules must hold. That needs no correction for their number: the chance that a candidate without the gains asked for passes all of them
+is at most that of passing one (intersection-union test; Berger, Technometrics 24, 1982). A rule over slices looks for harm in any of many
+parts, which does: Holm's.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from components.evaluation import statistics
 from components.evaluation.config import EvaluationConfig, Rule
+from components.evaluation.measured import Measured
+from components.evaluation.slices import parts
 from components.evaluation.statistics import Interval
+
+THE = {"candidate": "the candidate", "base": "the base", "incumbent": "the model in service"}
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """What a rule said: whether it holds, and why in a sentence."""
+    """What a rule said: whether it holds, why in a sentence, the gain with its 95% interval, and what the gain is at least (or, over
+    slices, the p of the worst one)."""
 
     rule: Rule
     holds: bool
     reason: str
-    gain: Interval | None
+    gain: Interval | None = None
+    at_least: float | None = None
+    p: float | None = None
 
 
-def rulings(nll: Mapping[str, Sequence[float]], tokens: Sequence[int], config: EvaluationConfig, seed: int) -> list[Ruling]:
-    """Judge every rule. `nll` holds the items' summed losses by model: candidate, base, and incumbent where there is one."""
-    return [_judge(rule, nll, tokens, config, seed) for rule in config.gate]
+def rulings(measured: Mapping[str, Measured], has_incumbent: bool, config: EvaluationConfig, seed: int) -> list[Ruling]:
+    """Judge every rule on the tasks measured, by name."""
+    return [_judge(rule, measured, has_incumbent, config, seed) for rule in config.gate]
 
 
-def _judge(rule: Rule, nll: Mapping[str, Sequence[float]], tokens: Sequence[int], config: EvaluationConfig, seed: int) -> Ruling:
-    against = str(rule.against)
-    if against == "incumbent" and "incumbent" not in nll:
-        return Ruling(rule, True, "There is no model in service to compare with.", None)
-    if against == "incumbent" and not nll["incumbent"]:
-        return Ruling(rule, False, f"The {rule.metric} cannot be compared: the model in service has another tokenizer.", None)
-    if not all(math.isfinite(v) for name in ("candidate", against) for v in nll.get(name, ())):
-        return Ruling(rule, False, f"The {rule.metric} of the candidate or of {against} is not a finite number.", None)
-    gain = _gain(rule, nll, tokens, config, seed)
+def _judge(rule: Rule, measured: Mapping[str, Measured], has_incumbent: bool, config: EvaluationConfig, seed: int) -> Ruling:
+    if rule.against == "incumbent" and not has_incumbent:
+        return Ruling(rule, True, f"There is no model in service to compare {'slices ' if rule.slices else ''}with.")
+    task, metric = measured[rule.metric.partition(".")[0]], rule.metric.partition(".")[2]
+    problem = _problem(rule, task, metric, config.min_items)
+    if problem:
+        return Ruling(rule, False, problem)
+    judge = _over_slices if rule.slices else _over_all
+    return judge(rule, task, metric, config, seed)
+
+
+def _problem(rule: Rule, task: Measured, metric: str, min_items: int) -> str | None:
+    """Why the rule cannot be decided, in a sentence: a missing score refuses."""
+    for role in ["candidate", *([rule.against] if isinstance(rule.against, str) else [])]:
+        why = task.why_not.get(role)
+        if why:
+            return f"The {rule.metric} cannot be compared: {why}."
+        if not task.values(role, metric):
+            return f"The {rule.metric} of {THE[role]} is missing."
+        broken = task.broken(role, metric)
+        if broken:
+            return f"The {rule.metric} of {THE[role]} is not a finite number in {broken} of {len(task.items)} items."
+    if len(task.items) < min_items:
+        return f"The {rule.metric} was measured on {len(task.items)} items: too few to decide from (evaluation.min_items is {min_items})."
+    return None
+
+
+def _over_all(rule: Rule, task: Measured, metric: str, config: EvaluationConfig, seed: int) -> Ruling:
+    gain = task.gain(metric, rule.against, samples=config.bootstrap_samples, seed=seed)
     bound = rule.min_gain if rule.min_gain is not None else -float(rule.max_loss or 0.0)
-    holds = gain.low > bound if rule.min_gain is not None else gain.low >= bound
-    return Ruling(rule, holds, _sentence(rule, gain, bound, holds, len(tokens)), gain)
+    at_least = gain.at_least(rule.confidence)
+    holds = at_least > bound if rule.min_gain is not None else at_least >= bound
+    interval = gain.interval(0.95)
+    return Ruling(rule, holds, _sentence(rule, interval, at_least, bound, holds, gain.items), interval, at_least)
 
 
-def _gain(rule: Rule, nll: Mapping[str, Sequence[float]], tokens: Sequence[int], config: EvaluationConfig, seed: int) -> Interval:
-    """The improvement with its interval: how far the candidate's value lies below the other's."""
-    perplexity = rule.metric == "held_out.perplexity"
-    options: dict[str, Any] = {"samples": config.bootstrap_samples, "confidence": rule.confidence, "seed": seed}
-    if isinstance(rule.against, float):
-        own = statistics.bootstrap(nll["candidate"], tokens, **options)
-        scale = math.exp if perplexity else float
-        return Interval(*(rule.against - scale(v) for v in (own.value, own.high, own.low)))
-    other = nll[rule.against]
-    if perplexity:
-        return statistics.paired_perplexity(nll["candidate"], other, tokens, **options)
-    difference = statistics.paired_bootstrap(nll["candidate"], other, tokens, **options)
-    return Interval(-difference.value, -difference.high, -difference.low)
-
-
-def _sentence(rule: Rule, gain: Interval, bound: float, holds: bool, items: int) -> str:
-    against = {"base": "the base", "incumbent": "the model in service"}.get(str(rule.against), str(rule.against))
+def _sentence(rule: Rule, gain: Interval, at_least: float, bound: float, holds: bool, items: int) -> str:
+    against = THE.get(str(rule.against), str(rule.against))
+    if gain.value == gain.low == gain.high == 0:
+        equal = (
+            f"{rule.metric} is the same as that of {against} in all {items} items"
+            if isinstance(rule.against, str)
+            else f"{rule.metric} is {against}"
+        )
+        return f"{equal}{', as the rule allows' if holds else f'; the rule asks for a gain above {bound:+.4f}'}."
     direction = "better" if gain.value >= 0 else "worse"
     measured = f"{rule.metric} is {abs(gain.value):.4f} {direction} than {against}"
-    interval = f"{rule.confidence:.0%} interval of the gain {gain.low:+.4f} to {gain.high:+.4f}, {items} items"
+    interval = f"95% interval of the gain {gain.low:+.4f} to {gain.high:+.4f}, {items} items"
+    sure = f"at least {at_least:+.4f} with {rule.confidence:.0%} confidence"
     if holds:
-        return f"{measured} ({interval}), as the rule asks (gain above {bound:+.4f})."
-    if gain.low <= 0 <= gain.high:
-        return f"{measured} ({interval}): too small a difference for this many items; the rule asks for a gain above {bound:+.4f}."
-    return f"{measured} ({interval}); the rule asks for a gain above {bound:+.4f}."
+        return f"{measured} ({interval}; {sure}), as the rule asks (gain above {bound:+.4f})."
+    if at_least <= 0 <= gain.high:
+        return f"{measured} ({interval}; {sure}): too small a difference for this many items; the rule asks for a gain above {bound:+.4f}."
+    return f"{measured} ({interval}; {sure}); the rule asks for a gain above {bound:+.4f}."
+
+
+@dataclass(frozen=True)
+class Part:
+    """A slice's gain with its 95% interval, and the p that it is no worse than allowed, before correction."""
+
+    name: str
+    items: int
+    gain: Interval
+    p: float
+
+
+def harmed(
+    task: Measured, metric: str, against: str, kinds: Sequence[str], allowed: float, config: EvaluationConfig, seed: int
+) -> Iterator[Part]:
+    """Every slice with enough items to say something of."""
+    for name, indices in parts(task.items, kinds):
+        if len(indices) >= config.min_items:
+            gain = task.gain(metric, against, samples=config.bootstrap_samples, seed=seed, indices=indices)
+            yield Part(name, len(indices), gain.interval(0.95), gain.harm(allowed))
+
+
+def _over_slices(rule: Rule, task: Measured, metric: str, config: EvaluationConfig, seed: int) -> Ruling:
+    allowed, against = float(rule.max_loss or 0.0), str(rule.against)
+    found = list(harmed(task, metric, against, rule.slices or (), allowed, config, seed))
+    if not found:
+        return Ruling(rule, True, f"{rule.metric} has no slices of {config.min_items} items or more by {_listed(rule)} to compare.")
+    corrected = statistics.holm([part.p for part in found])
+    worst_p, worst = min(zip(corrected, found, strict=True), key=lambda one: (one[0], one[1].gain.value))
+    if worst_p >= 1 - rule.confidence:
+        return Ruling(
+            rule, True, f"{rule.metric} is clearly worse than {THE[against]} in none of {len(found)} slices by {_listed(rule)}.", p=worst_p
+        )
+    told = f"In the slice {worst.name}, {rule.metric} is {abs(worst.gain.value):.4f} worse than {THE[against]}"
+    interval = f"95% interval of the gain {worst.gain.low:+.4f} to {worst.gain.high:+.4f}, {worst.items} items"
+    more = sum(p < 1 - rule.confidence for p in corrected) - 1
+    others = f", and {more} more of {len(found)} slices are worse" if more else ""
+    limit = f"; the rule allows {allowed:.4f}" if allowed else ""
+    return Ruling(
+        rule, False, f"{told} ({interval}; p {worst_p:.2g} after correction for {len(found)} slices){others}{limit}.", worst.gain, p=worst_p
+    )
+
+
+def _listed(rule: Rule) -> str:
+    return ", ".join(rule.slices or ())

@@ -1,10 +1,10 @@
-"""Evaluation: the candidate against its base and the model in service, on the same held-out items; the verdict with its reasons."""
+"""Evaluation: the candidate against its base and the model in service, on the same items; the verdict with its reasons."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,15 @@ from components.common import artifacts, hashing, models
 from components.common.artifacts import Artifact, Input
 from components.common.models import Model
 from components.common.progress import Reporter
-from components.evaluation import gate, report, scoring, statistics
+from components.evaluation import gate, keeping, loading, report, result
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.gate import Ruling
-from components.evaluation.items import Item, read_items, task_digest
-from components.evaluation.scoring import Scores
-from components.evaluation.statistics import Interval
+from components.evaluation.measured import Measured
+from components.evaluation.task import Engine, Given, Task
+from components.evaluation.tasks import sources, table
 
 STAGE = "evaluation"
 PAYLOAD = ("evaluation.json", "predictions.parquet")
-ACCEPTED, REFUSED, UNCHANGED = "accepted", "refused", "unchanged"
 
 
 def evaluate(
@@ -43,7 +42,7 @@ def evaluate(
     """
     if incumbent and incumbent.sha256 == candidate.sha256:
         reporter.note("the candidate is the model in service")
-    inputs = _inputs(candidate, dataset, incumbent)
+    inputs = _inputs(candidate, dataset, incumbent) + _files(config)
     key = hashing.digest(
         {
             "stage": STAGE,
@@ -57,15 +56,12 @@ def evaluate(
     finished = artifacts.begin(output, key, overwrite=overwrite)
     if finished:
         return finished
-    tokenizer = models.load_tokenizer(candidate.tokenizer)
-    reporter.step("reading the held-out items")
-    items = read_items(dataset, tokenizer, config, reporter)
-    scores = _scores(candidate, incumbent, items, tokenizer, config, seed, state / STAGE, reporter)
+    measured = _measure(candidate, incumbent, dataset, config, seed, state / STAGE, reporter)
     reporter.step("weighing the differences")
-    ruled = _rule(scores, items, config, seed)
-    result = _result(scores, items, ruled, config, seed, unchanged=incumbent is not None and incumbent.sha256 == candidate.sha256)
-    _write(output, result, scores, items, ruled, inputs)
-    summary = {name: result[name] for name in ("verdict", "reasons", "metrics")}
+    ruled = gate.rulings(measured, incumbent is not None, config, seed)
+    found = result.result(measured, ruled, config, seed, unchanged=incumbent is not None and incumbent.sha256 == candidate.sha256)
+    _write(output, found, measured, ruled, inputs)
+    summary = {name: found[name] for name in ("verdict", "reasons", "metrics")}
     return artifacts.publish(
         output, "evaluation", payload=PAYLOAD, inputs=inputs, config=config.model_dump(), seed=seed, key=key, summary=summary
     )
@@ -79,127 +75,94 @@ def _inputs(candidate: Model, dataset: Artifact, incumbent: Model | None) -> lis
     return inputs
 
 
-def _scores(
-    candidate: Model,
-    incumbent: Model | None,
-    items: Sequence[Item],
-    tokenizer: Any,
-    config: EvaluationConfig,
-    seed: int,
-    state: Path,
-    reporter: Reporter,
-) -> dict[str, Scores]:
-    """Scores by role. An adapter and its base are measured on one set of loaded weights, the adapter switched on and off."""
+def _files(config: EvaluationConfig) -> list[Input]:
+    """The files that tasks read."""
+    return [Input(kind="evaluation_set", content_sha256=sha, uri=path) for path, sha in sources.digests(config.tasks).items()]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The models by role, and what their scores depend on beside task and model."""
+
+    roles: Mapping[str, Model]
+    given: Given
+    config: EvaluationConfig
+    kept: Path
+
+    @property
+    def reporter(self) -> Reporter:
+        return self.given.reporter
+
+
+def _measure(
+    candidate: Model, incumbent: Model | None, dataset: Artifact, config: EvaluationConfig, seed: int, state: Path, reporter: Reporter
+) -> dict[str, Measured]:
+    """Every task's items and scores. Items are made once, with the candidate's tokenizer; all tasks of a model before the next model."""
     models.prepare_torch(seed)
-    task = task_digest(items, config)
-    loaded: dict[str, Any] = {}
-
-    def weights(model: Model) -> Any:
-        if model.sha256 not in loaded:
-            loaded.clear()  # one model in memory at a time
-            reporter.step("loading the model")
-            loaded[model.sha256] = models.load(model)
-        return loaded[model.sha256]
-
-    def scores(role: str, model: Model, on: Model, *, without_adapter: bool = False) -> Scores:
-        measured_on = [model.sha256, task, hashing.code_sha256(STAGE), config.batch_tokens, models.arithmetic()]
-        path = state / "scores" / f"{hashing.digest(measured_on)}.json"
-        return scoring.kept_or_measured(
-            path,
-            role,
-            lambda: scoring.measure(weights(on), tokenizer, items, config, name=role, reporter=reporter, without_adapter=without_adapter),
-            reporter,
-        )
-
+    given = Given(models.load_tokenizer(candidate.tokenizer), dataset, config.max_length, seed, reporter)
     base = Model(candidate.base.sha256, candidate.base, candidate.base.path, None, None)
-    found = {"candidate": scores("candidate", candidate, candidate)}
-    shared = candidate.adapter is not None
-    found["base"] = scores("base", base, candidate if shared else base, without_adapter=shared)
-    if incumbent and models.same_tokens(incumbent.tokenizer, candidate.tokenizer):
-        found["incumbent"] = scores("incumbent", incumbent, incumbent)
-    elif incumbent:
-        reporter.note("the model in service has another tokenizer: its loss a token cannot be compared")
-        found["incumbent"] = Scores([], {})
-    return found
+    roles = {"base": base, "candidate": candidate, **({"incumbent": incumbent} if incumbent else {})}
+    place = _Place(roles, given, config, state / "scores")
+    asked = [_asked(task, given) for task in map(table.build, config.tasks)]
+    wanted = {role: [one for one in asked if _wanted(place, role, one)] for role in roles}
+    _measure_roles(place, wanted, "candidate", "base")
+    if incumbent:
+        _measure_roles(place, wanted, "incumbent")
+    return {one.task.name: one for one in asked}
 
 
-def _rule(scores: Mapping[str, Scores], items: Sequence[Item], config: EvaluationConfig, seed: int) -> list[Ruling]:
-    return gate.rulings({role: s.nll for role, s in scores.items()}, _tokens(items), config, seed)
+def _asked(task: Task, given: Given) -> Measured:
+    given.reporter.step(f"reading the items of {task.name}")
+    items = task.items(given)
+    return Measured(task, items, {}, {}, keeping.task_digest(task, items))
 
 
-def _tokens(items: Sequence[Item]) -> list[int]:
-    return [item.answer_tokens for item in items]
+def _wanted(place: _Place, role: str, one: Measured) -> bool:
+    """Whether a role has to be measured on a task yet: not where its scores are kept, nor where they would not compare."""
+    foreign = not models.same_tokens(place.roles[role].tokenizer, place.roles["candidate"].tokenizer)
+    if foreign and all(metric.per_token for metric in one.task.metrics.values()):
+        place.reporter.note(f"{one.task.name}: the model in service has another tokenizer, its loss a token cannot be compared")
+        one.why_not[role] = "the model in service has another tokenizer"
+        return False
+    found = keeping.kept(_path(place, role, one))
+    if found:
+        place.reporter.note(f"{one.task.name} of the {role}: kept from an earlier evaluation")
+        one.scores[role] = found
+    return found is None
 
 
-def _result(
-    scores: Mapping[str, Scores], items: Sequence[Item], ruled: Sequence[Ruling], config: EvaluationConfig, seed: int, *, unchanged: bool
-) -> dict[str, Any]:
-    """evaluation.json: verdict, reasons, every metric with its interval and n, every rule with what it found."""
-    accepted = all(ruling.holds for ruling in ruled)
-    reasons = [ruling.reason for ruling in ruled]
-    return {
-        "verdict": UNCHANGED if unchanged else ACCEPTED if accepted else REFUSED,
-        "reasons": ["The candidate is the model in service, byte for byte.", *reasons] if unchanged else reasons,
-        "metrics": {"held_out": _metrics(scores, items, config, seed)},
-        "rules": [{**r.rule.model_dump(), "holds": r.holds, "reason": r.reason, "gain": _interval(r.gain)} for r in ruled],
-        "items": len(items),
-        "answer_tokens": sum(_tokens(items)),
-        "task_sha256": task_digest(items, config),
-    }
+def _measure_roles(place: _Place, wanted: Mapping[str, list[Measured]], tuned: str, base: str = "") -> None:
+    """Measure a model and, on the same loaded weights, its base; nothing is loaded for what is kept."""
+    if not any(wanted[role] for role in (tuned, base) if role):
+        return
+    model, other = place.roles[tuned], place.roles[base] if base and wanted[base] else None
+    options: dict[str, Any] = {"batch_tokens": place.config.batch_tokens, "reporter": place.reporter, "engine": place.config.engine}
+    opened = loading.engines(model, other, **options)
+    for role in [base, tuned] if other else [tuned]:
+        if wanted[role]:
+            engine = next(opened)[1]
+            for one in wanted[role]:
+                _score(place, role, one, engine)
+    opened.close()
 
 
-def _metrics(scores: Mapping[str, Scores], items: Sequence[Item], config: EvaluationConfig, seed: int) -> dict[str, Any]:
-    """Loss and perplexity of every model; ci95 is the 95% interval of candidate − base, by paired bootstrap over items."""
-    tokens = _tokens(items)
-    loss = {role: _finite(statistics.ratio(s.nll, tokens)) if s.nll else None for role, s in scores.items()}
-    options: dict[str, Any] = {"samples": config.bootstrap_samples, "confidence": 0.95, "seed": seed}
-    pair = (scores["candidate"].nll, scores["base"].nll, tokens)
-    ci = {"loss": None, "perplexity": None}
-    if loss["candidate"] is not None and loss["base"] is not None:
-        difference, gain = statistics.paired_bootstrap(*pair, **options), statistics.paired_perplexity(*pair, **options)
-        ci = {"loss": [difference.low, difference.high], "perplexity": [-gain.high, -gain.low]}  # type: ignore[dict-item]
-    perplexity = {role: _finite(math.exp(min(value, 700.0))) if value is not None else None for role, value in loss.items()}
-    return {
-        name: {**{role: values.get(role) for role in ("candidate", "base", "incumbent")}, "ci95": ci[name], "n": len(items)}
-        for name, values in (("loss", loss), ("perplexity", perplexity))
-    }
+def _score(place: _Place, role: str, one: Measured, engine: Engine) -> None:
+    place.reporter.step(f"{one.task.name} of the {role}")
+    base = one.scores.get("base") if one.task.against_base else None
+    one.scores[role] = one.task.score(engine, one.items, place.given, base)
+    keeping.keep(_path(place, role, one), one.scores[role])
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _path(place: _Place, role: str, one: Measured) -> Path:
+    """Where the scores of a role on a task are kept: by all that they depend on."""
+    config, roles = place.config, place.roles
+    said = [roles[role].sha256, one.digest, hashing.code_sha256(STAGE), config.engine, config.batch_tokens, models.arithmetic()]
+    key = hashing.digest([*said, roles["base"].sha256] if one.task.against_base else said)
+    return place.kept / f"{key}.json"
 
 
-def _interval(gain: Interval | None) -> list[float] | None:
-    return [gain.value, gain.low, gain.high] if gain else None
-
-
-def _write(
-    output: Path,
-    result: dict[str, Any],
-    scores: Mapping[str, Scores],
-    items: Sequence[Item],
-    ruled: Sequence[Ruling],
-    inputs: Sequence[Input],
-) -> None:
-    (output / "evaluation.json").write_text(json.dumps(result, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
-    _write_predictions(output / "predictions.parquet", scores, items)
-    (output / "report.html").write_text(report.page(result, scores, items, ruled, inputs), encoding="utf-8")
-
-
-def _write_predictions(path: Path, scores: Mapping[str, Scores], items: Sequence[Item]) -> None:
-    """One row an item: its loss under every model, and the answers where they were generated."""
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    columns: dict[str, Any] = {
-        "id": [item.id for item in items],
-        "task": ["held_out"] * len(items),
-        "answer_tokens": pa.array(_tokens(items), pa.int32()),
-        "prompt": [item.prompt for item in items],
-        "reference": [item.reference for item in items],
-    }
-    for role, found in scores.items():
-        nll: list[float | None] = [*found.nll] or [None] * len(items)
-        columns[f"{role}_nll"] = pa.array(nll, pa.float64())
-        columns[f"{role}_answer"] = pa.array([found.answers.get(item.id) for item in items], pa.string())
-    parquet.write_table(pa.table(columns), path, compression="zstd")
+def _write(output: Path, found: dict[str, Any], measured: Mapping[str, Measured], ruled: Sequence[Ruling], inputs: Sequence[Input]) -> None:
+    text = json.dumps(found, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    (output / "evaluation.json").write_text(text, encoding="utf-8")
+    result.write_predictions(output / "predictions.parquet", measured)
+    (output / "report.html").write_text(report.page(found, measured, ruled, inputs), encoding="utf-8")

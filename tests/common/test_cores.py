@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 
 import pytest
 
@@ -41,3 +42,12 @@ def test_without_control_groups_all_cores_of_the_affinity_mask_count(tmp_path):
 def test_a_number_that_was_set_holds_whatever_the_limit_is(monkeypatch):
     monkeypatch.setenv("TUNELINE_THREADS", "3")
     assert cores.threads() == 3
+
+
+def test_the_processor_is_called_as_it_calls_itself_and_else_by_its_architecture(tmp_path):
+    named = tmp_path / "named"
+    named.write_text("processor\t: 0\nmodel name\t: AMD EPYC 7763 64-Core Processor\nflags\t: fpu\n\nprocessor\t: 1\nmodel name\t: other\n")
+    assert cores.processor(named) == "AMD EPYC 7763 64-Core Processor"
+    (tmp_path / "nameless").write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
+    assert cores.processor(tmp_path / "nameless") == platform.machine()
+    assert cores.processor(tmp_path / "none") == platform.machine()

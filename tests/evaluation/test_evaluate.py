@@ -13,10 +13,12 @@ from components.common import artifacts, models
 from components.common.artifacts import Artifact
 from components.common.errors import InputError
 from components.common.progress import Silent
-from components.evaluation import scoring
 from components.evaluation.config import EvaluationConfig
-from components.evaluation.items import read_items
+from components.evaluation.engine import TransformersEngine
 from components.evaluation.stage import evaluate
+from components.evaluation.task import Continuation, Given, Item
+from components.evaluation.tasks.config import HeldOut
+from components.evaluation.tasks.held_out import HeldOutTask
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
 from tests.datasets import dataset_of, small_dataset
@@ -33,6 +35,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, Artifact,
     values = {"base_model": str(tiny_model(folder / "tiny")), "max_steps": 25, "batch_size": 4, "learning_rate": 5e-3, "max_length": 96}
     model = finetune(dataset, folder / "model", FineTuningConfig.model_validate(values), seed=1, state=folder / "state", reporter=Silent())
     return dataset, model, folder
+
+
+def held_out(dataset: Artifact, model: models.Model) -> list[Item]:
+    return HeldOutTask(HeldOut()).items(Given(models.load_tokenizer(model.tokenizer), dataset, 96, 5, Silent()))
+
+
+def losses(loaded: object, items: list[Item], batch_tokens: int) -> list[float]:
+    engine = TransformersEngine(loaded, models.load_tokenizer(Path(loaded.config.name_or_path)), batch_tokens)
+    return [-one.logprob for one in engine.likelihoods([Continuation(i.ask["ids"], i.ask["answer"]) for i in items], Silent())]
 
 
 def judge(world: tuple[Artifact, Artifact, Path], output: Path, incumbent: models.Model | None = None, **changes: object) -> Artifact:
@@ -54,7 +65,7 @@ def test_a_model_that_learned_is_accepted_with_an_interval_that_excludes_zero(
     assert loss["n"] == 24
     assert loss["incumbent"] is None
     assert result["metrics"]["held_out"]["perplexity"]["base"] == pytest.approx(math.exp(loss["base"]))
-    assert len(result["reasons"]) == len(result["rules"]) == 2
+    assert len(result["reasons"]) == len(result["rules"]) == 4
 
 
 def test_predictions_add_up_to_the_reported_loss(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
@@ -69,22 +80,19 @@ def test_predictions_add_up_to_the_reported_loss(world: tuple[Artifact, Artifact
 def test_the_base_scored_with_its_adapter_off_scores_as_the_base_alone(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
     dataset, model, _ = world
     opened = models.from_artifact(model)
-    items = read_items(dataset, models.load_tokenizer(opened.tokenizer), CONFIG, Silent())
+    items = held_out(dataset, opened)
     alone = models.load(models.Model(opened.base.sha256, opened.base, opened.base.path, None, None))
-    with models.load(opened).disable_adapter() as _:
-        pass
     table = parquet.read_table(judge(world, tmp_path / "evaluation").path / "predictions.parquet").to_pydict()
     by_id = dict(zip(table["id"], table["base_nll"], strict=True))
-    for item, nll in zip(items, scoring.losses(alone, items, 2048, Silent()), strict=True):
+    for item, nll in zip(items, losses(alone, items, 2048), strict=True):
         assert by_id[item.id] == pytest.approx(nll, rel=1e-5)
 
 
 def test_batching_does_not_change_the_losses(world: tuple[Artifact, Artifact, Path]) -> None:
     dataset, model, _ = world
     opened = models.from_artifact(model)
-    items = read_items(dataset, models.load_tokenizer(opened.tokenizer), CONFIG, Silent())
-    loaded = models.load(opened)
-    assert scoring.losses(loaded, items, 1, Silent()) == pytest.approx(scoring.losses(loaded, items, 4096, Silent()), rel=1e-4)
+    items, loaded = held_out(dataset, opened), models.load(opened)
+    assert losses(loaded, items, 1) == pytest.approx(losses(loaded, items, 4096), rel=1e-4)
 
 
 def test_a_candidate_that_is_the_incumbent_is_unchanged(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
@@ -97,7 +105,7 @@ def test_a_base_model_as_candidate_is_refused_since_it_gains_nothing(world: tupl
     base = models.open_model(folder / "tiny")
     made = evaluate(base, dataset, tmp_path / "e", CONFIG, incumbent=None, seed=5, state=folder / "state", reporter=Silent())
     assert made.manifest.summary["verdict"] == "refused"
-    assert "too small a difference" in made.manifest.summary["reasons"][0]
+    assert made.manifest.summary["reasons"][0].startswith("held_out.loss is the same as that of the base in all 24 items")
 
 
 def test_an_unchanged_model_is_not_measured_twice_and_a_broken_score_file_is_not_believed(
@@ -105,14 +113,14 @@ def test_an_unchanged_model_is_not_measured_twice_and_a_broken_score_file_is_not
 ) -> None:
     one = judge(world, tmp_path / "1")
     measured: list[str] = []
-    real = scoring.measure
-    monkeypatch.setattr(scoring, "measure", lambda *a, **k: measured.append(k["name"]) or real(*a, **k))
+    real = HeldOutTask.score
+    monkeypatch.setattr(HeldOutTask, "score", lambda *a: measured.append("a model") or real(*a))
     two = judge(world, tmp_path / "2", bootstrap_samples=2000)
     assert measured == []
     for kept in (world[2] / "state" / "evaluation" / "scores").glob("*.json"):
         kept.write_text(kept.read_text()[:-20])
     three = judge(world, tmp_path / "3")
-    assert measured == ["candidate", "base"]
+    assert len(measured) == 2
     assert one.sha256 == three.sha256 != two.sha256
 
 
@@ -138,13 +146,13 @@ def test_a_dataset_of_unknown_rows_is_refused_with_what_is_needed(world: tuple[A
     dataset = small_dataset(tmp_path / "dataset")
     manifest = dataset.manifest.model_copy(update={"summary": {"rows_kind": "pictures"}})
     with pytest.raises(InputError, match="holds pictures rows"):
-        read_items(artifacts.Artifact(dataset.path, manifest), None, CONFIG, Silent())
+        HeldOutTask(HeldOut()).items(Given(None, artifacts.Artifact(dataset.path, manifest), 96, 5, Silent()))
 
 
 def test_every_token_of_a_plain_text_is_measured_and_nothing_is_asked(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
-    items = read_items(dataset_of("text", tmp_path / "texts"), models.load_tokenizer(world[1].path), CONFIG, Silent())
+    items = held_out(dataset_of("text", tmp_path / "texts"), models.from_artifact(world[1]))
     assert len(items) == 4
-    assert all(item.answer_tokens == len(item.input_ids) - 1 and not item.prompt_ids for item in items)
+    assert all(sum(item.ask["answer"]) == item.length and not item.ask["prompt"] for item in items)
 
 
 def test_virtual_tokens_are_measured_beside_the_base_they_stand_before(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from components.evaluation import gate
 from components.evaluation.config import EvaluationConfig, Rule
+from components.evaluation.measured import Measured
+from tests.evaluation.making import losses, rights
 
 TOKENS = [10] * 60
 NOISE = np.random.default_rng(0).normal(0, 2.0, 60)
@@ -14,28 +17,38 @@ BASE = list(30 + NOISE)
 
 
 def judge(candidate: list[float], rule: Rule, **others: list[float]) -> gate.Ruling:
-    config = EvaluationConfig(gate=[rule], bootstrap_samples=1000)
-    return gate.rulings({"candidate": candidate, "base": BASE, **others}, TOKENS, config, seed=1)[0]
+    return ruling(losses({"candidate": candidate, "base": BASE, **others}, TOKENS), rule)
+
+
+def ruling(task: Measured, rule: Rule, **changes: int) -> gate.Ruling:
+    config = EvaluationConfig(bootstrap_samples=1000, **changes).model_copy(update={"gate": [rule]})  # type: ignore[arg-type]
+    return gate.rulings({task.task.name: task}, "incumbent" in {*task.scores, *task.why_not}, config, seed=1)[0]
 
 
 def test_a_clear_gain_over_the_base_is_accepted_with_its_interval() -> None:
-    ruling = judge([v - 5 for v in BASE], Rule(against="base", min_gain=0.0))
-    assert ruling.holds
-    assert "0.5000 better than the base" in ruling.reason
-    assert "60 items" in ruling.reason
+    found = judge([v - 5 for v in BASE], Rule(against="base", min_gain=0.0))
+    assert found.holds
+    assert "0.5000 better than the base" in found.reason
+    assert "60 items" in found.reason
 
 
 def test_a_clear_loss_is_refused() -> None:
-    ruling = judge([v + 5 for v in BASE], Rule(against="base", min_gain=0.0))
-    assert not ruling.holds
-    assert "0.5000 worse than the base" in ruling.reason
+    found = judge([v + 5 for v in BASE], Rule(against="base", min_gain=0.0))
+    assert not found.holds
+    assert "0.5000 worse than the base" in found.reason
+
+
+def test_a_candidate_equal_to_the_base_is_refused_and_called_equal() -> None:
+    found = judge(BASE, Rule(against="base", min_gain=0.0))
+    assert not found.holds
+    assert found.reason == "held_out.loss is the same as that of the base in all 60 items; the rule asks for a gain above +0.0000."
 
 
 def test_a_difference_too_small_for_the_sample_is_refused_and_called_so() -> None:
     wobble = np.random.default_rng(1).normal(0, 3, 60)
-    ruling = judge([v + w for v, w in zip(BASE, wobble, strict=True)], Rule(against="base", min_gain=0.0))
-    assert not ruling.holds
-    assert "too small a difference for this many items" in ruling.reason
+    found = judge([v + w for v, w in zip(BASE, wobble, strict=True)], Rule(against="base", min_gain=0.0))
+    assert not found.holds
+    assert "too small a difference for this many items" in found.reason
 
 
 def test_a_gain_below_the_least_gain_is_refused() -> None:
@@ -48,13 +61,17 @@ def test_a_loss_within_what_is_allowed_is_accepted() -> None:
     assert not judge(worse, Rule(against="incumbent", max_loss=0.05), incumbent=BASE).holds
 
 
+def test_a_model_equal_to_the_one_in_service_loses_nothing() -> None:
+    assert judge(BASE, Rule(against="incumbent", max_loss=0.0), incumbent=BASE).holds
+
+
 def test_without_a_model_in_service_the_rule_against_it_holds_and_says_why() -> None:
-    ruling = judge(BASE, Rule(against="incumbent", min_gain=0.0))
-    assert ruling.holds
-    assert ruling.reason == "There is no model in service to compare with."
+    found = judge(BASE, Rule(against="incumbent", min_gain=0.0))
+    assert found.holds
+    assert found.reason == "There is no model in service to compare with."
 
 
-def test_a_number_is_reached_only_by_the_whole_interval() -> None:
+def test_a_number_is_reached_only_with_confidence() -> None:
     assert judge(BASE, Rule(against=3.5, min_gain=0.0)).holds
     assert not judge(BASE, Rule(against=3.0, min_gain=0.0)).holds
 
@@ -67,12 +84,95 @@ def test_perplexity_is_judged_like_loss() -> None:
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_score_that_is_not_a_number_refuses(broken: float) -> None:
-    ruling = judge([broken, *BASE[1:]], Rule(against="base", min_gain=0.0))
-    assert not ruling.holds
-    assert "not a finite number" in ruling.reason
+    found = judge([broken, *BASE[1:]], Rule(against="base", min_gain=0.0))
+    assert not found.holds
+    assert found.reason == "The held_out.loss of the candidate is not a finite number in 1 of 60 items."
+
+
+def test_a_missing_score_refuses() -> None:
+    found = ruling(losses({"candidate": BASE}, TOKENS), Rule(against="base", min_gain=0.0))
+    assert not found.holds
+    assert found.reason == "The held_out.loss of the base is missing."
 
 
 def test_an_incumbent_whose_tokens_differ_is_not_compared_and_refuses() -> None:
-    ruling = judge([v - 5 for v in BASE], Rule(against="incumbent", min_gain=0.0), incumbent=[])
-    assert not ruling.holds
-    assert ruling.reason == "The held_out.loss cannot be compared: the model in service has another tokenizer."
+    task = losses({"candidate": [v - 5 for v in BASE], "base": BASE}, TOKENS)
+    task.why_not["incumbent"] = "the model in service has another tokenizer"
+    found = ruling(task, Rule(against="incumbent", min_gain=0.0))
+    assert not found.holds
+    assert found.reason == "The held_out.loss cannot be compared: the model in service has another tokenizer."
+
+
+def test_too_few_items_refuse_however_large_the_gain() -> None:
+    task = losses({"candidate": [20.0] * 9, "base": BASE[:9]}, TOKENS[:9])
+    found = ruling(task, Rule(against="base", min_gain=0.0))
+    assert not found.holds
+    assert found.reason == "The held_out.loss was measured on 9 items: too few to decide from (evaluation.min_items is 10)."
+
+
+def test_better_on_average_and_much_worse_on_one_slice_is_refused_with_the_slice() -> None:
+    sources = ["tickets"] * 45 + ["contracts"] * 15
+    candidate = [v - 5 for v in BASE[:45]] + [v + 6 + n for v, n in zip(BASE[45:], NOISE[:15], strict=True)]
+    task = losses({"candidate": candidate, "base": BASE}, TOKENS, source=sources)
+    assert ruling(task, Rule(against="base", min_gain=0.0)).holds
+    found = ruling(task, Rule(against="base", max_loss=0.0, slices=["source"]))
+    assert not found.holds
+    assert found.reason.startswith("In the slice source contracts, held_out.loss is 0.")
+    assert "worse than the base" in found.reason
+    assert "15 items" in found.reason
+    assert [r.holds for r in gate.rulings({"held_out": task}, False, EvaluationConfig(bootstrap_samples=1000), 1)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_slices_with_few_items_are_not_judged_and_a_candidate_better_everywhere_passes() -> None:
+    sources = ["a"] * 30 + ["b"] * 25 + ["c"] * 5
+    candidate = [v - 5 for v in BASE[:55]] + [v + 5 for v in BASE[55:]]
+    task = losses({"candidate": candidate, "base": BASE}, TOKENS, source=sources)
+    found = ruling(task, Rule(against="base", max_loss=0.0, slices=["source"]))
+    assert found.holds
+    assert found.reason == "held_out.loss is clearly worse than the base in none of 2 slices by source."
+
+
+def test_many_slices_without_a_change_are_rarely_called_harmed() -> None:
+    generator, refused = np.random.default_rng(7), 0
+    sources = [f"source {i % 8}" for i in range(240)]
+    for trial in range(100):
+        base = generator.normal(30, 2, 240)
+        task = losses({"candidate": list(base + generator.normal(0, 2, 240)), "base": list(base)}, [10] * 240, source=sources)
+        config = EvaluationConfig(bootstrap_samples=1000, gate=[Rule(against="base", max_loss=0.0, slices=["source"])])
+        refused += not gate.rulings({"held_out": task}, False, config, seed=trial)[0].holds
+    assert refused <= 11, "without Holm's correction a third would be refused"
+
+
+SHAPES = {
+    "bell": lambda g, n: g.normal(0, 1, n),
+    "skewed": lambda g, n: g.exponential(1, n) - 1,
+    "right or wrong": lambda g, n: g.choice([-1.0, 0.0, 1.0], n, p=[0.15, 0.7, 0.15]),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_of_2000_candidates_without_a_change_no_more_than_the_nominal_share_is_accepted(shape: str) -> None:
+    accepted, rule = 0, Rule(metric="questions.exact_match", against="base", min_gain=0.0)
+    generator = np.random.default_rng(11)
+    for _ in range(2000):
+        task = rights({"candidate": list(SHAPES[shape](generator, 40)), "base": [0.0] * 40})
+        gain = task.gain("exact_match", "base", samples=1000, seed=1)
+        accepted += gain.at_least(rule.confidence) > 0
+    upper = stats.binomtest(accepted, 2000).proportion_ci(0.95).high
+    assert upper <= (1 - rule.confidence) + 0.05
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_true_gain_of_two_standard_errors_is_accepted_more_often_than_not(shape: str) -> None:
+    generator, accepted, trials = np.random.default_rng(13), 0, 400
+    for _ in range(trials):
+        noise = SHAPES[shape](generator, 100)
+        shift = 2 * {"bell": 1.0, "skewed": 1.0, "right or wrong": 0.3**0.5}[shape] / 10
+        task = rights({"candidate": list(noise + shift), "base": [0.0] * 100})
+        accepted += task.gain("exact_match", "base", samples=1000, seed=1).at_least(0.95) > 0
+    assert stats.binomtest(accepted, trials).proportion_ci(0.95).low > 0.5

@@ -1,0 +1,102 @@
+"""Evaluation, measured: likelihood tasks through tuneline's engine and through lm-eval's hf backend, in turns in one run.
+
+    python -m benchmarks.evaluation --data FOLDER --workdir DIR --markdown docs/benchmarks-evaluation.md
+    python -m benchmarks.evaluation --data FOLDER --workdir DIR --rows 20 --rounds 1 --tasks arc_easy
+
+FOLDER holds MosaicML's in-context-learning files (icl_arc_easy.jsonl.gz, icl_piqa.jsonl.gz, ...). lm-eval is installed into --workdir,
+without its own torch and transformers, so that both compute with the same ones; --peer-path names a folder that has it already. Everything
+lands in --workdir: the adapter, the log, and results.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import evaluation_page, icl, machine, measure, peers
+from benchmarks.fine_tuning import last_line
+from components.common import cores, models
+
+PEER = (
+    "lm-eval==0.4.13"  # without its requirements: what its hf backend imports tuneline needs too, the rest belongs to tasks not asked here
+)
+BATCHES = (1, 4, 8, 16, 32, 64, "auto")
+
+
+def main() -> None:
+    """Measure, keep the results, and write the page."""
+    args = _arguments()
+    workdir = args.workdir.resolve()
+    workdir.mkdir(parents=True, exist_ok=True)
+    told = machine.circumstances("benchmarks.evaluation")
+    read = {task: icl.read(args.data, task, args.rows or None) for task in args.tasks.split(",")}
+    settings = {
+        "model": str(models.base_model(args.model).path),
+        "adapter": str(workdir / "adapter"),
+        "tasks": {task: items for task, (items, _) in read.items()},
+        "rounds": args.rounds,
+        "batch_tokens": args.batch_tokens,
+        "peer_batches": [int(one) if one.isdecimal() else one for one in args.batches.split(",")],
+        "profile_rows": min(args.rows or args.profile_rows, args.profile_rows),
+    }
+    (workdir / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+    measured, cost = _run(workdir, args.peer_path or _installed(workdir), args.threads)
+    results = {**told, **measured, "cost": cost, "model": args.model, "rounds": args.rounds, "batch_tokens": args.batch_tokens}
+    results["profile_rows"] = settings["profile_rows"]
+    results["sha256"] = {task: digest for task, (_, digest) in read.items()}
+    (workdir / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    print(evaluation_page.summary(results), flush=True)
+    if args.markdown:
+        args.markdown.write_text(evaluation_page.markdown(results), encoding="utf-8")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.evaluation", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="MosaicML's in-context-learning files")
+    parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-evaluation"), metavar="DIR")
+    parser.add_argument("--model", default=models.EMBEDDED, metavar="SOURCE", help="the base model")
+    parser.add_argument("--tasks", default=",".join(icl.TASKS), metavar="NAMES", help=f"of {', '.join(icl.TASKS)}")
+    parser.add_argument("--rows", type=int, default=100, metavar="N", help="first rows of each file; 0: all")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times that each is measured, in turns")
+    parser.add_argument("--threads", type=int, default=cores.threads(), metavar="N", help="of both")
+    parser.add_argument("--batch-tokens", type=int, default=2048, metavar="N", help="evaluation.batch_tokens of tuneline")
+    parser.add_argument(
+        "--batches", default=",".join(map(str, BATCHES)), metavar="SIZES", help="lm-eval's batch sizes, of which the best counts"
+    )
+    parser.add_argument("--profile-rows", type=int, default=20, metavar="N", help="rows of each file of which the profiles are")
+    parser.add_argument("--peer-path", type=Path, metavar="DIR", help="a folder with lm-eval, as pip install --target makes it")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page")
+    args = parser.parse_args()
+    if unknown := set(args.tasks.split(",")) - set(icl.TASKS):
+        parser.error(f"--tasks: {', '.join(sorted(unknown))} is none of {', '.join(icl.TASKS)}")
+    return args
+
+
+def _installed(workdir: Path) -> Path:
+    """The folder with lm-eval, installed now where it is not yet. Raises CalledProcessError."""
+    folder = workdir / "lm-eval"
+    if not (folder / ".ready").exists():
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        subprocess.run([*pip, "--no-deps", "--target", str(folder), PEER], check=True)
+        (folder / ".ready").touch()
+    return folder
+
+
+def _run(workdir: Path, peer: Path, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All measurements in a process of their own: its figures, and what the process cost. Raises PeerError."""
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TUNELINE_THREADS"), str(threads))
+    environment = {"PYTHONPATH": f"{machine.ROOT}:{peer}", "HF_HOME": str(workdir / "huggingface"), **peers.OFFLINE, **counts}
+    command = [sys.executable, "-P", "-m", "benchmarks.peers.run_evaluation", str(workdir / "settings.json")]
+    cost = measure.run(command, workdir / "log.txt", [], workdir, environment, workdir / "told.txt")
+    if cost.returncode:
+        said = (workdir / "log.txt").read_text(encoding="utf-8", errors="replace")
+        raise peers.PeerError(f"exit code {cost.returncode}: {said[-2000:]}")
+    return last_line(workdir / "told.txt"), cost.as_dict()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Rows of MosaicML's in-context-learning files as likelihood requests: (context, continuation) pairs, and which of them is right.
+
+Three forms: a query with choices; two beginnings with one continuation (Winograd schemas); a context with the words that end it (LAMBADA).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+TASKS = ("arc_easy", "piqa", "openbook_qa", "winogrande", "lambada_openai")
+NAMES = ("icl_{}.jsonl.gz", "icl_{}.jsonl", "{}.jsonl.gz", "{}.jsonl")
+
+Item = dict[str, Any]  # requests: [[context, continuation], ...]; gold: the right one's place, or null where the answer has to be greedy
+
+
+def read(folder: Path, task: str, rows: int | None) -> tuple[list[Item], str]:
+    """The first rows of a task's file (None: all), and the sha256 of what was read. Raises FileNotFoundError."""
+    path = next((folder / name.format(task) for name in NAMES if (folder / name.format(task)).exists()), None)
+    if path is None:
+        raise FileNotFoundError(f"{folder} holds no file of {task}: {NAMES[0].format(task)} or {NAMES[1].format(task)}")
+    raw = path.read_bytes()
+    lines = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode().splitlines()[:rows]
+    return [item(json.loads(line)) for line in lines], hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def item(row: dict[str, Any]) -> Item:
+    """One row as requests. A question is followed by "Answer:", as MosaicML's own settings for these files have it."""
+    if "context_options" in row:
+        pairs = [[context, f" {row['continuation']}"] for context in row["context_options"]]
+        return {"requests": pairs, "gold": row["gold"]}
+    if "choices" in row:
+        query = row["query"].strip()
+        context = f"{query}\nAnswer:" if query.startswith("Question:") else query
+        return {"requests": [[context, f" {choice}"] for choice in row["choices"]], "gold": row["gold"]}
+    return {"requests": [[row["context"].rstrip(), f" {row['continuation']}"]], "gold": None}
+
+
+def right(items: Sequence[Item], answers: Sequence[tuple[float, bool]]) -> list[bool]:
+    """Of each item whether it was answered rightly. `answers` are (log-likelihood, greedy) of all requests, one item after the other."""
+    verdicts, at = [], 0
+    for one in items:
+        mine = answers[at : at + len(one["requests"])]
+        at += len(mine)
+        best = max(range(len(mine)), key=lambda place: mine[place][0])
+        verdicts.append(mine[0][1] if one["gold"] is None else best == one["gold"])
+    return verdicts

@@ -1,0 +1,65 @@
+"""What was measured of a task: its items, and the scores of candidate, base and incumbent on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from components.evaluation import statistics
+from components.evaluation.statistics import Gain
+from components.evaluation.task import Item, Metric, Scores, Task
+
+ROLES = ("candidate", "base", "incumbent")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A task with its items and each role's scores; a role is measured into `scores`, or `why_not` says why it is not."""
+
+    task: Task
+    items: Sequence[Item]
+    scores: dict[str, Scores]
+    why_not: dict[str, str]
+    digest: str
+
+    def metric(self, name: str) -> Metric:
+        """A metric's meaning."""
+        return self.task.metrics[name]
+
+    def values(self, role: str, metric: str) -> list[float]:
+        """One score an item; empty where the role has none."""
+        found = self.scores.get(role)
+        return list(found.values.get(metric, ())) if found else []
+
+    def weights(self, metric: str) -> list[float]:
+        """One weight an item: the candidate's, which are the same for every model that is compared by this metric."""
+        return list(self.scores["candidate"].weights.get(metric) or [1.0] * len(self.items))
+
+    def broken(self, role: str, metric: str) -> int:
+        """How many items' scores are no finite number."""
+        return sum(not math.isfinite(v) for v in self.values(role, metric))
+
+    def value(self, role: str, metric: str, indices: Sequence[int] | None = None) -> float | None:
+        """The metric of a role over all items or some of them; None where it cannot be given."""
+        chosen = range(len(self.items)) if indices is None else indices
+        values, weights = self.values(role, metric), self.weights(metric)
+        if not values or not chosen or self.broken(role, metric):
+            return None
+        mean = statistics.ratio([values[i] for i in chosen], [weights[i] for i in chosen])
+        return math.exp(min(mean, 700.0)) if self.metric(metric).exponential else mean
+
+    def gain(self, metric: str, other: str | float, *, samples: int, seed: int, indices: Sequence[int] | None = None) -> Gain:
+        """How much better the candidate is than a role or than a number, over all items or some of them, with what resampling gave."""
+        chosen = range(len(self.items)) if indices is None else indices
+        weights, own = self.weights(metric), self.values("candidate", metric)
+        others = self.values(other, metric) if isinstance(other, str) else self._level(other, metric)
+        pair = ([own[i] for i in chosen], [others[i] for i in chosen])
+        better, worse = pair if self.metric(metric).better == "higher" else (pair[1], pair[0])
+        exponential = self.metric(metric).exponential
+        return statistics.gain(better, worse, [weights[i] for i in chosen], samples=samples, seed=seed, exponential=exponential)
+
+    def _level(self, number: float, metric: str) -> list[float]:
+        """What every item would score if the metric were this number throughout."""
+        level = math.log(number) if self.metric(metric).exponential and number > 0 else number
+        return [level * weight for weight in self.weights(metric)]

@@ -1,0 +1,283 @@
+"""lm-eval run over our engine: its own tasks, prompts, filters and scores, with our log-likelihoods and answers.
+
+lm-eval is offline here: data comes from this machine or from a cache that is already there, and a task that executes what a model wrote is
+refused before it is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from components.common.errors import ConfigurationError, InputError
+from components.common.progress import Reporter
+from components.evaluation.task import Continuation, Decoding, Engine
+from components.evaluation.tasks import asking, task_files
+from components.evaluation.tasks.config import LMEval
+from components.evaluation.tasks.lm_eval_metrics import metric_of
+from components.evaluation.tasks.perplexity import UNKNOWN_ROOM
+
+OFFLINE = ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE")
+SEED = 1234  # lm-eval's own for examples and numpy; its random module begins with 0
+MAX_GEN_TOKS = 256  # tokens of an answer where the task says nothing, as lm-eval's hf backend
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What lm-eval measured of a task: its score by metric, and every document's sample, in the documents' order."""
+
+    scores: Mapping[str, float]
+    samples: Sequence[Mapping[str, Any]]
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """No network for the libraries that lm-eval reads data with, their bars off, and what they print kept from standard output."""
+    before = {name: os.environ.get(name) for name in (*OFFLINE, "TOKENIZERS_PARALLELISM")}
+    os.environ.update(dict.fromkeys(OFFLINE, "1"), TOKENIZERS_PARALLELISM="false")
+    import datasets
+    import huggingface_hub
+
+    flags = [(datasets.config, "HF_HUB_OFFLINE"), (datasets.config, "HF_DATASETS_OFFLINE"), (huggingface_hub.constants, "HF_HUB_OFFLINE")]
+    were = [(place, name, getattr(place, name)) for place, name in flags if hasattr(place, name)]
+    for place, name, _ in were:
+        setattr(place, name, True)
+    datasets.disable_progress_bars()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        for place, name, value in were:
+            setattr(place, name, value)
+        for name, was in before.items():
+            os.environ.pop(name) if was is None else os.environ.__setitem__(name, was)
+
+
+def run(settings: LMEval, engine: Engine, reporter: Reporter, *, asked_alone: bool = False) -> Outcome:
+    """Measure a task; `asked_alone` builds its requests and measures nothing. Raises ConfigurationError or InputError as `loaded` does."""
+    with offline(), tempfile.TemporaryDirectory() as folder, _own_random():
+        from lm_eval import evaluator
+
+        task = loaded(settings, folder)
+        name = str(task.config.task)
+        if asked_alone:
+            task.override_metric(metric_name="bypass")
+        found = evaluator.evaluate(
+            lm=through(engine, reporter),
+            task_dict={"tasks": {name: task}},
+            limit=settings.max_items,
+            bootstrap_iters=0,
+            log_samples=True,
+            apply_chat_template=settings.chat,
+            fewshot_as_multiturn=settings.chat,
+        )
+        return _outcome(found, name, settings, asked_alone)
+
+
+@contextlib.contextmanager
+def _own_random() -> Iterator[None]:
+    """lm-eval's seeds for as long as it runs."""
+    import numpy
+
+    state, other = random.getstate(), numpy.random.get_state()
+    random.seed(0)
+    numpy.random.seed(SEED)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        numpy.random.set_state(other)
+
+
+def loaded(settings: LMEval, folder: str) -> Any:
+    """lm-eval's task with its data, which is unpacked into `folder`; called within `offline`.
+
+    Raises ConfigurationError for an unknown task, a group, one that runs code, or one without local data, and InputError for data that
+    would have to be downloaded or cannot be read.
+    """
+    local = task_files.is_path(settings.task)
+    path = Path(settings.task).expanduser() if local else _packaged(settings.task)
+    told = task_files.whole(path)
+    if not isinstance(told.get("task"), str):
+        raise ConfigurationError(f"{settings.task} is a group of tasks", hint="Name its tasks one by one.")
+    task_files.check_safe(told, path)
+    if settings.data:
+        return _built(settings, path, _own_data(told, settings.data, folder))
+    if not local:
+        return _built(settings, path, {})
+    task_files.check_local(told, path)
+    files = task_files.placed(told["dataset_kwargs"]["data_files"], path)
+    return _built(settings, path, {"dataset_kwargs": {**told["dataset_kwargs"], "data_files": files, "cache_dir": folder}})
+
+
+@cache
+def _packaged(name: str) -> Path:
+    """The task file of a name. Raises ConfigurationError for one that lm-eval does not have.
+
+    Found by the text of the files, since lm-eval's own index parses all 14,000 of them.
+    """
+    import difflib
+
+    import lm_eval
+
+    said, told = re.compile(rb"^task:[ \t]*[\"']?([^\s\"'#]+)", re.MULTILINE), list[str]()
+    for path in sorted((Path(lm_eval.__file__).parent / "tasks").rglob("*.yaml")):
+        names = {found.decode() for found in said.findall(path.read_bytes())}
+        if name in names:
+            return path
+        told += names
+    near = difflib.get_close_matches(name, told, 3)
+    hint = f"Near to it: {', '.join(near)}." if near else "lm-eval ls tasks lists them."
+    raise ConfigurationError(f"lm-eval has no task {name}", hint=hint)
+
+
+def _own_data(told: Mapping[str, Any], data: str, folder: str) -> dict[str, Any]:
+    """The settings by which a task reads a local file in place of its dataset."""
+    split = told.get("test_split") or told.get("validation_split") or "test"
+    others = {name: None for name in ("training_split", "validation_split", "test_split", "fewshot_split") if told.get(name)}
+    kwargs = {"data_files": {split: str(Path(data).expanduser().resolve())}, "cache_dir": folder}
+    return {**others, "test_split": split, "dataset_path": "json", "dataset_name": None, "dataset_kwargs": kwargs}
+
+
+def _built(settings: LMEval, path: Path, changes: Mapping[str, Any]) -> Any:
+    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    try:
+        found = TaskManager(include_defaults=False).load([{**load_yaml(path), **changes}])
+    except (OSError, ValueError, KeyError, ImportError, LookupError) as error:
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        raise InputError(
+            f"lm-eval's task {settings.task} cannot be loaded: {type(error).__name__}: {first}",
+            hint="Nothing is downloaded: name its documents, a file of JSON lines, in data.",
+        ) from None
+    (task,) = found["tasks"].values()
+    if getattr(task, "UNSAFE_CODE", False):
+        raise ConfigurationError(f"task {settings.task} executes code that the model wrote, and no task may", hint="Take the task out.")
+    if settings.shots is not None and task.get_config("num_fewshot") != 0:
+        task.set_config(key="num_fewshot", value=settings.shots)
+    elif task.get_config("num_fewshot") is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=SEED)
+    return task
+
+
+def _outcome(found: Mapping[str, Any], name: str, settings: LMEval, asked_alone: bool) -> Outcome:
+    samples = found["samples"][name]
+    filters = list(dict.fromkeys(one["filter"] for one in samples))
+    chosen = settings.filter or filters[0]
+    if chosen not in filters:
+        raise ConfigurationError(f"task {settings.task} has no filter {chosen}", hint=f"It has {', '.join(filters)}.")
+    mine = sorted((one for one in samples if one["filter"] == chosen), key=lambda one: int(one["doc_id"]))
+    if asked_alone:
+        return Outcome({}, mine)
+    scores = {metric: found["results"][name].get(f"{metric},{chosen}") for metric in settings.metrics}
+    if missing := sorted(metric for metric, score in scores.items() if score is None):
+        there = sorted({key.partition(",")[0] for key in found["results"][name] if "," in key and "_stderr" not in key})
+        raise ConfigurationError(f"task {settings.task} does not measure {', '.join(missing)}", hint=f"It measures {', '.join(there)}.")
+    better = found.get("higher_is_better", {}).get(name, {})
+    for metric in settings.metrics:
+        if better.get(metric) is not None and bool(better[metric]) != (metric_of(metric, settings).better == "higher"):
+            raise ConfigurationError(
+                f"task {settings.task} says that {metric} is better when {'higher' if better[metric] else 'lower'}",
+                hint="Say so with lower_is_better.",
+            )
+    return Outcome({metric: float(score) for metric, score in scores.items() if score is not None}, mine)
+
+
+def through(engine: Engine, reporter: Reporter) -> Any:
+    """lm-eval's model interface to our engine. Texts become tokens as in lm-eval's hf backend."""
+    return _class()(engine, reporter)
+
+
+@cache
+def _class() -> Any:
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    class Through(TemplateLM):  # type: ignore[misc]
+        """Asks the engine what lm-eval asks its model."""
+
+        def __init__(self, engine: Engine, reporter: Reporter) -> None:
+            super().__init__()
+            self.engine, self.reporter, self.tokenizer = engine, reporter, engine.tokenizer
+
+        @property
+        def eot_token_id(self) -> Any:
+            return self.tokenizer.eos_token_id
+
+        @property
+        def prefix_token_id(self) -> int:
+            return asking.first_token(self.tokenizer)
+
+        @property
+        def max_length(self) -> int:
+            return self.engine.room or UNKNOWN_ROOM
+
+        @property
+        def tokenizer_name(self) -> str:
+            return "tokenizer"
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            if add_special_tokens is None:
+                return asking.encode(self.tokenizer, string)
+            return list(self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"])
+
+        def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+            options = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+            return str(self.tokenizer.apply_chat_template(chat_history, tokenize=False, **options))
+
+        def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+            asked = [asking.continuation(context, after, self.max_length) for _, context, after in requests]
+            return [(one.logprob, one.greedy) for one in self.engine.likelihoods(asked, self.reporter)]
+
+        def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+            windows: list[list[Continuation]] = []
+            for (text,) in (request.args for request in requests):
+                rolled = map(
+                    make_disjoint_window, get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
+                )
+                windows.append([asking.continuation(before, after, self.max_length) for before, after in rolled])
+            found = iter(self.engine.likelihoods([one for some in windows for one in some], self.reporter))
+            return [sum(next(found).logprob for _ in some) for some in windows]
+
+        def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+            return generated(self.engine, [request.args for request in requests], self.reporter)
+
+    return Through
+
+
+def generated(engine: Engine, requests: Sequence[tuple[str, Mapping[str, Any]]], reporter: Reporter) -> list[str]:
+    """Answers to lm-eval's requests: a context and how to decode. Raises ConfigurationError for a task that samples."""
+    by_decoding: dict[Decoding, list[int]] = {}
+    for place, (_, options) in enumerate(requests):
+        by_decoding.setdefault(_decoding(options), []).append(place)
+    answers = [""] * len(requests)
+    for decoding, places in by_decoding.items():
+        contexts = [asking.encode(engine.tokenizer, requests[place][0]) for place in places]
+        prompts = asking.within_room(contexts, engine.room or UNKNOWN_ROOM, decoding.max_new_tokens, reporter)
+        for place, answer in zip(places, engine.answers(prompts, decoding, reporter), strict=True):
+            answers[place] = answer
+    return answers
+
+
+def _decoding(options: Mapping[str, Any]) -> Decoding:
+    if options.get("do_sample") and options.get("temperature", 1.0):
+        raise ConfigurationError(
+            "the task samples its answers, and models are compared by greedy ones", hint="Choose a greedy variant of the task."
+        )
+    until = options.get("until") or []
+    stops = [until] if isinstance(until, str) else list(until)
+    most = next((options[name] for name in ("max_gen_toks", "max_new_tokens", "max_tokens") if options.get(name)), MAX_GEN_TOKS)
+    return Decoding(int(most), tuple(stop for stop in stops if stop))
