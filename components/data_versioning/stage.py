@@ -32,6 +32,7 @@ __all__ = [
     "Query",
     "Version",
     "check",
+    "described",
     "diff",
     "entries",
     "fetch",
@@ -131,13 +132,13 @@ def show(rev: str, config: DataVersioningConfig, *, workdir: Path) -> dict[str, 
 
 
 def fetch(rev: str, output: Path, config: DataVersioningConfig, *, workdir: Path, reporter: Reporter, overwrite: bool = False) -> Artifact:
-    """Lay out a published revision (tag or commit) in `output`, verified by DVC and then by its own manifest.
+    """Lay out a published revision in `output`, verified by DVC and then by its own manifest. `rev` is a tag, a commit, or the dvc:// URI
+    that a model was registered with, whose repository and remote are looked at as `check` does.
 
     Raises DataVersioningError for an unknown revision, naming those that exist, and ArtifactDamagedError naming the objects that the
     remote lacks or holds damaged; `output` is not touched then.
     """
-    place = Place.of(config, workdir)
-    version = place.find(rev)
+    place, version = _published(rev, config, workdir)
     key = str(place.manifest(version.rev).produced_by.get("key"))
     if output.exists() and not overwrite and (finished := _claim(output, key, version, overwrite=False)):
         return finished
@@ -161,7 +162,23 @@ def check(uri: str, config: DataVersioningConfig, *, workdir: Path, reporter: Re
     DataVersioningError for an unknown revision, naming those that exist, and ArtifactDamagedError naming the objects that the remote
     lacks or holds damaged.
     """
-    place, rev = _recorded(uri, Place.of(config, workdir), workdir)
+    place, version = _published(uri, config, workdir)
+    with obtained(version, place, reporter) as found:
+        return version, found.manifest
+
+
+def described(uri: str, config: DataVersioningConfig, *, workdir: Path) -> tuple[Version, Manifest]:
+    """As check, of what git alone knows: nothing is fetched from the remote."""
+    place, version = _published(uri, config, workdir)
+    return version, place.manifest(version.rev)
+
+
+def _published(rev: str, config: DataVersioningConfig, workdir: Path) -> tuple[Place, Version]:
+    """The revision that a tag, a commit or a dvc:// URI names, and where it lies."""
+    place = Place.of(config, workdir)
+    if not rev.startswith("dvc://"):
+        return place, place.find(rev)
+    place, rev = _recorded(rev, place, workdir)
     known = place.versions() if place.refresh() else []
     version = next((v for v in reversed(known) if v.rev == rev), None)
     if version is None:
@@ -169,8 +186,7 @@ def check(uri: str, config: DataVersioningConfig, *, workdir: Path, reporter: Re
         raise DataVersioningError(
             f"the data repository {place.origin} has no published revision {rev[:12]} of {place.name}", hint=f"There are: {there}."
         )
-    with obtained(version, place, reporter) as found:
-        return version, found.manifest
+    return place, version
 
 
 def _recorded(uri: str, otherwise: Place, workdir: Path) -> tuple[Place, str]:

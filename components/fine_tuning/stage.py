@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -53,7 +54,7 @@ def finetune(
     kind = str(dataset.manifest.summary.get("rows_kind", "sft"))
     learned = OBJECTIVES[config.objective].of(kind, f"the dataset in {dataset.path} holds").learned
     base = base or models.base_model(config.base_model, reporter)
-    key = _key(dataset, base, config, seed)
+    key = key_of(dataset.sha256, base.sha256, config, seed, models.arithmetic(config.device))
     work = state / STAGE / key
     finished = artifacts.begin(output, key, overwrite=overwrite)
     if finished:
@@ -83,16 +84,17 @@ def _discard(work: Path) -> None:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _key(dataset: Artifact, base: Base, config: FineTuningConfig, seed: int) -> str:
-    """Digest of everything the weights depend on, device and threads among it: sums in another order differ in their last bits."""
+def key_of(dataset_sha256: str, base_sha256: str, config: FineTuningConfig, seed: int, arithmetic: Mapping[str, Any]) -> str:
+    """Digest of everything the weights depend on, device and threads (`arithmetic`) among it: sums in another order differ in their last
+    bits."""
     return hashing.digest(
         {
             "stage": STAGE,
             "code": hashing.code_sha256(STAGE),
-            "inputs": [dataset.sha256, base.sha256],
+            "inputs": [dataset_sha256, base_sha256],
             "config": config.model_dump(exclude=CARD),
             "seed": seed,
-            "arithmetic": models.arithmetic(config.device),
+            "arithmetic": dict(arithmetic),
         }
     )
 
