@@ -245,10 +245,8 @@ def _class() -> Any:
         def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
             windows: list[list[Continuation]] = []
             for (text,) in (request.args for request in requests):
-                rolled = map(
-                    make_disjoint_window, get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
-                )
-                windows.append([asking.continuation(before, after, self.max_length) for before, after in rolled])
+                rolled = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
+                windows.append([asking.continuation(before, after, self.max_length) for before, after in map(make_disjoint_window, rolled)])
             found = iter(self.engine.likelihoods([one for some in windows for one in some], self.reporter))
             return [sum(next(found).logprob for _ in some) for some in windows]
 

@@ -151,4 +151,5 @@ def _score(pair: Sequence[Finding]) -> float:
     """The score of a pair's findings: its answer was first in the first order, second in the other; equal answers have no findings."""
     if "error" in pair:
         return NAN
-    return {("first", "second"): 1.0, ("second", "first"): 0.0}.get((str(pair[0]), str(pair[1])) if pair else ("", ""), 0.5)
+    orders = list(pair)
+    return 1.0 if orders == ["first", "second"] else 0.0 if orders == ["second", "first"] else 0.5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any, get_args
 
 import pytest
@@ -44,9 +46,10 @@ def test_every_kind_has_a_section_with_an_example() -> None:
         assert f"- kind: {kind}" in text
 
 
-@pytest.mark.parametrize(
-    "module", [generation, multiple_choice, perplexity, last_word, preference, judge, personal_data, toxicity, memorisation]
-)
+MODULES = (generation, multiple_choice, perplexity, last_word, preference, judge, personal_data, toxicity, memorisation)
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_the_table_names_every_metric(module: Any) -> None:
     kind = module.__name__.rpartition(".")[2]
     line = next(line for line in PAGE.splitlines() if line.startswith(f"| [`{kind}`]"))
@@ -59,3 +62,11 @@ def test_the_table_names_every_metric(module: Any) -> None:
 def test_the_table_names_ifevals_metrics() -> None:
     line = next(line for line in PAGE.splitlines() if line.startswith("| [`ifeval`]"))
     assert set(re.findall(r"`(\w+)`", line.split("|")[2])) == set(get_args(IFEvalMetric))
+
+
+def test_settings_and_metrics_are_known_without_loading_anything_heavy() -> None:
+    modules = [module.__name__ for module in MODULES] + [f"components.evaluation.tasks.{name}" for name in ("lm_eval", "ifeval", "sources")]
+    heavy = ("torch", "transformers", "lm_eval", "nltk", "sacrebleu", "jsonschema", "pyarrow", "datasets", "numpy")
+    code = f"import sys, {', '.join(modules)}; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "[]"
