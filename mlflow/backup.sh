@@ -11,10 +11,11 @@ set -a
 . "$MLFLOW_ENV"
 set +a
 : "${SYNC:=aws s3 sync --only-show-errors --endpoint-url ${MLFLOW_S3_ENDPOINT_URL:-}}"
+plain() { printf '%s\n' "$1" | sed 's/^postgresql+[a-z0-9]*:/postgresql:/'; } # pg_dump knows no Python driver
 auth=$(sed -n 's/^database_uri *= *//p' "$AUTH_INI")
 mkdir -p "$folder.part"
-pg_dump --format=custom --file="$folder.part/mlflow.dump" "$MLFLOW_BACKEND_STORE_URI"
-pg_dump --format=custom --file="$folder.part/mlflow_auth.dump" "$auth"
+pg_dump --format=custom --file="$folder.part/mlflow.dump" "$(plain "$MLFLOW_BACKEND_STORE_URI")"
+pg_dump --format=custom --file="$folder.part/mlflow_auth.dump" "$(plain "$auth")"
 pg_restore --list "$folder.part/mlflow.dump" > "$folder.part/mlflow.list"
 pg_restore --list "$folder.part/mlflow_auth.dump" > "$folder.part/mlflow_auth.list"
 # shellcheck disable=SC2086 - SYNC is a program and its options

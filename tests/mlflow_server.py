@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 READY_WITHIN = 240.0  # seconds: a busy machine takes more than a minute
@@ -37,7 +37,8 @@ def running(command: Sequence[str | Path], address: str, folder: Path, environme
         _wait(server, address, folder / "server.log")
         yield
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it did not start
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 

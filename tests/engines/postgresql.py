@@ -45,8 +45,12 @@ class PostgreSQL:
     port: int
 
     def address(self, database: str) -> str:
-        """The address of a database, as MLflow takes it."""
+        """The address of a database."""
         return f"postgresql://{OWNER}@127.0.0.1:{self.port}/{database}"
+
+    def store(self, database: str) -> str:
+        """The address of a database as MLflow takes it, with the driver."""
+        return self.address(database).replace("postgresql:", "postgresql+psycopg2:")
 
     def do(self, *statements: str) -> None:
         """Run statements, each for itself."""

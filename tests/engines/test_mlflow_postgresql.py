@@ -42,7 +42,7 @@ def database() -> Iterator[PostgreSQL]:
 def server(database: PostgreSQL, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An MLflow server without users."""
     database.do("CREATE DATABASE mlflow")
-    with mlflow_server(tmp_path_factory.mktemp("server"), database.address("mlflow")) as address:
+    with mlflow_server(tmp_path_factory.mktemp("server"), database.store("mlflow")) as address:
         yield address
 
 
@@ -157,7 +157,7 @@ def production(database: PostgreSQL, tmp_path_factory: pytest.TempPathFactory) -
     database.do("CREATE DATABASE production", "CREATE DATABASE production_auth")
     port = free_port()
     here = {
-        "MLFLOW_BACKEND_STORE_URI": database.address("production"),
+        "MLFLOW_BACKEND_STORE_URI": database.store("production"),
         "MLFLOW_ARTIFACTS_DESTINATION": str(folder / "artifacts"),
         "MLFLOW_HOST": "127.0.0.1",
         "MLFLOW_PORT": str(port),
@@ -171,7 +171,7 @@ def production(database: PostgreSQL, tmp_path_factory: pytest.TempPathFactory) -
     kept = [line for line in lines if line.partition("=")[0] not in here]
     (folder / "server.env").write_text("\n".join([*kept, *(f"{name}={value}" for name, value in here.items())]) + "\n")
     ini = (ROOT / "mlflow" / "basic_auth.ini").read_text()
-    ini = ini.replace("postgresql://mlflow@postgresql.example:5432/mlflow_auth", database.address("production_auth"))
+    ini = ini.replace("postgresql+psycopg2://mlflow@postgresql.example:5432/mlflow_auth", database.store("production_auth"))
     (folder / "basic_auth.ini").write_text(ini)
     for name, text in (("key", "a key that is the same for all workers"), ("password", ADMIN[1])):
         (folder / name).write_text(text)

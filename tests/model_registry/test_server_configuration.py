@@ -74,5 +74,5 @@ def test_no_file_holds_a_secret_or_a_place_that_exists() -> None:
     for path in FOLDER.iterdir():
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"://[^\s/@:]+:[^\s/@$]+@", text), f"{path.name} holds a password in an address"
-        hosts = re.findall(r"(?:https?|postgresql)://(?:\w+@)?([a-z][\w.-]+)", text)
+        hosts = re.findall(r"(?:https?|postgresql\+psycopg2)://(?:\w+@)?([a-z][\w.-]+)", text)
         assert all(host.endswith((".example", ".svc")) for host in hosts), f"{path.name} names {hosts}"
