@@ -24,6 +24,7 @@ def mlflow_server(folder: Path, backend: str = "") -> Iterator[str]:
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", backend or f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # it would start a dozen processes that nothing here uses
     with running(command, address, folder, environment):
         yield address
 
