@@ -23,13 +23,13 @@ ADAPTATIONS = ("lora", "full", "p_tuning", "prompt_tuning")
 # What differs from the defaults, and why: full weights and preferences want smaller steps, virtual tokens larger ones.
 RATES = {"lora": 5e-4, "full": 3e-5, "p_tuning": 3e-3, "prompt_tuning": 5e-2}
 PREFERENCE_RATES = {"lora": 1e-4, "full": 5e-6, "p_tuning": 1e-3, "prompt_tuning": 1e-2}
-SHARED = {"max_steps": 8, "checkpoint_every": 8, "max_length": 128, "batch_size": 8, "micro_batch_size": 2, "validation_rows": 48}
+SHARED = {"max_steps": 8, "checkpoint_every": 8, "max_length": 96, "batch_size": 8, "micro_batch_size": 2, "validation_rows": 32}
 # With the default fractions 300 rows leave six to nine for validation, and of eight steps four warm up: too little to tell recipes apart.
-PREFERENCE = {"max_steps": 16, "checkpoint_every": 16}
+PREFERENCE = {"max_steps": 16, "checkpoint_every": 16, "batch_size": 4}
 FRACTIONS = "{train: 0.6, validation: 0.3, test: 0.1}"
 MARGIN = "validation_reward_margin"
 LOSSES = ("validation loss before", "best", "at step", "reward margin, first and last")
-HEAD = ("objective", "adaptation", "learning rate", *LOSSES, "tokens", "tokens/s", "peak memory, GB")
+HEAD = ("objective", "adaptation", "learning rate", *LOSSES, "tokens", "peak memory, GB")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,7 +65,7 @@ def _tuneline(*command: str) -> dict[str, Any]:
 
 def _curated(file: str, folder: Path, objective: str) -> Path:
     if not (folder / "manifest.json").exists():
-        settings = ("--set", "data_curation.tokens.max_length=128", "--set", f"data_curation.fractions={FRACTIONS}")
+        settings = ("--set", "data_curation.tokens.max_length=96", "--set", f"data_curation.fractions={FRACTIONS}")
         _tuneline("curate", file, "-o", str(folder), "--workdir", str(folder.parent), *settings)
     return folder
 
@@ -81,7 +81,7 @@ def _trained(objective: str, adaptation: str, dataset: Path, workdir: Path) -> d
     summary = json.loads((output / "manifest.json").read_text(encoding="utf-8"))["summary"]
     log = [json.loads(line) for line in (output / "training.jsonl").read_text(encoding="utf-8").splitlines()]
     margins = [line[MARGIN] for line in log if MARGIN in line]
-    names = ("validation_loss_before", "validation_loss", "best_step", "tokens", "tokens_per_second", "peak_memory")
+    names = ("validation_loss_before", "validation_loss", "best_step", "tokens", "peak_memory")
     told = {name: summary[name] for name in names}
     return {
         "objective": objective,
@@ -100,15 +100,16 @@ def page(rows: Sequence[dict[str, Any]], files: dict[str, str]) -> str:
         "",
         f"`python -P -m benchmarks.recipes {' '.join(f'--{name} {file}' for name, file in files.items())} --markdown docs/recipes.md`",
         f"on {datetime.date.today().isoformat()}, {_machine()}: the embedded SmolLM2-135M-Instruct in float32, "
-        f"{SHARED['max_steps']} steps ({PREFERENCE['max_steps']} of preferences) of {SHARED['batch_size']} rows of at most "
-        f"{SHARED['max_length']} tokens, "
+        f"{SHARED['max_steps']} steps of {SHARED['batch_size']} rows, "
+        f"for preferences {PREFERENCE['max_steps']} of {PREFERENCE['batch_size']}, "
+        f"each of at most {SHARED['max_length']} tokens, "
         f"validated on the first {SHARED['validation_rows']} validation rows of each dataset.",
         "",
         f"{learned} of {len(rows)} recipes lowered the loss on rows that they were not trained on. So few steps show that a recipe learns, "
         "not how far it gets: rates and steps were not searched for.",
         "",
         f"| {' | '.join(HEAD)} |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     return "\n".join([*head, *map(_line, rows), "", *_notes(), ""])
 
@@ -121,7 +122,6 @@ def _line(row: dict[str, Any]) -> str:
         row["adaptation"],
         f"{row['learning_rate']:g}",
         *figures,
-        f"{row['tokens_per_second']:.0f}",
         f"{row['peak_memory'] / 1e9:.1f}",
     ]
     return f"| {' | '.join(map(str, told))} |"
@@ -136,7 +136,7 @@ def _notes() -> list[str]:
 
 
 def _machine() -> str:
-    return f"{cores.threads()} cores of {platform.machine()}, Python {platform.python_version()}"
+    return f"{cores.threads()} {'core' if cores.threads() == 1 else 'cores'} of {platform.machine()}, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":
