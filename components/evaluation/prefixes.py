@@ -2,8 +2,8 @@
 
 A tree is one row of a batch. Its nodes are tokens, and a node sees its ancestors and nothing else, so that branches that lie side by
 side in a row know nothing of each other. The options of a question are branches behind the question; a sequence alone is a tree without
-branches. A beginning that more sequences share than one row holds is a header: it is computed apart, and its keys and values stand before
-every row.
+branches. Short trees that share nothing stand side by side in a row too. A beginning that more sequences share than one row holds is a
+header: it is computed apart, and its keys and values stand before every row.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from components.evaluation.task import Continuation
 Tokens = tuple[int, ...]
 
 ROW = 256  # tokens up to which trees grow; a longer sequence is a row of its own
+FILLED = 128  # tokens up to which short trees that share nothing are put into one row, so that no place of it is padding
 SHARED = 4  # tokens in common from which two sequences are put into one row: the longer row costs attention
 HEADER = 64  # tokens in common from which a beginning may be a header
 SPARED = 256  # tokens that a header spares at least: it is a pass of its own, and parts its rows from the others
@@ -24,7 +25,7 @@ SPARED = 256  # tokens that a header spares at least: it is a pass of its own, a
 
 @dataclass
 class Tree:
-    """One row: the token of each node and the node before it (-1: none, or the header), depth first, so that parents come before children.
+    """One row: the token of each node and the node before it (-1: none, or the header), so that parents come before children.
 
     `wanted` are the (node, token) pairs whose likelihood is asked: how likely is this token behind that node. `requests` has, for each
     sequence that ends here, its number and the places in `wanted` that it sums up.
@@ -74,13 +75,18 @@ def plan(asked: Sequence[Continuation], *, sharing: bool, row: int = ROW) -> lis
     sequences = sorted(filter(None, map(_sequence, range(len(asked)), asked)), key=lambda s: (s.ids, s.predicted))
     groups: list[Group] = []
     loose: list[_Sequence] = []
+
+    def rows(members: Sequence[_Sequence], header: int) -> list[Tree]:
+        trees = list(_trees(members, header, row, sharing))
+        return filled(trees, min(row, FILLED)) if sharing else trees
+
     for header, family in _families(sequences, row) if sharing else [(0, list(range(len(sequences))))]:
         members = [sequences[place] for place in family]
         if header:
-            groups.append(Group(members[0].ids[:header], list(_trees(members, header, row, sharing))))
+            groups.append(Group(members[0].ids[:header], rows(members, header)))
         else:
             loose += members
-    return [Group((), list(_trees(loose, 0, row, sharing))), *groups] if loose else groups
+    return [Group((), rows(loose, 0)), *groups] if loose else groups
 
 
 def _sequence(number: int, asked: Continuation) -> _Sequence | None:
@@ -170,6 +176,36 @@ def _want(tree: Tree, path: list[int], sequence: _Sequence, header: int) -> None
             tree.wanted.append(pair)
         places.append(known[pair])
     tree.requests.append((sequence.number, places))
+
+
+def filled(trees: Sequence[Tree], size: int) -> list[Tree]:
+    """Rows of one or several trees, of which those of several hold at most so many tokens: best fit, the longest first.
+
+    Trees of one row do not see each other. Rows that are filled need less padding than a batch of trees of many lengths.
+    """
+    made: list[Tree] = []
+    free: list[list[Tree]] = [[] for _ in range(size + 1)]  # rows by the tokens that still fit
+    for tree in sorted(trees, key=lambda t: (-len(t.ids), t.ids)):
+        length = len(tree.ids)
+        room = next((tokens for tokens in range(length, size + 1) if free[tokens]), None)
+        row = tree if room is None else free[room].pop()
+        if room is None:
+            made.append(tree)
+        else:
+            _beside(row, tree)
+        if len(row.ids) < size:
+            free[size - len(row.ids)].append(row)
+    return made
+
+
+def _beside(row: Tree, tree: Tree) -> None:
+    """Put a tree into a row."""
+    nodes, places = len(row.ids), len(row.wanted)
+    row.ids += tree.ids
+    row.depths += tree.depths
+    row.parents += [parent + nodes if parent >= 0 else -1 for parent in tree.parents]
+    row.wanted += [(node + nodes, token) for node, token in tree.wanted]
+    row.requests += [(number, [place + places for place in asked]) for number, asked in tree.requests]
 
 
 def batches(trees: Sequence[Tree], tokens: int, *, header: int = 0, states: int | None = None) -> Iterator[list[Tree]]:

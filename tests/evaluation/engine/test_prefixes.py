@@ -81,13 +81,21 @@ def test_a_beginning_that_many_rows_share_is_computed_apart() -> None:
     plan = prefixes.plan([counted([*header, 200 + item, *range(300, 330)], 5) for item in range(30)], sharing=True)
     (group,) = plan
     assert group.header == tuple(header[:-1])  # the last is in every row: it predicts what follows
-    assert sum(len(tree.ids) for tree in group.trees) == 30 * 30 + len(group.trees)
+    assert sum(len(tree.ids) for tree in group.trees) == 30 * (1 + 30)
 
 
 def test_a_header_ends_before_the_first_token_that_is_counted() -> None:
     header = list(range(200))
     (group,) = prefixes.plan([counted([*header, 200 + item, *range(300, 330)], 131) for item in range(30)], sharing=True)
     assert len(group.header) == 99
+
+
+def test_short_trees_fill_rows_and_long_ones_have_one_alone() -> None:
+    asked = [counted([1000 * item + place for place in range(size + 1)], 1) for item, size in enumerate((150, 100, 70, 60, 50, 28, 20, 8))]
+    (group,) = prefixes.plan(asked, sharing=True)
+    assert sum(len(tree.ids) for tree in group.trees) == 150 + 100 + 70 + 60 + 50 + 28 + 20 + 8
+    assert max(len(tree.ids) for tree in group.trees if len(tree.requests) > 1) <= prefixes.FILLED
+    assert len(group.trees) == 4
 
 
 def test_batches_hold_the_longest_first_and_no_more_than_they_may() -> None:
