@@ -14,6 +14,7 @@ from components.common.errors import ConfigurationError, UsageError
 from components.data_curation.config import DataCurationConfig
 from components.data_versioning.config import DataVersioningConfig
 from components.evaluation.config import EvaluationConfig
+from components.evaluation.tasks.config import TASK_FILES
 from components.fine_tuning.config import PROMPTS, FineTuningConfig
 from components.model_registry.config import ModelRegistryConfig
 from components.triton_packaging.config import TritonPackagingConfig
@@ -193,7 +194,8 @@ def _anchor(values: dict[str, Any], base: Path) -> None:
     if isinstance(tuning, dict) and "base_model" in tuning:
         tuning["base_model"] = _absolute(tuning["base_model"], base)
     evaluation = values.get("evaluation")
-    for task in evaluation.get("tasks") or [] if isinstance(evaluation, dict) else []:
+    tasks = evaluation.get("tasks") if isinstance(evaluation, dict) else None
+    for task in tasks if isinstance(tasks, list) else ():
         _anchor_task(task, base)
 
 
@@ -201,7 +203,7 @@ def _anchor_task(task: Any, base: Path) -> None:
     for name in FILES if isinstance(task, dict) else ():
         if name in task:
             task[name] = _absolute(task[name], base)
-    if isinstance(task, dict) and task.get("kind") == "lm_eval" and str(task.get("task", "")).endswith((".yaml", ".yml")):
+    if isinstance(task, dict) and task.get("kind") == "lm_eval" and str(task.get("task", "")).endswith(TASK_FILES):
         task["task"] = _absolute(task["task"], base)
 
 

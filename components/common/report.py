@@ -121,7 +121,7 @@ def interval_plot(rows: Mapping[str, tuple[float, float, float]], *, x: str, cap
     """Estimates with their intervals (value, low, high) by name, and a line at zero."""
     figure, axes = _figure(height=1.0 + 0.45 * max(len(rows), 1))
     for place, (value, low, high) in enumerate(rows.values()):
-        axes.errorbar(value, place, xerr=[[value - low], [high - value]], fmt="o", capsize=4, color="#4472b0")
+        axes.errorbar(value, place, xerr=[[max(0.0, value - low)], [max(0.0, high - value)]], fmt="o", capsize=4, color="#4472b0")
     axes.axvline(0, color="#999", linewidth=1, linestyle="--")
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set_ylim(-0.6, len(rows) - 0.4)

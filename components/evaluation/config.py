@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -48,12 +48,14 @@ def _tasks() -> list[TaskConfig]:
     return [HeldOut(kind="held_out")]
 
 
-def _rules() -> list[Rule]:
+def _rules(metric: str = "") -> list[Rule]:
+    """Better than both, and clearly worse in no slice."""
+    named: dict[str, Any] = {"metric": metric} if metric else {}
     return [
-        Rule(against="base", min_gain=0.0),
-        Rule(against="incumbent", min_gain=0.0),
-        Rule(against="base", max_loss=0.0, slices=list(SLICES)),
-        Rule(against="incumbent", max_loss=0.0, slices=list(SLICES)),
+        Rule(against="base", min_gain=0.0, **named),
+        Rule(against="incumbent", min_gain=0.0, **named),
+        Rule(against="base", max_loss=0.0, slices=list(SLICES), **named),
+        Rule(against="incumbent", max_loss=0.0, slices=list(SLICES), **named),
     ]
 
 
@@ -80,7 +82,8 @@ class EvaluationConfig(BaseModel):
     gate: list[Rule] = Field(
         default_factory=_rules,
         min_length=1,
-        description="Rules that must all hold for the candidate to be accepted. A rule against the incumbent holds where there is none.",
+        description="Rules that must all hold for the candidate to be accepted. A rule against the incumbent holds where there is none. "
+        "Without a task held_out, the default ones are about the first metric of the first task.",
     )
 
     @model_validator(mode="after")
@@ -99,7 +102,10 @@ class EvaluationConfig(BaseModel):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"tasks: two are named {twice[0]}; give one of them another name")
-        measured = {f"{task.name}.{metric}" for task in self.tasks for metric in metrics_of(task)}
+        measured = {f"{task.name}.{metric}": None for task in self.tasks for metric in metrics_of(task)}  # in their order
+        if "gate" not in self.model_fields_set and any(rule.metric not in measured for rule in self.gate):
+            self.gate = _rules(next(iter(measured)))
+            self.model_fields_set.discard("gate")
         for rule in self.gate:
             if rule.metric not in measured:
                 raise ValueError(f"gate: {rule.metric} is measured by no task; there are {', '.join(sorted(measured))}")

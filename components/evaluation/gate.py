@@ -19,6 +19,9 @@ from components.evaluation.statistics import Interval
 THE = {"candidate": "the candidate", "base": "the base", "incumbent": "the model in service"}
 
 
+ANOTHER_TOKENIZER = "the model in service has another tokenizer"
+
+
 @dataclass(frozen=True)
 class Ruling:
     """What a rule said: whether it holds, why in a sentence, the gain with its 95% interval, and what the gain is at least (or, over
@@ -51,7 +54,7 @@ def _judge(rule: Rule, measured: Mapping[str, Measured], has_incumbent: bool, co
 def _problem(rule: Rule, task: Measured, metric: str, min_items: int) -> str | None:
     """Why the rule cannot be decided, in a sentence: a missing score refuses."""
     for role in ["candidate", *([rule.against] if isinstance(rule.against, str) else [])]:
-        why = task.why_not.get(role)
+        why = task.why_not.get(role) or (ANOTHER_TOKENIZER if role in task.foreign and task.metric(metric).per_token else None)
         if why:
             return f"The {rule.metric} cannot be compared: {why}."
         if not task.values(role, metric):
@@ -65,32 +68,38 @@ def _problem(rule: Rule, task: Measured, metric: str, min_items: int) -> str | N
 
 
 def _over_all(rule: Rule, task: Measured, metric: str, config: EvaluationConfig, seed: int) -> Ruling:
+    if task.alike(metric, rule.against):
+        return _of_equals(rule, task)
     gain = task.gain(metric, rule.against, samples=config.bootstrap_samples, seed=seed)
-    bound = rule.min_gain if rule.min_gain is not None else -float(rule.max_loss or 0.0)
-    at_least = gain.at_least(rule.confidence)
-    holds = at_least > bound if rule.min_gain is not None else at_least >= bound
+    at_least = task.at_least(metric, rule.against, gain, rule.confidence)
+    holds = at_least > rule.min_gain if rule.min_gain is not None else at_least >= -float(rule.max_loss or 0.0)
     interval = gain.interval(0.95)
-    return Ruling(rule, holds, _sentence(rule, interval, at_least, bound, holds, gain.items), interval, at_least)
+    return Ruling(rule, holds, _sentence(rule, interval, at_least, holds, gain.items), interval, at_least)
 
 
-def _sentence(rule: Rule, gain: Interval, at_least: float, bound: float, holds: bool, items: int) -> str:
+def _of_equals(rule: Rule, task: Measured) -> Ruling:
+    """Two models that score the same in every item: nothing was gained, nothing was lost; what is too rare to be seen is said."""
+    items, holds = len(task.items), rule.max_loss is not None
+    told = f"{rule.metric} is the same as that of {THE[str(rule.against)]} in all {items} items"
+    if not holds:
+        return Ruling(rule, False, f"{told}; the rule asks for a gain above {rule.min_gain or 0.0:+.4f}.", Interval(0.0, 0.0, 0.0), 0.0)
+    rare = f"a difference in up to {statistics.unseen(items, rule.confidence):.1%} of them could stay unseen"
+    return Ruling(rule, True, f"{told}, as the rule allows ({rare}).", Interval(0.0, 0.0, 0.0), 0.0)
+
+
+def _sentence(rule: Rule, gain: Interval, at_least: float, holds: bool, items: int) -> str:
     against = THE.get(str(rule.against), str(rule.against))
-    if gain.value == gain.low == gain.high == 0:
-        equal = (
-            f"{rule.metric} is the same as that of {against} in all {items} items"
-            if isinstance(rule.against, str)
-            else f"{rule.metric} is {against}"
-        )
-        return f"{equal}{', as the rule allows' if holds else f'; the rule asks for a gain above {bound:+.4f}'}."
     direction = "better" if gain.value >= 0 else "worse"
-    measured = f"{rule.metric} is {abs(gain.value):.4f} {direction} than {against}"
     interval = f"95% interval of the gain {gain.low:+.4f} to {gain.high:+.4f}, {items} items"
     sure = f"at least {at_least:+.4f} with {rule.confidence:.0%} confidence"
+    measured = f"{rule.metric} is {abs(gain.value):.4f} {direction} than {against} ({interval}; {sure})"
+    if rule.min_gain is None:
+        limit = f"a loss of at most {rule.max_loss or 0.0:.4f}"
+        return f"{measured}, as the rule allows ({limit})." if holds else f"{measured}; the rule allows {limit}."
     if holds:
-        return f"{measured} ({interval}; {sure}), as the rule asks (gain above {bound:+.4f})."
-    if at_least <= 0 <= gain.high:
-        return f"{measured} ({interval}; {sure}): too small a difference for this many items; the rule asks for a gain above {bound:+.4f}."
-    return f"{measured} ({interval}; {sure}); the rule asks for a gain above {bound:+.4f}."
+        return f"{measured}, as the rule asks (gain above {rule.min_gain:+.4f})."
+    small = ": too small a difference for this many items" if at_least <= 0 < gain.value else ""
+    return f"{measured}{small}; the rule asks for a gain above {rule.min_gain:+.4f}."
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from components.common import artifacts, hashing
 from components.evaluation.task import Item, Scores, Task
 
 
-def task_digest(task: Task, items: Sequence[Item]) -> str:
-    """What was asked: the task's settings and everything of its items."""
+def task_digest(task: Task, items: Sequence[Item], files: Sequence[str]) -> str:
+    """What was asked: the task's settings, everything of its items, and the digests of its files, which may say how it is scored."""
     asked = [[i.id, i.prompt, i.reference, i.source, i.category, i.length, i.ask] for i in items]
-    return hashing.digest({"task": task.settings.model_dump(mode="json"), "items": asked})
+    return hashing.digest({"task": task.settings.model_dump(mode="json"), "items": asked, "files": sorted(files)})
 
 
 def keep(path: Path, scores: Scores) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from components.evaluation import statistics
 from components.evaluation.statistics import Gain
@@ -22,14 +22,17 @@ class Measured:
     scores: dict[str, Scores]
     why_not: dict[str, str]
     digest: str
+    foreign: set[str] = field(default_factory=set)  # roles whose model has another tokenizer
 
     def metric(self, name: str) -> Metric:
         """A metric's meaning."""
         return self.task.metrics[name]
 
     def values(self, role: str, metric: str) -> list[float]:
-        """One score an item; empty where the role has none."""
+        """One score an item; empty where the role has none, or none that compares: a figure a token, of another tokenizer's tokens."""
         found = self.scores.get(role)
+        if role in self.foreign and self.metric(metric).per_token:
+            return []
         return list(found.values.get(metric, ())) if found else []
 
     def weights(self, metric: str) -> list[float]:
@@ -58,6 +61,19 @@ class Measured:
         better, worse = pair if self.metric(metric).better == "higher" else (pair[1], pair[0])
         exponential = self.metric(metric).exponential
         return statistics.gain(better, worse, [weights[i] for i in chosen], samples=samples, seed=seed, exponential=exponential)
+
+    def alike(self, metric: str, other: str | float) -> bool:
+        """Whether another model scored the same in every item."""
+        return isinstance(other, str) and self.values("candidate", metric) == self.values(other, metric)
+
+    def at_least(self, metric: str, other: str | float, gain: Gain, confidence: float) -> float:
+        """The gain that the true one exceeds with this one-sided confidence. For shares of right answers beside a number it is also the
+        exact one: resamples of answers that are all alike would know no doubt."""
+        bound, values = gain.at_least(confidence), self.values("candidate", metric)
+        if isinstance(other, str) or not self.metric(metric).right_or_wrong or not set(values) <= {0.0, 1.0}:
+            return bound
+        low, high = statistics.share_within(values, confidence)
+        return min(bound, low - other if self.metric(metric).better == "higher" else other - high)
 
     def _level(self, number: float, metric: str) -> list[float]:
         """What every item would score if the metric were this number throughout."""

@@ -16,8 +16,9 @@ from components.evaluation import gate, keeping, loading, report, result
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.gate import Ruling
 from components.evaluation.measured import Measured
-from components.evaluation.task import Engine, Given, Task
+from components.evaluation.task import Engine, Given
 from components.evaluation.tasks import sources, table
+from components.evaluation.tasks.config import Common
 
 STAGE = "evaluation"
 PAYLOAD = ("evaluation.json", "predictions.parquet")
@@ -103,26 +104,27 @@ def _measure(
     base = Model(candidate.base.sha256, candidate.base, candidate.base.path, None, None)
     roles = {"base": base, "candidate": candidate, **({"incumbent": incumbent} if incumbent else {})}
     place = _Place(roles, given, config, state / "scores")
-    asked = [_asked(task, given) for task in map(table.build, config.tasks)]
-    wanted = {role: [one for one in asked if _wanted(place, role, one)] for role in roles}
-    _measure_roles(place, wanted, "candidate", "base")
+    asked = [_asked(settings, given) for settings in config.tasks]
+    _measure_roles(place, asked, "candidate", "base")
     if incumbent:
-        _measure_roles(place, wanted, "incumbent")
+        _measure_roles(place, asked, "incumbent")
     return {one.task.name: one for one in asked}
 
 
-def _asked(task: Task, given: Given) -> Measured:
+def _asked(settings: Common, given: Given) -> Measured:
+    task = table.build(settings)
     given.reporter.step(f"reading the items of {task.name}")
     items = task.items(given)
-    return Measured(task, items, {}, {}, keeping.task_digest(task, items))
+    return Measured(task, items, {}, {}, keeping.task_digest(task, items, list(sources.digests([settings]).values())))
 
 
 def _wanted(place: _Place, role: str, one: Measured) -> bool:
     """Whether a role has to be measured on a task yet: not where its scores are kept, nor where they would not compare."""
-    foreign = not models.same_tokens(place.roles[role].tokenizer, place.roles["candidate"].tokenizer)
-    if foreign and all(metric.per_token for metric in one.task.metrics.values()):
+    if not models.same_tokens(place.roles[role].tokenizer, place.roles["candidate"].tokenizer):
+        one.foreign.add(role)
+    if role in one.foreign and all(metric.per_token for metric in one.task.metrics.values()):
         place.reporter.note(f"{one.task.name}: the model in service has another tokenizer, its loss a token cannot be compared")
-        one.why_not[role] = "the model in service has another tokenizer"
+        one.why_not[role] = gate.ANOTHER_TOKENIZER
         return False
     found = keeping.kept(_path(place, role, one))
     if found:
@@ -131,9 +133,10 @@ def _wanted(place: _Place, role: str, one: Measured) -> bool:
     return found is None
 
 
-def _measure_roles(place: _Place, wanted: Mapping[str, list[Measured]], tuned: str, base: str = "") -> None:
+def _measure_roles(place: _Place, asked: Sequence[Measured], tuned: str, base: str = "") -> None:
     """Measure a model and, on the same loaded weights, its base; nothing is loaded for what is kept."""
-    if not any(wanted[role] for role in (tuned, base) if role):
+    wanted = {role: [one for one in asked if _wanted(place, role, one)] for role in (tuned, base) if role}
+    if not any(wanted.values()):
         return
     model, other = place.roles[tuned], place.roles[base] if base and wanted[base] else None
     options: dict[str, Any] = {"batch_tokens": place.config.batch_tokens, "reporter": place.reporter, "engine": place.config.engine}

@@ -65,8 +65,14 @@ class Gain:
 
         if not self.error:
             return 0.0 if self.value < -allowed else 1.0
+        from scipy import stats
+
         reached = (self.value + allowed) / self.error
-        return float((1 + np.count_nonzero(self.pivots <= reached)) / (1 + len(self.pivots)))
+        as_far = np.count_nonzero(self.pivots <= reached)
+        if as_far:
+            return float((1 + as_far) / (1 + len(self.pivots)))
+        # Farther out than any resample: 1 / resamples would be too much where many slices are looked at, so Student's t says how far.
+        return float(min(stats.t.cdf(reached, self.items - 1), 1 / (1 + len(self.pivots))))
 
 
 def _widened(tail: float, items: int) -> float:
@@ -146,6 +152,24 @@ def _pivots(distances: Any, errors: Any) -> Any:
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where(errors > 0, distances / errors, np.where(near, 0.0, np.sign(distances) * 1e6))
     return np.clip(found, -1e6, 1e6)
+
+
+def share_within(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    """The ends that the true share of ones among zeros and ones lies above, and below, each with this confidence, one-sided.
+
+    Clopper and Pearson's (Biometrika 26, 1934), which hold for few items too, and where all are alike.
+    """
+    from scipy import stats
+
+    ones, count = round(sum(values)), len(values)
+    low = stats.beta.ppf(1 - confidence, ones, count - ones + 1) if ones else 0.0
+    high = stats.beta.ppf(confidence, ones + 1, count - ones) if ones < count else 1.0
+    return float(low), float(high)
+
+
+def unseen(items: int, confidence: float) -> float:
+    """The largest share of items that may differ, with this confidence, where none of so many did: 1 − (1 − confidence)^(1/items)."""
+    return float(1 - (1 - confidence) ** (1 / items))
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -1,7 +1,7 @@
 """vLLM as the engine on NVIDIA GPUs: its own batching and kernels, the same requests and the same meaning of scores.
 
 Unproven: written against vLLM's documented interface (LLM.generate, SamplingParams.prompt_logprobs, LoRARequest) and tested with a stand-in
-that answers as a transformers model does, since no machine of ours had a GPU with vLLM on it. Scores of two engines differ in the last bits
+that answers as a transformers model does, not on a GPU. Scores of two engines differ in the last bits
 of bfloat16; they are never mixed in one comparison, since all models of an evaluation are asked through one engine.
 """
 

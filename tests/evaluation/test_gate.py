@@ -9,7 +9,8 @@ from scipy import stats
 from components.evaluation import gate
 from components.evaluation.config import EvaluationConfig, Rule
 from components.evaluation.measured import Measured
-from tests.evaluation.making import losses, rights
+from components.evaluation.task import Metric, Scores
+from tests.evaluation.making import Numbers, items, losses, rights
 
 TOKENS = [10] * 60
 NOISE = np.random.default_rng(0).normal(0, 2.0, 60)
@@ -146,6 +147,56 @@ def test_many_slices_without_a_change_are_rarely_called_harmed() -> None:
         config = EvaluationConfig(bootstrap_samples=1000, gate=[Rule(against="base", max_loss=0.0, slices=["source"])])
         refused += not gate.rulings({"held_out": task}, False, config, seed=trial)[0].holds
     assert refused <= 11, "without Holm's correction a third would be refused"
+
+
+def test_ten_right_of_ten_do_not_show_ninety_in_a_hundred() -> None:
+    rule = Rule(metric="questions.exact_match", against=0.9, min_gain=0.0)
+    assert not ruling(rights({"candidate": [1.0] * 10, "base": [0.0] * 10}), rule).holds
+    assert ruling(rights({"candidate": [1.0] * 40, "base": [0.0] * 40}), rule).holds
+
+
+def test_models_alike_in_every_item_lost_nothing_and_the_reason_says_what_could_be_unseen() -> None:
+    found = ruling(rights({"candidate": [1.0] * 40, "base": [1.0] * 40}), Rule(metric="questions.exact_match", max_loss=0.0))
+    assert found.holds
+    assert "in all 40 items, as the rule allows (a difference in up to 7.2% of them could stay unseen)" in found.reason
+
+
+LEAKED = {"leaked": Metric(better="lower", right_or_wrong=True)}
+
+
+def planted(name: str, metrics: dict[str, Metric], candidate: list[float]) -> Measured:
+    metric = next(iter(metrics))
+    scores = {role: Scores({metric: values}) for role, values in (("candidate", candidate), ("base", [0.0] * len(candidate)))}
+    return Measured(Numbers(name, metrics), items(len(candidate)), scores, {}, "0" * 64)
+
+
+def test_one_answer_that_leaks_an_address_is_refused_and_said_to_be_worse_than_the_base() -> None:
+    task = planted("personal_data", LEAKED, [1.0] + [0.0] * 39)
+    found = ruling(task, Rule(metric="personal_data.leaked", against="base", max_loss=0.0))
+    assert not found.holds
+    assert found.reason.startswith("personal_data.leaked is 0.0250 worse than the base (95% interval")
+    assert found.reason.endswith("; the rule allows a loss of at most 0.0000.")
+    assert ruling(planted("personal_data", LEAKED, [0.0] * 40), Rule(metric="personal_data.leaked", max_loss=0.0)).holds
+
+
+def test_training_rows_said_word_for_word_are_refused_against_a_number_with_the_share() -> None:
+    task = planted("memorisation", {"reproduced": Metric(better="lower", right_or_wrong=True)}, [1.0] * 12 + [0.0] * 88)
+    found = ruling(task, Rule(metric="memorisation.reproduced", against=0.05, max_loss=0.0))
+    assert not found.holds
+    assert found.reason.startswith("memorisation.reproduced is 0.0700 worse than 0.05")
+    clean = planted("memorisation", {"reproduced": Metric(better="lower", right_or_wrong=True)}, [0.0] * 100)
+    assert ruling(clean, Rule(metric="memorisation.reproduced", against=0.05, max_loss=0.0)).holds
+
+
+def test_one_harmed_slice_among_hundreds_is_found() -> None:
+    generator = np.random.default_rng(5)
+    base = generator.normal(30, 2, 6000)
+    candidate = base + generator.normal(0, 1, 6000)
+    candidate[:10] += 20
+    task = losses({"candidate": list(candidate), "base": list(base)}, [10] * 6000, category=[f"c{i // 10:03d}" for i in range(6000)])
+    found = ruling(task, Rule(against="base", max_loss=0.0, slices=["category"]))
+    assert not found.holds
+    assert found.reason.startswith("In the slice category c000")
 
 
 SHAPES = {

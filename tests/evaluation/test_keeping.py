@@ -34,5 +34,10 @@ def test_scores_that_are_no_numbers_are_looked_at_again_next_time(tmp_path: Path
 
 def test_another_word_in_a_prompt_is_another_task() -> None:
     task = Numbers("questions", RIGHT)
-    assert keeping.task_digest(task, items(2)) == keeping.task_digest(task, items(2))
-    assert keeping.task_digest(task, items(2)) != keeping.task_digest(task, [items(2)[0], Item(id="0001", prompt="question 2")])
+    assert keeping.task_digest(task, items(2), []) == keeping.task_digest(task, items(2), [])
+    assert keeping.task_digest(task, items(2), []) != keeping.task_digest(task, [items(2)[0], Item(id="0001", prompt="question 2")], [])
+
+
+def test_another_way_of_scoring_in_a_file_of_the_task_is_another_task() -> None:
+    task = Numbers("questions", RIGHT)
+    assert keeping.task_digest(task, items(2), ["a" * 64]) != keeping.task_digest(task, items(2), ["b" * 64])

@@ -105,3 +105,9 @@ def test_a_held_out_task_follows_the_evaluation_in_what_it_does_not_say_itself()
     task = EvaluationConfig.model_validate(values).tasks[0]
     assert (task.max_items, task.generations, task.generation_tokens) == (20, 3, 48)  # type: ignore[union-attr]
     assert task.model_fields_set == {"kind", "generations"}
+
+
+def test_without_a_held_out_task_the_default_rules_are_about_the_first_metric_of_the_first_task() -> None:
+    config = EvaluationConfig.model_validate({"tasks": [{"kind": "generation", "metrics": ["f1", "chrf"]}, {"kind": "memorisation"}]})
+    assert {rule.metric for rule in config.gate} == {"generation.f1"}
+    assert len(config.gate) == 4

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from components.common.errors import ConfigurationError, TunelineError, UsageError
+from components.evaluation.tasks.config import files
 from pipelines.config import Customization, load
 
 
@@ -95,3 +96,18 @@ def test_every_knob_is_described() -> None:
 
     assert undescribed(Customization) == []
     assert issubclass(ConfigurationError, TunelineError)
+
+
+def test_tasks_that_are_no_list_are_told_as_a_wrong_configuration(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("evaluation: {tasks: 5}\n")
+    with pytest.raises(ConfigurationError, match="evaluation.tasks"):  # noqa: RUF043
+        load(tmp_path / "c.yaml")
+
+
+def test_a_task_file_in_a_folder_with_any_name_counts_from_the_files_own_folder(tmp_path: Path) -> None:
+    (tmp_path / "apps_ml").mkdir()
+    file = tmp_path / "apps_ml" / "c.yaml"
+    file.write_text(
+        "evaluation: {tasks: [{kind: lm_eval, task: tickets.yaml, metrics: [acc]}], gate: [{metric: lm_eval.acc, min_gain: 0}]}\n"
+    )
+    assert files(load(file).evaluation.tasks[0]) == {"task": str(tmp_path / "apps_ml" / "tickets.yaml")}

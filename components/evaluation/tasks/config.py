@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -13,6 +14,9 @@ IFEvalMetric = Literal["prompt_level_strict_acc", "inst_level_strict_acc", "prom
 
 # Benchmarks of lm-eval that run what the model wrote. Their files say so too (unsafe_code), which is checked before they are run.
 RUNS_CODE = re.compile(r"humaneval|mbpp|code_?eval|bigcodebench|livecodebench|apps_|ds1000|swe_?bench|multipl_?e|jsonschema_bench", re.I)
+
+
+TASK_FILES = (".yaml", ".yml")  # a task of lm-eval that ends so is a file on this machine
 
 
 class Common(BaseModel):
@@ -147,7 +151,7 @@ class LMEval(Common):
 
     @model_validator(mode="after")
     def _safe(self) -> LMEval:
-        if RUNS_CODE.search(self.task):
+        if RUNS_CODE.search(Path(self.task).stem):
             raise ValueError(f"task {self.task} executes code that the model wrote, and no task may")
         if unknown := sorted(set(self.lower_is_better) - set(self.metrics)):
             raise ValueError(f"lower_is_better names {', '.join(unknown)}, which is not among metrics")
@@ -260,4 +264,6 @@ TaskConfig = Annotated[
 def files(settings: Common) -> dict[str, str]:
     """The files on this machine that a task reads, by the field that names each."""
     found: dict[str, Any] = {field: getattr(settings, field) for field in settings.FILES}
+    if isinstance(settings, LMEval) and settings.task.endswith(TASK_FILES):
+        found["task"] = settings.task
     return {field: str(path) for field, path in found.items() if path}

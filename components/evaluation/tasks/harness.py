@@ -151,12 +151,13 @@ def _own_data(told: Mapping[str, Any], data: str, folder: str) -> dict[str, Any]
 
 
 def _built(settings: LMEval, path: Path, changes: Mapping[str, Any]) -> Any:
+    from datasets.exceptions import DatasetsError
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks._yaml_loader import load_yaml
 
     try:
         found = TaskManager(include_defaults=False).load([{**load_yaml(path), **changes}])
-    except (OSError, ValueError, KeyError, ImportError, LookupError) as error:
+    except (OSError, ValueError, KeyError, ImportError, LookupError, DatasetsError) as error:
         first = (str(error).strip().splitlines() or [""])[0][:200]
         raise InputError(
             f"lm-eval's task {settings.task} cannot be loaded: {type(error).__name__}: {first}",

@@ -102,6 +102,8 @@ def question(one: Record, delimiter: str) -> Question:
     """A row as a question. Raises InputError for one without options, or without a right one among them."""
     if "context_options" in one.row:
         contexts, after = one.texts("context_options"), one.text("continuation")
+        if len(contexts) < 2 or not after:
+            raise one.wrong("needs two or more context_options and a continuation that is not empty")
         pairs, lengths = [(context, delimiter + after) for context in contexts], [len(after)] * len(contexts)
         gold = _gold(one, contexts)
         return Question(pairs, lengths, gold, f"{_shared(contexts)}… {after}", contexts[gold])

@@ -22,7 +22,7 @@ METRICS = {
     "accuracy": Metric("higher", right_or_wrong=True),
     "accuracy_per_token": Metric("higher", right_or_wrong=True),
     "margin": Metric("higher"),
-    "margin_per_token": Metric("higher"),
+    "margin_per_token": Metric("higher", per_token=True),
 }
 SIDES = ("chosen", "rejected")
 

@@ -124,7 +124,7 @@ def _identified(found: Sequence[tuple[str, dict[str, Any]]]) -> list[Record]:
     made, seen, equal = [], dict[str, str](), Counter[str]()
     for place, row in found:
         own = row.get("id")
-        name = str(own) if own not in (None, "") else hashing.digest(row)[:16]
+        name = str(own) if own not in (None, "") else _digest(row, place)
         if own in (None, ""):
             equal[name] += 1
             name = name if equal[name] == 1 else f"{name}-{equal[name]}"
@@ -133,6 +133,15 @@ def _identified(found: Sequence[tuple[str, dict[str, Any]]]) -> list[Record]:
         seen[name] = place
         made.append(Record(name, row, place))
     return made
+
+
+def _digest(row: dict[str, Any], place: str) -> str:
+    try:
+        return hashing.digest(row)[:16]
+    except (TypeError, ValueError) as error:  # a time out of Parquet, a NaN
+        raise InputError(
+            f"{place}: a value of the row is none that JSON knows: {error}", hint="Write it as text, or leave it out."
+        ) from None
 
 
 def _rows(file: Path, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:

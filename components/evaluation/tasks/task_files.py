@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from components.common.errors import ConfigurationError, InputError
+from components.evaluation.tasks.config import TASK_FILES
 
-ENDINGS = (".yaml", ".yml")
 LOCAL_FORMATS = ("json", "csv", "parquet", "text", "arrow")  # builders of the datasets library that read local files
 UNSAFE = "code_eval"  # the metric that runs code
 
@@ -39,7 +39,7 @@ def _loader() -> Any:
 
 def is_path(task: str) -> bool:
     """Whether a task is named by its file, not by its name in lm-eval."""
-    return task.endswith(ENDINGS)
+    return task.endswith(TASK_FILES)
 
 
 def loaded(path: Path) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def placed(files: Any, path: Path) -> Any:
 
 def check_safe(told: dict[str, Any], path: Path) -> None:
     """Raise ConfigurationError for a task file that runs the model's code."""
-    if told.get("unsafe_code") or UNSAFE in path.read_text(encoding="utf-8"):
+    if told.get("unsafe_code") or UNSAFE in path.read_text(encoding="utf-8") or UNSAFE in str(told):
         raise ConfigurationError(f"{path.name}: the task executes code that the model wrote, and no task may", hint="Take the task out.")
 
 
