@@ -69,8 +69,9 @@ class EvaluationConfig(BaseModel):
         min_length=1,
         description="What is measured. docs/evaluation-tasks.md has the kinds and their keys.",
     )
-    engine: Literal["transformers", "vllm"] = Field(
-        "transformers", description="What computes: transformers, on every device, or vllm, on GPUs where it is installed."
+    engine: Literal["transformers", "vllm", "auto"] = Field(
+        "transformers",
+        description="What computes: transformers, on every device; vllm, on NVIDIA GPUs; auto: vllm where it is installed and can.",
     )
     max_items: int | None = Field(None, ge=2, description="Test rows measured, the first ones by id. null: all of them.")
     min_items: int = Field(10, ge=2, description="Fewest items from which a rule is decided; with fewer it refuses.")

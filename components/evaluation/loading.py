@@ -65,6 +65,11 @@ def kind(engine: EngineName, model: Model) -> Literal["transformers", "vllm"]:
             "evaluation.engine is vllm, and vLLM is not installed",
             hint="Install it beside tuneline (pip install vllm), or use engine: transformers, which every machine has.",
         )
+    if engine == "vllm" and not _served_by_vllm(model):
+        raise EngineMissingError(
+            "evaluation.engine is vllm, which applies plain low-rank adapters only, and the model has another one",
+            hint="Use engine: transformers, or merge the adapter into the weights when training (fine_tuning.merge).",
+        )
     if engine == "auto" and not (installed and devices.choose() == "cuda" and _served_by_vllm(model)):
         return "transformers"
     return "transformers" if engine == "transformers" else "vllm"

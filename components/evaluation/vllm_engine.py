@@ -7,6 +7,7 @@ of bfloat16; they are never mixed in one comparison, since all models of an eval
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import math
@@ -55,6 +56,10 @@ class VllmEngine:
         found = {prompt: str(output.outputs[0].text) for prompt, output in zip(different, outputs, strict=True)}
         return [found[tuple(prompt)] for prompt in prompts]
 
+    def close(self) -> None:
+        """Let go of the model: vLLM takes nearly all of a GPU's memory, and the next one needs it."""
+        self._llm = None
+
     def _outputs(self, prompts: Sequence[Sequence[int]], settings: dict[str, Any], unit: str, reporter: Reporter) -> Iterator[Any]:
         sampling = importlib.import_module("vllm").SamplingParams(**settings)
         for start in range(0, len(prompts), AT_ONCE):
@@ -88,8 +93,11 @@ def engines(tuned: Model, base: Model | None, tokenizer: Any, reporter: Reporter
     if base and not shared:
         reporter.step("loading the base model")
         llm, room = _load(base)
-        yield base, VllmEngine(llm, tokenizer, room)
+        engine = VllmEngine(llm, tokenizer, room)
         del llm
+        yield base, engine
+        engine.close()
+        gc.collect()
     reporter.step("loading the model")
     llm, room = _load(tuned)
     if base and shared:

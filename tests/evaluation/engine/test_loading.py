@@ -151,3 +151,5 @@ def test_auto_takes_vllm_only_on_a_gpu_and_for_what_it_serves(tuned: Tuned, tiny
     assert loading.kind("auto", tiny) == "vllm"
     assert loading.kind("transformers", tiny) == "transformers"
     assert [loading.kind("auto", model) for model in models_served] == ["vllm", "transformers", "transformers"]
+    with pytest.raises(EngineMissingError, match="plain low-rank adapters only"):
+        loading.kind("vllm", models_served[1])
