@@ -159,7 +159,8 @@ def _score(place: _Place, role: str, one: Measured, engine: Engine) -> None:
 def _path(place: _Place, role: str, one: Measured) -> Path:
     """Where the scores of a role on a task are kept: by all that they depend on."""
     config, roles = place.config, place.roles
-    said = [roles[role].sha256, one.digest, hashing.code_sha256(STAGE), config.engine, config.batch_tokens, models.arithmetic()]
+    engine = loading.kind(config.engine, roles["candidate" if role == "base" else role])
+    said = [roles[role].sha256, one.digest, hashing.code_sha256(STAGE), engine, config.batch_tokens, models.arithmetic()]
     key = hashing.digest([*said, roles["base"].sha256] if one.task.against_base else said)
     return place.kept / f"{key}.json"
 
