@@ -89,10 +89,11 @@ def check_named(policy: Policy, by: str) -> None:
 def collect(client: Any, model: str, entries: Iterable[Entry], policy: Policy, intent: Entry) -> list[str]:
     """Who approved this move, the one who makes it last. Raises ApprovalNeededError when more have to; this approval is then kept.
 
-    An approval is for one version with one evaluation, in the place of one version in service, with or without force.
+    An approval is for one version with one evaluation, in the place of one version in service, with or without force. The next move of
+    the alias uses it up, wherever it went.
     """
     check_named(policy, intent.by)
-    given = [entry.by for entry in entries if _is_for(entry, intent) and entry.by in policy.approvers]
+    given = [entry.by for entry in _unused(entries, intent.alias) if _is_for(entry, intent) and entry.by in policy.approvers]
     approved = list(dict.fromkeys([*(by for by in given if by != intent.by), intent.by]))
     if len(approved) >= policy.approvals_required:
         return approved
@@ -104,6 +105,13 @@ def collect(client: Any, model: str, entries: Iterable[Entry], policy: Policy, i
         f"version {intent.to} of {model} is approved by {', '.join(approved)}, and {missing} more approval is needed",
         hint=f"Another of {others} approves it with: tuneline promote {model} --version {intent.to} --by NAME",
     )
+
+
+def _unused(entries: Iterable[Entry], alias: str) -> list[Entry]:
+    """What was written since the alias moved last."""
+    there = list(entries)
+    moved = max((entry.number for entry in history.moves(there, alias)), default=0)
+    return [entry for entry in there if entry.number > moved]
 
 
 def _is_for(entry: Entry, intent: Entry) -> bool:

@@ -78,6 +78,18 @@ def test_an_approval_does_not_count_for_another_evaluation(registry: Any, custom
 
 
 @pytest.mark.mlflow
+def test_an_approval_is_used_up_by_the_promotion_that_a_rollback_takes_back(versions: Any) -> None:
+    promote(NAME, "1", by="ann", reporter=Silent())
+    with pytest.raises(ApprovalNeededError, match="approved by ann,"):
+        promote(NAME, "2", by="ann", policy=TWO, reporter=Silent())
+    promote(NAME, "2", by="bob", policy=TWO, reporter=Silent())
+    rollback(NAME, by="cara", policy=TWO, reporter=Silent())
+    with pytest.raises(ApprovalNeededError, match="approved by bob, and 1 more approval is needed"):
+        promote(NAME, "2", by="bob", policy=TWO, reporter=Silent())
+    assert promote(NAME, "2", by="cara", policy=TWO, reporter=Silent()).to == "2"
+
+
+@pytest.mark.mlflow
 def test_a_policy_in_the_history_counts_before_the_configuration_and_only_an_approver_changes_it(versions: Any) -> None:
     approval.write(versions, NAME, Policy(approvers=["ann"]), "admin")
     with pytest.raises(ApprovalNeededError, match="mallory is no approver"):
