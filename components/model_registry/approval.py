@@ -86,18 +86,36 @@ def check_named(policy: Policy, by: str) -> None:
         )
 
 
+def approvers_of(entries: Iterable[Entry], policy: Policy, intent: Entry) -> list[str]:
+    """Who approved this move by the history and whose word is not used up, the mover last. Raises ApprovalNeededError for a stranger."""
+    check_named(policy, intent.by)
+    given = [entry.by for entry in _unused(entries, intent.alias) if _is_for(entry, intent) and entry.by in policy.approvers]
+    return list(dict.fromkeys([*(by for by in given if by != intent.by), intent.by]))
+
+
+def recheck(entries: Iterable[Entry], configured: Policy | None, intent: Entry, approved: Iterable[str]) -> None:
+    """Raise ApprovalNeededError where those who approved are not enough, or not the right ones, by what the history says meanwhile."""
+    there = list(entries)
+    policy = in_force(there, configured)
+    now = approvers_of(there, policy, intent)
+    if len(now) < policy.approvals_required or not set(approved) <= set(now):
+        raise ApprovalNeededError(
+            f"the policy or the approvals changed meanwhile: version {intent.to} is now approved by {', '.join(now)}",
+            hint="Run the same command again: it says whose approval is needed.",
+        )
+
+
 def collect(client: Any, model: str, entries: Iterable[Entry], policy: Policy, intent: Entry) -> list[str]:
     """Who approved this move, the one who makes it last. Raises ApprovalNeededError when more have to; this approval is then kept.
 
     An approval is for one version with one evaluation, in the place of one version in service, with or without force. The next move of
     the alias uses it up, wherever it went.
     """
-    check_named(policy, intent.by)
-    given = [entry.by for entry in _unused(entries, intent.alias) if _is_for(entry, intent) and entry.by in policy.approvers]
-    approved = list(dict.fromkeys([*(by for by in given if by != intent.by), intent.by]))
+    there = list(entries)
+    approved = approvers_of(there, policy, intent)
     if len(approved) >= policy.approvals_required:
         return approved
-    if intent.by not in given:
+    if not any(entry.by == intent.by and _is_for(entry, intent) for entry in _unused(there, intent.alias)):
         moving.move(client, model, intent.model_copy(update={"kind": "approval"}))
     missing = policy.approvals_required - len(approved)
     others = ", ".join(name for name in policy.approvers if name not in approved)

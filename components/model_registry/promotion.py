@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -68,10 +68,14 @@ def promote(
         objections = list(dict.fromkeys([*checks.said(found, present), *checks.looked_at(found, present)]))
         _check(found, objections, force=force, reason=reason)
         intent = _intent("promote", alias, found, by=by, reason=reason, forced=objections)
-        in_force = approval.in_force(entries, policy)
-        approved = approval.collect(client, name, entries, in_force, intent.model_copy(update={"from_": _number(current)}))
+        wanted = intent.model_copy(update={"from_": _number(current)})
+        approved = approval.collect(client, name, entries, approval.in_force(entries, policy), wanted)
         reporter.step(f"promoting {name} version {found.version}")
-        moved = _move(client, found, intent.model_copy(update={"by": ", ".join(approved)}), current, force=force)
+
+        def permitted(then: Sequence[Entry]) -> None:
+            approval.recheck(then, policy, wanted, approved)
+
+        moved = _move(client, found, intent.model_copy(update={"by": ", ".join(approved)}), current, permitted, force=force)
     for objection in objections:
         reporter.note(f"promoted by force although {objection}")
     return moved
@@ -124,10 +128,15 @@ def _check(version: Any, objections: list[str], *, force: bool, reason: str) -> 
         )
 
 
-def _move(client: Any, to: Any, intent: Entry, planned: Any | None, *, force: bool = False) -> Promotion:
-    """Move the alias as soon as it is this move's turn, if the alias and the version are still what they were when this was decided."""
+def _move(
+    client: Any, to: Any, intent: Entry, planned: Any | None, permitted: Callable[[Sequence[Entry]], None], *, force: bool = False
+) -> Promotion:
+    """Move the alias as soon as it is this move's turn, if the alias and the version are still what they were when this was decided.
 
-    def unchanged(holder: Any | None, _: Sequence[Entry]) -> None:
+    `permitted` is given the history up to there, and raises where its policy and approvals do not let the move through.
+    """
+
+    def unchanged(holder: Any | None, entries: Sequence[Entry]) -> None:
         if _same(holder, to):
             raise AlreadyThereError(f"version {to.version} has the alias already")
         now = versions.get(client, to.name, str(to.version))
@@ -141,6 +150,7 @@ def _move(client: Any, to: Any, intent: Entry, planned: Any | None, *, force: bo
                 f"the {intent.alias} of {to.name} was given to version {_number(holder) or 'none'} meanwhile",
                 hint="Evaluate against the present champion, then promote again.",
             )
+        permitted(entries)
         _note(client, to, intent, holder)
 
     try:
@@ -189,11 +199,15 @@ def rollback(
         current = versions.holder(client, name, alias)
         if current is None:
             raise RegistryError(f"no version of {name} is its {alias}", hint=f"Promote one: tuneline promote {name} --version N")
-        approval.check_named(approval.in_force(entries, policy), by or user())
+
+        def permitted(then: Sequence[Entry]) -> None:
+            approval.check_named(approval.in_force(then, policy), by or user())
+
+        permitted(entries)
         to = versions.get(client, name, _way_back(client, name, alias, entries, current))
         reporter.step(f"rolling {name} back to version {to.version}")
         intent = _intent("rollback", alias, to, by=by, reason=reason or f"rollback from version {current.version}")
-        return _move(client, to, intent, current)
+        return _move(client, to, intent, current, permitted)
 
 
 def _way_back(client: Any, name: str, alias: str, entries: Sequence[Entry], current: Any) -> str:

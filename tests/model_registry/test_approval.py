@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from components.common.errors import ConfigurationError
 from components.common.progress import Silent
-from components.model_registry import approval, history
+from components.model_registry import approval, history, moving
 from components.model_registry.approval import ApprovalNeededError, Policy
 from components.model_registry.config import ModelRegistryConfig
+from components.model_registry.history import Entry
 from components.model_registry.stage import champion, promote, promote_at_once, register, rollback
 from tests.model_registry.conftest import NAME, Customization, build
 from tests.pipelines.command import ROOT
@@ -113,6 +114,40 @@ def test_the_pipeline_does_not_promote_where_people_have_to_and_does_not_fail_fo
     assert notes[0].startswith("helper version 1 is not promoted: pipeline is no approver. The policy names ann")
     assert promote_at_once(ModelRegistryConfig(name=NAME), "1", compared_with=None, reporter=Noting()) is not None
     assert champion(NAME).version == "1"
+
+
+@pytest.mark.mlflow
+@pytest.mark.parametrize("meanwhile", [Policy(approvers=["cara"]), Policy(approvers=["ann", "cara"], approvals_required=2)])
+def test_a_policy_put_in_force_while_a_move_waits_for_its_turn_counts(
+    versions: Any, monkeypatch: pytest.MonkeyPatch, meanwhile: Policy
+) -> None:
+    real = moving.move
+
+    def late(client: Any, model: str, intent: Entry, *check: Any) -> Entry:
+        if intent.kind in ("promote", "rollback"):
+            real(client, model, Entry(kind="policy", by="admin", reason=meanwhile.model_dump_json()))
+        return real(client, model, intent, *check)
+
+    monkeypatch.setattr(moving, "move", late)
+    with pytest.raises(ApprovalNeededError, match=r"ann is no approver|changed meanwhile"):
+        promote(NAME, "1", by="ann", reporter=Silent())
+    assert champion(NAME) is None
+
+
+@pytest.mark.mlflow
+def test_a_policy_put_in_force_while_a_rollback_waits_counts(versions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    promote(NAME, "1", by="ann", reporter=Silent())
+    promote(NAME, "2", by="ann", reporter=Silent())
+    real = moving.move
+
+    def late(client: Any, model: str, intent: Entry, *check: Any) -> Entry:
+        real(client, model, Entry(kind="policy", by="admin", reason=Policy(approvers=["cara"]).model_dump_json()))
+        return real(client, model, intent, *check)
+
+    monkeypatch.setattr(moving, "move", late)
+    with pytest.raises(ApprovalNeededError, match="ann is no approver"):
+        rollback(NAME, by="ann", reporter=Silent())
+    assert champion(NAME).version == "2"
 
 
 def test_a_policy_that_cannot_be_met_is_refused() -> None:
