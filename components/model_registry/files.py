@@ -21,6 +21,8 @@ from components.model_registry.versions import PREFIX
 
 POINTER = "pointer.json"
 UPLOADING = 86_400.0  # seconds: no upload takes longer
+EVALUATED = f"{PREFIX}evaluation_sha256"  # tag of a logged model: the evaluation that lies beside its files
+UPLOAD_BEGAN = "uploading"
 EVALUATION = "evaluation"  # the folder beside the model's files that holds its evaluation
 
 
@@ -34,6 +36,7 @@ def log(client: Any, name: str, model: Artifact, evaluation: Artifact, copy_limi
     earlier = client.search_logged_models([experiment], filter_string=f"tags.`{PREFIX}model_sha256` = '{model.sha256}'")
     finished = next((m for m in earlier if m.name == name and str(m.status) == "READY"), None)
     if finished:
+        keep_evaluation(client, finished.model_id, evaluation)
         return finished
     _remove_unfinished(client, name, earlier)
     logged = _begin(client, experiment, name, model.sha256)
@@ -42,9 +45,27 @@ def log(client: Any, name: str, model: Artifact, evaluation: Artifact, copy_limi
         client.log_model_artifacts(logged.model_id, str(model.path))
     else:
         _log_pointer(client, logged.model_id, model)
-    client.log_model_artifacts(logged.model_id, str(evaluation.path), EVALUATION)
     _check_upload(client, logged.model_id, model, whole)
+    keep_evaluation(client, logged.model_id, evaluation)
     return client.finalize_logged_model(logged.model_id, "READY")
+
+
+def keep_evaluation(client: Any, model_id: str, evaluation: Artifact) -> None:
+    """Have this evaluation lie beside the files of a logged model, in the place of an earlier one.
+
+    Raises RegistryError when MLflow does not list it afterwards.
+    """
+    if client.get_logged_model(model_id).tags.get(EVALUATED) == evaluation.sha256:
+        return
+    client.set_logged_model_tags(model_id, {EVALUATED: UPLOAD_BEGAN})  # a killed upload is begun anew, whichever evaluation comes next
+    client.log_model_artifacts(model_id, str(evaluation.path), EVALUATION)
+    listed = {Path(file.path).name for file in client.list_logged_model_artifacts(model_id, EVALUATION)}
+    missing = sorted({artifacts.MANIFEST, *(Path(file.path).parts[0] for file in evaluation.manifest.files)} - listed)
+    if missing:
+        raise RegistryError(
+            f"MLflow did not keep {', '.join(missing)} of the evaluation", hint="Check the server's artifact store and its log."
+        )
+    client.set_logged_model_tags(model_id, {EVALUATED: evaluation.sha256})
 
 
 def _begin(client: Any, experiment: str, name: str, model_sha256: str) -> Any:

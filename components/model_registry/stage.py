@@ -19,6 +19,7 @@ from components.model_registry.promotion import CHAMPION, Promotion, promote, ro
 from components.model_registry.versions import PREFIX
 
 __all__ = ["Champion", "Promotion", "Registration", "champion", "promote", "promote_at_once", "register", "registered", "rollback"]
+LOGGED = "models:/"  # before the name of a logged model, as the source of a version
 CANDIDATE, CHALLENGER = "candidate", "challenger"
 
 
@@ -84,7 +85,7 @@ def register(
         known = _registered(client, config.name, model.sha256)
         if known:
             reporter.note(f"{config.name} version {known.version} is this very model")
-            _refresh(client, known, tags, verdict)
+            _refresh(client, known, tags, evaluation)
         else:
             reporter.step(f"registering {config.name}")
             known = _create(client, config, model, evaluation, tags)
@@ -101,10 +102,17 @@ def _registered(client: Any, name: str, model_sha256: str) -> Any | None:
     return client.get_model_version(name, found[0].version) if found else None
 
 
-def _refresh(client: Any, known: Any, tags: Mapping[str, str], verdict: str) -> None:
-    """What is in service keeps the lineage it was promoted with, also when other data or another recipe leads to the same weights."""
-    if verdict == "unchanged":
+def _refresh(client: Any, known: Any, tags: Mapping[str, str], evaluation: Artifact) -> None:
+    """What is in service keeps the lineage it was promoted with, also when other data or another recipe leads to the same weights.
+
+    The new evaluation comes before the tags that name it: who promotes on another machine reads it from MLflow.
+    """
+    if lineage.verdict(evaluation) == "unchanged":
         return
+    if str(known.source).startswith(LOGGED):
+        files.keep_evaluation(client, str(known.source).removeprefix(LOGGED), evaluation)
+    if known.description != lineage.described(tags):
+        client.update_model_version(known.name, known.version, description=lineage.described(tags))
     versions.untag(client, known, lineage.superseded(known.tags, tags))
     versions.tag(client, known, tags)
 
@@ -116,7 +124,7 @@ def _create(client: Any, config: ModelRegistryConfig, model: Artifact, evaluatio
     patience.again(
         lambda: client.create_model_version(
             config.name,
-            f"models:/{logged.model_id}",
+            f"{LOGGED}{logged.model_id}",
             run_id=logged.source_run_id,
             tags={f"{PREFIX}proof": lineage.UNPACKAGED, **tags},
             description=lineage.described(tags),

@@ -98,6 +98,48 @@ def test_the_same_model_keeps_its_version_and_gets_the_new_evaluations_tags(regi
     assert len(registry.search_model_versions("name = 'helper'")) == 1
 
 
+def kept_evaluation(version: Any, folder: Path) -> str:
+    return files.fetch_kind(version, "evaluation", folder).sha256
+
+
+def test_the_new_evaluation_of_the_same_model_is_kept_in_mlflow_before_its_tags(
+    registry: Any, customize: Customization, tmp_path: Path
+) -> None:
+    registered(customize("one", "refused", packaged=False))
+    accepted = customize("one")
+    registered(accepted)
+    version = registry.get_model_version("helper", "1")
+    assert version.description == "accepted: The candidate is accepted."
+    assert kept_evaluation(version, tmp_path / "kept") == accepted.evaluation.sha256
+    for artifact in (accepted.model, accepted.evaluation):
+        shutil.rmtree(artifact.path)
+    assert promote("helper", "1", reporter=Silent()).to == "1"
+
+
+def test_a_new_evaluation_whose_upload_was_lost_is_not_named_by_the_version(
+    registry: Any, customize: Customization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, again = customize("one"), customize("one", "refused", packaged=False)
+    registered(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(registry), "list_logged_model_artifacts", lambda *_: [])
+        with pytest.raises(RegistryError, match=r"did not keep manifest\.json, .* of the evaluation"):
+            registered(again)
+    version = registry.get_model_version("helper", "1")
+    assert version.tags["tuneline.evaluation_sha256"] == first.evaluation.sha256
+    registered(first)
+    assert kept_evaluation(version, tmp_path / "kept") == first.evaluation.sha256, "it is uploaded anew after the other's upload broke off"
+
+
+def test_a_killed_registration_is_finished_with_the_evaluation_of_the_next_one(
+    registry: Any, customize: Customization, tmp_path: Path
+) -> None:
+    first, again = customize("one", "refused", packaged=False), customize("one")
+    files.log(registry, "helper", first.model, first.evaluation, 512)
+    registered(again)
+    assert kept_evaluation(registry.get_model_version("helper", "1"), tmp_path / "kept") == again.evaluation.sha256
+
+
 def test_a_refused_candidate_is_registered_unpackaged_and_is_no_challenger(registry: Any, customize: Customization) -> None:
     done = registered(customize("one", "refused", packaged=False))
     assert done.aliases == ["candidate"]
