@@ -13,6 +13,8 @@ from components.model_registry import files, history, moving, versions
 from components.model_registry.history import DONE, MOVES, PENDING, Entry
 from components.model_registry.versions import PREFIX
 
+LOOKS = 20  # a model whose aliases move faster than they are read is looked at this often
+
 
 class Finding(BaseModel):
     """What is not as it should be. `kind`: moved, deleted, edited, gap or digest; `entry` is 0 where no entry is meant."""
@@ -50,9 +52,19 @@ def audit(name: str, *, repair: bool = False, by: str = "", reporter: Reporter) 
         return _look(client, name)
 
 
-def _look(client: Any, name: str) -> Audit:
+def _at_once(client: Any, name: str) -> tuple[list[Entry], dict[str, str]]:
+    """History and aliases of one moment: they are read again while a move comes between, and as they are after the last of the LOOKS."""
     entries = history.read(client, name)
-    aliases = {alias: str(version) for alias, version in sorted(versions.require_model(client, name).aliases.items())}
+    for _ in range(LOOKS):
+        aliases = {alias: str(version) for alias, version in sorted(versions.require_model(client, name).aliases.items())}
+        before, entries = entries, history.read(client, name)
+        if entries == before:
+            break
+    return entries, aliases
+
+
+def _look(client: Any, name: str) -> Audit:
+    entries, aliases = _at_once(client, name)
     found = list(_findings(client, name, entries, aliases))
     known = {entry.reason for entry in entries if entry.kind == "acknowledged" and entry.state == DONE}
     open_ = [finding for finding in found if finding.what not in known]

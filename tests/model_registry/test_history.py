@@ -142,6 +142,26 @@ def test_a_move_made_by_hand_is_still_told_after_the_next_promotion(versions: An
     assert (found.clean, found.notes) == (True, [f"acknowledged: {finding.what}"])
 
 
+def test_a_move_that_ends_while_the_audit_reads_is_no_finding(versions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    promote(NAME, "1", reporter=Silent())
+    real, reads = history.read, list[int]()
+
+    def read(client: Any, model: str) -> list[Entry]:
+        found = real(client, model)
+        reads.append(len(found))
+        if len(reads) == 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(history, "read", real)
+                promote(NAME, "2", reporter=Silent())
+        return found
+
+    monkeypatch.setattr(history, "read", read)
+    done = audited()
+    assert (done.clean, done.aliases["champion"]) == (True, "2")
+    assert len(reads) == 3
+    assert reads[0] < reads[1] == reads[2] == done.entries
+
+
 def test_an_alias_removed_in_the_ui_is_found(versions: Any) -> None:
     promote(NAME, "1", reporter=Silent())
     versions.delete_registered_model_alias(NAME, "champion")
