@@ -25,6 +25,7 @@ from components.common.artifacts import Artifact, Input, Manifest
 from components.common.errors import (
     ArtifactDamagedError,
     ConfigurationError,
+    EngineMissingError,
     InputError,
     OutputOccupiedError,
     RegistryError,
@@ -40,6 +41,7 @@ from components.data_curation.contamination import list_sets
 from components.data_curation.stage import Earlier, Source
 from components.data_versioning import stage as versioning
 from components.data_versioning.config import DataVersioningConfig
+from components.data_versioning.repository import DataVersioningError
 from components.fine_tuning import stage as tuning
 from components.fine_tuning.config import FineTuningConfig
 from components.model_registry.stage import Champion, registered
@@ -51,6 +53,8 @@ from pipelines.surroundings import Difference, Work
 
 CURATED, REVISION, STORE = "curated", "revision", "store"
 FINISHED = "reproduction.json"  # in the folder once all is done; without it the next call goes on from there
+# What looking for raw files raises, also in a data repository that is gone, out of reach or damaged.
+NOT_AS_IT_WAS = (ConfigurationError, InputError, DataVersioningError, EngineMissingError, ArtifactDamagedError)
 Settings = TypeVar("Settings", bound=BaseModel)
 Result = TypeVar("Result")
 
@@ -325,12 +329,12 @@ def _way(recorded: Recorded, asked: Asked, scratch: Workdir) -> tuple[str, str, 
     asked.reporter.step("looking at the raw files")
     try:
         return CURATED, "all raw files are here as they were", _material(recorded, asked, scratch)
-    except (ConfigurationError, InputError) as error:
+    except NOT_AS_IT_WAS as error:
         return REVISION if recorded.revision else STORE, error.message, None
 
 
 def _material(recorded: Recorded, asked: Asked, scratch: Workdir) -> Material:
-    """What the dataset was made from. Raises InputError or ConfigurationError where not all of it is here as it was."""
+    """What the dataset was made from. Raises one of NOT_AS_IT_WAS where not all of it is here as it was."""
     manifest = recorded.dataset
     config = _read(DataCurationConfig, manifest, "the recorded data_curation")
     curation.key_of(manifest.inputs, config, manifest.seed)  # raises where the model that finds names is gone

@@ -19,11 +19,12 @@ import pytest
 
 from components.common import artifacts, hashing, jobs, places, tracking
 from components.common.artifacts import Artifact
-from components.common.errors import BusyError, RegistryError, TunelineError, UsageError
+from components.common.errors import ArtifactDamagedError, BusyError, EngineMissingError, RegistryError, TunelineError, UsageError
 from components.common.places import Workdir
 from components.common.progress import Silent
 from components.data_curation.stage import curate, list_sources
 from components.data_versioning.config import DataVersioningConfig
+from components.data_versioning.repository import DataVersioningError
 from components.data_versioning.stage import Version, publish
 from components.fine_tuning import training
 from components.fine_tuning.config import FineTuningConfig
@@ -297,6 +298,17 @@ def test_what_is_not_there_as_it_was_decides_how_the_dataset_is_had(made: Made, 
             error = made.refusal(NAME, "--from-revision", *unpublished)
     assert isinstance(error, UsageError)
     assert error.message == f"--from-revision: the dataset of {NAME} version 1 was not published as a revision"
+
+
+@pytest.mark.parametrize("kind", [DataVersioningError, EngineMissingError, ArtifactDamagedError])
+def test_a_lost_data_repository_has_the_dataset_taken_from_its_revision(
+    made: Made, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: type[TunelineError]
+) -> None:
+    def lost(*_: Any, **__: Any) -> Any:
+        raise kind("dvc:///gone@main:rows.jsonl cannot be had", hint="Restore it.")
+
+    monkeypatch.setattr(reproduce.curation, "list_sources", lost)
+    assert planned(made, capsys) == ("revision", "dvc:///gone@main:rows.jsonl cannot be had")
 
 
 def test_a_dataset_that_left_the_store_is_known_from_its_revision_and_without_one_is_lost(
