@@ -102,8 +102,13 @@ def _training(training: Record) -> str:
     return report.tiles(figures) + report.paragraph(told) + plot
 
 
+def _named(rule: Record) -> str:
+    """What a rule measured; evaluations of earlier releases know no slices."""
+    return f"{rule['metric']}, worst slice" if rule.get("slices") else str(rule["metric"])
+
+
 def _comparison(evaluation: Record) -> str:
-    gains = {f"{r['metric']} against {r['against']}": r["gain"] for r in evaluation["rules"] if r["gain"]}
+    gains = {f"{_named(r)} against {r['against']}": r["gain"] for r in evaluation["rules"] if r["gain"]}
     caption = "Gain of the candidate with its 95% interval. Right of zero the candidate is better."
     plot = report.interval_plot({name: tuple(gain) for name, gain in gains.items()}, x="gain", caption=caption) if gains else ""
     rows = []
