@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: run test test-long test-engines stress stress-training bench-curation bench-fine-tuning lint ui clean help
+.PHONY: run test test-long test-engines stress stress-training bench-curation bench-fine-tuning bench-evaluation lint ui clean help
 
 help: ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,9 @@ bench-curation: $(VENV)/.ready ## Data curation beside its peers, and of a milli
 
 bench-fine-tuning: $(VENV)/.ready ## Fine-tuning beside TRL and LLaMA-Factory (half an hour); writes docs/benchmarks-fine-tuning.md
 	@$(BIN)/python -P -m benchmarks.fine_tuning --workdir $(WORKDIR)/benchmark-fine-tuning --markdown docs/benchmarks-fine-tuning.md $(ARGS)
+
+bench-evaluation: $(VENV)/.ready ## Likelihood tasks beside lm-eval, an adapter beside its base; DATA=folder of ICL files; writes docs/benchmarks-evaluation.md
+	@$(BIN)/python -P -m benchmarks.evaluation --data $(DATA) --workdir $(WORKDIR)/benchmark-evaluation --markdown docs/benchmarks-evaluation.md $(ARGS)
 
 lint: $(VENV)/.ready ## ruff, mypy and import-linter
 	@$(BIN)/ruff check .
