@@ -950,6 +950,26 @@ OF_RUNS_ELSEWHERE = {  # the test is in test_runs.py
     "another run (process … on …, … seconds after its last sign of life) works in …": ("usage", 2),
     "… runs on …, and is cancelled there": ("usage", 2),
 }
+OF_REPRODUCTIONS = {  # the tests are in test_reproduce.py
+    "… version … does not say from which dataset it was made: it has no tag tuneline.dataset_sha256": ("registry", 1),
+    "… version … names the dataset …, and its model was made from the dataset …": ("lineage", 1),
+    "the base model of … version … is not here as it was: …": ("lineage", 1),
+    "the dataset … of … version … is in no store any more and was not published": ("lineage", 1),
+    "the data repository … has no published revision … of …": ("data_versioning", 1),
+    "process … on … works in …/reproduce/… right now": ("busy", 1),
+}
+OF_THE_REGISTRY = {  # the tests are in tests/model_registry, and in tests/engines with a server that asks who one is
+    "version … of … cannot be promoted: its evaluation compared it with …, and the champion is …": ("registry", 1),
+    "version … of … cannot be promoted: its … does not verify (…)": ("registry", 1),
+    "version … of … is approved by …, and 1 more approval is needed": ("approval_needed", 1),
+    "the policy or the approvals changed meanwhile: …": ("approval_needed", 1),
+    "… is no approver": ("approval_needed", 1),
+    "the MLflow server … stopped answering, also after 60 seconds of trying: …": ("engine_missing", 1),
+    "MLflow at … answers and keeps nothing, also after 60 seconds of trying: …": ("engine_missing", 1),
+    "MLflow at … keeps nothing: its database is read-only": ("not_writable", 1),
+    "MLflow at … does not know you: …": ("registry", 1),
+    "MLflow at … does not permit this: …": ("registry", 1),
+}
 
 
 def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -> None:
@@ -957,5 +977,5 @@ def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in page.splitlines() if line.startswith("| `")]
     listed = {row[0].strip("`"): (row[1].strip("`"), int(row[2])) for row in rows}
     expected = {re.sub(r"\{\w+\}", "…", said.message): (said.kind, said.code) for said in SAID.values()}
-    assert listed == {**expected, **OF_DATA_VERSIONS, **OF_RUNS_ELSEWHERE}
+    assert listed == {**expected, **OF_DATA_VERSIONS, **OF_RUNS_ELSEWHERE, **OF_REPRODUCTIONS, **OF_THE_REGISTRY}
     assert all(meaning and to_do for _, _, _, meaning, to_do in rows)
