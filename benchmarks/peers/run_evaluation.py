@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,12 @@ def _side_by_side(base: Model, settings: dict[str, Any], open_peer: OpenPeer) ->
     best = min(trials, key=lambda trial: trial["wall"])["batch"]
     rounds: dict[str, list[Any]] = {"ours": [], "theirs": []}
     found: dict[str, dict[str, Answers]] = {}
-    contestants = {"ours": ours, "theirs": lambda requests: peer(best, requests)}
+    contestants: dict[str, Scorer] = {"ours": ours, "theirs": partial(peer, best)}
     for number in range(settings["rounds"]):
         for name in sorted(contestants, reverse=bool(number % 2)):
             figures, found[name] = _timed(contestants[name], tasks)
             rounds[name].append(figures)
+            _note(f"round {number + 1}, {name}", figures)
     profiles = {
         name: _profiled(model, contestants[name], tasks, settings["profile_rows"])
         for name, model in (("ours", loaded), ("theirs", peer_model))
@@ -165,7 +167,16 @@ def _trials(peer: Peer, tasks: dict[str, list[icl.Item]], batches: Sequence[int 
     """The peer's seconds on the first rows of each task with each batch size; the first once more before, since a first pass is slow."""
     few = {task: items[:TRIAL] for task, items in tasks.items()}
     _timed(lambda requests: peer(batches[0], requests), few)
-    return [{"batch": batch, **_timed(lambda requests, batch=batch: peer(batch, requests), few)[0]} for batch in batches]  # type: ignore[misc]
+    trials = []
+    for batch in batches:
+        trials.append({"batch": batch, **_timed(partial(peer, batch), few)[0]})
+        _note(f"trial, batch size {batch}", trials[-1])
+    return trials
+
+
+def _note(name: str, figures: dict[str, Any]) -> None:
+    """A line of the log: who follows it sees how far this is."""
+    print(f"{name}: {figures['wall']:.1f} s, {figures['cpu']:.1f} CPU s", file=sys.stderr, flush=True)
 
 
 def compare(tasks: dict[str, list[icl.Item]], ours: dict[str, Answers], theirs: dict[str, Answers]) -> dict[str, Any]:
@@ -212,6 +223,7 @@ def _with_adapter(base: Model, tuned: Model, settings: dict[str, Any], best: int
             wall, cpu = time.perf_counter(), time.process_time()
             found[name] = contestants[name]()
             rounds[name].append({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
+            _note(f"round {number + 1}, {name}", rounds[name][-1])
     beside = found["adapter alone, beside the weights"][0]
     together = found["base and adapter"]
     return {

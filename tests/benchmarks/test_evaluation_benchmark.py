@@ -111,7 +111,7 @@ def test_the_page_has_every_part_and_says_what_was_missed(results: dict[str, Any
     assert "Both have the same items right." in page
     for name in results["adapter"]["rounds"]:
         assert f"| {name} |" in page
-    unequal = {**results, "unequal": {"questions": [1]}}
+    unequal = {**results, "unequal": {**results["unequal"], "questions": [1]}}
     assert "the speeds do not compare" in evaluation_page.markdown(unequal)
 
 
