@@ -162,7 +162,7 @@ def test_a_second_job_that_would_train_the_same_model_is_refused(dataset: Artifa
     from components.fine_tuning import stage
 
     config = recipe(tiny)
-    key = stage._key(dataset, models.base_model(str(tiny)), config, 3)
+    key = stage.key_of(dataset.sha256, models.base_model(str(tiny)).sha256, config, 3, models.arithmetic(config.device))
     work = tmp_path / "state" / "fine_tuning" / key
     work.mkdir(parents=True)
     with jobs.held(work), pytest.raises(BusyError, match="works in"):
