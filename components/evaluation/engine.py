@@ -23,6 +23,8 @@ from components.evaluation.task import Continuation, Decoding, Likelihood
 
 LOGITS = 1 << 28  # logits held at once: 1 GiB in float32
 LEAST = 512  # tokens of a batch from which one thread is busy with it
+SMALLEST = 128  # tokens of a batch below which reading the weights takes longer than computing with them
+ROUNDS = 4  # batches a thread, where there are tokens for as many: the last to finish keeps the others waiting for a quarter at most
 
 
 class TransformersEngine:
@@ -69,10 +71,11 @@ class TransformersEngine:
         """Every tree with what was found of it, in an order of their own."""
         vocabulary = int(passes.base_of(self._model).config.get_text_config(decoder=True).vocab_size)
         count = workers(self._model.device.type, self._batch_tokens)
-        tokens, states = max(1, self._batch_tokens // count), max(1, LOGITS // count // vocabulary)
+        states = max(1, LOGITS // count // vocabulary)
         with _pool(count) as pool:
             for group in groups:
                 header = passes.prefilled(self._model, group.header)
+                tokens = share(sum(len(tree.ids) for tree in group.trees), count, self._batch_tokens)
                 batches = list(prefixes.batches(group.trees, tokens, header=header.length, states=states))
                 scored = pool.map(partial(passes.likelihoods, self._model, header=header), batches)
                 for batch, found in zip(batches, scored, strict=True):
@@ -106,6 +109,12 @@ def _pool(count: int) -> Iterator[ThreadPoolExecutor]:
 def workers(device: str, batch_tokens: int) -> int:
     """Batches computed side by side: one on an accelerator; on a processor as many as have a thread and tokens enough to keep it busy."""
     return 1 if device != "cpu" else max(1, min(cores.threads(), batch_tokens // LEAST))
+
+
+def share(total: int, count: int, batch_tokens: int) -> int:
+    """Tokens of a batch, where `count` threads share `batch_tokens` and have `total` tokens to do: few enough that all finish together."""
+    most = max(1, batch_tokens // count)
+    return most if count == 1 else min(most, max(SMALLEST, -(-total // (count * ROUNDS))))
 
 
 def _summed(found: Found, places: Sequence[int]) -> Likelihood:

@@ -72,6 +72,19 @@ def test_batches_side_by_side_give_the_same(
     agree(TransformersEngine(loaded, engine.tokenizer, 256).likelihoods(mixed(), Silent()), expected)
 
 
+@pytest.mark.parametrize(
+    ("total", "threads", "tokens"),
+    [
+        (100_000, 2, 1024),  # plenty: each thread has its share of batch_tokens
+        (4_000, 2, 500),  # four batches a thread
+        (300, 2, 128),  # never so small that reading the weights costs more than computing
+        (300, 1, 2048),  # one thread waits for nobody
+    ],
+)
+def test_a_batch_is_small_enough_that_no_thread_waits_long_for_another(total: int, threads: int, tokens: int) -> None:
+    assert engines.share(total, threads, 2048) == tokens
+
+
 def test_logits_are_computed_where_something_is_counted_and_nowhere_else(engine: TransformersEngine, loaded: Any) -> None:
     seen = []
     hook = loaded.lm_head.register_forward_hook(lambda module, given, logits: seen.append(logits.shape[0]))
