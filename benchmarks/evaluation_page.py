@@ -33,8 +33,8 @@ and its cost is true.
 - **{both}** loads the weights once, scores the base, switches the adapter on and scores it
 
 From the first layer on the two models compute different numbers, so nothing but loading can be shared between them: two passes are two
-passes, and against an adapter alone that is run as tuneline runs it the ratio cannot come far below 2. Against the adapter as PEFT
-attaches it, it can.
+passes, and with enough items for scoring to outweigh loading the ratio comes near to 2. What spares the second pass is that scores are kept
+by model and task: the base is measured once, whatever candidates follow.
 """
 
 
