@@ -125,7 +125,7 @@ def _create(client: Any, config: ModelRegistryConfig, model: Artifact, evaluatio
         lambda: client.create_model_version(
             config.name,
             f"{LOGGED}{logged.model_id}",
-            run_id=logged.source_run_id,
+            run_id=logged.source_run_id or None,  # an empty one is refused by MLflow's authentication, whoever asks
             tags={f"{PREFIX}proof": lineage.UNPACKAGED, **tags},
             description=lineage.described(tags),
             model_id=logged.model_id,
