@@ -26,6 +26,7 @@ from components.common.errors import ArtifactDamagedError, OutputOccupiedError, 
 
 MANIFEST = "manifest.json"
 UNFINISHED = ".unfinished"
+PASSING = "passing"  # in a summary: the result rests on a failure in passing, a service that did not answer
 KINDS = ("dataset", "model", "evaluation", "repository", "base_model")
 
 
@@ -70,6 +71,11 @@ class Manifest(BaseModel):
         """The first input of a kind, or None."""
         return next((i for i in self.inputs if i.kind == kind), None)
 
+    @property
+    def lasting(self) -> bool:
+        """Whether the same work would lead to it again. One that rests on a failure in passing is not taken for work that is done."""
+        return not self.summary.get(PASSING)
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -91,17 +97,18 @@ class Artifact:
 def begin(folder: Path, key: str, *, overwrite: bool = False) -> Artifact | None:
     """Claim `folder` for a result with this key.
 
-    Returns the artifact that is already finished there under the same key. Otherwise leaves an empty folder marked unfinished and
-    returns None. Raises OutputOccupiedError when something else is there: another artifact without `overwrite`, or files that
-    tuneline did not write, which are never deleted.
+    Returns the artifact that is already finished there under the same key, unless it rests on a failure in passing. Otherwise leaves an
+    empty folder marked unfinished and returns None. Raises OutputOccupiedError when something else is there: another artifact without
+    `overwrite`, or files that tuneline did not write, which are never deleted.
     """
     if folder.is_file():
         raise OutputOccupiedError(f"{folder} is a file", hint="Name a folder with -o.")
     if (folder / MANIFEST).exists() and not (overwrite and _is_torn(folder)):
         found = read_manifest(folder)
-        if found.produced_by.get("key") == key and not overwrite:
+        same = found.produced_by.get("key") == key
+        if same and found.lasting and not overwrite:
             return read(folder)
-        if not overwrite:
+        if not same and not overwrite:
             raise OutputOccupiedError(
                 f"{folder} already holds another {found.kind} ({found.content_sha256[:12]})",
                 hint="Choose another folder, or give --overwrite to replace it.",

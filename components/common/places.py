@@ -180,9 +180,10 @@ def produce(store: Path, stage: str, key: str, build: Callable[[Path], Artifact]
         if known := noted(store, stage, key):
             return stored(store, known), True
         raise
-    note = _note(store, stage, key)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    artifacts.write_atomically(note, artifact.sha256 + "\n")
+    if artifact.manifest.lasting:
+        note = _note(store, stage, key)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        artifacts.write_atomically(note, artifact.sha256 + "\n")
     return artifact, False
 
 

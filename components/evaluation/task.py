@@ -15,6 +15,8 @@ from pydantic import BaseModel
 from components.common.artifacts import Artifact
 from components.common.progress import Reporter
 
+UNANSWERED = "unanswered"  # the figure of a task that counts what failed in passing: measured again, it may succeed
+
 
 @dataclass(frozen=True)
 class Item:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -17,11 +18,13 @@ from components.evaluation.config import EvaluationConfig
 from components.evaluation.engine import TransformersEngine
 from components.evaluation.stage import evaluate
 from components.evaluation.task import Continuation, Given, Item
+from components.evaluation.tasks import endpoint
 from components.evaluation.tasks.config import HeldOut
 from components.evaluation.tasks.held_out import HeldOutTask
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
 from tests.datasets import dataset_of, small_dataset
+from tests.evaluation.tasks.judge_server import NAME, Reply, longer_is_better, stand_in
 from tests.tiny import tiny_model
 
 CONFIG = EvaluationConfig(max_length=96, generations=2, generation_tokens=4, bootstrap_samples=1000)
@@ -176,3 +179,40 @@ def test_virtual_tokens_are_measured_beside_the_base_they_stand_before(world: tu
     losses = [one.manifest.summary["metrics"]["held_out"]["loss"] for one in made]
     assert losses[0]["base"] == pytest.approx(losses[1]["base"], abs=1e-5), "the same base, whatever stands before it"
     assert losses[0]["candidate"] != pytest.approx(losses[0]["base"], abs=1e-3)
+
+
+def test_rows_are_cut_at_what_every_model_reads(world: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+    opened = models.from_artifact(world[1])
+    short = tmp_path / "short"
+    shutil.copytree(opened.base.path, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 24}))
+    incumbent = models.open_model(str(short))
+    made = judge(world, tmp_path / "evaluation", incumbent)
+    rows = parquet.read_table(made.path / "predictions.parquet").to_pylist()
+    assert max(row["length"] for row in rows) == 24
+    assert json.loads((made.path / "evaluation.json").read_text())["metrics"]["held_out"]["loss"]["incumbent"] is not None
+
+
+def test_an_evaluation_whose_judge_did_not_answer_is_refused_and_made_again_when_asked_again(
+    world: tuple[Artifact, Artifact, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "PAUSE", 0.0)
+    asked, away = [0], [True]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps({"prompt": f"Say {n}.", "reference": "It is said."}) + "\n" for n in range(12)))
+
+    def decide(first: str, second: str) -> Reply:
+        asked[0] += 1
+        return (503, "busy") if away[0] and asked[0] % 2 == 0 else longer_is_better(first, second)
+
+    with stand_in(decide) as server:
+        told = {"data": str(tmp_path / "q.jsonl"), "base_url": server.url, "model": NAME, "retries": 0, "max_new_tokens": 4}
+        config = EvaluationConfig.model_validate({"max_length": 96, "bootstrap_samples": 1000, "tasks": [{"kind": "judge", **told}]})
+        changes = {name: getattr(config, name) for name in ("tasks", "gate")}
+        refused = judge(world, tmp_path / "evaluation", **changes)
+        away[0] = False
+        again = judge(world, tmp_path / "evaluation", **changes)
+    assert (refused.manifest.summary["verdict"], refused.manifest.lasting) == ("refused", False)
+    assert "is not a finite number in 12 of 12 items" in refused.manifest.summary["reasons"][0]
+    assert again.manifest.lasting
+    assert json.loads((again.path / "evaluation.json").read_text())["figures"]["judge"]["candidate"]["unanswered"] == 0

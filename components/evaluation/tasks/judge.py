@@ -2,6 +2,7 @@
 
 An answer wins when it is found better in both orders and loses when it is found worse in both; everything else is a tie, as in MT-bench.
 Its score is 1, 0 or 1/2. A pair of which a judgement is missing is no number, and counted: a gate refuses what was not measured.
+`unanswered` are the errors of a judge that could not be reached, which passes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from components.common.errors import EngineMissingError, InputError
-from components.evaluation.task import Engine, Given, Item, Metric, Scores
+from components.evaluation.task import UNANSWERED, Engine, Given, Item, Metric, Scores
 from components.evaluation.tasks import asking, endpoint
 from components.evaluation.tasks.config import Judge
 from components.evaluation.tasks.endpoint import Endpoint, NoAnswerError
@@ -34,7 +35,8 @@ VERDICT = re.compile(r"^[\s*_#>-]*verdict\s*:[\s*_]*(a|b|tie)\b[\s*_.]*$", re.IG
 MARK = re.compile(r"(</?)((?:answer_[ab]|request)>)")
 NAN = float("nan")
 
-Finding = Literal["first", "second", "tie", "error"]
+Finding = Literal["first", "second", "tie", "error", "unanswered"]
+MISSING = ("error", "unanswered")
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class JudgeTask:
         try:
             return verdict(judge.ask(messages, self.settings.judge_tokens))
         except NoAnswerError:
-            return "error"
+            return "unanswered"
 
 
 def _bare(text: str) -> str:
@@ -142,14 +144,15 @@ def _scores(findings: Sequence[Sequence[Finding]], answers: Sequence[str]) -> Sc
         "losses": sum(value == 0 for value in values),
         "ties": sum(value == 0.5 for value in values),
         "orders_disagree": sum(len(set(pair)) == 1 and pair[0] in ("first", "second") for pair in findings if pair),
-        "errors": sum(one == "error" for pair in findings for one in pair),
+        "errors": sum(one in MISSING for pair in findings for one in pair),
+        UNANSWERED: sum(one == "unanswered" for pair in findings for one in pair),
     }
     return Scores({"win_rate": values}, answers=answers, figures={name: float(count) for name, count in figures.items()})
 
 
 def _score(pair: Sequence[Finding]) -> float:
     """The score of a pair's findings: its answer was first in the first order, second in the other; equal answers have no findings."""
-    if "error" in pair:
+    if any(one in MISSING for one in pair):
         return NAN
     orders = list(pair)
     return 1.0 if orders == ["first", "second"] else 0.0 if orders == ["second", "first"] else 0.5

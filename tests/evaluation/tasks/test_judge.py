@@ -49,7 +49,7 @@ def test_better_in_both_orders_wins_and_worse_in_both_loses(tmp_path: Path) -> N
     with stand_in() as judge:
         scores = score(task(tmp_path, judge))
     assert scores.values == {"win_rate": [1.0, 0.0, 0.5, 0.5]}
-    assert scores.figures == {"wins": 1, "losses": 1, "ties": 2, "orders_disagree": 0, "errors": 0}
+    assert scores.figures == {"wins": 1, "losses": 1, "ties": 2, "orders_disagree": 0, "errors": 0, "unanswered": 0}
     assert len(judge.sent) == 6, "equal answers are not judged, the others in both orders"
     assert scores.answers == list(SCRIPT.values())
 
@@ -95,14 +95,14 @@ def test_a_pair_that_could_not_be_judged_is_no_number_and_is_counted(tmp_path: P
         scores = score(task(tmp_path, judge, retries=1))
     assert [value for value in scores.values["win_rate"] if not math.isnan(value)] == [1.0, 0.5, 0.5]
     assert math.isnan(scores.values["win_rate"][1])
-    assert scores.figures["errors"] == 2
+    assert (scores.figures["errors"], scores.figures["unanswered"]) == (2, 2)
     assert len(judge.sent) == 2 + 2 + 2 * 2
 
 
 def test_a_judgement_without_a_verdict_is_an_error_and_not_asked_again(tmp_path: Path) -> None:
     with stand_in(lambda first, second: says("Both have their merits.")) as judge:
         scores = score(task(tmp_path, judge))
-    assert scores.figures["errors"] == 6
+    assert (scores.figures["errors"], scores.figures["unanswered"]) == (6, 0)
     assert len(judge.sent) == 6
 
 
