@@ -59,10 +59,9 @@ def compiled(config: Customization, platform: Platform | None = None) -> str:
 
 def _outside(config: Customization, mount: str) -> list[str]:
     """A sentence for each path that is not on the volume: some image may hold it, but it looks like a path of this machine."""
-    paths = {"data_curation.sources": config.data_curation.sources, "fine_tuning.base_model": [config.fine_tuning.base_model]}
     return [
         f"{key}: {path} is not on the volume, which the pods see as {mount}"
-        for key, named in paths.items()
+        for key, named in parameters.named_paths(config).items()
         for path in named
         if path.startswith("/") and not path.startswith(f"{mount}/")
     ]

@@ -10,7 +10,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from components.common.progress import Reporter
 from components.common.shape import Shape
 from components.data_curation.stage import Curated, Source, check_splits, counts, survey
 from components.data_versioning.stage import versions
+from components.evaluation.tasks.checking import Asked
+from components.evaluation.tasks.config import Common, HeldOut, Memorisation, Preference
 from components.fine_tuning import acceleration
 from components.fine_tuning import plan as training
 from components.fine_tuning.config import LOW_RANK
@@ -36,7 +38,7 @@ from components.model_registry.stage import champion
 from pipelines import material, sizing
 from pipelines.config import Customization
 from pipelines.material import Material
-from pipelines.resolve import Plans, compared_with, plan, unproven, unproven_note
+from pipelines.resolve import Plans, asked_by_tasks, compared_with, plan, unproven, unproven_note
 from pipelines.stages import MAKERS
 
 SAMPLE = 2000  # training rows tokenised at most
@@ -105,6 +107,7 @@ class Findings:
     reading_seconds: float
     tokens: Tokens
     shape: Shape
+    asked: Sequence[Asked]
     cached: dict[str, str]
     not_compared: list[str]
 
@@ -154,7 +157,9 @@ def look(config: Customization, workdir: Workdir, reporter: Reporter) -> Finding
         reporter.step("looking at the base model")
         outline = models.outline(config.fine_tuning.base_model)
         counted = training.parameters(outline.config, config.fine_tuning)
-        cached = _cached(config, workdir, replace(found, sources=at_home), outline, material.reading_root(config, workdir, drawn))
+        asked = asked_by_tasks(config, lambda: outline.tokenizer, reporter)
+        home = replace(found, sources=at_home)
+        cached = _cached(config, workdir, home, outline, material.reading_root(config, workdir, drawn), asked)
         earlier = material.stored_earlier(found.earlier, workdir)
         compared = {one.label for one in earlier}
         began = time.monotonic()
@@ -164,7 +169,7 @@ def look(config: Customization, workdir: Workdir, reporter: Reporter) -> Finding
             reporter.step("tokenising the training rows")
             tokens = _tokenise(curated, outline, config, reporter)
     shape, apart = Shape.of(outline.config, counted), [tag for tag, _ in found.earlier if tag not in compared]
-    return Findings(config, workdir, sources, outline, curated, reading, tokens, shape, cached, apart)
+    return Findings(config, workdir, sources, outline, curated, reading, tokens, shape, asked, cached, apart)
 
 
 def _at_home(source: Source, homes: Mapping[Path, Path]) -> Source:
@@ -189,12 +194,14 @@ def _tokenise(curated: Curated, outline: Outline, config: Customization, reporte
     return Tokens(count, tokenise(rows, objective, outline.tokenizer, max_length=tuning.max_length, total=len(rows), reporter=reporter))
 
 
-def _cached(config: Customization, workdir: Workdir, found: Material, outline: Outline, reading_root: Path) -> dict[str, str]:
+def _cached(
+    config: Customization, workdir: Workdir, found: Material, outline: Outline, reading_root: Path, asked: Sequence[Asked]
+) -> dict[str, str]:
     """The stages whose result is in the store already, with its digest. The keys are those of the steps themselves."""
     if outline.base is None:
         return {}
     in_service = champion(config.model_registry.name)
-    plans = plan(config, found, outline.base.sha256, lambda key: compared_with(in_service, key), unproven(config))
+    plans = plan(config, found, outline.base.sha256, lambda key: compared_with(in_service, key), unproven(config), asked)
     made: dict[str, str] = {}
     for stage, parameters in _parameters(plans, config, reading_root, made):
         sha256 = places.noted(workdir.store, stage, step.key_of(stage, parameters))
@@ -231,6 +238,9 @@ def _obstacles(found: Findings) -> list[str]:
     reason = unproven(found.config)
     if reason:
         warnings.append(unproven_note(reason))
+    paired = [task for task in found.config.evaluation.tasks if isinstance(task, Preference) and not task.data]
+    if paired and found.curated.kind != "preference":
+        warnings.append(f"task {paired[0].name} compares pairs, and the sources hold {found.curated.kind} rows. Name pairs in its data.")
     if found.tokens.tokenised and not found.tokens.examples.rows:
         warnings.append(f"no training row has an answer within {tuning.max_length} tokens. Raise fine_tuning.max_length.")
     context = found.outline.config.get_text_config().max_position_embeddings
@@ -372,7 +382,7 @@ def _times(found: Findings, trained: int) -> dict[str, Time]:
     if "evaluation" not in found.cached:  # nor is what comes before it cached where it is
         rate = _rate(found)
         times["fine_tuning"] = _training_time(found, trained, earlier, rate)
-        times["evaluation"] = Time(_evaluation_work(found) / rate, _rough(rate, "each test row read by candidate and base"))
+        times["evaluation"] = Time(_evaluation_work(found) / rate, _rough(rate, "every item of its tasks, read by candidate and base"))
     return {stage: times[stage] for stage in ESTIMATED if stage not in found.cached}
 
 
@@ -404,12 +414,24 @@ def _rough(rate: float, work: str) -> str:
 
 
 def _evaluation_work(found: Findings) -> float:
-    """Operations of the evaluation: every test row by candidate and base, and the answers they write."""
+    """Operations of the evaluation: every task's items read by candidate and base, and the longest answers they may write."""
     settings = found.config.evaluation
+    asked = {one.settings.name: one for one in found.asked}
+    tokens = sum(_task_tokens(task, asked.get(task.name), found) for task in settings.tasks)
+    return 2 * tokens * shape_of.forward_flops(found.shape, found.tokens.mean)
+
+
+def _task_tokens(settings: Common, asked: Asked | None, found: Findings) -> float:
+    """Tokens that a task computes with one model: its own items, or rows of the dataset that is still to be made."""
+    if asked and asked.items is not None:
+        return asked.read + asked.written
+    if isinstance(settings, Memorisation):
+        return 2 * settings.rows * settings.tokens
     items = found.curated.judged.sizes()["test"]
     items = min(items, settings.max_items) if settings.max_items else items
-    read = items * found.tokens.mean + settings.generations * settings.generation_tokens
-    return 2 * read * shape_of.forward_flops(found.shape, found.tokens.mean)
+    if isinstance(settings, HeldOut):
+        return items * found.tokens.mean + settings.generations * settings.generation_tokens
+    return items * (found.tokens.mean + getattr(settings, "max_new_tokens", 0))
 
 
 Earlier = list[tuple[str, Manifest, cost.Cost | None]]

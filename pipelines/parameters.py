@@ -81,11 +81,15 @@ def combine(given: Mapping[str, Any], compiled: Mapping[str, Any], text: str) ->
     return with_absolute_paths(parse(values, WHERE))
 
 
+def named_paths(config: Customization) -> dict[str, list[str]]:
+    """By key, everything in a customization that may be a path."""
+    named = {"data_curation.sources": config.data_curation.sources, "fine_tuning.base_model": [config.fine_tuning.base_model]}
+    return named | {f"evaluation.tasks[{i}]": list(files(task).values()) for i, task in enumerate(config.evaluation.tasks)}
+
+
 def with_absolute_paths(config: Customization) -> Customization:
     """The customization itself. Raises ConfigurationError for a path that counts from a folder which no pod has."""
-    named = {"data_curation.sources": config.data_curation.sources, "fine_tuning.base_model": [config.fine_tuning.base_model]}
-    named |= {f"evaluation.tasks[{i}]": list(files(task).values()) for i, task in enumerate(config.evaluation.tasks)}
-    for key, paths in named.items():
+    for key, paths in named_paths(config).items():
         for path in paths:
             if not path.startswith("/") and not re.match(r"[a-z0-9]+:", path):
                 raise ConfigurationError(

@@ -7,14 +7,16 @@ service, and hands every stage a plan: all that its result depends on, and nothi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from components.common import hashing, models, places
 from components.common.places import Workdir
 from components.common.progress import Reporter
-from components.evaluation.tasks import sources
+from components.evaluation import loading
+from components.evaluation.tasks import checking, sources
+from components.evaluation.tasks.checking import Asked
 from components.model_registry.stage import Champion, champion
 from components.triton_packaging import engine
 from pipelines import material
@@ -48,14 +50,32 @@ def resolve(config: Customization, workdir: Workdir, reporter: Reporter) -> Plan
     material.fetch_earlier(config, found.earlier, workdir, reporter)
     reporter.step("looking at the base model")
     base = models.base_model(config.fine_tuning.base_model, reporter)
+    asked = asked_by_tasks(config, lambda: models.load_tokenizer(base.path), reporter)
     reporter.step("looking at the model in service")
     reason = unproven(config)
     if reason:
         reporter.note(unproven_note(reason))
-    return plan(config, found, base.sha256, lambda key: _incumbent(config, workdir, key, reporter), reason)
+    return plan(config, found, base.sha256, lambda key: _incumbent(config, workdir, key, reporter), reason, asked)
 
 
-def plan(config: Customization, found: Material, base_sha256: str, incumbent_of: Callable[[str], str | None], reason: str | None) -> Plans:
+def asked_by_tasks(config: Customization, tokenizer: Callable[[], Any], reporter: Reporter) -> list[Asked]:
+    """What the evaluation's tasks will ask. Raises what it would raise itself after training, as far as that shows without a dataset."""
+    settings = config.evaluation
+    loading.check_installed(settings.engine)
+    if not checking.needed(settings.tasks):
+        return []
+    reporter.step("looking at the evaluation's tasks")
+    return checking.look(settings.tasks, tokenizer(), config.seed, settings.max_length, reporter)
+
+
+def plan(
+    config: Customization,
+    found: Material,
+    base_sha256: str,
+    incumbent_of: Callable[[str], str | None],
+    reason: str | None,
+    asked: Sequence[Asked],
+) -> Plans:
     """The plans that follow from what was found. `incumbent_of` gives, for the recipe's key, the digest of the model to compare with;
     `reason` is why the package cannot be proven here."""
     curation = {**_plan("data_curation", config), **found.as_plan()}
@@ -63,11 +83,14 @@ def plan(config: Customization, found: Material, base_sha256: str, incumbent_of:
     tuning = {**_plan("fine_tuning", config), "base_sha256": base_sha256, "threads": os.environ.get("TUNELINE_THREADS", "")}
     finetune_key = hashing.digest([curation, tuning])
     incumbent = incumbent_of(finetune_key)
+    measured = {"files": sources.digests(config.evaluation.tasks)}
+    if others := {one.settings.name: one.digest for one in asked if not one.known_by_files}:
+        measured["asked"] = others
     return Plans(
         data_curation={**curation, "where": where},
         data_versioning=_plan("data_versioning", config),
         fine_tuning=tuning,
-        evaluation={**_plan("evaluation", config), "incumbent": incumbent, "files": sources.digests(config.evaluation.tasks)},
+        evaluation={**_plan("evaluation", config), "incumbent": incumbent, **measured},
         triton_packaging={**_plan("triton_packaging", config), "unproven": reason},
         model_registry={**_plan("model_registry", config), "finetune_key": finetune_key, "incumbent": incumbent},
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import json
 from collections.abc import Generator
 from typing import Any, Literal
 
@@ -48,6 +49,16 @@ def engines(
     yield from _while_open(tuned, loaded, tokenizer, batch_tokens)
 
 
+def context(model: Model) -> int | None:
+    """The longest input of a model in tokens, without loading it; None where it names none."""
+    text = models.configuration(model.base.path).get_text_config(decoder=True)
+    found = getattr(text, "max_position_embeddings", None)
+    prompt = 0
+    if found and model.adapter:
+        prompt = int(json.loads((model.adapter / models.ADAPTER_CONFIG).read_text(encoding="utf-8")).get("num_virtual_tokens") or 0)
+    return int(found) - prompt if found else None
+
+
 def _while_open(model: Model, loaded: Any, tokenizer: Any, batch_tokens: int) -> Generator[tuple[Model, Engine]]:
     engine = TransformersEngine(loaded, tokenizer, batch_tokens)
     yield model, engine
@@ -59,12 +70,7 @@ def kind(engine: EngineName, model: Model) -> Literal["transformers", "vllm"]:
 
     Raises EngineMissingError where vLLM was named and cannot be.
     """
-    installed = importlib.util.find_spec("vllm") is not None
-    if engine == "vllm" and not installed:
-        raise EngineMissingError(
-            "evaluation.engine is vllm, and vLLM is not installed",
-            hint="Install it beside tuneline (pip install vllm), or use engine: transformers, which every machine has.",
-        )
+    installed = check_installed(engine)
     if engine == "vllm" and not _served_by_vllm(model):
         raise EngineMissingError(
             "evaluation.engine is vllm, which applies plain low-rank adapters only, and the model has another one",
@@ -73,6 +79,17 @@ def kind(engine: EngineName, model: Model) -> Literal["transformers", "vllm"]:
     if engine == "auto" and not (installed and devices.choose() == "cuda" and _served_by_vllm(model)):
         return "transformers"
     return "transformers" if engine == "transformers" else "vllm"
+
+
+def check_installed(engine: EngineName) -> bool:
+    """Whether vLLM is installed. Raises EngineMissingError where it was named and is not."""
+    installed = importlib.util.find_spec("vllm") is not None
+    if engine == "vllm" and not installed:
+        raise EngineMissingError(
+            "evaluation.engine is vllm, and vLLM is not installed",
+            hint="Install it beside tuneline (pip install vllm), or use engine: transformers, which every machine has.",
+        )
+    return installed
 
 
 def _served_by_vllm(model: Model) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from components.common import artifacts
-from components.common.errors import InputError, TunelineError
+from components.common.errors import EngineMissingError, InputError, TunelineError
 from components.common.places import Workdir
 from components.common.progress import Silent
 from components.data_curation.stage import curate, list_sources
@@ -333,6 +333,60 @@ def test_what_stops_a_run_at_its_start_stops_a_dry_run_alike(fresh: Path, look: 
     assert dry.value.as_dict() == real.value.as_dict()
     assert dry.value.exit_code == real.value.exit_code == 2
     assert dry.value.hint
+
+
+PLACE = "evaluation.tasks[0]: "
+LIKE_ARC = '{"question": "Which?", "choices": {"text": ["one", "two"], "label": ["A", "B"]}, "answerKey": "A"}'
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "said"),
+    [
+        ({"kind": "generation"}, '{"prompt": "Say it."}', "has no text in references"),
+        ({"kind": "generation"}, '{"prompt": "Say it.", "reference": "it"', "this is no JSON"),
+        ({"kind": "multiple_choice"}, '{"query": "Which?", "choices": ["one"], "gold": 3}', "needs two or more options"),
+        ({"kind": "generation", "metrics": ["json_schema"], "json_schema": "DATA"}, '{"type": "nothing"}', "nothing"),
+        ({"kind": "lm_eval", "task": "arc_eazy"}, '{"query": "Which?"}', "lm-eval has no task arc_eazy"),
+        ({"kind": "lm_eval", "task": "arc_easy", "metrics": ["f2"]}, LIKE_ARC, "does not measure f2"),
+        (
+            {"kind": "judge", "base_url": "https://judge.example/v1", "model": "j", "api_key_env": "NOT_SET"},
+            "{}",
+            "NOT_SET, which is not set",
+        ),
+    ],
+)
+def test_a_task_that_cannot_be_asked_stops_a_run_before_its_training(
+    fresh: Path, look: Look, task: dict[str, str], rows: str, said: str
+) -> None:
+    (fresh / "rows.json").write_text(rows)
+    (fresh / "rows.jsonl").write_text(f"{rows}\n" * 3)
+    task = {**task, "data": str(fresh / "rows.jsonl")}
+    task |= {name: str(fresh / "rows.json") for name, value in task.items() if value == "DATA"}
+    wrong = f"evaluation.tasks=[{json.dumps(task)}]"
+    with pytest.raises(TunelineError) as real:
+        resolve(load(fresh / "customization.yaml", [wrong]), Workdir(fresh / "nowhere"), Silent())
+    with pytest.raises(TunelineError) as dry:
+        look(wrong)
+    assert real.value.message.startswith(PLACE)
+    assert said in real.value.message
+    assert dry.value.as_dict() == real.value.as_dict()
+
+
+def test_an_engine_that_is_not_installed_stops_a_run_before_its_training(fresh: Path, look: Look) -> None:
+    with pytest.raises(EngineMissingError, match="vLLM is not installed"):
+        look("evaluation.engine=vllm")
+
+
+def test_a_dry_run_counts_what_every_task_asks(fresh: Path, look: Look) -> None:
+    alone = look("evaluation.tasks=[{kind: held_out}]")["seconds"]["evaluation"]
+    (fresh / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"Say {n}.", "reference": "it"}) + "\n" for n in range(500)))
+    with_more = look(f"evaluation.tasks=[{{kind: held_out}}, {{kind: generation, data: '{fresh / 'prompts.jsonl'}', max_new_tokens: 512}}]")
+    assert with_more["seconds"]["evaluation"] > alone
+
+
+def test_pairs_that_are_asked_of_rows_that_have_none_are_warned_of(look: Look) -> None:
+    warnings = look("evaluation.tasks=[{kind: held_out}, {kind: preference}]")["warnings"]
+    assert any("task preference compares pairs, and the sources hold sft rows" in one for one in warnings)
 
 
 def test_the_command_refuses_with_the_error_object_and_leaves_nothing(fresh: Path) -> None:

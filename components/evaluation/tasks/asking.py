@@ -96,10 +96,17 @@ def columns(dataset: Artifact, split: str, names: Sequence[str]) -> dict[str, di
     return {row["id"]: row for row in parquet.read_table(path, columns=["id", *there]).to_pylist()}
 
 
+class NoDatasetError(InputError):
+    """A task that reads the dataset's rows, where there is none (yet)."""
+
+
 def given_dataset(given: Given) -> Artifact:
-    """The dataset. Raises InputError where the evaluation was given none."""
+    """The dataset. Raises NoDatasetError where the evaluation was given none."""
     if given.dataset is None:
-        raise InputError("this task reads the dataset's rows, and the evaluation was given no dataset", hint="Name a file in its data.")
+        raise NoDatasetError(
+            "this task reads the dataset's rows, and the evaluation was given no dataset",
+            hint="Name one with --dataset, or a file in its data.",
+        )
     return given.dataset
 
 

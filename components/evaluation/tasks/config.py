@@ -140,7 +140,7 @@ class LMEval(Common):
 
     kind: Literal["lm_eval"] = "lm_eval"
     task: str = Field(min_length=1, description="A task's name as lm-eval lists it, or the path of a task file (.yaml) on this machine.")
-    data: str = Field("", description="A local file of the task's documents (JSON lines), read in place of the dataset it names.")
+    data: str = Field("", description="A local file of the task's documents, read in place of the dataset it names.")
     metrics: list[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]] = Field(
         ["acc"], min_length=1, description="The metrics of the task that are kept, as lm-eval names them, such as acc_norm."
     )

@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,11 @@ from components.evaluation.tasks.perplexity import UNKNOWN_ROOM
 
 OFFLINE = ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE")
 SEED = 1234  # lm-eval's own for examples and numpy; its random module begins with 0
+BUILDERS: Mapping[str, tuple[str, dict[str, str]]] = {  # of the datasets library, by a file's ending; all others are JSON
+    ".csv": ("csv", {}),
+    ".tsv": ("csv", {"sep": "\t"}),
+    ".parquet": ("parquet", {}),
+}
 MAX_GEN_TOKS = 256  # tokens of an answer where the task says nothing, as lm-eval's hf backend
 
 
@@ -72,6 +77,7 @@ def run(settings: LMEval, engine: Engine, reporter: Reporter, *, asked_alone: bo
         task = loaded(settings, folder)
         name = str(task.config.task)
         if asked_alone:
+            _check_measured(settings, task.aggregation(), task.aggregation())
             task.override_metric(metric_name="bypass")
         found = evaluator.evaluate(
             lm=through(engine, reporter),
@@ -146,8 +152,10 @@ def _own_data(told: Mapping[str, Any], data: str, folder: str) -> dict[str, Any]
     """The settings by which a task reads a local file in place of its dataset."""
     split = told.get("test_split") or told.get("validation_split") or "test"
     others = {name: None for name in ("training_split", "validation_split", "test_split", "fewshot_split") if told.get(name)}
-    kwargs = {"data_files": {split: str(Path(data).expanduser().resolve())}, "cache_dir": folder}
-    return {**others, "test_split": split, "dataset_path": "json", "dataset_name": None, "dataset_kwargs": kwargs}
+    file = Path(data).expanduser().resolve()
+    builder, options = BUILDERS.get(file.suffix.lower(), ("json", {}))
+    kwargs = {"data_files": {split: str(file)}, "cache_dir": folder, **options}
+    return {**others, "test_split": split, "dataset_path": builder, "dataset_name": None, "dataset_kwargs": kwargs}
 
 
 def _built(settings: LMEval, path: Path, changes: Mapping[str, Any]) -> Any:
@@ -184,9 +192,8 @@ def _outcome(found: Mapping[str, Any], name: str, settings: LMEval, asked_alone:
     if asked_alone:
         return Outcome({}, mine)
     scores = {metric: found["results"][name].get(f"{metric},{chosen}") for metric in settings.metrics}
-    if missing := sorted(metric for metric, score in scores.items() if score is None):
-        there = sorted({key.partition(",")[0] for key in found["results"][name] if "," in key and "_stderr" not in key})
-        raise ConfigurationError(f"task {settings.task} does not measure {', '.join(missing)}", hint=f"It measures {', '.join(there)}.")
+    measured = [key.partition(",")[0] for key in found["results"][name] if "," in key and "_stderr" not in key]
+    _check_measured(settings, [metric for metric, score in scores.items() if score is not None], measured)
     better = found.get("higher_is_better", {}).get(name, {})
     for metric in settings.metrics:
         if better.get(metric) is not None and bool(better[metric]) != (metric_of(metric, settings).better == "higher"):
@@ -195,6 +202,14 @@ def _outcome(found: Mapping[str, Any], name: str, settings: LMEval, asked_alone:
                 hint="Say so with lower_is_better.",
             )
     return Outcome({metric: float(score) for metric, score in scores.items() if score is not None}, mine)
+
+
+def _check_measured(settings: LMEval, found: Iterable[str], there: Iterable[str]) -> None:
+    """Raise ConfigurationError for metrics of the settings that are not among those found."""
+    if missing := sorted(set(settings.metrics) - set(found)):
+        raise ConfigurationError(
+            f"task {settings.task} does not measure {', '.join(missing)}", hint=f"It measures {', '.join(sorted(set(there)))}."
+        )
 
 
 def through(engine: Engine, reporter: Reporter) -> Any:

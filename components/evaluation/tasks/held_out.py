@@ -10,6 +10,7 @@ from typing import Any
 from components.common import chat, conversations
 from components.common.errors import InputError
 from components.evaluation.task import Continuation, Decoding, Engine, Given, Item, Metric, Scores
+from components.evaluation.tasks import asking
 from components.evaluation.tasks.config import HeldOut
 
 LOSS = Metric(better="lower", per_token=True)
@@ -34,17 +35,14 @@ class HeldOutTask:
 
     def items(self, given: Given) -> list[Item]:
         """The test rows by id, those without an answer within max_length left out. Raises InputError when fewer than two remain."""
-        if given.dataset is None:
-            raise InputError(
-                f"the task {self.name} measures a dataset's test split, and there is no dataset", hint="Name one with --dataset."
-            )
+        dataset = asking.given_dataset(given)
         rows = _rows(given)[: self.settings.max_items]
         items = [item for row in rows if any((item := _item(row, given)).ask["answer"][1:])]
         if len(items) < len(rows):
             given.reporter.note(f"{len(rows) - len(items)} of {len(rows)} test rows have no answer within {given.max_length} tokens")
         if len(items) < 2:
             raise InputError(
-                f"the test split of {given.dataset.path} has {len(items)} rows that can be measured, and an interval needs at least 2",
+                f"the test split of {dataset.path} has {len(items)} rows that can be measured, and an interval needs at least 2",
                 hint="Curate more data, raise the test fraction, or raise evaluation.max_length.",
             )
         return items
@@ -69,10 +67,10 @@ def _rows(given: Given) -> list[dict[str, Any]]:
     """The test rows in order of their ids, each with its source and its category where it says one."""
     import pyarrow.parquet as parquet
 
-    assert given.dataset is not None
-    path = given.dataset.path / "test.parquet"
-    text = given.dataset.manifest.summary.get("rows_kind") == conversations.TEXT
-    rows = conversations.texts(path) if text else conversations.read(path, conversations.kind_of(given.dataset))
+    dataset = asking.given_dataset(given)
+    path = dataset.path / "test.parquet"
+    text = dataset.manifest.summary.get("rows_kind") == conversations.TEXT
+    rows = conversations.texts(path) if text else conversations.read(path, conversations.kind_of(dataset))
     told = parquet.read_table(path, columns=[name for name in ("id", "source", "meta") if name in parquet.read_schema(path).names])
     beside = {str(one["id"]): one for one in told.to_pylist()}
     return sorted(({**beside[str(row["id"])], **row} for row in rows), key=lambda row: str(row["id"]))
