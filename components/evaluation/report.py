@@ -77,7 +77,11 @@ def _interval(values: Mapping[str, Any]) -> str | None:
 def _figures(result: Mapping[str, Any]) -> str:
     """Counts that no rule compares, such as a judge's errors."""
     rows = [
-        [task, role, name, v] for task, by_role in result["figures"].items() for role, own in by_role.items() for name, v in own.items()
+        [task, role, name, value]
+        for task, by_role in result["figures"].items()
+        for role, own in by_role.items()
+        for name, value in own.items()
+        if value is not None
     ]
     return report.table(["task", "model", "count", "value"], rows) if rows else ""
 

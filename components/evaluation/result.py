@@ -96,8 +96,8 @@ def _slices(task: Measured, config: EvaluationConfig, seed: int) -> dict[str, li
     return {name: rows for name, rows in found.items() if rows}
 
 
-def _figures(task: Measured) -> dict[str, dict[str, float]]:
-    return {role: dict(scores.figures) for role, scores in task.scores.items() if scores.figures}
+def _figures(task: Measured) -> dict[str, dict[str, float | None]]:
+    return {role: {name: _finite(v) for name, v in scores.figures.items()} for role, scores in task.scores.items() if scores.figures}
 
 
 def _finite(value: float | None) -> float | None:

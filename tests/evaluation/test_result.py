@@ -59,6 +59,17 @@ def test_a_value_that_is_no_number_is_written_as_none_and_the_file_stays_json() 
     assert found["verdict"] == "refused"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_figure_that_is_no_number_is_written_as_none_and_not_shown(value: float) -> None:
+    measured = asked()
+    measured["questions"].scores["base"] = Scores({"exact_match": [0.0] * 40}, figures={"lm_eval_acc": value, "errors": 2.0})
+    found, ruled = judged(measured)
+    assert json.loads(json.dumps(found, allow_nan=False))["figures"]["questions"]["base"] == {"lm_eval_acc": None, "errors": 2.0}
+    shown = report.page(found, measured, ruled, [])
+    assert "errors" in shown
+    assert "lm_eval_acc" not in shown
+
+
 def test_predictions_hold_every_item_of_every_task_with_its_scores(tmp_path: Path) -> None:
     result.write_predictions(tmp_path / "p.parquet", asked())
     rows = parquet.read_table(tmp_path / "p.parquet").to_pylist()

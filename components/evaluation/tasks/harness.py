@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -79,6 +79,7 @@ def run(settings: LMEval, engine: Engine, reporter: Reporter, *, asked_alone: bo
         if asked_alone:
             _check_measured(settings, task.aggregation(), task.aggregation())
             task.override_metric(metric_name="bypass")
+        task.aggregation().update({metric: _without_end(found) for metric, found in task.aggregation().items()})
         found = evaluator.evaluate(
             lm=through(engine, reporter),
             task_dict={"tasks": {name: task}},
@@ -89,6 +90,18 @@ def run(settings: LMEval, engine: Engine, reporter: Reporter, *, asked_alone: bo
             fewshot_as_multiturn=settings.chat,
         )
         return _outcome(found, name, settings, asked_alone)
+
+
+def _without_end(aggregation: Callable[[Any], float]) -> Callable[[Any], float]:
+    """An aggregation that is infinite where lm-eval's own overflows: the perplexity of a model that knows nothing at all."""
+
+    def aggregated(values: Any) -> float:
+        try:
+            return aggregation(values)
+        except OverflowError:
+            return float("inf")
+
+    return aggregated
 
 
 @contextlib.contextmanager

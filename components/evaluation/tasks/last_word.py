@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from components.evaluation.task import Engine, Given, Item, Metric, Scores
+from components.evaluation.task import Engine, Given, Item, Likelihood, Metric, Scores
 from components.evaluation.tasks import asking, reading
 from components.evaluation.tasks.config import LastWord
 from components.evaluation.tasks.reading import Record
@@ -48,7 +49,12 @@ class LastWordTask:
         """Whether every token of the word is the model's first choice, and the word's negative log-likelihood in nats."""
         pairs = [asking.pair(engine.tokenizer, item.ask["context"], item.ask["continuation"]) for item in items]
         found = engine.likelihoods([asking.continuation(*one, engine.room) for one in pairs], given.reporter)
-        return Scores({"acc": [float(one.greedy) for one in found], "perplexity": [-one.logprob for one in found]})
+        return Scores({"acc": [_right(one) for one in found], "perplexity": [-one.logprob for one in found]})
+
+
+def _right(one: Likelihood) -> float:
+    """1.0 where the word is the first choice; not a number where its likelihood is none, since a broken model is not a wrong one."""
+    return float("nan") if math.isnan(one.logprob) else float(one.greedy)
 
 
 def passage(one: Record) -> tuple[str, str]:

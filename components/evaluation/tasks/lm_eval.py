@@ -7,6 +7,7 @@ could not be compared document by document: such a metric is refused.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +55,16 @@ class LMEvalTask:
         for metric, (values, weights) in found.items():
             lm_eval_metrics.check_same(metric, values, weights, outcome.scores[metric])
         weighted = {metric: weights for metric, (_, weights) in found.items() if weights}
-        figures = {f"lm_eval_{metric}": score for metric, score in outcome.scores.items()}
-        return Scores({metric: values for metric, (values, _) in found.items()}, weighted, _answers(outcome.samples), figures)
+        broken = [_unmeasured(one) for one in outcome.samples]
+        figures = {f"lm_eval_{metric}": math.nan if any(broken) else score for metric, score in outcome.scores.items()}
+        told = {metric: [math.nan if bad else v for v, bad in zip(some, broken, strict=True)] for metric, (some, _) in found.items()}
+        return Scores(told, weighted, _answers(outcome.samples), figures)
+
+
+def _unmeasured(sample: Mapping[str, Any]) -> bool:
+    """Whether a log-likelihood of a document is no number. lm-eval would take the first option for the likeliest, right or wrong."""
+    told = [one[0] if isinstance(one, (list, tuple)) else one for some in sample["resps"] for one in some]
+    return any(isinstance(one, float) and math.isnan(one) for one in told)
 
 
 def _item(sample: Mapping[str, Any], given: Given) -> Item:

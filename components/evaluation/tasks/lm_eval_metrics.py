@@ -53,9 +53,17 @@ def _no_values(metric: str) -> ConfigurationError:
     )
 
 
+def exp(value: float) -> float:
+    """e to this power; infinite where that is beyond a float's range, as a broken model's perplexity may be."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
+
+
 def check_same(metric: str, values: Sequence[float], weights: Sequence[float], score: float) -> None:
     """Raise ConfigurationError where the documents' values do not make lm-eval's score."""
     mean = math.fsum(values) / (math.fsum(weights) if weights else len(values))
-    ours = math.exp(mean) if metric in EXPONENTIAL else mean
+    ours = exp(mean) if metric in EXPONENTIAL else mean
     if not math.isclose(ours, score, rel_tol=SAME, abs_tol=SAME) and not (math.isnan(ours) and math.isnan(score)):
         raise _no_values(metric)

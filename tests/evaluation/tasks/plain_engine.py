@@ -79,6 +79,23 @@ class ScriptedEngine:
         return [next((answer for word, answer in self.script.items() if word in text), "") for text in texts]
 
 
+@dataclass
+class BrokenEngine:
+    """A model whose weights went wrong: the likelihood of what holds one of its tokens is `logprob`, of all else -1."""
+
+    tokenizer: Any
+    tokens: frozenset[int] | None = None  # None: of everything
+    logprob: float = float("nan")
+    room: int | None = 2048
+
+    def likelihoods(self, asked: Sequence[Continuation], reporter: Reporter) -> list[Likelihood]:
+        bad = [self.tokens is None or not self.tokens.isdisjoint(one.ids) for one in asked]
+        return [Likelihood(self.logprob if one else -1.0, 1, False) for one in bad]
+
+    def answers(self, prompts: Sequence[Sequence[int]], decoding: Decoding, reporter: Reporter) -> list[str]:
+        raise AssertionError("it is asked for likelihoods alone")
+
+
 def plain_engine(folder: Path, *, seed: int = 0) -> PlainEngine:
     """A tiny random Llama."""
     opened = models.open_model(tiny_model(folder, seed=seed))

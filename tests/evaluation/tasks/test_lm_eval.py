@@ -20,7 +20,7 @@ from components.evaluation.tasks.last_word import LastWordTask
 from components.evaluation.tasks.lm_eval import LMEvalTask
 from components.evaluation.tasks.multiple_choice import MultipleChoiceTask
 from components.evaluation.tasks.perplexity import PerplexityTask
-from tests.evaluation.tasks.plain_engine import PlainEngine, ScriptedEngine, given
+from tests.evaluation.tasks.plain_engine import BrokenEngine, PlainEngine, ScriptedEngine, given
 from tests.tiny import tiny_tokenizer
 
 CHOICES = [
@@ -159,6 +159,31 @@ def test_our_own_tasks_agree_with_lm_evals_item_by_item(engine: PlainEngine, tmp
         for metric in metrics:
             assert [ours.values[metric][order.index(place)] for place in range(len(rows))] == pytest.approx(theirs.values[metric])
             assert bool(ours.weights.get(metric)) == bool(theirs.weights.get(metric))
+
+
+@pytest.mark.parametrize(("text", "metric"), [(CHOICE, "acc"), (ROLLING, "word_perplexity"), (WORD, "acc")])
+def test_a_document_whose_likelihood_is_no_number_is_unmeasured_and_not_right(tmp_path: Path, text: str, metric: str) -> None:
+    tokenizer = tiny_tokenizer()
+    marked = frozenset(tokenizer("§", add_special_tokens=False)["input_ids"])
+    rows = [{"query": f"Say{mark}", "choices": ["a", "b"], "gold": 0, "text": f"Say it{mark} twice"} for mark in ("", "§", "")]
+    scores = score(BrokenEngine(tokenizer, marked), LMEval(task=task_file(tmp_path, text, rows), metrics=[metric]))
+    assert [math.isnan(value) for value in scores.values[metric]] == [False, True, False]
+    assert math.isnan(scores.figures[f"lm_eval_{metric}"]), "lm-eval's own mean counts the document as one that was measured"
+
+
+@pytest.mark.parametrize(("text", "metric"), [(ROLLING, "word_perplexity"), (WORD, "perplexity")])
+def test_a_perplexity_beyond_a_floats_range_is_infinite(tmp_path: Path, text: str, metric: str) -> None:
+    engine = BrokenEngine(tiny_tokenizer(), logprob=-1e6)
+    scores = score(engine, LMEval(task=task_file(tmp_path, text, TEXTS[:2]), metrics=[metric]))
+    assert scores.figures == {f"lm_eval_{metric}": math.inf}
+    assert scores.values[metric] == [1e6, 1e6]
+
+
+def test_a_last_word_whose_likelihood_is_no_number_is_not_wrong_but_unmeasured(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TEXTS))
+    engine, task = BrokenEngine(tiny_tokenizer()), LastWordTask(LastWord(data=str(tmp_path / "rows.jsonl")))
+    scores = task.score(engine, task.items(given(engine.tokenizer)), given(engine.tokenizer), None)
+    assert all(math.isnan(value) for value in scores.values["acc"])
 
 
 def test_answers_are_those_that_the_task_asks_for(tmp_path: Path) -> None:
