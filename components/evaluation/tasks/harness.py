@@ -34,6 +34,7 @@ BUILDERS: Mapping[str, tuple[str, dict[str, str]]] = {  # of the datasets librar
     ".tsv": ("csv", {"sep": "\t"}),
     ".parquet": ("parquet", {}),
 }
+NLTK_HINT = "pip install --no-deps llama-index-core, whose wheel holds punkt_tab (embedded.txt), or name nltk's data in NLTK_DATA."
 MAX_GEN_TOKS = 256  # tokens of an answer where the task says nothing, as lm-eval's hf backend
 
 
@@ -60,7 +61,7 @@ def offline() -> Iterator[None]:
     datasets.disable_progress_bars()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), _without_bars():
             yield
     finally:
         for place, name, value in were:
@@ -69,9 +70,63 @@ def offline() -> Iterator[None]:
             os.environ.pop(name) if was is None else os.environ.__setitem__(name, was)
 
 
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """No bar of tqdm, which reads its environment only when it is imported: progress is told by the reporter, and on request as JSON."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    begin = tqdm.__init__
+
+    def quiet(self: Any, *told: Any, **options: Any) -> None:
+        begin(self, *told, **{**options, "disable": True})
+
+    tqdm.__init__ = quiet
+    try:
+        yield
+    finally:
+        tqdm.__init__ = begin
+
+
+@contextlib.contextmanager
+def _nltk_kept_here(path: Path) -> Iterator[None]:
+    """For a task whose own code names nltk: its data is that of this machine, and a download is refused.
+
+    nltk takes more than a second to import, so that other tasks do without.
+    """
+    if not any(b"nltk" in file.read_bytes() for file in path.parent.glob("*.py")):
+        yield
+        return
+    import nltk
+
+    download, places = nltk.download, list(nltk.data.path)
+    nltk.download = _refuse_download
+    nltk.data.path[:0] = bundled_nltk()
+    try:
+        yield
+    finally:
+        nltk.download, nltk.data.path[:] = download, places
+
+
+def _refuse_download(*told: Any, **_: Any) -> None:
+    what = ", ".join(str(one) for one in told) or "its data"
+    raise ConfigurationError(f"the task needs nltk's {what}, which is not on this machine, and nothing is downloaded", hint=NLTK_HINT)
+
+
+def bundled_nltk() -> list[str]:
+    """The folder of nltk's data inside the llama-index-core wheel, where that is installed."""
+    import importlib.util
+
+    try:
+        found = importlib.util.find_spec("llama_index.core")
+    except ModuleNotFoundError:
+        return []
+    roots = (found.submodule_search_locations if found else None) or []
+    return [str(folder) for root in roots if (folder := Path(root) / "_static" / "nltk_cache").is_dir()]
+
+
 def run(settings: LMEval, engine: Engine, reporter: Reporter, *, asked_alone: bool = False) -> Outcome:
     """Measure a task; `asked_alone` builds its requests and measures nothing. Raises ConfigurationError or InputError as `loaded` does."""
-    with offline(), tempfile.TemporaryDirectory() as folder, _own_random():
+    with offline(), tempfile.TemporaryDirectory() as folder, _own_random(), _nltk_kept_here(_file(settings)):
         from lm_eval import evaluator
 
         task = loaded(settings, folder)
@@ -125,8 +180,7 @@ def loaded(settings: LMEval, folder: str) -> Any:
     Raises ConfigurationError for an unknown task, a group, one that runs code, or one without local data, and InputError for data that
     would have to be downloaded or cannot be read.
     """
-    local = task_files.is_path(settings.task)
-    path = Path(settings.task).expanduser() if local else _packaged(settings.task)
+    local, path = task_files.is_path(settings.task), _file(settings)
     told = task_files.whole(path)
     if not isinstance(told.get("task"), str):
         raise ConfigurationError(f"{settings.task} is a group of tasks", hint="Name its tasks one by one.")
@@ -138,6 +192,11 @@ def loaded(settings: LMEval, folder: str) -> Any:
     task_files.check_local(told, path)
     files = task_files.placed(told["dataset_kwargs"]["data_files"], path)
     return _built(settings, path, {"dataset_kwargs": {**told["dataset_kwargs"], "data_files": files, "cache_dir": folder}})
+
+
+def _file(settings: LMEval) -> Path:
+    """The file that defines a task. Raises ConfigurationError for a name that lm-eval does not have."""
+    return Path(settings.task).expanduser() if task_files.is_path(settings.task) else _packaged(settings.task)
 
 
 @cache

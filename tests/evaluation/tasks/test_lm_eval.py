@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from components.common.errors import ConfigurationError, InputError
 from components.evaluation.task import Scores
-from components.evaluation.tasks import lm_eval_metrics
+from components.evaluation.tasks import harness, lm_eval_metrics
 from components.evaluation.tasks.config import IFEval, LastWord, LMEval, MultipleChoice, Perplexity
 from components.evaluation.tasks.ifeval import IFEvalTask, checked
 from components.evaluation.tasks.last_word import LastWordTask
@@ -102,8 +103,6 @@ def backend(engine: PlainEngine, path: str, metrics: list[str]) -> dict[str, flo
     """lm-eval's own hf backend over the same model, and its own scores."""
     from lm_eval import evaluator
     from lm_eval.models.huggingface import HFLM
-
-    from components.evaluation.tasks import harness
 
     settings = LMEval(task=path)
     with harness.offline():
@@ -314,3 +313,43 @@ def test_an_instruction_without_a_checker_is_told_by_its_line(tmp_path: Path) ->
     path.write_text("".join(json.dumps(row) + "\n" for row in [*INSTRUCTIONS, unknown]))
     with pytest.raises(InputError, match=r"ifeval\.jsonl:3: the row asks for punctuation:no_semicolon"):
         IFEvalTask(IFEval(data=str(path))).items(given(tiny_tokenizer()))
+
+
+@pytest.fixture
+def fresh_nltk(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """nltk without any data, lm-eval's IFEval not imported yet; what was asked to be downloaded is in the list."""
+    import nltk
+
+    asked: list[object] = []
+    monkeypatch.setattr(nltk.data, "path", [])
+    monkeypatch.setattr(nltk, "download", asked.append)
+    for name in [name for name in sys.modules if name.startswith("lm_eval.tasks.ifeval")]:
+        monkeypatch.delitem(sys.modules, name)
+    return asked
+
+
+def lm_evals_ifeval(tmp_path: Path) -> LMEvalTask:
+    (tmp_path / "ifeval.jsonl").write_text("".join(json.dumps({**row, "kwargs": [{}] * len(row["kwargs"])}) + "\n" for row in INSTRUCTIONS))
+    return LMEvalTask(LMEval(task="ifeval", data=str(tmp_path / "ifeval.jsonl"), metrics=["prompt_level_strict_acc"]))
+
+
+def test_lm_evals_own_ifeval_reads_the_sentence_splitter_of_this_machine(tmp_path: Path, fresh_nltk: list[object]) -> None:
+    assert len(lm_evals_ifeval(tmp_path).items(given(tiny_tokenizer()))) == 2
+    assert fresh_nltk == []
+
+
+def test_a_task_that_would_download_data_of_nltk_is_refused(
+    tmp_path: Path, fresh_nltk: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "bundled_nltk", list)
+    with pytest.raises(ConfigurationError, match="needs nltk's punkt_tab, which is not on this machine"):
+        lm_evals_ifeval(tmp_path).items(given(tiny_tokenizer()))
+    assert fresh_nltk == []
+
+
+def test_no_bar_is_drawn_while_lm_eval_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = BrokenEngine(tiny_tokenizer())
+    capfd.readouterr()
+    score(engine, LMEval(task=task_file(tmp_path, CHOICE, CHOICES)))
+    said = capfd.readouterr()
+    assert (said.out, "it/s" in said.err, "%|" in said.err) == ("", False, False)
