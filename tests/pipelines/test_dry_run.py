@@ -348,6 +348,7 @@ LIKE_ARC = '{"question": "Which?", "choices": {"text": ["one", "two"], "label": 
         ({"kind": "generation", "metrics": ["json_schema"], "json_schema": "DATA"}, '{"type": "nothing"}', "nothing"),
         ({"kind": "lm_eval", "task": "arc_eazy"}, '{"query": "Which?"}', "lm-eval has no task arc_eazy"),
         ({"kind": "lm_eval", "task": "arc_easy", "metrics": ["f2"]}, LIKE_ARC, "does not measure f2"),
+        ({"kind": "lm_eval", "task": "arc_easy"}, '{"query": "Which?", "choices": ["a", "b"]}', "UndefinedError"),
         (
             {"kind": "judge", "base_url": "https://judge.example/v1", "model": "j", "api_key_env": "NOT_SET"},
             "{}",

@@ -7,6 +7,7 @@ refused before it is loaded.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import random
@@ -19,22 +20,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from components.common.errors import ConfigurationError, InputError
+from components.common.errors import ConfigurationError, InputError, TunelineError
 from components.common.progress import Reporter
 from components.evaluation.task import Continuation, Decoding, Engine
-from components.evaluation.tasks import asking, task_files
+from components.evaluation.tasks import asking, reading, task_files
 from components.evaluation.tasks.config import LMEval
 from components.evaluation.tasks.lm_eval_metrics import metric_of
 from components.evaluation.tasks.perplexity import UNKNOWN_ROOM
 
 OFFLINE = ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE")
 SEED = 1234  # lm-eval's own for examples and numpy; its random module begins with 0
-BUILDERS: Mapping[str, tuple[str, dict[str, str]]] = {  # of the datasets library, by a file's ending; all others are JSON
+BUILDERS: Mapping[str, tuple[str, dict[str, str]]] = {  # of the datasets library, which finds out their columns' types
     ".csv": ("csv", {}),
     ".tsv": ("csv", {"sep": "\t"}),
     ".parquet": ("parquet", {}),
 }
 NLTK_HINT = "pip install --no-deps llama-index-core, whose wheel holds punkt_tab (embedded.txt), or name nltk's data in NLTK_DATA."
+LAYOUT_HINT = "Give every row the fields that the task's templates name, and more rows than it has shots."
 MAX_GEN_TOKS = 256  # tokens of an answer where the task says nothing, as lm-eval's hf backend
 
 
@@ -135,15 +137,16 @@ def run(settings: LMEval, engine: Engine, reporter: Reporter, *, asked_alone: bo
             _check_measured(settings, task.aggregation(), task.aggregation())
             task.override_metric(metric_name="bypass")
         task.aggregation().update({metric: _without_end(found) for metric, found in task.aggregation().items()})
-        found = evaluator.evaluate(
-            lm=through(engine, reporter),
-            task_dict={"tasks": {name: task}},
-            limit=settings.max_items,
-            bootstrap_iters=0,
-            log_samples=True,
-            apply_chat_template=settings.chat,
-            fewshot_as_multiturn=settings.chat,
-        )
+        with _of_these_rows(settings) if asked_alone else contextlib.nullcontext():
+            found = evaluator.evaluate(
+                lm=through(engine, reporter),
+                task_dict={"tasks": {name: task}},
+                limit=settings.max_items,
+                bootstrap_iters=0,
+                log_samples=True,
+                apply_chat_template=settings.chat,
+                fewshot_as_multiturn=settings.chat,
+            )
         return _outcome(found, name, settings, asked_alone)
 
 
@@ -224,24 +227,32 @@ def _own_data(told: Mapping[str, Any], data: str, folder: str) -> dict[str, Any]
     """The settings by which a task reads a local file in place of its dataset."""
     split = told.get("test_split") or told.get("validation_split") or "test"
     others = {name: None for name in ("training_split", "validation_split", "test_split", "fewshot_split") if told.get(name)}
-    file = Path(data).expanduser().resolve()
-    builder, options = BUILDERS.get(file.suffix.lower(), ("json", {}))
+    builder, options = BUILDERS.get(reading.kind(data), ("json", {}))
+    file = _written(data, folder) if builder == "json" else Path(data).expanduser().resolve()
     kwargs = {"data_files": {split: str(file)}, "cache_dir": folder, **options}
     return {**others, "test_split": split, "dataset_path": builder, "dataset_name": None, "dataset_kwargs": kwargs}
 
 
+def _written(data: str, folder: str) -> Path:
+    """The rows of a file as the JSON lines that the datasets library reads: of the layouts that we read it knows but some."""
+    file = Path(folder) / "rows.jsonl"
+    file.write_text("".join(json.dumps(one.row) + "\n" for one in reading.records(data)), encoding="utf-8")
+    return file
+
+
 def _built(settings: LMEval, path: Path, changes: Mapping[str, Any]) -> Any:
-    from datasets.exceptions import DatasetsError
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks._yaml_loader import load_yaml
 
     try:
         found = TaskManager(include_defaults=False).load([{**load_yaml(path), **changes}])
-    except (OSError, ValueError, KeyError, ImportError, LookupError, DatasetsError) as error:
-        first = (str(error).strip().splitlines() or [""])[0][:200]
+    except TunelineError:
+        raise
+    except Exception as error:  # whatever the task's own functions say of rows that they do not know
+        hint = "Nothing is downloaded: name its documents, a file of JSON lines, in data."
         raise InputError(
-            f"lm-eval's task {settings.task} cannot be loaded: {type(error).__name__}: {first}",
-            hint="Nothing is downloaded: name its documents, a file of JSON lines, in data.",
+            f"lm-eval's task {settings.task} cannot be loaded{_from(settings)}: {_first_line(error)}",
+            hint=LAYOUT_HINT if settings.data else hint,
         ) from None
     (task,) = found["tasks"].values()
     if getattr(task, "UNSAFE_CODE", False):
@@ -252,6 +263,27 @@ def _built(settings: LMEval, path: Path, changes: Mapping[str, Any]) -> Any:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=SEED)
     return task
+
+
+@contextlib.contextmanager
+def _of_these_rows(settings: LMEval) -> Iterator[None]:
+    """While requests are made and no model is asked: what lm-eval says of rows that its templates do not fit is told of the rows."""
+    try:
+        yield
+    except TunelineError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"lm-eval's task {settings.task} cannot ask its rows{_from(settings)}: {_first_line(error)}", hint=LAYOUT_HINT
+        ) from None
+
+
+def _from(settings: LMEval) -> str:
+    return f" from {settings.data}" if settings.data else ""
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
 
 
 def _outcome(found: Mapping[str, Any], name: str, settings: LMEval, asked_alone: bool) -> Outcome:

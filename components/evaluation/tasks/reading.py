@@ -104,6 +104,11 @@ def document(path: str, field: str = "data") -> list[Record]:
     return _identified([(str(file), {"text": text})])
 
 
+def kind(path: str, field: str = "data") -> str:
+    """The ending that says a file's format, without that of its compression. Raises ConfigurationError where it says none."""
+    return _suffix(existing(path, field), field)
+
+
 def json_file(path: str, field: str) -> Any:
     """The value in a JSON file. Raises ConfigurationError where there is none, InputError where it is no JSON."""
     file = existing(path, field)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -213,6 +214,54 @@ def test_a_named_task_reads_a_local_file_in_place_of_its_dataset(engine: PlainEn
     scores = score(engine, LMEval(task="piqa", data=str(tmp_path / "piqa.jsonl"), metrics=["acc", "acc_norm"]))
     assert all(value in (0.0, 1.0) for values in scores.values.values() for value in values)
     assert [len(values) for values in scores.values.values()] == [2, 2]
+
+
+ARC = [
+    {"id": f"i{n}", "question": f"Which {n}?", "choices": {"text": ["one", "two"], "label": ["A", "B"]}, "answerKey": "AB"[n % 2]}
+    for n in range(3)
+]
+
+
+def arc_easy(data: Path, **settings: Any) -> LMEvalTask:
+    return LMEvalTask(LMEval(task="arc_easy", data=str(data), **settings))
+
+
+def test_rows_in_every_layout_of_json_are_the_same_documents(tmp_path: Path) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in ARC)
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "a.json").write_text(json.dumps({"data": ARC}, indent=1))
+    (tmp_path / "b.json").write_text(json.dumps(ARC))
+    found = [arc_easy(tmp_path / name).items(given(tiny_tokenizer())) for name in ("a.jsonl", "a.jsonl.gz", "a.json", "b.json")]
+    assert [item.ask["requests"][0][0] for item in found[0]] == [f"Question: Which {n}?\nAnswer:" for n in range(3)]
+    assert found[1:] == [found[0]] * 3
+
+
+def test_a_csv_file_keeps_the_types_that_the_datasets_library_finds(engine: PlainEngine, tmp_path: Path) -> None:
+    (tmp_path / "piqa.csv").write_text("goal,sol1,sol2,label\nOpen it,pull the door,eat the door,0\nClose it,eat it,push it,1\n")
+    task = LMEvalTask(LMEval(task="piqa", data=str(tmp_path / "piqa.csv")))
+    assert [item.reference for item in task.items(given(engine.tokenizer))] == ["0", "1"]
+
+
+def test_rows_of_another_layout_are_told_with_the_task_and_the_file(tmp_path: Path) -> None:
+    (tmp_path / "w.jsonl").write_text('{"query": "Which?", "choices": ["a", "b"]}\n' * 4)
+    with pytest.raises(InputError, match=r"lm-eval's task arc_easy .*w\.jsonl: UndefinedError: 'question' is undefined"):
+        arc_easy(tmp_path / "w.jsonl").items(given(tiny_tokenizer()))
+    path = task_file(tmp_path, CHOICE, [{"question": "x", "choices": ["a", "b"], "gold": 0}] * 3)
+    with pytest.raises(InputError, match=r"lm-eval's task .*UndefinedError: 'query' is undefined"):
+        LMEvalTask(LMEval(task=path)).items(given(tiny_tokenizer()))
+
+
+def test_a_row_in_the_middle_that_the_templates_do_not_fit_is_told_too(tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*ARC, {**ARC[0], "id": "x", "answerKey": "Q"}]))
+    with pytest.raises(InputError, match=r"lm-eval's task arc_easy cannot ask its rows from .*m\.jsonl"):
+        arc_easy(tmp_path / "m.jsonl").items(given(tiny_tokenizer()))
+
+
+def test_more_shots_than_rows_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ARC))
+    with pytest.raises(InputError, match=r"arc_easy cannot ask its rows from .*a\.jsonl: ValueError: Sample larger than population"):
+        arc_easy(tmp_path / "a.jsonl", shots=5).items(given(tiny_tokenizer()))
 
 
 @pytest.mark.parametrize("task", ["humaneval", "mbpp_plus", "humaneval_instruct"])
