@@ -146,20 +146,27 @@ def prompt_ids(tokenizer: Any, item: Item, *, as_chat: bool = True) -> list[int]
     return encode(tokenizer, "".join(str(m["content"]) for m in messages))
 
 
-def within_room(prompts: Sequence[Sequence[int]], room: int | None, new_tokens: int, reporter: Reporter) -> list[list[int]]:
+def within_room(
+    prompts: Sequence[Sequence[int]], room: int | None, new_tokens: int, reporter: Reporter, *, setting: str = "max_new_tokens"
+) -> list[list[int]]:
     """Prompts that leave room for the answer: of a longer one the end is kept, as lm-eval does, and how many were cut is told."""
     if room is None:
         return [list(ids) for ids in prompts]
+    check_room(room, new_tokens, setting)
     longest = room - new_tokens
-    if longest < 1:
-        raise InputError(
-            f"the model reads {room} tokens, and an answer of {new_tokens} leaves no room for a prompt", hint="Lower max_new_tokens."
-        )
     if cut := sum(len(ids) > longest for ids in prompts):
         reporter.note(
             f"{cut} of {len(prompts)} prompts are longer than the {longest} tokens that the model reads, and lose their beginning"
         )
     return [list(ids[-longest:]) for ids in prompts]
+
+
+def check_room(room: int | None, new_tokens: int, setting: str = "max_new_tokens") -> None:
+    """Raise InputError where an answer of so many tokens, which a setting says, leaves nothing of what the model reads."""
+    if room is not None and room - new_tokens < 1:
+        raise InputError(
+            f"the model reads {room} tokens, and an answer of {new_tokens} leaves no room for a prompt", hint=f"Lower {setting}."
+        )
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

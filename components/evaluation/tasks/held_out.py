@@ -57,8 +57,9 @@ class HeldOutTask:
 
     def _answers(self, engine: Engine, items: Sequence[Item], given: Given) -> list[str | None]:
         chosen = [i for i, item in enumerate(items) if item.ask["prompt"]][: self.settings.generations]
-        decoding = Decoding(self.settings.generation_tokens)
-        texts = engine.answers([items[i].ask["prompt"] for i in chosen], decoding, given.reporter) if chosen else []
+        longest, asked = self.settings.generation_tokens, [items[i].ask["prompt"] for i in chosen]
+        prompts = asking.within_room(asked, engine.room, longest, given.reporter, setting="generation_tokens") if chosen else []
+        texts = engine.answers(prompts, Decoding(longest), given.reporter) if chosen else []
         by_index = dict(zip(chosen, texts, strict=True))
         return [by_index.get(i) for i in range(len(items))]
 
