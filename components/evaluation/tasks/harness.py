@@ -380,7 +380,7 @@ def generated(engine: Engine, requests: Sequence[tuple[str, Mapping[str, Any]]],
     """Answers to lm-eval's requests: a context and how to decode. Raises ConfigurationError for a task that samples."""
     by_decoding: dict[Decoding, list[int]] = {}
     for place, (_, options) in enumerate(requests):
-        by_decoding.setdefault(_decoding(options), []).append(place)
+        by_decoding.setdefault(decoding_of(options), []).append(place)
     answers = [""] * len(requests)
     for decoding, places in by_decoding.items():
         contexts = [asking.encode(engine.tokenizer, requests[place][0]) for place in places]
@@ -390,7 +390,8 @@ def generated(engine: Engine, requests: Sequence[tuple[str, Mapping[str, Any]]],
     return answers
 
 
-def _decoding(options: Mapping[str, Any]) -> Decoding:
+def decoding_of(options: Mapping[str, Any]) -> Decoding:
+    """How a request of lm-eval is answered. Raises ConfigurationError for one that samples."""
     if options.get("do_sample") and options.get("temperature", 1.0):
         raise ConfigurationError(
             "the task samples its answers, and models are compared by greedy ones", hint="Choose a greedy variant of the task."

@@ -76,7 +76,8 @@ class MemorisationTask:
     def score(self, engine: Engine, items: Sequence[Item], given: Given, base: Scores | None) -> Scores:
         """1 for every row whose next tokens are the row's, compared as text."""
         longest = self.settings.tokens + SPARE
-        prompts = asking.within_room([_prompt(engine.tokenizer, item) for item in items], engine.room, longest, given.reporter)
+        asked = [_prompt(engine.tokenizer, item) for item in items]
+        prompts = asking.within_room(asked, engine.room, longest, given.reporter, setting="tokens")
         answers = engine.answers(prompts, Decoding(longest), given.reporter)
         values = [float(reproduced(answer, item.reference)) for answer, item in zip(answers, items, strict=True)]
         return Scores({"reproduced": values}, answers=answers)

@@ -10,8 +10,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from components.common import chat
+from components.common.chat import Completion
 from components.common.errors import InputError
 from components.evaluation.task import Continuation, Engine, Given, Item, Likelihood, Metric, Scores
 from components.evaluation.tasks import asking, reading
@@ -90,9 +92,14 @@ def _of_dataset(given: Given) -> list[Record]:
     return [Record(name, row, f"{dataset.path / 'test.parquet'} {name}") for name, row in rows.items()]
 
 
-def _continuation(engine: Engine, item: Item, side: str) -> Continuation:
+def completion(tokenizer: Any, item: Item, side: str) -> Completion:
+    """The tokens of the prompt and of one answer. Raises InputError where the chat template refuses them."""
     tools = json.loads(item.ask["tools"]) if item.ask["tools"] else None
-    made = chat.encode_completion(engine.tokenizer, item.ask["prompt"], item.ask[side], tools)
+    return chat.encode_completion(tokenizer, item.ask["prompt"], item.ask[side], tools)
+
+
+def _continuation(engine: Engine, item: Item, side: str) -> Continuation:
+    made = completion(engine.tokenizer, item, side)
     return asking.continuation(made.prompt_ids, made.answer_ids, engine.room)
 
 
