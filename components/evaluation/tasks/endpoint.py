@@ -19,13 +19,21 @@ from urllib.parse import urlsplit
 from components.common.errors import ConfigurationError, EngineMissingError
 
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504, 529})  # statuses after which the same request may succeed
+OF_ITS_OWN = frozenset({400, 413, 422})  # statuses that may lie in this one question: too long a prompt, or words that a filter refuses
 PAUSE = 0.5  # seconds before the first repetition; doubled each time
 LONGEST_PAUSE = 20.0  # seconds, also when the server asks for more
 MOST = 4 << 20  # bytes of an answer
+TOLD = 200  # characters of what an endpoint says with a refusal
 
 
 class NoAnswerError(Exception):
     """The endpoint gave no answer that can be used, however often it was asked."""
+
+
+class RefusedError(EngineMissingError):
+    """The endpoint refuses, and asking the same again cannot help."""
+
+    of_its_own = False  # whether another question may be answered
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,8 @@ class Endpoint:
     def ask(self, messages: Sequence[dict[str, str]], max_tokens: int) -> str:
         """The model's answer, at temperature 0.
 
-        Raises NoAnswerError once the retries are used up, and EngineMissingError where asking again cannot help: a wrong key or path.
+        Raises NoAnswerError once the retries are used up, and RefusedError where asking again cannot help: a wrong key or path, or a
+        question that this endpoint does not take.
         """
         body = {"model": self.model, "messages": list(messages), "temperature": 0, "max_tokens": max_tokens}
         why = ""
@@ -54,9 +63,10 @@ class Endpoint:
                 return _content(self._post(body))
             except urllib.error.HTTPError as error:
                 why, wait = f"HTTP {error.code}", _asked_to_wait(error)
+                said = self._said(error)
                 error.close()
                 if error.code not in AGAIN:
-                    raise self._refused(error.code) from None
+                    raise self._refused(error.code, said) from None
             except (OSError, HTTPException, ValueError) as error:
                 why, wait = type(error).__name__ if isinstance(error, ValueError) else _reason(error), 0.0
             if attempt < self.retries:
@@ -70,11 +80,22 @@ class Endpoint:
         with _opener(url).open(request, timeout=self.timeout) as response:
             return json.loads(response.read(MOST))
 
-    def _refused(self, status: int) -> EngineMissingError:
-        return EngineMissingError(
-            f"the judge at {self.base_url} refuses: HTTP {status}",
+    def _said(self, error: urllib.error.HTTPError) -> str:
+        """The beginning of a refusal's text on one line; a key that it repeats is left out, also one that the end cuts."""
+        try:
+            text = error.read(MOST).decode("utf-8", "replace")
+        except (OSError, HTTPException, ValueError):
+            return ""
+        bare = text.replace(self.key, "[key]") if self.key else text
+        return "".join(one if one.isprintable() else " " for one in " ".join(bare.split()))[:TOLD]
+
+    def _refused(self, status: int, said: str) -> RefusedError:
+        refused = RefusedError(
+            f"the judge at {self.base_url} refuses: HTTP {status}" + (f": {said}" if said else ""),
             hint="See that base_url ends where /chat/completions begins, that it serves this model, and that api_key_env names its key.",
         )
+        refused.of_its_own = status in OF_ITS_OWN
+        return refused
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):

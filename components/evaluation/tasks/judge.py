@@ -17,7 +17,7 @@ from components.common.errors import EngineMissingError, InputError
 from components.evaluation.task import UNANSWERED, Engine, Given, Item, Metric, Scores
 from components.evaluation.tasks import asking, endpoint
 from components.evaluation.tasks.config import Judge
-from components.evaluation.tasks.endpoint import Endpoint, NoAnswerError
+from components.evaluation.tasks.endpoint import Endpoint, NoAnswerError, RefusedError
 from components.evaluation.tasks.generation import answered
 
 METRICS = {"win_rate": Metric("higher")}
@@ -119,10 +119,15 @@ class JudgeTask:
             ) from None
 
     def _judged(self, judge: Endpoint, messages: list[dict[str, str]]) -> Finding:
+        """Once one question was answered, a refusal that may lie in this one is its error alone: the judge itself works."""
         try:
             return verdict(judge.ask(messages, self.settings.judge_tokens))
         except NoAnswerError:
             return "unanswered"
+        except RefusedError as error:
+            if error.of_its_own:
+                return "error"
+            raise
 
 
 def _bare(text: str) -> str:

@@ -131,6 +131,38 @@ def test_a_judge_that_refuses_ends_the_evaluation_without_telling_the_key(
             score(task(tmp_path, judge, api_key_env="JUDGE_KEY"))
         assert len(judge.sent) <= 2, "it is not asked again, and a redirect is not followed"
     assert "not-a-real-key" not in str(refused.value.as_dict())
+    assert refused.value.message.endswith(f"HTTP {status}: [key] is wrong")
+
+
+def test_what_the_judge_says_with_a_refusal_is_told_on_one_line_and_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "not-a-real-key")
+    reply = "no model\n\x1b[31m " + "x" * 180 + " not-a-real-key " + "y" * 300
+    with stand_in(lambda first, second: (400, reply)) as judge, pytest.raises(EngineMissingError) as refused:
+        score(task(tmp_path, judge, api_key_env="JUDGE_KEY"))
+    said = refused.value.message.partition("HTTP 400: ")[2]
+    assert said.startswith("no model")
+    assert len(said) == 200
+    assert "\n" not in said
+    assert "\x1b" not in said
+    assert "not-a" not in said
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_question_that_the_judge_does_not_take_is_an_error_of_its_pair_alone(tmp_path: Path, status: int) -> None:
+    with stand_in(lambda first, second: (status, "too long") if "Short." in (first, second) else longer_is_better(first, second)) as judge:
+        scores = score(task(tmp_path, judge, retries=2))
+    assert math.isnan(scores.values["win_rate"][1])
+    assert [value for value in scores.values["win_rate"] if not math.isnan(value)] == [1.0, 0.5, 0.5]
+    assert (scores.figures["errors"], scores.figures["unanswered"]) == (2, 0)
+    assert len(judge.sent) == 6, "it is not asked again"
+
+
+def test_a_key_that_is_refused_later_ends_the_evaluation_all_the_same(tmp_path: Path) -> None:
+    def decide(first: str, second: str) -> Reply:
+        return (401, "spent") if "Short." in (first, second) else longer_is_better(first, second)
+
+    with stand_in(decide) as judge, pytest.raises(EngineMissingError, match="HTTP 401: spent"):
+        score(task(tmp_path, judge))
 
 
 def test_a_judge_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
