@@ -31,7 +31,7 @@ def first(items: Sequence[Item], max_items: int | None) -> list[Item]:
 def row_items(settings: Any, given: Given, *, referenced: bool) -> list[Item]:
     """The items of a task of prompts: rows of its file, or of the dataset's test split. `referenced`: each needs a reference.
 
-    `ask` holds `messages` (of which the last is the user's), `tools`, and `references`.
+    `ask` holds `messages` (of which the last is the user's), `tools` as JSON text, and `references`.
     """
     if not settings.data:
         return dataset_items(given)
@@ -48,7 +48,8 @@ def _row_item(one: Record, prompt_field: str, reference_field: str, given: Given
         references = one.texts(reference_field if reference_field in one.row else "references")
     if not messages:
         raise one.wrong("holds no prompt before its answer")
-    return prompt_item(one.id, messages, references, given, source=one.optional("source"), category=one.optional("category"))
+    told = {"source": one.optional("source"), "category": one.optional("category")}
+    return prompt_item(one.id, messages, references, given, tools=tools_of(one), **told)
 
 
 def messages_of(one: Record, prompt_field: str) -> list[dict[str, str]]:
@@ -64,6 +65,20 @@ def messages_of(one: Record, prompt_field: str) -> list[dict[str, str]]:
     if not whole:
         raise one.wrong("needs a list of role and content in messages")
     return [{"role": str(m["role"]), "content": m["content"]} for m in told]
+
+
+def tools_of(one: Record) -> str | None:
+    """A row's tools as JSON text, as datasets have them; a file may have OpenAI's list. Raises InputError for what is neither."""
+    told = one.row.get("tools")
+    if told is None or told in ("", []):
+        return None
+    try:
+        tools = json.loads(told) if isinstance(told, str) else told
+    except ValueError:
+        raise one.wrong("has tools that are no JSON") from None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise one.wrong("needs a list of objects in tools")
+    return told if isinstance(told, str) else json.dumps(tools, ensure_ascii=False)
 
 
 def dataset_items(given: Given) -> list[Item]:

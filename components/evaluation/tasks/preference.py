@@ -73,7 +73,7 @@ def _item(one: Record, given: Given) -> Item:
     text = "\n\n".join(m["content"] for m in prompt)
     said = {side: "\n\n".join(m["content"] for m in turns) for side, turns in answers.items()}
     tokens = max(len(given.tokenizer(text + said[side], add_special_tokens=False)["input_ids"]) for side in SIDES)
-    ask = {"prompt": prompt, **answers, "tools": one.row.get("tools")}
+    ask = {"prompt": prompt, **answers, "tools": asking.tools_of(one)}
     return Item(one.id, text, said["chosen"], one.optional("source"), one.optional("category"), tokens, ask)
 
 

@@ -153,3 +153,12 @@ def test_a_real_model_answers_greedily_and_alike(engine: PlainEngine, tmp_path: 
     assert one == two
     assert all(answer for answer in one.answers)
     assert all(math.isfinite(value) for values in one.values.values() for value in values)
+
+
+def test_the_tools_of_a_row_reach_the_chat_template(tmp_path: Path) -> None:
+    engine = ScriptedEngine(tiny_tokenizer(), {})
+    engine.tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + engine.tokenizer.chat_template
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+    task = GenerationTask(Generation(data=rows(tmp_path / "q.jsonl", {**CAPITALS[0], "tools": tools}, CAPITALS[1])))
+    task.score(engine, task.items(given(engine.tokenizer)), given(engine.tokenizer), None)
+    assert [prompt.startswith("look_up ") for prompt in engine.prompts] == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -171,6 +172,7 @@ def test_greedy_words_count_as_right(engine: PlainEngine, tmp_path: Path) -> Non
     assert task.score(engine, task.items(given(engine.tokenizer)), given(engine.tokenizer), None).values["acc"] == [1.0] * len(items)
 
 
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
 PAIRS = (
     {"id": "1", "prompt": "What is it?", "chosen": "A list.", "rejected": "It is the quick brown fox."},
     {"id": "2", "prompt": "Open it?", "chosen": "Read every line of the file.", "rejected": "No."},
@@ -213,3 +215,22 @@ def test_a_pair_of_equal_answers_is_refused(engine: PlainEngine, tmp_path: Path)
 def test_settings_of_questions_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         MultipleChoice.model_validate(wrong)
+
+
+def test_tools_are_the_same_as_a_list_and_as_text_and_reach_the_chat_template(engine: PlainEngine, tmp_path: Path) -> None:
+    tokenizer = copy.deepcopy(engine.tokenizer)
+    tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + str(tokenizer.chat_template)
+    told = PlainEngine(engine.model, tokenizer)
+    found = {}
+    for name, tools in {"list": TOOLS, "text": json.dumps(TOOLS), "none": None, "empty": ""}.items():
+        data = rows(tmp_path / f"{name}.jsonl", *({**pair, "tools": tools} for pair in PAIRS))
+        task = PreferenceTask(Preference(data=data))
+        found[name] = task.score(told, task.items(given(tokenizer)), given(tokenizer), None).values
+    assert found["list"] == found["text"] != found["none"] == found["empty"]
+
+
+@pytest.mark.parametrize("tools", ["no json", "{}", {"type": "function"}, ["look_up"], 3])
+def test_tools_that_are_no_list_of_objects_are_told_by_their_line(engine: PlainEngine, tmp_path: Path, tools: object) -> None:
+    data = rows(tmp_path / "p.jsonl", *PAIRS, {"id": "9", "prompt": "Say.", "chosen": "a", "rejected": "b", "tools": tools})
+    with pytest.raises(InputError, match=rf"p\.jsonl:{len(PAIRS) + 1}: the row .*tools"):
+        PreferenceTask(Preference(data=data)).items(given(engine.tokenizer))
