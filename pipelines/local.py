@@ -16,8 +16,8 @@ from typing import IO, Any
 
 import yaml
 
-from components.common import addresses, places, process, progress, tracking
-from components.common.errors import EXIT_INTERRUPTED, TunelineError, of_the_machine
+from components.common import addresses, artifacts, places, process, progress, tracking
+from components.common.errors import EXIT_INTERRUPTED, ArtifactDamagedError, TunelineError, of_the_machine
 from components.common.places import Workdir
 from components.common.progress import Reporter
 from pipelines import outcome, runs
@@ -264,11 +264,21 @@ def _following(listener: Listener) -> Iterator[None]:
 
 
 def _forget_missing(cache: Path, store: Path) -> None:
-    """Drop cached outputs whose artifact is no longer in the store, else no run could ever make it again."""
+    """Drop cached outputs whose artifact is no longer in the store, or rests on a failure in passing: else no run could make it again."""
     for entry in cache.glob("*.json"):
         digests = re.findall(r'"([0-9a-f]{64})"', entry.read_text(encoding="utf-8"))
-        if not all((store / sha256 / "manifest.json").exists() for sha256 in digests):
+        if not all(_lasts(store / sha256) for sha256 in digests):
             entry.unlink()
+
+
+def _lasts(folder: Path) -> bool:
+    """Whether an artifact is there and is what the same work would make again; a damaged one is told by the step that reads it."""
+    if not (folder / artifacts.MANIFEST).exists():
+        return False
+    try:
+        return artifacts.read_manifest(folder).lasting
+    except ArtifactDamagedError:
+        return True
 
 
 def _result(outputs: dict[str, Any], listener: Listener, workdir: Workdir, this: Run, parent: str, began: float) -> dict[str, Any]:

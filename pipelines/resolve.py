@@ -17,7 +17,7 @@ from components.common.progress import Reporter
 from components.evaluation import loading
 from components.evaluation.tasks import checking, sources
 from components.evaluation.tasks.checking import Asked
-from components.model_registry.stage import Champion, champion
+from components.model_registry.stage import Champion, champion, with_model
 from components.triton_packaging import engine
 from pipelines import material
 from pipelines.config import Customization, check_whole
@@ -81,7 +81,8 @@ def plan(
     curation = {**_plan("data_curation", config), **found.as_plan()}
     where = {name: curation["config"].pop(name) for name in ("engine", "ray_address", "workers")}
     tuning = {**_plan("fine_tuning", config), "base_sha256": base_sha256, "threads": os.environ.get("TUNELINE_THREADS", "")}
-    finetune_key = hashing.digest([curation, tuning])
+    # The same recipe on another device comes to another model, in its last bits: it is compared with the champion like any other.
+    finetune_key = hashing.digest([curation, tuning, models.arithmetic()])
     incumbent = incumbent_of(finetune_key)
     measured = {"files": sources.digests(config.evaluation.tasks)}
     if others := {one.settings.name: one.digest for one in asked if not one.known_by_files}:
@@ -126,8 +127,18 @@ def _incumbent(config: Customization, workdir: Workdir, finetune_key: str, repor
     """The model to compare with, fetched from the registry where it is not in this store."""
     found = champion(config.model_registry.name)
     incumbent = compared_with(found, finetune_key)
-    if found and incumbent == found.model_sha256 and not (workdir.store / incumbent / "manifest.json").exists():
-        reporter.note(f"the champion, version {found.version}, is not in this store and is fetched from the registry")
+    if found is None or incumbent is None or _stored(workdir, incumbent):
+        return incumbent
+    holder = found if incumbent == found.model_sha256 else with_model(found.name, incumbent)
+    if holder is None:
+        reporter.note(f"what version {found.version} was compared with is neither here nor in the registry: it is compared with itself")
+        holder = found
+    if not _stored(workdir, holder.model_sha256):
+        reporter.note(f"version {holder.version} of {holder.name}, to compare with, is not in this store and is fetched from the registry")
         with places.workplace(workdir.store) as own:
-            places.adopt(workdir.store, found.fetch(own / "incumbent"))
-    return incumbent
+            places.adopt(workdir.store, holder.fetch(own / "incumbent"))
+    return holder.model_sha256
+
+
+def _stored(workdir: Workdir, sha256: str) -> bool:
+    return (workdir.store / sha256 / "manifest.json").exists()

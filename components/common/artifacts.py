@@ -119,6 +119,17 @@ def begin(folder: Path, key: str, *, overwrite: bool = False) -> Artifact | None
     return None
 
 
+def rests_on_a_failure(folder: Path, key: str) -> bool:
+    """Whether the folder holds a result with this key that rests on a failure in passing, so that it may be made again."""
+    if not (folder / MANIFEST).exists():
+        return False
+    try:
+        found = read_manifest(folder)
+    except ArtifactDamagedError:
+        return False
+    return found.produced_by.get("key") == key and not found.lasting
+
+
 def _is_torn(folder: Path) -> bool:
     """Whether the manifest is one of ours that cannot be read any more."""
     try:

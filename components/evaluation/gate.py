@@ -69,21 +69,29 @@ def _problem(rule: Rule, task: Measured, metric: str, min_items: int) -> str | N
 
 def _over_all(rule: Rule, task: Measured, metric: str, config: EvaluationConfig, seed: int) -> Ruling:
     if task.alike(metric, rule.against):
-        return _of_equals(rule, task)
+        return _of_equals(rule, task, metric)
     gain = task.gain(metric, rule.against, samples=config.bootstrap_samples, seed=seed)
-    at_least = task.at_least(metric, rule.against, gain, rule.confidence)
+    exact = task.at_least_of_few(metric, rule.against, rule.confidence) if rule.max_loss else None
+    at_least = task.at_least(metric, rule.against, gain, rule.confidence) if exact is None else exact
     holds = at_least > rule.min_gain if rule.min_gain is not None else at_least >= -float(rule.max_loss or 0.0)
     interval = gain.interval(0.95)
     return Ruling(rule, holds, _sentence(rule, interval, at_least, holds, gain.items), interval, at_least)
 
 
-def _of_equals(rule: Rule, task: Measured) -> Ruling:
-    """Two models that score the same in every item: nothing was gained, nothing was lost; what is too rare to be seen is said."""
+def _of_equals(rule: Rule, task: Measured, metric: str) -> Ruling:
+    """Two models that score the same in every item: nothing was gained, nothing was lost; what is too rare to be seen is said.
+
+    Where items are right or wrong, a rule that allows a loss up to a limit asks that a larger one could not have stayed unseen.
+    """
     items, holds = len(task.items), rule.max_loss is not None
     told = f"{rule.metric} is the same as that of {THE[str(rule.against)]} in all {items} items"
     if not holds:
         return Ruling(rule, False, f"{told}; the rule asks for a gain above {rule.min_gain or 0.0:+.4f}.", Interval(0.0, 0.0, 0.0), 0.0)
-    rare = f"a difference in up to {statistics.unseen(items, rule.confidence):.1%} of them could stay unseen"
+    unseen = statistics.unseen(items, rule.confidence)
+    rare = f"a difference in up to {unseen:.1%} of them could stay unseen"
+    if rule.max_loss and task.metric(metric).right_or_wrong and unseen > rule.max_loss:
+        few = f"{told}, and {rare}: too few items to show a loss of at most {rule.max_loss:.4f}"
+        return Ruling(rule, False, f"{few} with {rule.confidence:.0%} confidence.", Interval(0.0, 0.0, 0.0), -unseen)
     return Ruling(rule, True, f"{told}, as the rule allows ({rare}).", Interval(0.0, 0.0, 0.0), 0.0)
 
 

@@ -11,6 +11,7 @@ from components.evaluation.statistics import Gain
 from components.evaluation.task import Item, Metric, Scores, Task
 
 ROLES = ("candidate", "base", "incumbent")
+FEW = 10  # items that differ, below which a share is bounded exactly
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,26 @@ class Measured:
             return bound
         low, high = statistics.share_within(values, confidence)
         return min(bound, low - other if self.metric(metric).better == "higher" else other - high)
+
+    def at_least_of_few(self, metric: str, other: str | float, confidence: float) -> float | None:
+        """The gain beside another model that the true one exceeds, by exact bounds on the shares of items won and lost.
+
+        For shares of right answers of which fewer than FEW differ: resamples of so few know too little of what is rarer still (None for
+        all others). Each of the two bounds has half of the doubt (Bonferroni).
+        """
+        own = self.values("candidate", metric)
+        others = self.values(other, metric) if isinstance(other, str) else []
+        told = self.metric(metric)
+        if not others or not told.right_or_wrong or not {*own, *others} <= {0.0, 1.0}:
+            return None
+        better = 1.0 if told.better == "higher" else -1.0
+        signs = [better * (mine - theirs) for mine, theirs in zip(own, others, strict=True)]
+        if sum(sign != 0 for sign in signs) >= FEW:
+            return None
+        each = (1 + confidence) / 2
+        won, _ = statistics.share_within([float(sign > 0) for sign in signs], each)
+        _, lost = statistics.share_within([float(sign < 0) for sign in signs], each)
+        return won - lost
 
     def _level(self, number: float, metric: str) -> list[float]:
         """What every item would score if the metric were this number throughout."""

@@ -54,13 +54,16 @@ def evaluate(
             "arithmetic": models.arithmetic(),
         }
     )
-    finished = artifacts.begin(output, key, overwrite=overwrite)
+    again = artifacts.rests_on_a_failure(output, key)  # it stays until there is one in its place
+    finished = None if again else artifacts.begin(output, key, overwrite=overwrite)
     if finished:
         return finished
     measured = _measure(candidate, incumbent, dataset, config, seed, state / STAGE, reporter)
     reporter.step("weighing the differences")
     ruled = gate.rulings(measured, incumbent is not None, config, seed)
     found = result.result(measured, ruled, config, seed, unchanged=incumbent is not None and incumbent.sha256 == candidate.sha256)
+    if again:
+        artifacts.begin(output, key)
     _write(output, found, measured, ruled, inputs)
     summary = {name: found[name] for name in ("verdict", "reasons", "metrics")} | _passing(measured, reporter)
     return artifacts.publish(

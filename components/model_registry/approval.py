@@ -42,7 +42,7 @@ def read(path: Path) -> Policy:
 
     try:
         return Policy.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}", hint="Name a file like mlflow/promotion-policy.yaml.") from None
     except ValidationError as error:
         first = error.errors()[0]
@@ -60,7 +60,13 @@ def of(config: ModelRegistryConfig) -> Policy | None:
 def in_force(entries: Iterable[Entry], configured: Policy | None = None) -> Policy:
     """The policy that the history holds last; without one, that of the configuration."""
     written = [entry for entry in entries if entry.kind == "policy" and entry.state == DONE]
-    return Policy.model_validate_json(written[-1].reason) if written else configured or Policy()
+    try:
+        return Policy.model_validate_json(written[-1].reason) if written else configured or Policy()
+    except ValidationError:
+        raise RegistryError(
+            f"the policy in entry {written[-1].number} of the history is none any more: it was changed by hand",
+            hint="tuneline registry audit says what was changed; write the tag tuneline.reason back as it was.",
+        ) from None
 
 
 def write(client: Any, model: str, policy: Policy, by: str) -> Entry:

@@ -11,9 +11,9 @@ from urllib.parse import unquote, urlparse
 
 from components.common import artifacts
 from components.common.artifacts import Artifact
-from components.common.errors import TunelineError
+from components.common.errors import RegistryError, TunelineError
 from components.common.places import Workdir
-from components.model_registry import files
+from components.model_registry import files, lineage
 from components.model_registry.lineage import PROVEN
 from components.model_registry.versions import PREFIX
 
@@ -102,7 +102,11 @@ def _evaluation(version: Any, evaluation: Artifact, present: str | None) -> list
     """The evaluation itself, whatever the tags say: they can be edited in MLflow's UI."""
     manifest = evaluation.manifest
     judged, incumbent = manifest.input("model"), manifest.input("incumbent")
-    found = [] if manifest.summary.get("verdict") == "accepted" else [f"its evaluation's verdict is {manifest.summary.get('verdict')}"]
+    try:
+        verdict = lineage.verdict(evaluation)
+    except RegistryError as error:
+        return [error.message]
+    found = [] if verdict == "accepted" else [f"its evaluation's verdict is {verdict}"]
     if judged is None or judged.content_sha256 != _tag(version, "model_sha256"):
         found.append("its evaluation judged another model")
     return [*found, *_compared(incumbent.content_sha256 if incumbent else None, present)]

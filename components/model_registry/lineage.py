@@ -99,8 +99,18 @@ def superseded(present: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 
 
 def verdict(evaluation: Artifact) -> str:
-    """accepted, refused or unchanged."""
+    """accepted, refused or unchanged: what the evaluation's own file says, which its digest covers; the manifest's summary it does not.
+
+    Raises RegistryError where there is none, or where the two differ.
+    """
     found = str(evaluation.manifest.summary.get("verdict", ""))
+    if any(file.path == "evaluation.json" for file in evaluation.manifest.files):
+        said = json.loads((evaluation.path / "evaluation.json").read_text(encoding="utf-8")).get("verdict")
+        if said != found:
+            raise RegistryError(
+                f"the evaluation in {evaluation.path} says {said}, and its manifest says {found}",
+                hint="Its manifest was changed. Evaluate the model again with --overwrite.",
+            )
     if found not in ("accepted", "refused", "unchanged"):
         raise RegistryError(f"the evaluation in {evaluation.path} has no verdict", hint="Evaluate the model again with --overwrite.")
     return found

@@ -162,7 +162,15 @@ def _told(client: Any, version: Any) -> Registration:
 
 
 def promote_at_once(config: ModelRegistryConfig, version: str, *, compared_with: str | None, reporter: Reporter) -> Promotion | None:
-    """Promote as the pipeline; None, with a note, where the policy asks for people."""
+    """Promote as the pipeline; None, with a note, where the policy asks for people, or where people took the version out of service."""
+    with versions.talking() as client:
+        back = [move for move in history.moves(history.read(client, config.name), CHAMPION) if version in (move.from_, move.to)][-1:]
+    if back and back[0].kind == "rollback" and back[0].from_ == version:
+        reporter.note(
+            f"{config.name} version {version} is not promoted: {back[0].by} rolled the champion back from it ({back[0].reason}). "
+            f"tuneline promote {config.name} --version {version} does it all the same."
+        )
+        return None
     try:
         return promote(config.name, version, by="pipeline", compared_with=compared_with, policy=approval.of(config), reporter=reporter)
     except approval.ApprovalNeededError as needed:
@@ -203,6 +211,13 @@ def registered(name: str, which: str) -> Champion:
             hint="Register the model with `tuneline register` or `tuneline run`.",
         )
     return _described(found)
+
+
+def with_model(name: str, sha256: str) -> Champion | None:
+    """The version of a registered model that is this very one; None where there is none."""
+    with versions.talking() as client:
+        found = _registered(client, name, sha256)
+    return _described(found) if found else None
 
 
 def _described(found: Any) -> Champion:

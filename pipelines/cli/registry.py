@@ -51,9 +51,17 @@ def register(
         found = (artifacts.read(model, "model"), artifacts.read(evaluation, "evaluation"))
         proven = artifacts.read(repository, "repository") if repository else None
         track(work, write=True)
-        settings = customization.model_registry.model_copy(update={"name": name} if name else {})
+        settings = _named(customization.model_registry, name)
         done = stage(*found, proven, settings, reporter=reporter)
     show(done.model_dump(), as_json, [f"{done.name} version {done.version}, aliases: {', '.join(done.aliases) or 'none'}"])
+
+
+def _named(settings: Any, name: str) -> Any:
+    """The settings with another name. Raises UsageError for one that MLflow does not take."""
+    try:
+        return type(settings).model_validate({**settings.model_dump(), "name": name}) if name else settings
+    except ValueError:
+        raise UsageError(f"--name {name} is no name of a registered model", hint="Leave out slashes and colons.") from None
 
 
 @app.command()

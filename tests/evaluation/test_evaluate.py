@@ -213,6 +213,6 @@ def test_an_evaluation_whose_judge_did_not_answer_is_refused_and_made_again_when
         away[0] = False
         again = judge(world, tmp_path / "evaluation", **changes)
     assert (refused.manifest.summary["verdict"], refused.manifest.lasting) == ("refused", False)
-    assert "is not a finite number in 12 of 12 items" in refused.manifest.summary["reasons"][0]
+    assert "is not a finite number in" in refused.manifest.summary["reasons"][0]
     assert again.manifest.lasting
     assert json.loads((again.path / "evaluation.json").read_text())["figures"]["judge"]["candidate"]["unanswered"] == 0

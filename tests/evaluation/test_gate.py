@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -227,3 +229,25 @@ def test_a_true_gain_of_two_standard_errors_is_accepted_more_often_than_not(shap
         task = rights({"candidate": list(noise + shift), "base": [0.0] * 100})
         accepted += task.gain("exact_match", "base", samples=1000, seed=1).at_least(0.95) > 0
     assert stats.binomtest(accepted, trials).proportion_ci(0.95).low > 0.5
+
+
+@pytest.mark.parametrize(("items", "holds"), [(40, False), (400, True)])
+def test_a_limit_of_loss_holds_only_where_more_could_not_have_stayed_unseen(items: int, holds: bool) -> None:
+    rule = Rule(metric="questions.exact_match", against="base", max_loss=0.01)
+    found = ruling(rights({"candidate": [1.0] * items, "base": [1.0] * items}), rule)
+    assert found.holds is holds
+    assert ("too few items to show a loss of at most 0.0100" in found.reason) is not holds
+
+
+def test_a_small_loss_that_is_not_allowed_is_rarely_accepted_from_few_items() -> None:
+    random_, accepted = random.Random(3), 0
+    rule = Rule(metric="questions.exact_match", against="base", max_loss=0.02)
+    for _ in range(300):
+        lost = [float(random_.random() >= 0.03) for _ in range(60)]
+        accepted += ruling(rights({"candidate": lost, "base": [1.0] * 60}), rule).holds
+    assert accepted == 0, "sixty items cannot show that a loss is below 2%"
+
+
+def test_a_loss_of_few_items_among_many_is_allowed_where_the_rule_allows_it() -> None:
+    rule = Rule(metric="questions.exact_match", against="base", max_loss=0.02)
+    assert ruling(rights({"candidate": [0.0] * 2 + [1.0] * 998, "base": [1.0] * 1000}), rule).holds

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from components.common.errors import ConfigurationError
+from components.common.errors import ConfigurationError, RegistryError
 from components.common.progress import Silent
 from components.model_registry import approval, history, moving
 from components.model_registry.approval import ApprovalNeededError, Policy
@@ -117,6 +117,35 @@ def test_the_pipeline_does_not_promote_where_people_have_to_and_does_not_fail_fo
 
 
 @pytest.mark.mlflow
+def test_the_pipeline_does_not_bring_back_what_people_rolled_back(versions: Any) -> None:
+    notes: list[str] = []
+
+    class Noting(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    config, first = ModelRegistryConfig(name=NAME), versions.get_model_version(NAME, "1").tags["tuneline.model_sha256"]
+    promote(NAME, "1", by="ann", reporter=Silent())
+    promote(NAME, "2", force=True, reason="a try", by="ann", reporter=Silent())
+    rollback(NAME, by="bob", reason="it swears", reporter=Silent())
+    assert promote_at_once(config, "2", compared_with=first, reporter=Noting()) is None
+    assert notes == [
+        f"{NAME} version 2 is not promoted: bob rolled the champion back from it (it swears). "
+        f"tuneline promote {NAME} --version 2 does it all the same."
+    ]
+    assert champion(NAME).version == "1"
+
+
+@pytest.mark.mlflow
+def test_a_policy_that_was_changed_by_hand_is_told_and_permits_nothing(versions: Any) -> None:
+    written = approval.write(versions, NAME, Policy(approvers=["ann"]), "admin")
+    versions.set_model_version_tag(f"{NAME}.history", str(written.number), "tuneline.reason", "{")
+    with pytest.raises(RegistryError, match="was changed by hand") as refused:
+        promote(NAME, "1", by="ann", reporter=Silent())
+    assert "registry audit" in refused.value.hint
+
+
+@pytest.mark.mlflow
 @pytest.mark.parametrize("meanwhile", [Policy(approvers=["cara"]), Policy(approvers=["ann", "cara"], approvals_required=2)])
 def test_a_policy_put_in_force_while_a_move_waits_for_its_turn_counts(
     versions: Any, monkeypatch: pytest.MonkeyPatch, meanwhile: Policy
@@ -159,6 +188,12 @@ def test_a_policy_that_cannot_be_met_is_refused() -> None:
 def test_the_policy_that_is_shipped_is_one(tmp_path: Path) -> None:
     shipped = approval.read(ROOT / "mlflow" / "promotion-policy.yaml")
     assert shipped.approvals_required <= len(shipped.approvers)
+
+
+def test_a_policy_file_in_another_encoding_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_bytes("approvers: [Jürgen]".encode("latin-1"))
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        approval.read(tmp_path / "policy.yaml")
 
 
 @pytest.mark.parametrize(

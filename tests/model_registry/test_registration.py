@@ -13,9 +13,10 @@ import pytest
 from components.common import artifacts, tracking
 from components.common.errors import ArtifactDamagedError, EngineMissingError, RegistryError, UsageError
 from components.common.progress import Silent
-from components.model_registry import files
+from components.model_registry import files, lineage
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import Registration, champion, promote, register
+from pipelines.cli.registry import _named
 from tests.mlflow_server import free_port, mlflow_server
 from tests.model_registry.conftest import Customization, Made
 
@@ -254,3 +255,22 @@ def test_a_real_server_registers_promotes_and_hands_the_model_back(
     found = champion("helper")
     assert (found.version, found.model_sha256) == ("1", made.model.sha256)
     assert found.fetch(tmp_path / "fetched").sha256 == made.model.sha256
+
+
+def test_a_manifest_that_says_another_verdict_than_its_evaluation_is_refused(tmp_path: Path) -> None:
+    artifacts.begin(tmp_path / "evaluation", "key")
+    (tmp_path / "evaluation" / "evaluation.json").write_text('{"verdict": "refused"}')
+    options = {"payload": ["evaluation.json"], "inputs": [], "config": {}, "seed": 1, "key": "key"}
+    artifacts.publish(tmp_path / "evaluation", "evaluation", summary={"verdict": "refused"}, **options)
+    manifest = tmp_path / "evaluation" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"refused"', '"accepted"'))
+    edited = artifacts.read(tmp_path / "evaluation", "evaluation")
+    with pytest.raises(RegistryError, match="says refused, and its manifest says accepted"):
+        lineage.verdict(edited)
+
+
+@pytest.mark.parametrize("name", ["a/b", "models:x"])
+def test_a_name_that_mlflow_does_not_take_is_a_fault_of_the_command_line(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--name {name} is no name of a registered model"):
+        _named(ModelRegistryConfig(), name)
+    assert _named(ModelRegistryConfig(), "mine").name == "mine"
