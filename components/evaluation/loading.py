@@ -6,7 +6,8 @@ import gc
 import importlib
 import importlib.util
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from components.common import devices, models
@@ -16,7 +17,7 @@ from components.common.progress import Reporter
 from components.evaluation import passes
 from components.evaluation.engine import TransformersEngine
 from components.evaluation.prefixes import Tree
-from components.evaluation.task import Engine
+from components.evaluation.task import Continuation, Decoding, Engine, Likelihood
 
 EngineName = Literal["auto", "transformers", "vllm"]
 PROBE = 24  # tokens on which weights with an adapter added are compared with the adapter beside them
@@ -47,6 +48,32 @@ def engines(
     reporter.step("loading the model" if loaded is None else "switching the adapter on")
     loaded = switched_on(tuned, loaded, reporter)
     yield from _while_open(tuned, loaded, tokenizer, batch_tokens)
+
+
+@dataclass(frozen=True)
+class Within:
+    """An engine whose inputs are no longer than the least that any of the compared models reads, so that all are asked alike."""
+
+    engine: Engine
+    least: int | None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.engine.tokenizer
+
+    @property
+    def room(self) -> int | None:
+        """The longest input in tokens."""
+        return min((found for found in (self.engine.room, self.least) if found), default=None)
+
+    def likelihoods(self, asked: Sequence[Continuation], reporter: Reporter) -> list[Likelihood]:
+        """The engine's own."""
+        return self.engine.likelihoods(asked, reporter)
+
+    def answers(self, prompts: Sequence[Sequence[int]], decoding: Decoding, reporter: Reporter) -> list[str]:
+        """The engine's own."""
+        return self.engine.answers(prompts, decoding, reporter)
 
 
 def context(model: Model) -> int | None:

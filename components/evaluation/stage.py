@@ -101,6 +101,7 @@ class _Place:
     given: Given
     config: EvaluationConfig
     kept: Path
+    room: int | None  # tokens that every one of the models reads
 
     @property
     def reporter(self) -> Reporter:
@@ -114,8 +115,9 @@ def _measure(
     models.prepare_torch(seed)
     base = Model(candidate.base.sha256, candidate.base, candidate.base.path, None, None)
     roles = {"base": base, "candidate": candidate, **({"incumbent": incumbent} if incumbent else {})}
-    given = Given(models.load_tokenizer(candidate.tokenizer), dataset, _readable(roles, config, reporter), seed, reporter)
-    place = _Place(roles, given, config, state / "scores")
+    room = min((found for model in roles.values() if (found := loading.context(model))), default=None)
+    given = Given(models.load_tokenizer(candidate.tokenizer), dataset, _readable(room, config, reporter), seed, reporter)
+    place = _Place(roles, given, config, state / "scores", room)
     asked = [_asked(settings, given) for settings in config.tasks]
     _measure_roles(place, asked, "candidate", "base")
     if incumbent:
@@ -123,12 +125,12 @@ def _measure(
     return {one.task.name: one for one in asked}
 
 
-def _readable(roles: Mapping[str, Model], config: EvaluationConfig, reporter: Reporter) -> int:
+def _readable(room: int | None, config: EvaluationConfig, reporter: Reporter) -> int:
     """Tokens a row: evaluation.max_length, or fewer where a model reads fewer, since all are asked alike."""
-    shortest = min((found for model in roles.values() if (found := loading.context(model))), default=config.max_length)
-    if shortest < config.max_length:
-        reporter.note(f"rows are cut at {shortest} tokens, all that one of the models reads; evaluation.max_length says more")
-    return min(shortest, config.max_length)
+    if room is None or room >= config.max_length:
+        return config.max_length
+    reporter.note(f"rows are cut at {room} tokens, all that one of the models reads; evaluation.max_length says more")
+    return room
 
 
 def _asked(settings: Common, given: Given) -> Measured:
@@ -163,7 +165,7 @@ def _measure_roles(place: _Place, asked: Sequence[Measured], tuned: str, base: s
     opened = loading.engines(model, other, **options)
     for role in [base, tuned] if other else [tuned]:
         if wanted[role]:
-            engine = next(opened)[1]
+            engine = loading.Within(next(opened)[1], place.room)
             for one in wanted[role]:
                 _score(place, role, one, engine)
     opened.close()
@@ -180,7 +182,7 @@ def _path(place: _Place, role: str, one: Measured) -> Path:
     """Where the scores of a role on a task are kept: by all that they depend on."""
     config, roles = place.config, place.roles
     engine = loading.kind(config.engine, roles["candidate" if role == "base" else role])
-    said = [roles[role].sha256, one.digest, hashing.code_sha256(STAGE), engine, config.batch_tokens, models.arithmetic()]
+    said = [roles[role].sha256, one.digest, hashing.code_sha256(STAGE), engine, config.batch_tokens, place.room, models.arithmetic()]
     key = hashing.digest([*said, roles["base"].sha256] if one.task.against_base else said)
     return place.kept / f"{key}.json"
 

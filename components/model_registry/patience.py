@@ -6,6 +6,7 @@ a request anew whose answer was lost, and so make a version twice.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -33,7 +34,10 @@ def limit() -> float:
     """Seconds that a call is tried again for, in all. Raises ConfigurationError where the environment names no number."""
     given = os.environ.get(VARIABLE, "")
     try:
-        return max(float(given), 0.0) if given else SECONDS
+        seconds = float(given) if given else SECONDS
+        if math.isnan(seconds):
+            raise ValueError
+        return max(seconds, 0.0)
     except ValueError:
         raise ConfigurationError(f"{VARIABLE} is {given!r}, not a number of seconds", hint=f"Leave it out for {SECONDS:.0f}.") from None
 
