@@ -100,8 +100,8 @@ def kind(engine: EngineName, model: Model) -> Literal["transformers", "vllm"]:
     installed = check_installed(engine)
     if engine == "vllm" and not _served_by_vllm(model):
         raise EngineMissingError(
-            "evaluation.engine is vllm, which applies plain low-rank adapters only, and the model has another one",
-            hint="Use engine: transformers, or merge the adapter into the weights when training (fine_tuning.merge).",
+            "evaluation.engine is vllm, which takes no virtual tokens, and the model's adapter is made of them",
+            hint="Use engine: transformers.",
         )
     if engine == "auto" and not (installed and devices.choose() == "cuda" and _served_by_vllm(model)):
         return "transformers"

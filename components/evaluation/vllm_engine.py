@@ -1,8 +1,7 @@
-"""vLLM as the engine on NVIDIA GPUs: its own batching and kernels, the same requests and the same meaning of scores.
+"""vLLM as the engine: its own batching and kernels, the same requests and the same meaning of scores.
 
-Unproven: written against vLLM's documented interface (LLM.generate, SamplingParams.prompt_logprobs, LoRARequest) and tested with a stand-in
-that answers as a transformers model does, not on a GPU. Scores of two engines differ in the last bits
-of bfloat16; they are never mixed in one comparison, since all models of an evaluation are asked through one engine.
+Tried with vLLM 0.32 on a processor (docs/evaluation.md has the figures); unproven on a GPU. Scores of two engines differ in the last bits,
+in bfloat16 by more; they are never mixed in one comparison, since all models of an evaluation are asked through one engine.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ import gc
 import importlib
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from components.common import models
+from components.common import devices, models
 from components.common.models import ADAPTER_CONFIG, Model
 from components.common.progress import Reporter
 from components.evaluation import prefixes
@@ -24,10 +25,10 @@ AT_ONCE = 4096  # requests handed over together, so that progress is seen; vLLM 
 
 
 class VllmEngine:
-    """One role of a loaded vLLM model: with an adapter, or without for its base."""
+    """A model loaded in vLLM."""
 
-    def __init__(self, llm: Any, tokenizer: Any, room: int | None, adapter: Any = None) -> None:
-        self._llm, self._tokenizer, self._room, self._adapter = llm, tokenizer, room, adapter
+    def __init__(self, llm: Any, tokenizer: Any, room: int | None) -> None:
+        self._llm, self._tokenizer, self._room = llm, tokenizer, room
 
     @property
     def tokenizer(self) -> Any:
@@ -64,7 +65,7 @@ class VllmEngine:
         sampling = importlib.import_module("vllm").SamplingParams(**settings)
         for start in range(0, len(prompts), AT_ONCE):
             part = [{"prompt_token_ids": list(ids)} for ids in prompts[start : start + AT_ONCE]]
-            yield from self._llm.generate(part, sampling, use_tqdm=False, lora_request=self._adapter)
+            yield from self._llm.generate(part, sampling, use_tqdm=False)
             reporter.progress(min(start + AT_ONCE, len(prompts)), len(prompts), unit)
 
 
@@ -76,51 +77,50 @@ def likelihood(asked: Continuation, known: Sequence[Any]) -> Likelihood:
 
 
 def serves(model: Model) -> bool:
-    """Whether vLLM can apply the model's adapter: a plain low-rank one."""
-    settings = _adapter_settings(model)
-    return settings is None or (settings.get("peft_type") == "LORA" and not settings.get("use_dora"))
-
-
-def _adapter_settings(model: Model) -> dict[str, Any] | None:
+    """Whether vLLM can be given the model: its adapter has to go into the weights, which virtual tokens cannot."""
     if model.adapter is None:
-        return None
-    return dict(json.loads((model.adapter / ADAPTER_CONFIG).read_text(encoding="utf-8")))
+        return True
+    settings = json.loads((model.adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    return not settings.get("num_virtual_tokens")
 
 
 def engines(tuned: Model, base: Model | None, tokenizer: Any, reporter: Reporter) -> Iterator[tuple[Model, Engine]]:
-    """Each model with its engine, the base first; an adapter and its base share the loaded weights."""
-    shared = base is not None and tuned.adapter is not None and base.sha256 == tuned.base.sha256
-    if base and not shared:
-        reporter.step("loading the base model")
-        llm, room = _load(base)
-        engine = VllmEngine(llm, tokenizer, room)
-        del llm
-        yield base, engine
+    """Each model with its engine, the base first. One is in memory at a time."""
+    for model in [base, tuned] if base else [tuned]:
+        reporter.step("loading the base model" if model is base else "loading the model")
+        engine = VllmEngine(_loaded(model), tokenizer, _room(model))
+        yield model, engine
         engine.close()
         gc.collect()
-    reporter.step("loading the model")
-    llm, room = _load(tuned)
-    if base and shared:
-        yield base, VllmEngine(llm, tokenizer, room)
-    yield tuned, VllmEngine(llm, tokenizer, room, _request(tuned))
 
 
-def _load(model: Model) -> tuple[Any, int | None]:
-    """The model's weights in vLLM, in bfloat16 as transformers would hold them on a GPU, and the longest input it takes."""
-    config = models.configuration(model.weights).get_text_config(decoder=True)
-    room = getattr(config, "max_position_embeddings", None)
-    settings = _adapter_settings(model)
-    adapters = {"enable_lora": True, "max_lora_rank": _rank(int(settings["r"]))} if settings else {}
-    llm = importlib.import_module("vllm").LLM(
-        model=str(model.weights), tokenizer=str(model.tokenizer), dtype="bfloat16", trust_remote_code=False, seed=0, **adapters
-    )
-    return llm, room
+def _loaded(model: Model) -> Any:
+    """vLLM with the model's weights.
+
+    An adapter is added to them first, as packaging does. vLLM could apply it beside the base, but not where log-likelihoods of a prompt are
+    asked: its CPU build 0.32 ends with an error there (the adapter's part of the logits is computed for one place a request).
+    """
+    with tempfile.TemporaryDirectory(prefix="tuneline-merged-") as folder:
+        weights = _merged(model, Path(folder)) if model.adapter else model.weights
+        return importlib.import_module("vllm").LLM(
+            model=str(weights), tokenizer=str(model.tokenizer), dtype=_dtype(), trust_remote_code=False, seed=0
+        )
 
 
-def _rank(rank: int) -> int:
-    """The least of the ranks vLLM has kernels for that holds this one."""
-    return next((known for known in (8, 16, 32, 64, 128, 256, 320, 512) if known >= rank), rank)
+def _merged(model: Model, folder: Path) -> Path:
+    """The model's weights with its adapter added in float32, written to a folder in the format they are computed in."""
+    import torch
+
+    whole = models.load(model, dtype=torch.float32).merge_and_unload()
+    whole.to(getattr(torch, _dtype())).save_pretrained(folder)
+    return folder
 
 
-def _request(model: Model) -> Any:
-    return importlib.import_module("vllm.lora.request").LoRARequest("adapter", 1, str(model.adapter)) if model.adapter else None
+def _room(model: Model) -> int | None:
+    found = getattr(models.configuration(model.weights).get_text_config(decoder=True), "max_position_embeddings", None)
+    return int(found) if found else None
+
+
+def _dtype() -> str:
+    """As transformers would hold the weights here: bfloat16 on a GPU, float32 on a processor."""
+    return "float32" if devices.choose() == "cpu" else "bfloat16"

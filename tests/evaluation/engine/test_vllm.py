@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from components.common import models
 from components.common.models import Model
@@ -26,14 +27,11 @@ class LLM:
 
     def __init__(self, **settings: Any) -> None:
         LLM.made.append(settings)
-        self._folder = Path(settings["model"])
+        self._model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=settings["dtype"]).eval()
         self._tokenizer = models.load_tokenizer(Path(settings["tokenizer"]))
 
-    def generate(self, prompts: list[dict[str, list[int]]], sampling: Any, *, use_tqdm: bool, lora_request: Any) -> list[Any]:
-        adapter = Path(lora_request.path) if lora_request else None
-        base = models.base_model(str(self._folder))
-        model = models.load(Model(base.sha256, base, base.path, adapter, None))
-        return [self._one(model, prompt["prompt_token_ids"], sampling) for prompt in prompts]
+    def generate(self, prompts: list[dict[str, list[int]]], sampling: Any, *, use_tqdm: bool) -> list[Any]:
+        return [self._one(self._model, prompt["prompt_token_ids"], sampling) for prompt in prompts]
 
     def _one(self, model: Any, ids: list[int], sampling: Any) -> Any:
         import torch
@@ -63,11 +61,9 @@ def sampling_params(**settings: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    vllm, requests = ModuleType("vllm"), ModuleType("vllm.lora.request")
+    vllm = ModuleType("vllm")
     vllm.LLM, vllm.SamplingParams = LLM, sampling_params  # type: ignore[attr-defined]
-    requests.LoRARequest = lambda name, number, path: SimpleNamespace(path=path)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setitem(sys.modules, "vllm.lora.request", requests)
     monkeypatch.setattr(loading, "kind", lambda engine, model: engine)
     LLM.made.clear()
 
@@ -87,13 +83,11 @@ def test_scores_and_answers_are_those_of_the_transformers_engine(tuned: Callable
         assert theirs[2] == ours[2]
 
 
-def test_an_adapter_and_its_base_share_one_loaded_model(tuned: Callable[..., Model], tiny: Model) -> None:
-    opened = list(vllm_engine.engines(tuned(lora()), tiny, models.load_tokenizer(tiny.weights), Silent()))
-    assert len(opened) == 2
-    (settings,) = LLM.made
-    assert settings["enable_lora"]
-    assert settings["max_lora_rank"] == 8
-    assert settings["trust_remote_code"] is False
+def test_an_adapter_is_added_to_weights_that_are_gone_once_they_are_loaded(tuned: Callable[..., Model], tiny: Model) -> None:
+    assert len(list(vllm_engine.engines(tuned(lora()), tiny, models.load_tokenizer(tiny.weights), Silent()))) == 2
+    assert [settings["model"] == str(tiny.weights) for settings in LLM.made] == [True, False]
+    assert not Path(LLM.made[1]["model"]).exists()
+    assert all((settings["trust_remote_code"], settings["dtype"]) == (False, "float32") for settings in LLM.made)
 
 
 def test_one_token_of_the_room_is_vllm_s_own(tiny: Model) -> None:
