@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,8 @@ class Record:
         value = self.row.get(field)
         if isinstance(value, str):
             return value
+        if isinstance(value, float) and not math.isfinite(value):  # pandas' mark of a field that is missing, as often as not
+            raise self.wrong(f"has {value} in {field}, which is no text and no number")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return str(value)
         raise self.wrong(f"has no text in {field}")

@@ -402,3 +402,34 @@ def test_no_bar_is_drawn_while_lm_eval_runs(tmp_path: Path, capfd: pytest.Captur
     score(engine, LMEval(task=task_file(tmp_path, CHOICE, CHOICES)))
     said = capfd.readouterr()
     assert (said.out, "it/s" in said.err, "%|" in said.err) == ("", False, False)
+
+
+def ifeval_items(tmp_path: Path, *rows: dict[str, Any]) -> list[Any]:
+    (tmp_path / "ifeval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return IFEvalTask(IFEval(data=str(tmp_path / "ifeval.jsonl"))).items(given(tiny_tokenizer()))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"num_words": math.nan, "relation": "at least"}, "has a value in kwargs that JSON does not know"),
+        ({"nonsense": 3}, "has kwargs that length_constraints:number_words does not take: .*nonsense"),
+        ({"num_words": 3, "relation": "about"}, "has kwargs that length_constraints:number_words does not take"),
+        ({"num_words": "three", "relation": "at least"}, "has kwargs that length_constraints:number_words does not take"),
+        ("three", "needs an object, or null, in kwargs"),
+    ],
+)
+def test_options_that_a_checker_does_not_take_are_told_by_their_line(tmp_path: Path, kwargs: object, said: str) -> None:
+    row = {"id": "c", "key": 3, "prompt": "Be long.", "instruction_id_list": ["length_constraints:number_words"], "kwargs": [kwargs]}
+    with pytest.raises(InputError, match=rf"ifeval\.jsonl:3: the row {said}"):
+        ifeval_items(tmp_path, *INSTRUCTIONS, row)
+
+
+def test_options_that_are_null_or_empty_are_taken_as_left_out(tmp_path: Path) -> None:
+    open_row = {**INSTRUCTIONS[1], "key": 3, "kwargs": [{"num_sentences": 3, "relation": "at least", "num_words": None}, None]}
+    assert [item.id for item in ifeval_items(tmp_path, *INSTRUCTIONS, open_row)] == ["1", "2", "3"]
+
+
+def test_a_key_that_stands_twice_is_told_with_both_places(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ifeval\.jsonl:3: the key 1 stands already at .*ifeval\.jsonl:1"):
+        ifeval_items(tmp_path, *INSTRUCTIONS, {**INSTRUCTIONS[0], "prompt": "Another."})

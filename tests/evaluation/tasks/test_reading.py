@@ -128,3 +128,13 @@ def test_everything_that_a_task_file_names_is_among_its_sources(tmp_path: Path) 
     Path(data).unlink()
     with pytest.raises(ConfigurationError, match=r"evaluation\.tasks\[0\]\.task: .*rows\.jsonl is not there"):
         sources.digests([LMEval(task=str(tmp_path / "mine.yaml"))])
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1e999"])
+@pytest.mark.parametrize("field", ["prompt", "reference"])
+def test_a_number_that_is_none_is_no_text(tmp_path: Path, number: str, field: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(LINES + f'{{"id": "c", "{field}": {number}}}\n')
+    last = reading.records(str(tmp_path / "rows.jsonl"))[-1]
+    for read in (last.text, last.texts):
+        with pytest.raises(InputError, match=rf"rows\.jsonl:3: the row has -?(nan|inf) in {field}"):
+            read(field)
