@@ -206,7 +206,7 @@ def test_an_evaluation_whose_judge_did_not_answer_is_refused_and_made_again_when
         return (503, "busy") if away[0] and asked[0] % 2 == 0 else longer_is_better(first, second)
 
     with stand_in(decide) as server:
-        told = {"data": str(tmp_path / "q.jsonl"), "base_url": server.url, "model": NAME, "retries": 0, "max_new_tokens": 4}
+        told = {"data": str(tmp_path / "q.jsonl"), "base_url": server.url, "model": NAME, "retries": 0, "parallel": 1, "max_new_tokens": 4}
         config = EvaluationConfig.model_validate({"max_length": 96, "bootstrap_samples": 1000, "tasks": [{"kind": "judge", **told}]})
         changes = {name: getattr(config, name) for name in ("tasks", "gate")}
         refused = judge(world, tmp_path / "evaluation", **changes)
