@@ -157,7 +157,7 @@ def look(config: Customization, workdir: Workdir, reporter: Reporter) -> Finding
         reporter.step("looking at the base model")
         outline = models.outline(config.fine_tuning.base_model)
         counted = training.parameters(outline.config, config.fine_tuning)
-        asked = asked_by_tasks(config, lambda: outline.tokenizer, reporter)
+        asked = asked_by_tasks(config, lambda: (outline.tokenizer, outline.config), reporter)
         home = replace(found, sources=at_home)
         cached = _cached(config, workdir, home, outline, material.reading_root(config, workdir, drawn), asked)
         earlier = material.stored_earlier(found.earlier, workdir)

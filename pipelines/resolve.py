@@ -50,7 +50,7 @@ def resolve(config: Customization, workdir: Workdir, reporter: Reporter) -> Plan
     material.fetch_earlier(config, found.earlier, workdir, reporter)
     reporter.step("looking at the base model")
     base = models.base_model(config.fine_tuning.base_model, reporter)
-    asked = asked_by_tasks(config, lambda: models.load_tokenizer(base.path), reporter)
+    asked = asked_by_tasks(config, lambda: (models.load_tokenizer(base.path), models.configuration(base.path)), reporter)
     reporter.step("looking at the model in service")
     reason = unproven(config)
     if reason:
@@ -58,14 +58,19 @@ def resolve(config: Customization, workdir: Workdir, reporter: Reporter) -> Plan
     return plan(config, found, base.sha256, lambda key: _incumbent(config, workdir, key, reporter), reason, asked)
 
 
-def asked_by_tasks(config: Customization, tokenizer: Callable[[], Any], reporter: Reporter) -> list[Asked]:
-    """What the evaluation's tasks will ask. Raises what it would raise itself after training, as far as that shows without a dataset."""
+def asked_by_tasks(config: Customization, base: Callable[[], tuple[Any, Any]], reporter: Reporter) -> list[Asked]:
+    """What the evaluation's tasks will ask; `base` gives the base model's tokenizer and configuration.
+
+    Raises what the evaluation would raise itself after the training, as far as that shows without a dataset.
+    """
     settings = config.evaluation
     loading.check_installed(settings.engine)
     if not checking.needed(settings.tasks):
         return []
     reporter.step("looking at the evaluation's tasks")
-    return checking.look(settings.tasks, tokenizer(), config.seed, settings.max_length, reporter)
+    tokenizer, configuration = base()
+    context = getattr(configuration.get_text_config(decoder=True), "max_position_embeddings", None)
+    return checking.look(settings.tasks, tokenizer, config.seed, settings.max_length, reporter, context)
 
 
 def plan(

@@ -150,6 +150,6 @@ def test_auto_takes_vllm_only_on_a_gpu_and_for_what_it_serves(tuned: Tuned, tiny
     monkeypatch.setattr(loading.devices, "choose", lambda: "cuda")
     assert loading.kind("auto", tiny) == "vllm"
     assert loading.kind("transformers", tiny) == "transformers"
-    assert [loading.kind("auto", model) for model in models_served] == ["vllm", "transformers", "transformers"]
-    with pytest.raises(EngineMissingError, match="plain low-rank adapters only"):
-        loading.kind("vllm", models_served[1])
+    assert [loading.kind("auto", model) for model in models_served] == ["vllm", "vllm", "transformers"]
+    with pytest.raises(EngineMissingError, match="takes no virtual tokens"):
+        loading.kind("vllm", models_served[2])
