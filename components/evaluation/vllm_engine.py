@@ -1,7 +1,8 @@
 """vLLM as the engine: its own batching and kernels, the same requests and the same meaning of scores.
 
-Tried with vLLM 0.32 on a processor (docs/evaluation.md has the figures); unproven on a GPU. Scores of two engines differ in the last bits,
-in bfloat16 by more; they are never mixed in one comparison, since all models of an evaluation are asked through one engine.
+A base model was tried with vLLM 0.32 on a processor (docs/evaluation.md has the figures); a GPU, bfloat16 and adapters are unproven. Scores
+of two engines differ in the last bits, in bfloat16 by more; they are never mixed in one comparison, since all models of an evaluation are
+asked through one engine.
 """
 
 from __future__ import annotations
