@@ -42,6 +42,25 @@ class TritonPackagingConfig(BaseModel):
         1024, ge=1, le=10_000_000, description="Most tokens a request may ask for. A request that names none gets default_max_tokens."
     )
     default_max_tokens: int = Field(256, ge=1, le=10_000_000, description="Tokens generated at most when a request does not say.")
+    slots: int = Field(
+        16,
+        ge=1,
+        le=1024,
+        description="Requests computed together. More give more throughput and need more memory.",
+    )
+    max_queue: int = Field(
+        64,
+        ge=0,
+        le=100_000,
+        description="Requests that may wait for a slot; further ones are refused with UNAVAILABLE.",
+    )
+    cache_tokens: int = Field(
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="Tokens of the cache that the requests computed together share, prompts and answers; never less than one longest "
+        "request has. 0: enough for all slots at their longest, within 1 GiB.",
+    )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads the served model computes with. 0: all cores the server may use.")
     prove: bool = Field(
         True,

@@ -32,17 +32,37 @@ OUTPUTS: Mapping[str, tuple[str, list[int]]] = {
 }
 
 
+def stream_name(name: str) -> str:
+    """The name of the model that streams what the model of this name answers."""
+    return f"{name}_stream"
+
+
 def write(folder: Path, parameters: Mapping[str, str]) -> None:
     """Write config.pbtxt and the warm-up request's data into a model folder, whose name is the model's.
 
     Raises TunelineError when what was written does not read back as the same configuration.
     """
+    config = python_config(folder.name, parameters)
+    _add_warmup(config)
+    _write_warmup(folder / "warmup")
+    _write_config(folder, config)
+
+
+def write_stream(folder: Path, engine: str, parameters: Mapping[str, str]) -> None:
+    """Write config.pbtxt of the model that streams the answers of the model `engine`: it holds no weights and runs on the CPU."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    config = python_config(folder.name, {"engine": engine, **parameters})
+    config.model_transaction_policy.decoupled = True
+    config.instance_group[0].kind = pb.ModelInstanceGroup.KIND_CPU
+    _write_config(folder, config)
+
+
+def _write_config(folder: Path, config: Any) -> None:
     from google.protobuf import text_format
 
-    config = python_config(folder.name, parameters)
     text = text_format.MessageToString(config, as_utf8=True)
     (folder / CONFIG).write_text(text, encoding="utf-8")
-    _write_warmup(folder / "warmup")
     if read(folder) != config:
         raise TunelineError(f"{folder / CONFIG} does not read back as it was written", hint="Report this with the model's manifest.json.")
 
@@ -77,12 +97,13 @@ def python_config(name: str, parameters: Mapping[str, str]) -> Any:
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_AUTO)
     for key, value in parameters.items():
         config.parameters[key].string_value = value
-    _add_warmup(config, pb)
     return config
 
 
-def _add_warmup(config: Any, pb: Any) -> None:
+def _add_warmup(config: Any) -> None:
     """One short request before the model counts as ready: the first one pays for lazy initialisation."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
     warmup = config.model_warmup.add(name="hello", batch_size=1, count=1)
     for name in ("text_input", "max_tokens"):
         kind, dims = INPUTS[name]

@@ -1,11 +1,17 @@
-"""The proof: a real Triton server loads the package and answers golden prompts as transformers does from the model before packaging."""
+"""The proof: a real Triton server loads the package and answers golden prompts as transformers does from the model before packaging.
+
+They are asked over HTTP, over gRPC and streamed, by one client and by several at once.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
+import queue
+import time
 import urllib.error
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +21,10 @@ from components.common.errors import TunelineError
 from components.common.models import Model
 from components.common.progress import Reporter
 from components.triton_packaging.config import TritonPackagingConfig
-from components.triton_packaging.server import Server, get_json, running_server
+from components.triton_packaging.pbtxt import stream_name
+from components.triton_packaging.server import Server, children, get_json, memory, running_server
+
+CLIENTS = (1, 8)
 
 
 class ProofError(TunelineError):
@@ -42,16 +51,23 @@ class Answer:
 
     text: str
     prompt_tokens: int
+    completion_tokens: int
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proven. `answers` holds, for each golden prompt, the common answer and how it matched: "exact" or "rounding"."""
+    """What was proven. `answers` holds, for each golden prompt, the common answer and how it matched: "exact" or "rounding".
+
+    `tokens_per_second` has a figure for each number of clients. They are few and short requests: a sign of life, no benchmark.
+    `memory_mib` is what the server and its stubs hold after them.
+    """
 
     server_version: str
     ready_seconds: float
     golden_prompts: int
     matched: int
+    tokens_per_second: dict[str, float]
+    memory_mib: dict[str, int]
     dtype: str
     answers: list[dict[str, Any]]
 
@@ -67,11 +83,18 @@ def prove(model: Model, repository: Path, config: TritonPackagingConfig, dtype: 
     references = answer_before(model, config, dtype, seed, reporter)
     reporter.step("loading the package in Triton")
     with running_server(
-        repository, models=[config.model_name], log=log, ready_timeout=config.ready_timeout_seconds, reporter=reporter
+        repository,
+        models=[config.model_name, stream_name(config.model_name)],
+        log=log,
+        ready_timeout=config.ready_timeout_seconds,
+        reporter=reporter,
     ) as server:
         reporter.step("asking Triton")
-        answers = _ask_all(server, config, references, reporter)
-    return Proof(server.version, round(server.ready_seconds, 1), len(references), len(answers), dtype, answers)
+        speeds = {}
+        for clients in CLIENTS:
+            answers, speeds[str(clients)] = _ask_all(server, config, references, clients, reporter)
+        used = {"server": memory(server.pid), "stubs": sum(map(memory, children(server.pid)))}
+    return Proof(server.version, round(server.ready_seconds, 1), len(references), len(answers), speeds, used, dtype, answers)
 
 
 def answer_before(model: Model, config: TritonPackagingConfig, dtype: str, seed: int, reporter: Reporter) -> list[Reference]:
@@ -118,15 +141,22 @@ def is_close(logits: Any) -> bool:
     return best - second <= 2 * spacing * max(abs(best), abs(second))
 
 
-def _ask_all(server: Server, config: TritonPackagingConfig, references: Sequence[Reference], reporter: Reporter) -> list[dict[str, Any]]:
-    answers = []
-    for done, reference in enumerate(references, 1):
-        matches = [compare(reference, over, ask(server, config, reference.prompt)) for over, ask in PROTOCOLS.items()]
-        answers.append(
-            {"prompt": reference.prompt, "text": reference.text, "prompt_tokens": reference.prompt_tokens, "match": max(matches)}
-        )
-        reporter.progress(done, len(references), "prompts")
-    return answers
+def _ask_all(
+    server: Server, config: TritonPackagingConfig, references: Sequence[Reference], clients: int, reporter: Reporter
+) -> tuple[list[dict[str, Any]], float]:
+    """Every prompt over every protocol, so many at a time. What was answered, and how many tokens came in a second."""
+    asked = [(reference, over) for reference in references for over in PROTOCOLS]
+    matches: dict[str, str] = {}
+    tokens, began = 0, time.monotonic()
+    with ThreadPoolExecutor(clients) as pool:
+        coming = pool.map(lambda one: PROTOCOLS[one[1]](server, config, one[0].prompt), asked)
+        for (reference, over), answer in zip(asked, coming, strict=True):
+            matches[reference.prompt] = max(matches.get(reference.prompt, ""), compare(reference, over, answer))
+            tokens += answer.completion_tokens
+            reporter.progress(len(matches), len(references), "prompts")
+    seconds = time.monotonic() - began
+    answers = [{"prompt": r.prompt, "text": r.text, "prompt_tokens": r.prompt_tokens, "match": matches[r.prompt]} for r in references]
+    return answers, round(tokens / seconds, 1)
 
 
 def compare(reference: Reference, protocol: str, answer: Answer) -> str:
@@ -152,14 +182,48 @@ def ask_http(server: Server, config: TritonPackagingConfig, prompt: str) -> Answ
         answer = get_json(f"{server.http_url}/v2/models/{config.model_name}/generate", method="POST", body=body, timeout=600)
     except urllib.error.HTTPError as error:
         raise _refused("HTTP", prompt, error.read().decode("utf-8", errors="replace")) from None
-    return Answer(answer["text_output"], int(answer["prompt_tokens"]))
+    return Answer(answer["text_output"], int(answer["prompt_tokens"]), int(answer["completion_tokens"]))
 
 
 def ask_grpc(server: Server, config: TritonPackagingConfig, prompt: str) -> Answer:
     """A greedy answer through gRPC inference, with chat messages instead of a text."""
-    import numpy as np
     from tritonclient import grpc
     from tritonclient.utils import InferenceServerException
+
+    try:
+        with grpc.InferenceServerClient(server.grpc_url) as client:
+            result = client.infer(config.model_name, _inputs(config, prompt), client_timeout=600)
+    except InferenceServerException as error:
+        raise _refused("gRPC", prompt, str(error)) from None
+    return _answer([result])
+
+
+def ask_stream(server: Server, config: TritonPackagingConfig, prompt: str) -> Answer:
+    """A greedy answer streamed over gRPC."""
+    from tritonclient import grpc
+
+    came: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    results: list[Any] = []
+    with grpc.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(lambda result, error: came.put((result, error)))
+        client.async_stream_infer(stream_name(config.model_name), _inputs(config, prompt))
+        while not results or not results[-1].as_numpy("finish_reason")[0]:
+            result, error = came.get(timeout=600)
+            if error is not None:
+                raise _refused("a gRPC stream", prompt, str(error))
+            results.append(result)
+    return _answer(results)
+
+
+def _answer(results: Sequence[Any]) -> Answer:
+    """The answer of a response, or of a stream of them."""
+    text = "".join(result.as_numpy("text_output")[0].decode("utf-8") for result in results)
+    return Answer(text, *(int(results[-1].as_numpy(name)[0]) for name in ("prompt_tokens", "completion_tokens")))
+
+
+def _inputs(config: TritonPackagingConfig, prompt: str) -> list[Any]:
+    import numpy as np
+    from tritonclient import grpc
 
     messages = json.dumps([{"role": "user", "content": prompt}], ensure_ascii=False)
     values = {
@@ -169,16 +233,13 @@ def ask_grpc(server: Server, config: TritonPackagingConfig, prompt: str) -> Answ
     inputs = [grpc.InferInput(name, [1], kind) for name, (kind, _) in values.items()]
     for tensor, (_, value) in zip(inputs, values.values(), strict=True):
         tensor.set_data_from_numpy(value)
-    try:
-        with grpc.InferenceServerClient(server.grpc_url) as client:
-            result = client.infer(config.model_name, inputs, client_timeout=600)
-    except InferenceServerException as error:
-        raise _refused("gRPC", prompt, str(error)) from None
-    return Answer(result.as_numpy("text_output")[0].decode("utf-8"), int(result.as_numpy("prompt_tokens")[0]))
+    return inputs
 
 
 def _refused(protocol: str, prompt: str, said: str) -> ProofError:
     return ProofError(f"over {protocol} Triton refused the golden prompt {prompt!r}: {said}", hint="Check triton_packaging.golden_prompts.")
 
 
-PROTOCOLS: dict[str, Callable[[Server, TritonPackagingConfig, str], Answer]] = {"HTTP": ask_http, "gRPC": ask_grpc}
+PROTOCOLS: dict[str, Callable[[Server, TritonPackagingConfig, str], Answer]] = {
+    "HTTP": ask_http, "gRPC": ask_grpc, "a gRPC stream": ask_stream,
+}  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 from components.common import report
 from components.common.models import Model
 from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.pbtxt import stream_name
 from components.triton_packaging.proof import Proof
 
 
@@ -29,12 +30,17 @@ def render(model: Model, output: Path, config: TritonPackagingConfig, proven: Pr
 def _proof(proven: Proof | None, unproven: str | None) -> str:
     if proven is None:
         return report.paragraph(f"Not proven: {unproven}. An unproven package cannot be promoted.", "bad")
-    told = "A Triton server loaded this package, and its greedy answers over HTTP and gRPC are those of transformers before packaging."
+    told = (
+        "A Triton server loaded this package, and its greedy answers over HTTP and gRPC are those of transformers before packaging: "
+        "whole and streamed, to one client and to eight at once."
+    )
     figures = {
         "Triton": proven.server_version,
         "seconds to ready": proven.ready_seconds,
         "golden prompts": proven.golden_prompts,
         "matched": proven.matched,
+        **{f"tokens/s, {clients} client{'s' * (clients != '1')}": speed for clients, speed in proven.tokens_per_second.items()},
+        **{f"MiB, {who}": mib for who, mib in proven.memory_mib.items()},
         "arithmetic": proven.dtype,
     }
     return report.tiles(figures) + report.paragraph(told, "good")
@@ -50,9 +56,11 @@ def _answers(proven: Proof | None) -> str:
 def _usage(config: TritonPackagingConfig) -> str:
     body = json.dumps({"text_input": config.golden_prompts[0], "max_tokens": 64}, ensure_ascii=False).replace("'", "'\\''")
     lines = ["tuneline serve REPOSITORY", f"curl -d '{body}' http://127.0.0.1:8000/v2/models/{config.model_name}/generate"]
+    lines.append(f"curl -N -d '{body}' http://127.0.0.1:8000/v2/models/{stream_name(config.model_name)}/generate_stream")
     return f"<pre>{escape(chr(10).join(lines))}</pre>"
 
 
 def _files(output: Path, config: TritonPackagingConfig) -> str:
-    files = sorted(p for p in (output / config.model_name).rglob("*") if p.is_file())
+    folders = [output / config.model_name, output / stream_name(config.model_name)]
+    files = sorted(p for folder in folders for p in folder.rglob("*") if p.is_file())
     return report.table(["file", "bytes"], [[p.relative_to(output).as_posix(), p.stat().st_size] for p in files])

@@ -14,7 +14,7 @@ from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError, UsageError
 from components.common.jobs import private_folder
 from components.common.progress import Reporter
-from components.triton_packaging.pbtxt import CONFIG
+from components.triton_packaging.pbtxt import CONFIG, stream_name
 from components.triton_packaging.server import Server, running_server
 
 
@@ -39,7 +39,7 @@ def serve(
     artifact = verified(repository)
     with private_folder(Path(tempfile.gettempdir()), "tuneline-serve", mode=0o700) as work, _until_signal():
         server_log = log or work / "triton.log"
-        names = [str(artifact.manifest.summary["model_name"])]
+        names = model_names(artifact)
         with running_server(
             repository, models=names, log=server_log, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port,
             host=host, ready_timeout=ready_timeout, reporter=reporter,
@@ -59,13 +59,19 @@ def verified(repository: Path) -> Artifact:
         )
     artifact = artifacts.read(repository, "repository")
     known = {file.path for file in artifact.manifest.files}
-    folder = repository / str(artifact.manifest.summary["model_name"])
-    for path in sorted(p for p in folder.rglob("*") if not p.is_dir()):
+    present = [path for name in model_names(artifact) for path in (repository / name).rglob("*")]
+    for path in sorted(p for p in present if not p.is_dir()):
         if path.relative_to(repository).as_posix() not in known:
             raise ArtifactDamagedError(
                 f"{path.relative_to(repository)} was added to the repository in {repository}", hint="Remove it, or package the model again."
             )
     return artifact
+
+
+def model_names(artifact: Artifact) -> list[str]:
+    """The models of a package: the one that answers, and the one that streams, which older packages do not have."""
+    name = str(artifact.manifest.summary["model_name"])
+    return [found for found in (name, stream_name(name)) if (artifact.path / found / CONFIG).exists()]
 
 
 class _Stopped(BaseException):

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from components.common import process
 from components.common.errors import EXIT_USAGE, EngineMissingError, TunelineError
 from components.common.jobs import private_folder
@@ -127,6 +129,16 @@ def running_server(
             guard.wait()
             _remove_shared_memory(prefix)
             process.keep_in_step_log(log)
+
+
+def memory(pid: int) -> int:
+    """What a process holds in memory, in MiB."""
+    return int(psutil.Process(pid).memory_info().rss) >> 20
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a server started: one stub a model."""
+    return [child.pid for child in psutil.Process(pid).children()]
 
 
 def _command(repository: Path, backends: Path, models: Sequence[str], host: str, ports: tuple[int, int, int], prefix: str) -> list[str]:

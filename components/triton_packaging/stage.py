@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from components.triton_packaging.proof import Proof
 
 STAGE = "triton_packaging"
 VERSION = "1"
-MODEL_PY = Path(__file__).parent / "python_backend" / "model.py"
+BACKEND = Path(__file__).parent / "python_backend"
+# The files of the two models, and what they are called in the package: Triton wants a model.py.
+ENGINE_FILES = {name: name for name in ("model.py", "request.py", "generation.py", "text.py", "wire.py")}
+STREAM_FILES = {"stream.py": "model.py", "wire.py": "wire.py"}
 
 
 def package(
@@ -26,9 +30,9 @@ def package(
 ) -> Artifact:
     """Write a Triton model repository for `model` into `output`, prove it, and publish it as an artifact of kind repository.
 
-    The payload is everything under <model_name>/; report.html and proof.json are not. Where no Triton can run, the package is made all
-    the same, its summary's `proof` is null and `unproven_because` says why. Raises InputError for an adapter that cannot be merged,
-    ProofError when the server's answers differ from the model's, ModelLoadError when the server does not load the package.
+    The payload is everything under <model_name>/ and <model_name>_stream/; report.html and proof.json are not. Where no Triton can run,
+    the package is made all the same, its summary's `proof` is null and `unproven_because` says why. Raises InputError for an adapter that
+    cannot be merged, ProofError when the server's answers differ from the model's, ModelLoadError when the server does not load it.
     """
     unproven = _unproven(config)
     key = _key(model, config, seed, unproven)
@@ -67,18 +71,30 @@ def _key(model: Model, config: TritonPackagingConfig, seed: int, unproven: str |
 
 
 def write_repository(model: Model, output: Path, config: TritonPackagingConfig, dtype: str) -> Path:
-    """Write <output>/<model_name>/ with config.pbtxt, the model's code and its weights. Returns that folder."""
+    """Write <output>/<model_name>/ with config.pbtxt, the model's code and its weights, and <output>/<model_name>_stream/, which streams
+    its answers. Returns the first folder."""
     folder = output / config.model_name
     version = folder / VERSION
     weights.write_weights(model, version / "weights", dtype)
-    shutil.copyfile(MODEL_PY, version / "model.py")
-    pbtxt.write(folder, {**_limits(version / "weights", config), "threads": str(config.threads), "dtype": dtype, **_lineage(model)})
+    _copy(ENGINE_FILES, version)
+    parameters = {**_limits(version / "weights", config), "threads": str(config.threads), "dtype": dtype}
+    pbtxt.write(folder, {**parameters, **_lineage(model)})
+    stream = output / pbtxt.stream_name(config.model_name)
+    _copy(STREAM_FILES, stream / VERSION)
+    pbtxt.write_stream(stream, config.model_name, _lineage(model))
     weights.make_readable(folder)
+    weights.make_readable(stream)
     return folder
 
 
+def _copy(files: Mapping[str, str], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, called in files.items():
+        shutil.copyfile(BACKEND / name, folder / called)
+
+
 def _limits(folder: Path, config: TritonPackagingConfig) -> dict[str, str]:
-    """What a request may ask for, in tokens, held within the model's context."""
+    """What a request may ask for, in tokens, held within the model's context, and how much is computed at once."""
     context = weights.context_tokens(folder, config.max_prompt_tokens + config.max_tokens)
     if context < 2:
         raise ConfigurationError(f"the model's context is {context} tokens", hint="Correct max_position_embeddings in its config.json.")
@@ -88,7 +104,11 @@ def _limits(folder: Path, config: TritonPackagingConfig) -> dict[str, str]:
         "max_prompt_tokens": min(config.max_prompt_tokens, within),
         "max_tokens": min(config.max_tokens, within),
         "default_max_tokens": min(config.default_max_tokens, config.max_tokens, within),
+        "slots": config.slots,
+        "max_queue": config.max_queue,
     }
+    longest = min(context, limits["max_prompt_tokens"] + limits["max_tokens"])
+    limits["cache_tokens"] = max(longest, config.cache_tokens or weights.cache_tokens(folder, longest * config.slots))
     return {name: str(value) for name, value in limits.items()}
 
 
@@ -119,7 +139,8 @@ def _prove(model: Model, output: Path, config: TritonPackagingConfig, dtype: str
     log = output / "triton.log"
     proven = proof.prove(model, output, config, dtype, seed=seed, log=log, reporter=reporter)
     log.unlink()
-    shutil.rmtree(output / config.model_name / VERSION / "__pycache__", ignore_errors=True)
+    for name in (config.model_name, pbtxt.stream_name(config.model_name)):
+        shutil.rmtree(output / name / VERSION / "__pycache__", ignore_errors=True)
     return proven
 
 
@@ -135,7 +156,7 @@ def _publish(
     return artifacts.publish(
         output,
         "repository",
-        payload=lambda path: path.startswith(f"{config.model_name}/"),
+        payload=lambda path: path.split("/")[0] in (config.model_name, pbtxt.stream_name(config.model_name)),
         inputs=[model.as_input()] if model.artifact is None else [model.as_input(), model.base.as_input()],
         config=config.model_dump(mode="json"),
         seed=seed,

@@ -12,6 +12,8 @@ from components.common import artifacts, models
 from components.common.errors import InputError
 from components.common.models import Model
 
+CACHE_BYTES, FLOAT32 = 1 << 30, 4  # the cache of a package that does not say
+
 # Where a model was loaded from is no property of it, and would give equal models unequal bytes.
 LOCAL_KEYS = ("_name_or_path", "name_or_path")
 
@@ -96,6 +98,17 @@ def context_tokens(folder: Path, otherwise: int) -> int:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = config.get("text_config", config)
     return int(config.get("max_position_embeddings") or config.get("n_positions") or otherwise)
+
+
+def cache_tokens(folder: Path, wanted: int) -> int:
+    """As many of the wanted tokens as CACHE_BYTES hold the keys and values of, in float32."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config.get("text_config", config)
+    heads = config.get("num_attention_heads") or config.get("n_head") or 1
+    width = config.get("head_dim") or (config.get("hidden_size") or config.get("n_embd") or 1) // heads
+    layers = config.get("num_hidden_layers") or config.get("n_layer") or 1
+    a_token = 2 * layers * (config.get("num_key_value_heads") or heads) * width * FLOAT32
+    return int(min(wanted, CACHE_BYTES // a_token))
 
 
 def make_readable(folder: Path) -> None:

@@ -17,6 +17,7 @@ from components.triton_packaging.server import Server, running_server
 from components.triton_packaging.stage import package
 from tests.tiny import tiny_model
 
+CAPACITY = 24  # requests the served model takes: 16 computed together and 8 waiting
 PROMPTS = ["What is a list?", "Name the fox.", "Grüße, 你好", "0123456789"]
 
 
@@ -68,14 +69,14 @@ def quick() -> TritonPackagingConfig:
 @pytest.fixture(scope="session")
 def proven(tiny_adapted: Model, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The adapted tiny model, packaged and proven in a real server."""
-    config = TritonPackagingConfig(model_name="tiny", golden_prompts=PROMPTS, golden_max_tokens=12, max_tokens=64)
+    config = TritonPackagingConfig(model_name="tiny", golden_prompts=PROMPTS, golden_max_tokens=12, max_tokens=64, max_queue=CAPACITY - 16)
     return package(tiny_adapted, tmp_path_factory.mktemp("package") / "repository", config, seed=1, reporter=Silent())
 
 
 @pytest.fixture(scope="session")
 def served(proven: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A real server with the proven package."""
-    with running_server(proven.path, models=["tiny"], log=tmp_path_factory.mktemp("served") / "triton.log") as server:
+    with running_server(proven.path, models=["tiny", "tiny_stream"], log=tmp_path_factory.mktemp("served") / "triton.log") as server:
         yield server
 
 

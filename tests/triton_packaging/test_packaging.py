@@ -98,7 +98,7 @@ def test_packaging_twice_gives_equal_bytes_that_name_no_place(tiny_adapted: Mode
 def test_reports_and_proofs_are_no_payload(tiny_base: Model, tmp_path: Path, quick: TritonPackagingConfig) -> None:
     made = pack(tiny_base, tmp_path / "out", quick)
     assert {f.path for f in made.manifest.files if not f.payload} == {"proof.json", "report.html"}
-    assert all(f.path.startswith("tuneline/") for f in made.manifest.files if f.payload)
+    assert all(f.path.startswith(("tuneline/", "tuneline_stream/")) for f in made.manifest.files if f.payload)
 
 
 def test_another_user_may_read_every_file(tiny_adapted: Model, tmp_path: Path, quick: TritonPackagingConfig) -> None:

@@ -15,28 +15,28 @@ ROUNDED = Reference("Q", 5, "one two", ["", "one", "one two"], [False, True])
 
 
 def test_an_equal_answer_is_exact() -> None:
-    assert compare(EXACT, "HTTP", Answer("one two", 5)) == "exact"
+    assert compare(EXACT, "HTTP", Answer("one two", 5, 2)) == "exact"
 
 
 def test_another_answer_is_told_with_the_prompt_and_both_answers() -> None:
     with pytest.raises(ProofError, match=r"gRPC(?s:.*)'Q'(?s:.*)one two(?s:.*)one too"):
-        compare(EXACT, "gRPC", Answer("one too", 5))
+        compare(EXACT, "gRPC", Answer("one too", 5, 2))
 
 
 def test_a_lost_chat_template_is_seen_in_the_prompt_tokens() -> None:
     with pytest.raises(ProofError, match="Triton counted 2"):
-        compare(EXACT, "HTTP", Answer("one two", 2))
+        compare(EXACT, "HTTP", Answer("one two", 2, 2))
 
 
 def test_a_token_that_rounding_could_have_chosen_is_no_failure_but_one_before_it_is() -> None:
-    assert compare(ROUNDED, "HTTP", Answer("one too", 5)) == "rounding"
+    assert compare(ROUNDED, "HTTP", Answer("one too", 5, 2)) == "rounding"
     with pytest.raises(ProofError):
-        compare(ROUNDED, "HTTP", Answer("ane two", 5))
+        compare(ROUNDED, "HTTP", Answer("ane two", 5, 2))
 
 
 def test_an_answer_that_goes_on_after_the_reference_ended_is_a_failure() -> None:
     with pytest.raises(ProofError):
-        compare(ROUNDED, "HTTP", Answer("one two three", 5))
+        compare(ROUNDED, "HTTP", Answer("one two three", 5, 2))
 
 
 def test_logits_are_close_within_what_bfloat16_tells_apart() -> None:

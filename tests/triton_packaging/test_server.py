@@ -50,7 +50,10 @@ def ask(served: Server) -> Ask:
 
 def test_a_package_is_proven_by_a_real_server(proven: Artifact) -> None:
     proof = proven.manifest.summary["proof"]
-    assert set(proof) == {"server_version", "ready_seconds", "golden_prompts", "matched"}
+    assert set(proof) == {"server_version", "ready_seconds", "golden_prompts", "matched", "tokens_per_second", "memory_mib"}
+    assert set(proof["tokens_per_second"]) == {"1", "8"}
+    assert all(speed > 0 for speed in proof["tokens_per_second"].values())
+    assert proof["memory_mib"]["stubs"] > proof["memory_mib"]["server"] > 10
     assert (proof["server_version"], proof["golden_prompts"], proof["matched"]) == ("2.51.0", 4, 4)
     assert proof["ready_seconds"] > 0
     assert not list(proven.path.rglob("__pycache__"))

@@ -1,162 +1,231 @@
-"""Triton python backend model: a causal language model answered by transformers.
+"""Triton python backend model: a causal language model answered by transformers, many requests at once.
 
-Self-contained: it is copied into the model repository as <model>/<version>/model.py with its weights beside it in `weights/`, and
-imports only numpy, torch, transformers and Triton's own utilities. Its limits are parameters of config.pbtxt.
+Self-contained: this folder's files are copied into the model repository beside the weights in `weights/`, and import only numpy, torch,
+transformers and Triton's own utilities. Limits and room are parameters of config.pbtxt.
 
 A request brings `text_input` (one user message, or raw text with apply_chat_template false) or `messages` (a JSON list of
 {"role", "content"}), and may bring max_tokens, temperature, top_p, top_k, seed and stop. Without a temperature, or at 0, the answer is
 greedy. It gets text_output, finish_reason ("stop" or "length"), prompt_tokens and completion_tokens (the end token counted).
-Every input is checked here, because the server checks only types and shapes; a client's fault is answered with INVALID_ARG.
+
+This model gives whole answers. The package's second model streams: it reaches this one through a local socket, so that the weights are
+loaded once. Triton lets one model do only one of the two.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import locale
-import math
 import os
 import secrets
-import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+import socket
+import struct
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 locale.setlocale(locale.LC_CTYPE, "C.UTF-8")  # the stub starts in ASCII, and libraries open their text files in the locale's encoding
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402
 
-ROLES = ("system", "user", "assistant", "tool")
-# No tokenizer needs this many characters for one token on real text; a longer request is refused before it is tokenized.
-CHARACTERS_PER_TOKEN = 64
-MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
+from .generation import Batched, OneByOne, Room, Way  # noqa: E402
+from .request import Fields, Limits, read  # noqa: E402
+from .text import TextStream  # noqa: E402
+from .wire import (  # noqa: E402
+    FINAL,
+    LOOK_SECONDS,
+    BusyError,
+    CancelledError,
+    Piece,
+    RefusedError,
+    fields_of,
+    refusal,
+    refused,
+    response,
+)
 
-
-class ClientError(Exception):
-    """The request is at fault; the message is what the client reads."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a request may ask for, in tokens."""
-
-    max_prompt_tokens: int
-    max_tokens: int
-    default_max_tokens: int
-    context: int
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the answer's tokens are chosen. Temperature 0 is greedy."""
-
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    stop: tuple[str, ...]
+LONGEST_LINE = 1 << 26  # bytes of a request on the socket; the server holds clients to less
+DRAIN_SECONDS = 30.0
 
 
 class TritonPythonModel:
-    """The name and the methods that Triton's python backend asks for."""
+    """The name and the methods that Triton's python backend asks for.
+
+    One event loop in a thread of its own holds everything but the computing; `execute` only hands requests over to it.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the weights beside this file onto the instance's device."""
         parameters = {name: value["string_value"] for name, value in json.loads(args["model_config"])["parameters"].items()}
-        weights = Path(args["model_repository"]) / args["model_version"] / "weights"
-        self.device = device_of(args)
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        if self.device.type == "cpu":
-            torch.set_num_threads(threads(int(parameters["threads"])))
-        dtype = getattr(torch, parameters["dtype"]) if self.device.type == "cuda" else torch.float32
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(weights, trust_remote_code=False)
-        model = transformers.AutoModelForCausalLM.from_pretrained(weights, dtype=dtype, trust_remote_code=False, use_safetensors=True)
-        self.model = model.to(self.device).eval()
         names = ("max_prompt_tokens", "max_tokens", "default_max_tokens", "context")
         self.limits = Limits(**{name: int(parameters[name]) for name in names})
+        self.room = Room(int(parameters["slots"]), int(parameters["cache_tokens"]))
+        self.most = self.room.slots + int(parameters["max_queue"])
+        self.jobs: dict[asyncio.Task[None], Any] = {}
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, name="requests", daemon=True).start()
+        self._load(args, parameters)
+        self.address = f"tuneline-{secrets.token_hex(16)}"
+        self.server = self._run(asyncio.start_unix_server(self._stream, f"\0{self.address}", limit=LONGEST_LINE))
+        asyncio.run_coroutine_threadsafe(self._watch(), self.loop)
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer each request; a fault of one is its own answer and no other's."""
-        return [self._respond(request) for request in requests]
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Take the requests in. Their answers are sent when they are ready, each through its request's own sender."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                if "stream_address" in request.parameters():  # the streaming model asks where to find us
+                    sender.send(response(Piece(self.address, "", 0, 0)), flags=FINAL)
+                else:
+                    self.loop.call_soon_threadsafe(self._begin, fields_of(request), sender)
+            except RefusedError as error:
+                sender.send(refusal(error), flags=FINAL)
 
     def finalize(self) -> None:
-        """Let go of the weights."""
+        """Let answers under way end, then let go of the weights."""
+        with suppress(TimeoutError):
+            self._run(self._drain(), DRAIN_SECONDS)
+        for way in {self.many, self.one}:
+            way.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
         del self.model
 
-    def _respond(self, request: Any) -> Any:
-        try:
-            return pb_utils.InferenceResponse(output_tensors=self._answer(request))
-        except ClientError as error:
-            fault = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
-        except Exception as error:
-            pb_utils.Logger.log_error(traceback.format_exc())
-            fault = pb_utils.TritonError(
-                f"internal error: {type(error).__name__}; the server's log has the details", pb_utils.TritonError.INTERNAL
-            )
-        return pb_utils.InferenceResponse(error=fault)
-
-    def _answer(self, request: Any) -> list[Any]:
-        sampling = read_sampling(request, self.limits)
-        prompt = self._tokenize(read_prompt(request, self.tokenizer, self.limits))
-        room = min(self.limits.default_max_tokens, self.limits.context - len(prompt))
-        max_tokens = sampling.max_tokens or room
-        if len(prompt) + max_tokens > self.limits.context:
-            raise ClientError(
-                f"the prompt's {len(prompt)} tokens and max_tokens {max_tokens} exceed the model's context of {self.limits.context} tokens"
-            )
-        completion = self._generate(prompt, max_tokens, sampling)
-        text, stopped = cut(self.tokenizer.decode(completion, skip_special_tokens=True), sampling.stop)
-        ended = stopped or (bool(completion) and completion[-1] in self._end_tokens())
-        return [
-            string_tensor("text_output", text),
-            string_tensor("finish_reason", "stop" if ended else "length"),
-            pb_utils.Tensor("prompt_tokens", np.array([len(prompt)], dtype=np.int32)),
-            pb_utils.Tensor("completion_tokens", np.array([len(completion)], dtype=np.int32)),
-        ]
-
-    def _tokenize(self, text: str) -> list[int]:
-        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        limit = min(self.limits.max_prompt_tokens, self.limits.context - 1)
-        if not ids:
-            raise ClientError("the prompt is empty")
-        if len(ids) > limit:
-            raise ClientError(f"the prompt has {len(ids)} tokens; at most {limit} are allowed")
-        return ids
-
-    @torch.inference_mode()  # type: ignore[untyped-decorator] # torch is skipped
-    def _generate(self, prompt: list[int], max_tokens: int, sampling: Sampling) -> list[int]:
-        """The tokens after the prompt. The global random state is seeded for this request alone: requests run one at a time."""
-        ids = torch.tensor([prompt], device=self.device)
-        how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        if sampling.temperature > 0:
-            how = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-            torch.manual_seed(sampling.seed)
-        if sampling.stop:
-            how["stopping_criteria"] = transformers.StoppingCriteriaList([StopAt(self.tokenizer, len(prompt), sampling.stop)])
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
-        out = self.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, pad_token_id=pad, **how)
-        return [int(token) for token in out[0, len(prompt) :]]
-
-    def _end_tokens(self) -> tuple[int, ...]:
+    def _load(self, args: dict[str, str], parameters: dict[str, str]) -> None:
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        weights, device = Path(args["model_repository"]) / args["model_version"] / "weights", device_of(args)
+        if device.type == "cpu":
+            torch.set_num_threads(threads(int(parameters["threads"])))
+        dtype = getattr(torch, parameters["dtype"]) if device.type == "cuda" else torch.float32
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(weights, trust_remote_code=False)
+        model = transformers.AutoModelForCausalLM.from_pretrained(weights, dtype=dtype, trust_remote_code=False, use_safetensors=True)
+        self.model = model.to(device).eval()
         ends = self.model.generation_config.eos_token_id
-        return tuple(ends) if isinstance(ends, list) else (ends,)
+        self.ends = frozenset(ends if isinstance(ends, list) else [ends])
+        pad = self.tokenizer.pad_token_id
+        self.one: Way = OneByOne(self.model, self.tokenizer.eos_token_id if pad is None else pad, self.loop)
+        self.many = self._batched()
+
+    def _batched(self) -> Way:
+        """The batch; where it cannot serve this model all requests are answered one by one, which the log says."""
+        try:
+            return Batched(self.model, self.room, self.loop)
+        except Exception as error:  # the manager raises whatever an architecture leads it to
+            pb_utils.Logger.log_warn(f"requests are answered one by one: no continuous batching for this model ({error})")
+            return self.one
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
+
+    def _begin(self, fields: Fields, sender: Any) -> None:
+        """Begin a whole answer."""
+        try:
+            self._job(self._whole(fields, sender), sender)
+        except BusyError as error:
+            sender.send(refusal(error), flags=FINAL)
+
+    def _job(self, answering: Coroutine[Any, Any, None], sender: Any) -> asyncio.Task[None]:
+        """An answer under way, if there is room for one more. Without a sender its connection tells when its client has gone."""
+        if len(self.jobs) >= self.most:
+            answering.close()
+            raise BusyError(f"{self.most} requests are being answered or wait for it, which is the most; ask again later")
+        task = self.loop.create_task(answering)
+        self.jobs[task] = sender
+        task.add_done_callback(self.jobs.pop)
+        return task
+
+    async def _whole(self, fields: Fields, sender: Any) -> None:
+        try:
+            pieces = [piece async for piece in self._pieces(fields, each=False)]
+            last = pieces[-1]
+            text = "".join(piece.text for piece in pieces)
+            answer = response(Piece(text, last.finish_reason, last.prompt_tokens, last.completion_tokens))
+        except asyncio.CancelledError:
+            answer = refusal(CancelledError("the request was cancelled"))
+        except Exception as error:
+            answer = refusal(error)
+        self._send_last(answer, sender)
+
+    def _send_last(self, answer: Any, sender: Any) -> None:
+        """Asking a sender whether its client has gone, after the last response or at the same time, crashes the whole server: this and
+        `_watch` run in the event loop's thread, and none looks at a sender that is done."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.jobs[task] = None
+        sender.send(answer, flags=FINAL)
+
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request of the streaming model; when that hangs up, its client has gone."""
+        if peer_uid(writer) != os.getuid():
+            writer.close()
+            return
+        fields = json.loads(await reader.readline())
+        try:
+            answer = self._job(self._send_pieces(fields, writer), None)
+        except BusyError as error:
+            await send_line(writer, {"code": error.code, "error": str(error)})
+        else:
+            gone = self.loop.create_task(reader.read(1))
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            answer.cancel()
+            gone.cancel()
+        writer.close()
+
+    async def _send_pieces(self, fields: Fields, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with aclosing(self._pieces(fields, each=True)) as pieces:
+                async for piece in pieces:
+                    await send_line(writer, vars(piece))
+        except ConnectionError:
+            return
+        except Exception as error:
+            told = refused(error)
+            await send_line(writer, {"code": told.code, "error": str(told)})
+
+    async def _pieces(self, fields: Fields, *, each: bool) -> AsyncGenerator[Piece, None]:
+        """The answer's pieces, the last with a finish reason. Closing it, or cancelling its task, frees the slot at once."""
+        asked = read(fields, self.tokenizer, self.limits)
+        way = self.one if asked.temperature > 0 else self.many
+        text, last = TextStream(self.tokenizer, asked.stop), -1
+        async with aclosing(way.tokens(asked, each=each or bool(asked.stop))) as answer:
+            async for tokens in answer:
+                ready, last = text.feed(tokens), tokens[-1] if tokens else last
+                if text.stopped:
+                    break
+                if ready:
+                    yield Piece(ready, "", len(asked.prompt), text.tokens)
+                    ready = ""
+        end = ready + text.rest()
+        yield Piece(end, "stop" if text.stopped or last in self.ends else "length", len(asked.prompt), text.tokens)
+
+    async def _watch(self) -> None:
+        """End the answers whose clients have gone."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for task, sender in self.jobs.items():
+                if sender is not None and sender.is_cancelled():
+                    task.cancel()
+
+    async def _drain(self) -> None:
+        self.server.close()
+        while self.jobs:
+            await asyncio.sleep(0.05)
 
 
-class StopAt(transformers.StoppingCriteria):  # type: ignore[misc] # transformers is untyped
-    """Stops as soon as the answer holds one of the stop strings, however its tokens cut it."""
+async def send_line(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    """One message to the streaming model."""
+    writer.write(json.dumps(message).encode("ascii") + b"\n")
+    await writer.drain()
 
-    def __init__(self, tokenizer: Any, prompt_length: int, stop: tuple[str, ...]) -> None:
-        self._tokenizer, self._from, self._stop = tokenizer, prompt_length, stop
 
-    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-        text = self._tokenizer.decode(input_ids[0, self._from :], skip_special_tokens=True)
-        done = any(stop in text for stop in self._stop)
-        return torch.full((input_ids.shape[0],), done, device=input_ids.device, dtype=torch.bool)
+def peer_uid(writer: asyncio.StreamWriter) -> int:
+    """Who is at the other end of a local socket."""
+    peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", peer)[1])
 
 
 def device_of(args: dict[str, str]) -> torch.device:
@@ -169,119 +238,3 @@ def device_of(args: dict[str, str]) -> torch.device:
 def threads(configured: int) -> int:
     """TUNELINE_THREADS, else the package's own number, else the cores this process may use: a container's, not the machine's."""
     return int(os.environ.get("TUNELINE_THREADS") or configured or len(os.sched_getaffinity(0)))
-
-
-def read_prompt(request: Any, tokenizer: Any, limits: Limits) -> str:
-    """The text the model continues: the conversation in the model's template, or the raw text when the request says so."""
-    text, messages = strings(request, "text_input"), strings(request, "messages")
-    if (text is None) == (messages is None):
-        raise ClientError("give either text_input or messages" + ("" if text is None else ", not both"))
-    given = one("text_input", text) if text is not None else one("messages", messages or [])
-    longest = limits.max_prompt_tokens * CHARACTERS_PER_TOKEN
-    if len(given) > longest:
-        raise ClientError(f"the prompt has {len(given)} characters; at most {longest} are allowed")
-    conversation = [{"role": "user", "content": given}] if text is not None else conversation_of(given)
-    wrap = scalar(request, "apply_chat_template")
-    if wrap is not None and not wrap:
-        if text is None:
-            raise ClientError("messages need the chat template: leave apply_chat_template out, or give text_input")
-        return given
-    if text is not None and not given.strip():
-        raise ClientError("text_input is empty")
-    try:
-        return str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # a template refuses a conversation by raising whatever it likes
-        raise ClientError(f"the model's chat template refuses these messages: {error}") from None
-
-
-def conversation_of(given: str) -> list[dict[str, str]]:
-    """The messages of a JSON list, checked."""
-    try:
-        messages = json.loads(given)
-    except (ValueError, RecursionError) as error:
-        raise ClientError(f"messages is not JSON: {error}") from None
-    if not isinstance(messages, list) or not messages:
-        raise ClientError('messages must be a JSON list such as [{"role": "user", "content": "Hello"}]')
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in ROLES or not isinstance(message.get("content"), str):
-            raise ClientError(f"messages[{number}] must have a role ({', '.join(ROLES)}) and a text as content")
-    if messages[-1]["role"] == "assistant":
-        raise ClientError("the last message is the assistant's: there is nothing to answer")
-    return messages
-
-
-def read_sampling(request: Any, limits: Limits) -> Sampling:
-    """How the request wants its tokens chosen, every value checked."""
-    temperature = ranged(request, "temperature", 0.0, 10.0, 0.0)
-    top_p = ranged(request, "top_p", 0.0, 1.0, 1.0)
-    if top_p == 0:
-        raise ClientError("top_p is 0; it must be above 0 and at most 1")
-    top_k = int(ranged(request, "top_k", 0, 2**31 - 1, 0))
-    max_tokens = scalar(request, "max_tokens")
-    if max_tokens is not None and not 1 <= max_tokens <= limits.max_tokens:
-        raise ClientError(f"max_tokens is {max_tokens}; it must be from 1 to {limits.max_tokens}")
-    seed = scalar(request, "seed")
-    if seed is not None and seed < 0:
-        raise ClientError(f"seed is {seed}; it must be from 0 to {2**63 - 1}")
-    chosen = secrets.randbits(63) if seed is None else int(seed)
-    return Sampling(max_tokens and int(max_tokens), temperature, top_p, top_k, chosen, read_stops(request))
-
-
-def read_stops(request: Any) -> tuple[str, ...]:
-    """The stop strings of a request."""
-    stops = strings(request, "stop") or []
-    if len(stops) > MAX_STOPS:
-        raise ClientError(f"{len(stops)} stop strings; at most {MAX_STOPS} are allowed")
-    if any(not 1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
-        raise ClientError(f"a stop string must have from 1 to {MAX_STOP_CHARACTERS} characters")
-    return tuple(stops)
-
-
-def ranged(request: Any, name: str, low: float, high: float, default: float) -> float:
-    """A number of the request within [low, high], or the default where it brings none."""
-    value = scalar(request, name)
-    if value is None:
-        return default
-    if not math.isfinite(value) or not low <= value <= high:
-        raise ClientError(f"{name} is {value:g}; it must be from {low:g} to {high:g}")
-    return float(value)
-
-
-def scalar(request: Any, name: str) -> Any:
-    """The single value of a numeric input, or None where the request does not bring it."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    if tensor is None:
-        return None
-    values = tensor.as_numpy().reshape(-1)
-    if values.size != 1:
-        raise ClientError(f"{name} holds {values.size} values; give one")
-    return values[0].item()
-
-
-def strings(request: Any, name: str) -> list[str] | None:
-    """The texts of a string input, or None where the request does not bring it."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    if tensor is None:
-        return None
-    try:
-        return [bytes(value).decode("utf-8") for value in tensor.as_numpy().reshape(-1)]
-    except UnicodeDecodeError as error:
-        raise ClientError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
-
-
-def one(name: str, values: list[str]) -> str:
-    """The only text of an input."""
-    if len(values) != 1:
-        raise ClientError(f"{name} holds {len(values)} texts; give one")
-    return values[0]
-
-
-def cut(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
-    """The text before the first stop string in it, and whether there was one."""
-    places = [text.index(s) for s in stop if s in text]
-    return (text[: min(places)], True) if places else (text, False)
-
-
-def string_tensor(name: str, text: str) -> Any:
-    """A string output of shape [1]."""
-    return pb_utils.Tensor(name, np.array([text.encode("utf-8")], dtype=np.object_))
