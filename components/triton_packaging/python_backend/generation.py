@@ -1,14 +1,17 @@
-"""Two ways to tokens: greedy answers many at once, sampled ones one after the other so that a seed repeats them."""
+"""Two ways to tokens: greedy answers many at once; sampled ones one after the other, each with a random state of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import itertools
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -80,6 +83,11 @@ class Batched:
             if not finished:
                 self._manager.cancel_request(name)
 
+    def alone(self) -> AbstractContextManager[Any]:
+        """While this is entered the batch does not use the model, and what else uses it computes rightly: a forward pass beside one of
+        the manager's gives wrong scores, without an error. The batch stands still between two steps."""
+        return self._manager.pause() if self._manager.is_running() else nullcontext()
+
     def close(self) -> None:
         """See Way."""
         self._open = False
@@ -146,8 +154,21 @@ def try_manager(manager: Any) -> None:
     raise RuntimeError(f"no token in {TRIAL_SECONDS:.0f} seconds")
 
 
+def taking_turns(model: Any, alone: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """The same model, with the same weights, whose every forward pass waits for its turn."""
+    twin = copy.copy(model)
+
+    @functools.wraps(model.forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with alone():
+            return model.forward(*args, **kwargs)
+
+    twin.forward = forward
+    return twin
+
+
 class OneByOne:
-    """Answers by transformers' generate, one after the other: the global random state is seeded for one request alone."""
+    """Answers by transformers' generate, one after the other."""
 
     def __init__(self, model: Any, pad: int | None, loop: asyncio.AbstractEventLoop) -> None:
         self._model, self._pad, self._loop = model, pad, loop
@@ -176,14 +197,37 @@ class OneByOne:
     @torch.inference_mode()  # type: ignore[untyped-decorator] # torch is skipped
     def _generate(self, asked: Asked, give: Callable[[int], Any], stop: threading.Event) -> None:
         ids = torch.tensor([asked.prompt], device=self._model.device)
-        how = GREEDY
-        if asked.temperature > 0:
-            how = {"do_sample": True, "temperature": asked.temperature, "top_p": asked.top_p, "top_k": asked.top_k}
-            torch.manual_seed(asked.seed)
         self._model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=asked.max_tokens, pad_token_id=self._pad,
-            streamer=Given(give), stopping_criteria=transformers.StoppingCriteriaList([StopWhen(stop)]), **how,
+            streamer=Given(give), stopping_criteria=transformers.StoppingCriteriaList([StopWhen(stop)]),
+            logits_processor=drawing(asked, ids.device), **GREEDY,
         )  # fmt: skip
+
+
+def drawing(asked: Asked, device: Any) -> Any:
+    """What turns scores into the request's own choice of a token. Greedy requests need nothing."""
+    steps: list[Any] = []
+    if asked.temperature > 0:
+        steps.append(transformers.TemperatureLogitsWarper(asked.temperature))
+        if asked.top_k > 0:
+            steps.append(transformers.TopKLogitsWarper(asked.top_k))
+        if asked.top_p < 1:
+            steps.append(transformers.TopPLogitsWarper(asked.top_p))
+        steps.append(Drawn(asked.seed, device))
+    return transformers.LogitsProcessorList(steps)
+
+
+class Drawn(transformers.LogitsProcessor):  # type: ignore[misc] # transformers is untyped
+    """Draws the token by a random state of the request's own: the process has one for all threads, so a seed there repeats nothing while
+    others are answered. What is drawn is then the best of the scores."""
+
+    def __init__(self, seed: int, device: Any) -> None:
+        self._state = torch.Generator(device)
+        self._state.manual_seed(seed)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        drawn = torch.multinomial(torch.softmax(scores.float(), dim=-1), 1, generator=self._state)
+        return torch.full_like(scores, -math.inf).scatter_(1, drawn, 0.0)
 
 
 class Given(transformers.generation.BaseStreamer):  # type: ignore[misc] # transformers is untyped

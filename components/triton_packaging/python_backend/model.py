@@ -32,7 +32,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402
 
-from .generation import Batched, OneByOne, Room, Way  # noqa: E402
+from .generation import Batched, OneByOne, Room, Way, taking_turns  # noqa: E402
 from .request import Fields, Limits, read  # noqa: E402
 from .text import TextStream  # noqa: E402
 from .wire import (  # noqa: E402
@@ -107,16 +107,18 @@ class TritonPythonModel:
         ends = self.model.generation_config.eos_token_id
         self.ends = frozenset(ends if isinstance(ends, list) else [ends])
         pad = self.tokenizer.pad_token_id
-        self.one: Way = OneByOne(self.model, self.tokenizer.eos_token_id if pad is None else pad, self.loop)
-        self.many = self._batched()
+        batch = self._batched()
+        beside = taking_turns(self.model, batch.alone) if batch else self.model
+        self.one: Way = OneByOne(beside, self.tokenizer.eos_token_id if pad is None else pad, self.loop)
+        self.many: Way = batch or self.one
 
-    def _batched(self) -> Way:
-        """The batch; where it cannot serve this model all requests are answered one by one, which the log says."""
+    def _batched(self) -> Batched | None:
+        """The batch; None where it cannot serve this model. All requests are then answered one by one, which the log says."""
         try:
             return Batched(self.model, self.room, self.loop)
         except Exception as error:  # the manager raises whatever an architecture leads it to
             pb_utils.Logger.log_warn(f"requests are answered one by one: no continuous batching for this model ({error})")
-            return self.one
+            return None
 
     def _run(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
