@@ -69,7 +69,9 @@ def quick() -> TritonPackagingConfig:
 @pytest.fixture(scope="session")
 def proven(tiny_adapted: Model, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The adapted tiny model, packaged and proven in a real server."""
-    config = TritonPackagingConfig(model_name="tiny", golden_prompts=PROMPTS, golden_max_tokens=12, max_tokens=64, max_queue=CAPACITY - 16)
+    config = TritonPackagingConfig(
+        model_name="tiny", golden_prompts=PROMPTS, golden_max_tokens=12, max_tokens=1000, max_queue=CAPACITY - 16
+    )
     return package(tiny_adapted, tmp_path_factory.mktemp("package") / "repository", config, seed=1, reporter=Silent())
 
 

@@ -137,7 +137,7 @@ def test_a_stop_string_ends_the_answer_before_it(ask: Ask) -> None:
 
 
 def test_a_request_without_a_limit_gets_the_default_one(ask: Ask) -> None:
-    assert ask(text_input="Name the fox.")["completion_tokens"] <= 64
+    assert ask(text_input="Name the fox.")["completion_tokens"] <= 256
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_a_request_without_a_limit_gets_the_default_one(ask: Ask) -> None:
         ({"text_input": "", "apply_chat_template": False}, "the prompt is empty"),
         ({"text_input": "word " * 3000}, "at most 2047 are allowed"),
         ({"text_input": "a" * 140_000}, "characters; at most"),
-        ({"text_input": "a", "max_tokens": 0}, "max_tokens is 0; it must be from 1 to 64"),
-        ({"text_input": "a", "max_tokens": 65}, "max_tokens is 65; it must be from 1 to 64"),
+        ({"text_input": "a", "max_tokens": 0}, "max_tokens is 0; it must be from 1 to 1000"),
+        ({"text_input": "a", "max_tokens": 1001}, "max_tokens is 1001; it must be from 1 to 1000"),
         ({"text_input": "6" * 2000, "max_tokens": 64}, "exceed the model's context of 2048 tokens"),
         ({"text_input": "a", "temperature": -0.5}, "temperature is -0.5; it must be from 0 to 10"),
         ({"text_input": "a", "top_p": 0}, "top_p is 0"),

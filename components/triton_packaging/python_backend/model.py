@@ -71,7 +71,7 @@ class TritonPythonModel:
         self._load(args, parameters)
         self.address = f"tuneline-{secrets.token_hex(16)}"
         self.server = self._run(asyncio.start_unix_server(self._stream, f"\0{self.address}", limit=LONGEST_LINE))
-        asyncio.run_coroutine_threadsafe(self._watch(), self.loop)
+        self.watching = asyncio.run_coroutine_threadsafe(self._watch(), self.loop)
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Take the requests in. Their answers are sent when they are ready, each through its request's own sender."""
@@ -216,6 +216,7 @@ class TritonPythonModel:
         self.server.close()
         while self.jobs:
             await asyncio.sleep(0.05)
+        self.watching.cancel()
 
 
 async def send_line(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
