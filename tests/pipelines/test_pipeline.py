@@ -90,7 +90,8 @@ def test_the_packaged_model_is_served_over_http_and_grpc_until_it_is_asked_to_st
     try:
         assert server.stdout is not None
         ready = json.loads(server.stdout.readline())
-        [name] = ready["models"]
+        name, streaming = ready["models"]
+        assert streaming == f"{name}_stream"
         body = json.dumps({"text_input": "What opens a file in case 0?", "max_tokens": 4}).encode()
         with urllib.request.urlopen(f"{ready['http']}/v2/models/{name}/generate", body, timeout=60) as response:
             over_http = json.loads(response.read())

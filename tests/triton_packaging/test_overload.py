@@ -52,12 +52,24 @@ def full(server: Server) -> Iterator[Callable[[], None]]:
         streams = [stack.enter_context(open_stream(server, "tiny_stream", came, **SLOW)) for _ in range(CAPACITY)]
         _, error = came.get(timeout=60)
         assert error is None, error
+        assert filled(server), "not all streams were taken"
 
         def cancel() -> None:
             for client, _ in streams:
                 client.stop_stream(cancel_requests=True)
 
         yield cancel
+
+
+def filled(server: Server, seconds: float = 60.0) -> bool:
+    """Whether a request is refused within this time, because as many as are taken have arrived."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        status, answer = post(server, "tiny/generate", {**LONG, "max_tokens": 1})
+        if status != 200:
+            return "which is the most" in answer
+        time.sleep(0.02)
+    return False
 
 
 def freed(server: Server, seconds: float = 10.0) -> bool:
@@ -103,10 +115,7 @@ def test_a_client_that_hangs_up_a_generate_stream_frees_its_slots(served: Server
         clients = [stack.enter_context(socket.create_connection((served.host, served.http_port))) for _ in range(CAPACITY)]
         for client in clients:
             client.sendall(head + body)
-        until = time.monotonic() + 30
-        while (asked := post(served, "tiny/generate", {**LONG, "max_tokens": 1}))[0] == 200 and time.monotonic() < until:
-            time.sleep(0.02)
-        assert "which is the most" in asked[1]
+        assert filled(served)
     assert freed(served)
 
 

@@ -27,6 +27,10 @@ TRIAL_SECONDS = 300.0
 STOP_SECONDS = 20.0
 
 
+class SettingsError(Exception):
+    """The model's generation settings ask for what the batch leaves out."""
+
+
 @dataclass(frozen=True)
 class Room:
     """How much is computed at once: requests, and tokens in the cache that they share."""
@@ -120,7 +124,7 @@ class Batched:
 
 
 def make_manager(model: Any, room: Room) -> Any:
-    """The manager, not started. Raises NotImplementedError where it would leave out what the model's generation settings ask for."""
+    """The manager, not started. Raises SettingsError where it would leave out what the model's generation settings ask for."""
     settings = copy.deepcopy(model.generation_config)
     settings.update(**GREEDY)
     config = transformers.ContinuousBatchingConfig(
@@ -137,7 +141,7 @@ def make_manager(model: Any, room: Room) -> Any:
     manager = model.init_continuous_batching(settings, config)
     if manager.logit_processor.do_processing:
         kinds = ", ".join(type(processor).__name__ for processor in manager.logit_processor.logits_processor)
-        raise NotImplementedError(f"the model's generation settings need {kinds}")
+        raise SettingsError(f"the model's generation settings need {kinds}")
     return manager
 
 
