@@ -21,14 +21,19 @@ NO_VOLUME = (
 )
 
 
-def write(config: Customization, platform: Platform | None, output: Path, *, inputs: Iterable[Path] = ()) -> list[str]:
+PIPELINES = ("customization", "promotion")
+
+
+def write(
+    config: Customization, platform: Platform | None, output: Path, *, inputs: Iterable[Path] = (), pipeline: str = "customization"
+) -> list[str]:
     """Write the compiled pipeline: the same bytes for the same input, the whole file or none. Returns warnings worth reading.
 
     `inputs` are the files that were read. Raises ConfigurationError for a relative path, UsageError for a file that no tool would take
     for a pipeline, cannot be written, or holds something else than a pipeline, which is never overwritten.
     """
     _check(output, inputs)
-    outputs.write(output, compiled(config, platform))
+    outputs.write(output, compiled(config, platform, pipeline))
     return [NO_VOLUME] if platform is None else _outside(config, platform.volume.mount)
 
 
@@ -41,8 +46,8 @@ def _check(output: Path, inputs: Iterable[Path]) -> None:
         raise UsageError(f"{output} exists and is not a compiled pipeline", hint="Name another file with -o, or remove this one first.")
 
 
-def compiled(config: Customization, platform: Platform | None = None) -> str:
-    """The pipeline as YAML; what only Kubernetes knows follows in a second document."""
+def compiled(config: Customization, platform: Platform | None = None, pipeline: str = "customization") -> str:
+    """One of PIPELINES as YAML; what only Kubernetes knows follows in a second document."""
     check_whole(config)
     parameters.with_absolute_paths(config)
     logging.getLogger("kfp").setLevel(logging.ERROR)
@@ -50,8 +55,9 @@ def compiled(config: Customization, platform: Platform | None = None) -> str:
         warnings.simplefilter("ignore")
         from kfp import compiler
 
-        from pipelines.customization import build
+        from pipelines import customization, promotion
 
+        build = {"customization": customization.build, "promotion": promotion.build}[pipeline]
         path = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(build(config, platform), str(path))
         return path.read_text(encoding="utf-8")

@@ -6,9 +6,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("no-clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine fails no test
 settings.load_profile("no-clock")
@@ -28,6 +30,27 @@ LONG = (
     "fine_tuning/test_distributed.py",
     "fine_tuning/test_resume.py",
 )
+
+# Files whose tests share what takes a minute to make, a whole run or a proven package: one worker runs them, and makes it once.
+TOGETHER = {
+    "tests/pipelines/test_pipeline.py": "run", "tests/pipelines/test_dry_run.py": "run", "tests/pipelines/test_report.py": "run",
+    "tests/triton_packaging/test_server.py": "package", "tests/triton_packaging/test_streaming.py": "package",
+    "tests/triton_packaging/test_overload.py": "package",
+}  # fmt: skip
+
+
+class ByFile(LoadFileScheduling):
+    """A file's tests run in one worker, and so do those of files that share something."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return TOGETHER.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """With several workers (--dist loadfile)."""
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

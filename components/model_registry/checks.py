@@ -56,7 +56,7 @@ def looked_at(version: Any, present: str | None) -> list[str]:
         if sha256 is None:  # the tags' own clauses say so
             continue
         try:
-            with _found(version, kind, sha256) as artifact:
+            with found_at(version, kind, sha256) as artifact:
                 found += check(version, artifact, present) if artifact.sha256 == sha256 else [_other(kind, sha256, artifact.sha256)]
         except TunelineError as error:
             found.append(f"its {kind} does not verify ({error.message})")
@@ -68,7 +68,7 @@ def _other(kind: str, named: str, sha256: str) -> str:
 
 
 @contextmanager
-def _found(version: Any, kind: str, sha256: str) -> Iterator[Artifact]:
+def found_at(version: Any, kind: str, sha256: str) -> Iterator[Artifact]:
     """The artifact where the version says it lies, in the work folder's store, or fetched from MLflow; every digest checked."""
     damaged: TunelineError | None = None
     for place in _places(version, kind, sha256):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from components.common import artifacts
 from components.common.errors import TunelineError
 
 CONFIG = "config.pbtxt"
@@ -45,7 +46,7 @@ def write(folder: Path, parameters: Mapping[str, str]) -> None:
     config = python_config(folder.name, parameters)
     _add_warmup(config)
     _write_warmup(folder / "warmup")
-    _write_config(folder, config)
+    write_config(folder, config)
 
 
 def write_stream(folder: Path, engine: str, parameters: Mapping[str, str]) -> None:
@@ -55,14 +56,15 @@ def write_stream(folder: Path, engine: str, parameters: Mapping[str, str]) -> No
     config = python_config(folder.name, {"engine": engine, **parameters})
     config.model_transaction_policy.decoupled = True
     config.instance_group[0].kind = pb.ModelInstanceGroup.KIND_CPU
-    _write_config(folder, config)
+    write_config(folder, config)
 
 
-def _write_config(folder: Path, config: Any) -> None:
+def write_config(folder: Path, config: Any) -> None:
+    """Write config.pbtxt of a model folder: the old or the new one is there, whole. Raises TunelineError when it does not read back."""
     from google.protobuf import text_format
 
     text = text_format.MessageToString(config, as_utf8=True)
-    (folder / CONFIG).write_text(text, encoding="utf-8")
+    artifacts.write_atomically(folder / CONFIG, text)
     if read(folder) != config:
         raise TunelineError(f"{folder / CONFIG} does not read back as it was written", hint="Report this with the model's manifest.json.")
 

@@ -37,7 +37,7 @@ def serve(
     running_server raises; EngineMissingError too when the server ends by itself.
     """
     artifact = verified(repository)
-    with private_folder(Path(tempfile.gettempdir()), "tuneline-serve", mode=0o700) as work, _until_signal():
+    with private_folder(Path(tempfile.gettempdir()), "tuneline-serve", mode=0o700) as work, until_signal():
         server_log = log or work / "triton.log"
         names = model_names(artifact)
         with running_server(
@@ -79,7 +79,7 @@ class _Stopped(BaseException):
 
 
 @contextmanager
-def _until_signal() -> Iterator[None]:
+def until_signal() -> Iterator[None]:
     """End the block quietly at the first SIGINT or SIGTERM, also while the model still loads; later ones change nothing."""
     asked: list[int] = []
 

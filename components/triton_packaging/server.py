@@ -215,12 +215,12 @@ def get_json(url: str, *, method: str = "GET", body: Any = None, timeout: float 
     """A JSON answer of the server. Raises OSError (HTTPError for a refusal) and ValueError."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})  # noqa: S310
-    with _DIRECT.open(request, timeout=timeout) as answer:
+    with DIRECT.open(request, timeout=timeout) as answer:
         return json.loads(answer.read())
 
 
 # Never through a proxy of the environment: the server is on this machine.
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _ports(host: str, wanted: dict[str, int]) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ import hashlib
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,6 +14,10 @@ from components.common.errors import UsageError
 from pipelines.cli.app import AsJson, Config, Sets, app, reporting, show
 
 PlatformFile = Annotated[Path | None, typer.Option("-p", "--platform", help="platform.yaml: the cluster's images, volume, queue, secrets.")]
+Which = Annotated[
+    Literal["customization", "promotion"],
+    typer.Option("--pipeline", help="customization: from text to a model. promotion: from a version into service."),
+]
 
 
 @app.command("compile")
@@ -22,10 +26,11 @@ def compile_(
     config: Config = None,
     sets: Sets = [],  # noqa: B006
     platform: PlatformFile = None,
+    pipeline: Which = "customization",
     as_json: AsJson = False,
 ) -> None:
     """Compile the pipeline to the YAML that Kubeflow Pipelines runs. The same input gives the same bytes."""
-    warnings = _compile(config, sets, platform, output, as_json)
+    warnings = _compile(config, sets, platform, output, as_json, pipeline)
     sha256 = hashlib.sha256(output.read_bytes()).hexdigest()
     hint = f"run it: tuneline submit -f {output} --endpoint URL --experiment NAME, or upload it in the Kubeflow UI"
     show({"pipeline": str(output), "sha256": sha256, "warnings": warnings}, as_json, [f"wrote {output}; {hint}"])
@@ -41,6 +46,7 @@ def submit(
     sets: Sets = [],  # noqa: B006
     platform: PlatformFile = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="A compiled pipeline, instead of -c, --set and -p.")] = None,
+    which: Which = "customization",
     param: Annotated[list[str], typer.Option("--param", metavar="NAME=VALUE", help="A parameter of the pipeline. Repeatable.")] = [],  # noqa: B006
     namespace: Annotated[
         str, typer.Option("--namespace", envvar="KFP_NAMESPACE", help="The profile's namespace, where Kubeflow has several users.")
@@ -71,7 +77,7 @@ def submit(
     server = submitting.Server(endpoint, namespace, token_file, ca_cert)
     with tempfile.TemporaryDirectory() as folder:
         pipeline = file or Path(folder) / "pipeline.yaml"
-        warnings = [] if file else _compile(config, sets, platform, pipeline, as_json)
+        warnings = [] if file else _compile(config, sets, platform, pipeline, as_json, which)
         run = submitting.submit(server, pipeline, experiment, run_name=run_name, service_account=service_account, parameters=param)
     if wait:
         with reporting("", as_json) as reporter:
@@ -80,7 +86,7 @@ def submit(
     show({**run.as_dict(), "warnings": warnings}, as_json, [f"{run.run_name}: {run.state}", f"see it: {run.url}"])
 
 
-def _compile(config: Path | None, sets: list[str], platform: Path | None, output: Path, quiet: bool) -> list[str]:
+def _compile(config: Path | None, sets: list[str], platform: Path | None, output: Path, quiet: bool, pipeline: str) -> list[str]:
     """Compile for the cluster, where paths are those of the pods; say on standard error what deserves a look."""
     from pipelines import compiling
     from pipelines import platform as platforms
@@ -88,7 +94,7 @@ def _compile(config: Path | None, sets: list[str], platform: Path | None, output
 
     cluster = platforms.load(platform) if platform else None
     inputs = [path for path in (config, platform) if path]
-    warnings = compiling.write(load(config, sets, here=False), cluster, output, inputs=inputs)
+    warnings = compiling.write(load(config, sets, here=False), cluster, output, inputs=inputs, pipeline=pipeline)
     for warning in [] if quiet else warnings:
         print(f"tuneline: {warning}", file=sys.stderr)
     return warnings

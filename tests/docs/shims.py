@@ -34,7 +34,8 @@ SMALL = {
 }
 CONFIGURED = ("run", "curate", "finetune", "evaluate", "package")
 PATIENCE = 300  # seconds; only what hangs takes so long
-ENDLESS = 1_000_000  # training steps
+ENDLESS = {"serve": "ready on", "deploy": "is in service"}  # commands without an end, and what they say when they are there
+STEPS = 1_000_000  # of a training that is cancelled
 
 
 def small(arguments: list[str]) -> list[str]:
@@ -46,9 +47,9 @@ def small(arguments: list[str]) -> list[str]:
 
 
 def tuneline(arguments: list[str]) -> int:
-    if arguments[0] == "serve":
+    if arguments[0] in ENDLESS:
         free = [part for option in ("--http-port", "--grpc-port", "--metrics-port") for part in (option, "0")]
-        return until([*TUNELINE, *arguments, *free], "ready on")
+        return until([*TUNELINE, *arguments, *free], ENDLESS[arguments[0]])
     if arguments[0] == "cancel":
         return cancelled(arguments)
     return subprocess.run([*TUNELINE, *small(arguments)], check=False).returncode
@@ -70,7 +71,7 @@ def until(command: list[str], shown: str) -> int:
 def cancelled(arguments: list[str]) -> int:
     """Cancel a run that is in its training, which would take hours; the run itself must end as an interrupted one does."""
     before = set(_runs())
-    endless = ["run", "--set", "seed=99", "--set", f"fine_tuning.max_steps={ENDLESS}"]
+    endless = ["run", "--set", "seed=99", "--set", f"fine_tuning.max_steps={STEPS}"]
     with Path("cancelled.log").open("w") as log:
         started = subprocess.Popen([*TUNELINE, *small(endless)], stdout=log, stderr=log)
     try:

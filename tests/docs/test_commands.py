@@ -72,7 +72,7 @@ def _programs(folder: Path) -> None:
 def perform(block: str, folder: Path, **extra: str) -> None:
     """Run a block as the reader's shell would, up to its first failure."""
     text = block.replace("/models/my-llama", str(folder / "my-llama")).replace("source .venv/bin/activate", "true")
-    text = text.replace("my-project/store/<digest>", '"$(dirname my-project/store/*/*/config.pbtxt)/.."')
+    text = text.replace("my-project/store/<digest>", '"$(dirname my-project/store/*/tuneline/config.pbtxt)/.."')
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     given = environment(PATH=path, TUNELINE_ROOT=str(ROOT), SHIMS=str(folder / "bin"), POLL_SECONDS="0.2", **extra)
     began = time.monotonic()

@@ -59,6 +59,12 @@ def test_the_compiled_pipeline_is_the_one_that_was_reviewed(text: str) -> None:
     assert text == GOLDEN.read_text(encoding="utf-8"), REGENERATE
 
 
+def test_the_compiled_pipeline_of_a_release_is_the_one_that_was_reviewed() -> None:
+    text = compiling.compiled(Customization(), pipeline="promotion")
+    golden = GOLDEN.with_name("promotion.yaml")
+    assert text == golden.read_text(encoding="utf-8"), f"if the change is meant: tuneline compile --pipeline promotion -o {golden}"
+
+
 def test_no_step_installs_anything_when_its_pod_starts(compiled: dict[str, Any]) -> None:
     executors = compiled["deploymentSpec"]["executors"]
     assert len(executors) == len(STEPS) + 2, "each step, registration twice: for accepted and for refused candidates"

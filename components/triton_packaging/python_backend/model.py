@@ -37,6 +37,7 @@ from .request import Fields, Limits, read  # noqa: E402
 from .text import TextStream  # noqa: E402
 from .wire import (  # noqa: E402
     FINAL,
+    HOLD,
     LOOK_SECONDS,
     BusyError,
     CancelledError,
@@ -49,7 +50,7 @@ from .wire import (  # noqa: E402
 )
 
 LONGEST_LINE = 1 << 26  # bytes of a request on the socket; the server holds clients to less
-DRAIN_SECONDS = 30.0
+DRAIN_SECONDS = 300.0  # that answers under way may take when the model goes out of service; a server that ends gives them less
 
 
 class TritonPythonModel:
@@ -66,6 +67,7 @@ class TritonPythonModel:
         self.room = Room(int(parameters["slots"]), int(parameters["cache_tokens"]))
         self.most = self.room.slots + int(parameters["max_queue"])
         self.jobs: dict[asyncio.Task[None], Any] = {}
+        self.streaming = 0  # streaming models that hold on to this one
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name="requests", daemon=True).start()
         self._load(args, parameters)
@@ -166,6 +168,10 @@ class TritonPythonModel:
             writer.close()
             return
         fields = json.loads(await reader.readline())
+        if fields == HOLD:
+            await self._held(reader)
+            writer.close()
+            return
         try:
             answer = self._job(self._send_pieces(fields, writer), None)
         except BusyError as error:
@@ -176,6 +182,12 @@ class TritonPythonModel:
             answer.cancel()
             gone.cancel()
         writer.close()
+
+    async def _held(self, reader: asyncio.StreamReader) -> None:
+        """A streaming model holds on: its requests come here, so this model does not go before it."""
+        self.streaming += 1
+        await reader.read(1)
+        self.streaming -= 1
 
     async def _send_pieces(self, fields: Fields, writer: asyncio.StreamWriter) -> None:
         try:
@@ -213,9 +225,10 @@ class TritonPythonModel:
                     task.cancel()
 
     async def _drain(self) -> None:
-        self.server.close()
-        while self.jobs:
+        """A new version is loaded before the streaming model of this one goes: until then streamed requests still come."""
+        while self.jobs or self.streaming:
             await asyncio.sleep(0.05)
+        self.server.close()
         self.watching.cancel()
 
 

@@ -11,11 +11,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from .wire import FINAL, LOOK_SECONDS, BusyError, Piece, RefusedError, fields_of, refusal, response
+from .wire import FINAL, HOLD, LOOK_SECONDS, BusyError, Piece, RefusedError, fields_of, refusal, response
+
+HOLD_SECONDS = 0.2  # between two tries to reach the model that answers
 
 
 class TritonPythonModel:
@@ -26,6 +29,12 @@ class TritonPythonModel:
         self.engine = json.loads(args["model_config"])["parameters"]["engine"]["string_value"]
         self.version = int(args["model_version"])
         self.address: str | None = None
+        self.ended = threading.Event()
+        threading.Thread(target=self._hold, name="hold", daemon=True).start()
+
+    def finalize(self) -> None:
+        """Let go of the other model: Triton has waited for the answers."""
+        self.ended.set()
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Begin the answers, each in a thread of its own: most of the time it waits."""
@@ -40,6 +49,14 @@ class TritonPythonModel:
                 relay(link, sender)
         except Exception as error:
             sender.send(refusal(error), flags=FINAL)
+
+    def _hold(self) -> None:
+        """Hold on to the model that answers, again whenever it was loaded anew: it then goes out of service after this one, not before."""
+        while not self.ended.wait(HOLD_SECONDS):
+            with suppress(RefusedError, OSError), self._connect() as link:
+                link.sendall(json.dumps(HOLD).encode("ascii") + b"\n")
+                while not self.ended.is_set() and is_open(link):
+                    pass
 
     def _connect(self) -> socket.socket:
         """A connection to the other model. Its address is asked again when it was loaded again."""
@@ -74,6 +91,15 @@ def connected(address: str) -> socket.socket | None:
         link.close()
         return None
     return link
+
+
+def is_open(link: socket.socket) -> bool:
+    """Whether the other end of a connection, which says nothing, is still there after a moment."""
+    link.settimeout(LOOK_SECONDS)
+    try:
+        return bool(link.recv(1))
+    except TimeoutError:
+        return True
 
 
 def relay(link: socket.socket, sender: Any) -> None:

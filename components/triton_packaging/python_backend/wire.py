@@ -15,6 +15,8 @@ import triton_python_backend_utils as pb_utils
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # Asking the server whether a client has gone costs a message to it; this often is soon enough.
 LOOK_SECONDS = 0.1
+# What the streaming model says instead of a request on the connection by which it holds on to the other model.
+HOLD = {"hold": True}
 
 
 class RefusedError(Exception):

@@ -1,0 +1,70 @@
+"""The smoke test: a loaded candidate answers the prompts that its package was proven with, as it was proven to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from components.common.artifacts import Artifact
+from components.common.errors import TunelineError
+from components.triton_packaging import proof
+from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.deployment.layout import STREAM, Release
+from components.triton_packaging.deployment.repository_api import Address
+
+PROMPTS = 3  # of the proven ones: the proof asked them all, this asks whether the same model answers here
+
+
+class SmokeTestError(TunelineError):
+    """A candidate was loaded, and does not answer as it was proven to."""
+
+    kind = "smoke_test"
+
+
+def smoke_test(server: Address, release: Release, name: str) -> int:
+    """Ask the model `name` over HTTP and gRPC, whole and streamed. Returns how many prompts were asked.
+
+    Raises SmokeTestError for the first answer that is refused, empty or another one than the proof recorded as exact.
+    """
+    config = TritonPackagingConfig(**{**release.package.manifest.config, "model_name": name})
+    expected = recorded(release.package, config)[:PROMPTS]
+    for answer in expected:
+        for over, ask in _protocols(release).items():
+            _check(over, answer, _asked(over, lambda: ask(server, config, answer["prompt"])))  # noqa: B023 - called at once
+    return len(expected)
+
+
+def recorded(package: Artifact, config: TritonPackagingConfig) -> list[dict[str, Any]]:
+    """The proven answers; of an unproven package only its golden prompts, to which any answer will do."""
+    try:
+        said = json.loads((package.path / "proof.json").read_text(encoding="utf-8"))
+        answers: list[dict[str, Any]] = said.get("answers") or []
+    except (OSError, ValueError):
+        answers = []
+    return answers or [{"prompt": prompt, "match": "unproven"} for prompt in config.golden_prompts]
+
+
+def _protocols(release: Release) -> dict[str, Callable[[Any, TritonPackagingConfig, str], proof.Answer]]:
+    streams = STREAM in release.suffixes
+    return {over: ask for over, ask in proof.PROTOCOLS.items() if streams or ask is not proof.ask_stream}
+
+
+def _asked(over: str, ask: Callable[[], proof.Answer]) -> proof.Answer:
+    try:
+        return ask()
+    except proof.ProofError as error:
+        raise SmokeTestError(error.message, hint="The server's log names the cause; package the model again.") from None
+    except Exception as error:  # a model that breaks may answer whatever it likes
+        raise SmokeTestError(f"over {over} the answer makes no sense: {error!r}", hint="Package the model again.") from None
+
+
+def _check(over: str, expected: dict[str, Any], answer: proof.Answer) -> None:
+    if expected["match"] == "exact" and (answer.text, answer.prompt_tokens) != (expected["text"], expected["prompt_tokens"]):
+        raise SmokeTestError(
+            f"over {over} it does not answer as it was proven to.\n  prompt: {expected['prompt']!r}\n  proven: {expected['text']!r}\n"
+            f"  now:    {answer.text!r}",
+            hint="Package it again on a machine like the server's, with its processor and number of threads.",
+        )
+    if answer.completion_tokens < 1:
+        raise SmokeTestError(f"over {over} the answer to {expected['prompt']!r} has no tokens", hint="Package the model again.")
