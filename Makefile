@@ -30,7 +30,7 @@ PYTEST := TUNELINE_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4
 test: lint ## Lint, types, import directions, and the tests of everything that PyPI alone can carry
 	@$(PYTEST) $(ARGS)
 
-test-long: $(VENV)/.ready ## Whole runs killed in every stage, full disks, dead servers, and every command of the documentation (25 minutes)
+test-long: $(VENV)/.ready ## Whole runs killed in every stage, full disks, dead servers, and every command of the documentation (half an hour)
 	@$(PYTEST) -m long $(ARGS)
 
 $(VENV)/.engines: $(VENV)/.ready

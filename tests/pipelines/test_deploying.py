@@ -246,6 +246,7 @@ def test_promotions_and_a_rollback_under_load_lose_no_request_and_every_answer_s
     assert registry.get_model_version(NAME, "2").tags["tuneline.serving"] == "retired"
 
 
+@pytest.mark.long
 def test_an_alias_moved_by_hand_is_followed_where_the_version_may_be_served_and_refused_with_the_reason_where_not(
     registry: Any, three: Registered, tmp_path: Path
 ) -> None:

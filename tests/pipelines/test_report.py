@@ -178,6 +178,7 @@ def test_the_page_is_with_the_mlflow_run_and_an_html_artifact_of_the_pipeline(fi
     assert [path.read_bytes() for path in shown] == [page.read_bytes()]
 
 
+@pytest.mark.long
 def test_a_run_from_the_cache_says_what_its_artifacts_cost_when_they_were_made(first: dict[str, Any], project: Path) -> None:
     again = run(project, "wd")
     said = texts(Path(again["report"]))
@@ -187,6 +188,7 @@ def test_a_run_from_the_cache_says_what_its_artifacts_cost_when_they_were_made(f
     assert unfounded(Path(again["report"]), truth(again, project), costs_of(again)) == []
 
 
+@pytest.mark.long
 def test_a_refused_candidate_has_a_page_that_says_why(first: dict[str, Any], project: Path) -> None:
     refused = run(project, "wd", "--set", "fine_tuning.learning_rate=1e-6")
     said = texts(Path(refused["report"]))

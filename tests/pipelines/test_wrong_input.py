@@ -596,6 +596,7 @@ def project(folder: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_run_without_its_source_says_so_and_closes_what_it_opened(project: Path) -> None:
     arguments = ["run", "-c", "c.yaml", "--workdir", "wd", "--set", "data_curation.sources=[rwa.jsonl]"]
     values: dict[str, object] = {"source": project / "rwa.jsonl", "folder": project}
@@ -608,6 +609,7 @@ def test_a_run_without_its_source_says_so_and_closes_what_it_opened(project: Pat
     assert not (project / "out").exists()
 
 
+@pytest.mark.long
 def test_a_run_with_too_few_rows_says_how_many_are_needed_after_it_said_that_no_triton_is_there(
     project: Path, without_wheel: dict[str, str]
 ) -> None:
@@ -683,6 +685,7 @@ def wait_for(seen: Callable[[], bool], child: subprocess.Popen[str], seconds: fl
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_second_run_in_a_workdir_is_refused_and_the_first_is_unharmed(finished: Finished) -> None:
     values: dict[str, object] = {"pid": finished.first_pid, "folder": finished.folder / "wd"}
     check_screen("two runs at once", finished.second[0], **values)
@@ -693,6 +696,7 @@ def test_a_second_run_in_a_workdir_is_refused_and_the_first_is_unharmed(finished
     assert not (finished.folder / "wd" / "lock.json").exists()
 
 
+@pytest.mark.long
 def test_a_line_that_is_no_json_is_said_while_the_run_reads_and_again_at_its_end(finished: Finished) -> None:
     place = "line7.jsonl:7: invalid JSON: Unterminated string starting at column 76"
     assert f"1 place is unreadable: {place}; quarantine.jsonl lists it" in finished.first.stderr.splitlines()
@@ -701,6 +705,7 @@ def test_a_line_that_is_no_json_is_said_while_the_run_reads_and_again_at_its_end
     assert json.loads(listed)["line"] == 7
 
 
+@pytest.mark.long
 def test_with_too_old_a_c_library_the_package_is_unproven_and_not_promoted_as_said_at_the_start(
     finished: Finished, old_glibc: dict[str, str]
 ) -> None:
@@ -715,6 +720,7 @@ def test_with_too_old_a_c_library_the_package_is_unproven_and_not_promoted_as_sa
     check_object("old glibc", refusal(1, "serve", repository.path, cwd=finished.folder, **old_glibc))
 
 
+@pytest.mark.long
 def test_without_triton_serving_is_refused_with_how_to_get_it(finished: Finished, without_wheel: dict[str, str]) -> None:
     repository = finished.result["artifacts"]["repository"]
     check_screen("no Triton wheel", ended(start("serve", repository, cwd=finished.folder, **without_wheel)))
@@ -725,6 +731,7 @@ def test_without_triton_serving_is_refused_with_how_to_get_it(finished: Finished
 
 
 @pytest.mark.triton
+@pytest.mark.long
 def test_a_port_in_use_is_told_with_the_option_and_once_it_is_free_the_same_command_serves(finished: Finished) -> None:
     port = free_port()
     serve = ["serve", finished.result["artifacts"]["repository"], "--http-port", port, "--grpc-port", "0", "--metrics-port", "0"]
@@ -740,6 +747,7 @@ def test_a_port_in_use_is_told_with_the_option_and_once_it_is_free_the_same_comm
     assert ended(server).returncode == 0
 
 
+@pytest.mark.long
 def test_a_loss_that_is_lost_ends_the_run_with_the_step_and_the_rate(finished: Finished) -> None:
     run = ["run", "-c", "c.yaml", "--workdir", "wd", "--set", "data_curation.sources=[line7.jsonl]"]
     done = ended(start(*run, "--set", "fine_tuning.learning_rate=1e30", cwd=finished.folder))
@@ -923,6 +931,7 @@ def test_an_output_on_a_full_or_read_only_disk_is_told_and_with_space_the_same_c
         assert json.loads(done.stdout)["rows"]["kept"] == 156
 
 
+@pytest.mark.long
 def test_a_workdir_of_another_user_is_told_and_once_it_may_be_written_the_run_starts(project: Path) -> None:
     (project / "shared").mkdir()
     (project / "shared").chmod(0o555)
