@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: run test test-long test-engines stress stress-training bench-curation bench-fine-tuning bench-evaluation lint ui clean help
+.PHONY: run test test-long test-engines stress stress-training bench-curation bench-fine-tuning bench-evaluation bench-serving soak lint ui clean help
 
 help: ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,12 @@ bench-fine-tuning: $(VENV)/.ready ## Fine-tuning beside TRL and LLaMA-Factory (h
 
 bench-evaluation: $(VENV)/.ready ## Likelihood tasks beside lm-eval, an adapter beside its base; DATA=folder of ICL files; writes docs/benchmarks-evaluation.md
 	@$(BIN)/python -P -m benchmarks.evaluation --data $(DATA) --workdir $(WORKDIR)/benchmark-evaluation --markdown docs/benchmarks-evaluation.md $(ARGS)
+
+bench-serving: $(VENV)/.ready ## A served package at 1 to 16 clients beside one at a time (quarter of an hour; ARGS="--vllm-python PYTHON": beside vLLM); writes docs/benchmarks-serving.md
+	@$(BIN)/python -P -m benchmarks.serving --workdir $(WORKDIR)/benchmark-serving --markdown docs/benchmarks-serving.md $(ARGS)
+
+soak: $(VENV)/.ready ## A served package under load for an hour: memory, latency, answers; writes docs/soak.md
+	@$(BIN)/python -P -m benchmarks.soak --workdir $(WORKDIR)/soak --markdown docs/soak.md $(ARGS)
 
 lint: $(VENV)/.ready ## ruff, mypy and import-linter
 	@$(BIN)/ruff check .

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACES = {"--workdir": "DIR", "--json": "FILE", "--peer-python": "PYTHON"}
+PLACES = {"--workdir": "DIR", "--json": "FILE", "--peer-python": "PYTHON", "--vllm-python": "PYTHON"}
 
 
 def circumstances(module: str) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _measured(
             _look(cost, seen)
             if time.monotonic() - looked > SELDOM:
                 looked = time.monotonic()
-                cost.pss = max(cost.pss, sum(_pss(p.pid) for p in seen if p.is_running()))
+                cost.pss = max(cost.pss, sum(pss_of(p.pid) for p in seen if p.is_running()))
                 cost.disk = max(cost.disk, sum(map(_size, watched)) - held)
             time.sleep(EVERY)
         cost.wall, cost.returncode = time.monotonic() - began, child.returncode
@@ -124,7 +124,8 @@ def _parts(seen: dict[psutil.Process, tuple[str, float]]) -> dict[str, float]:
     return {label: round(seconds, 2) for label, seconds in sorted(parts.items(), key=lambda part: -part[1])}
 
 
-def _pss(pid: int) -> int:
+def pss_of(pid: int) -> int:
+    """What a process holds alone and its part of what it shares, in bytes; 0 where it is gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

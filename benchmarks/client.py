@@ -1,0 +1,226 @@
+"""A client of language models behind Triton that takes little from a server on the same cores.
+
+It speaks gRPC: a stream a request for streamed answers, a unary call for whole ones. All of its clients are one thread, and what comes is
+only put aside with its time; it is taken apart by `read` when the measurement is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.common.errors import UsageError
+from components.triton_packaging.pbtxt import INPUTS
+
+STREAM, WHOLE = "/inference.GRPCInferenceService/ModelStreamInfer", "/inference.GRPCInferenceService/ModelInfer"
+CONTENTS = {
+    "TYPE_STRING": ("BYTES", "bytes_contents"),
+    "TYPE_BOOL": ("BOOL", "bool_contents"),
+    "TYPE_INT32": ("INT32", "int_contents"),
+    "TYPE_INT64": ("INT64", "int64_contents"),
+    "TYPE_FP32": ("FP32", "fp32_contents"),
+}
+TIMEOUT = 600.0  # seconds that an answer may take
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A served model: where, its name for whole answers, and its name for streamed ones."""
+
+    url: str
+    model: str
+    stream: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: the model's inputs, whether its answer is streamed, and after how many seconds its client hangs up (0: never)."""
+
+    fields: Fields
+    streamed: bool = True
+    hang_up: float = 0.0
+
+
+@dataclass
+class Sent:
+    """A request and what came for it, untouched. Times are seconds of time.monotonic."""
+
+    number: int
+    ask: Ask
+    due: float
+    came: list[tuple[float, bytes]] = field(default_factory=list)
+    end: float = 0.0
+    error: str = ""
+    hung_up: bool = False
+
+
+@dataclass
+class Answer:
+    """What became of a request. Seconds run from the moment it was due; first_tokens are the tokens of the first piece."""
+
+    number: int
+    due: float
+    streamed: bool
+    hung_up: bool
+    error: str
+    text: str = ""
+    version: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+    first_tokens: int = 0
+    first: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        """Whether it was answered to its end."""
+        return not self.error and not self.hung_up
+
+    @property
+    def per_token(self) -> float | None:
+        """Seconds a token after the first piece, where there is more than that."""
+        further = self.tokens - self.first_tokens
+        return (self.seconds - self.first) / further if self.streamed and further > 0 else None
+
+
+class Line:
+    """A connection to a server, shared by all clients: HTTP/2 carries their requests beside each other."""
+
+    def __init__(self, channel: Any, target: Target) -> None:
+        self._target = target
+        self._stream, self._whole = channel.stream_stream(STREAM), channel.unary_unary(WHOLE)
+
+    async def send(self, number: int, ask: Ask, due: float) -> Sent:
+        """Ask, and wait for the end of the answer, however it ends."""
+        import grpc
+
+        sent = Sent(number, ask, due)
+        try:
+            async with asyncio.timeout(ask.hang_up or None):
+                await (self._receive_pieces if ask.streamed else self._receive_whole)(sent)
+        except TimeoutError:
+            sent.hung_up = True
+        except grpc.aio.AioRpcError as error:
+            sent.error = f"{error.code().name}: {error.details()}"
+        sent.end = time.monotonic()
+        return sent
+
+    async def _receive_pieces(self, sent: Sent) -> None:
+        """One request a stream, which the server ends after the last piece."""
+        message = request_of(self._target.stream, sent.ask.fields)
+        async for piece in self._stream((message,), timeout=TIMEOUT):
+            sent.came.append((time.monotonic(), piece))
+
+    async def _receive_whole(self, sent: Sent) -> None:
+        answer = await self._whole(request_of(self._target.model, sent.ask.fields), timeout=TIMEOUT)
+        sent.came.append((time.monotonic(), answer))
+
+
+async def connected(target: Target, work: Callable[[Line], Awaitable[None]]) -> None:
+    """Do something with a connection."""
+    import grpc
+
+    channel = grpc.aio.insecure_channel(target.url, options=[("grpc.max_receive_message_length", -1)])
+    async with channel:
+        await work(Line(channel, target))
+
+
+async def closed_loop(line: Line, asks: Iterable[Ask], clients: int, done: Callable[[Sent], None]) -> None:
+    """So many clients, each asking the next request as soon as its last is answered."""
+    waiting = iter(enumerate(asks))
+
+    async def client() -> None:
+        for number, ask in waiting:
+            done(await line.send(number, ask, time.monotonic()))
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+
+
+async def open_loop(line: Line, arriving: Iterable[tuple[float, Ask]], done: Callable[[Sent], None]) -> None:
+    """Each request at its time, in seconds from now, whether or not those before it are answered."""
+    began, under_way = time.monotonic(), set[asyncio.Task[None]]()
+
+    async def answered(number: int, ask: Ask, due: float) -> None:
+        done(await line.send(number, ask, due))
+
+    for number, (at, ask) in enumerate(arriving):
+        await asyncio.sleep(max(0.0, began + at - time.monotonic()))
+        task = asyncio.create_task(answered(number, ask, began + at))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+    await asyncio.gather(*under_way)
+
+
+def arrivals(rate: float, seed: int) -> Iterator[float]:
+    """When requests arrive, in seconds from the beginning: independent of each other, `rate` a second on average, for ever."""
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    return itertools.accumulate(iter(lambda: draw.expovariate(rate), None))
+
+
+def request_of(model: str, fields: Fields) -> bytes:
+    """Triton's inference request with these inputs, one value each or a list of them. Raises UsageError for an unknown input."""
+    from tritonclient.grpc import service_pb2 as pb
+
+    request = pb.ModelInferRequest(model_name=model)
+    for name, value in fields.items():
+        if name not in INPUTS:
+            raise UsageError(f"a request has the input {name!r}", hint=f"The inputs are {', '.join(INPUTS)}.")
+        kind, contents = CONTENTS[INPUTS[name][0]]
+        values = value if isinstance(value, list) else [value]
+        tensor = request.inputs.add(name=name, datatype=kind, shape=[len(values)])
+        getattr(tensor.contents, contents).extend(one.encode() if isinstance(one, str) else one for one in values)
+    return bytes(request.SerializeToString())
+
+
+def read(sent: Sent) -> Answer:
+    """What came, taken apart. A model that counts no tokens is taken to send one a piece."""
+    answer = Answer(sent.number, sent.due, sent.ask.streamed, sent.hung_up, sent.error, seconds=sent.end - sent.due)
+    for at, data in sent.came:
+        said, outputs = _opened(data, sent.ask.streamed)
+        if said.error:
+            answer.error = said.error
+            break
+        answer.version = said.version
+        answer.text += outputs.get("text_output", "")
+        answer.tokens = outputs.get("completion_tokens", answer.tokens + 1)
+        answer.prompt_tokens = outputs.get("prompt_tokens", 0)
+        answer.finish_reason = outputs.get("finish_reason", "stop")
+        if not answer.first and answer.tokens:
+            answer.first, answer.first_tokens = at - sent.due, answer.tokens
+        answer.seconds = at - sent.due
+    if answer.good and not answer.finish_reason:
+        answer.error = "the answer broke off"
+    return answer
+
+
+@dataclass(frozen=True)
+class _Said:
+    error: str
+    version: str
+
+
+def _opened(data: bytes, streamed: bool) -> tuple[_Said, dict[str, Any]]:
+    from tritonclient.grpc import service_pb2 as pb
+
+    if streamed:
+        message = pb.ModelStreamInferResponse.FromString(data)
+        error, response = message.error_message, message.infer_response
+    else:
+        error, response = "", pb.ModelInferResponse.FromString(data)
+    pairs = zip(response.outputs, response.raw_output_contents, strict=False)
+    return _Said(error, response.model_version), {tensor.name: _value(tensor.datatype, raw) for tensor, raw in pairs}
+
+
+def _value(kind: str, raw: bytes) -> Any:
+    """The first value of a tensor: a string is its length (uint32, little-endian) and its bytes."""
+    if kind == "BYTES":
+        return raw[4 : 4 + int.from_bytes(raw[:4], "little")].decode("utf-8", errors="replace")
+    return int.from_bytes(raw[:4], "little", signed=True) if kind == "INT32" else raw

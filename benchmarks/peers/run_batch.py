@@ -1,0 +1,110 @@
+"""The package's batch without a server: how quick it is by itself, and where a step's time goes. Prints its figures as JSON.
+
+python -m benchmarks.peers.run_batch SETTINGS.json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+OUTSIDE: Any = ModuleType("triton_python_backend_utils")  # Triton has it; of the batch nothing asks for more than its name
+OUTSIDE.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+PARTS = {"prepare_next_batch": "inputs", "_generation_step": "choosing", "update_batch": "answers"}
+
+
+def main() -> None:
+    """Measure what the settings say: model, texts, max_tokens, threads, clients, requests, slots, cache_tokens."""
+    settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    print(json.dumps({"levels": asyncio.run(run(**settings))}))
+
+
+async def run(
+    model: str, texts: Sequence[str], max_tokens: int, threads: int, clients: Sequence[int], requests: int, slots: int, cache_tokens: int
+) -> list[dict[str, Any]]:
+    """For each number of clients: tokens a second, steps, and seconds by part: the model's forward pass, what is made for it (`inputs`),
+    the choice of tokens (`choosing`), handing them over (`answers`), and what is outside of these (`rest`)."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
+
+    sys.modules.setdefault("triton_python_backend_utils", OUTSIDE)
+    from components.triton_packaging.python_backend.generation import Batched, Room
+
+    torch.set_num_threads(threads)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    spent: Counter[str] = Counter()
+    for method, part in PARTS.items():
+        setattr(ContinuousBatchProcessor, method, timed(getattr(ContinuousBatchProcessor, method), part, spent))
+    loaded.forward = timed(loaded.forward, "model", spent)
+    batch = Batched(loaded, Room(slots, cache_tokens), asyncio.get_running_loop())
+    prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    await _asked(batch, prompts[:2], max_tokens, 2)
+    found = []
+    for count in clients:
+        wanted = list(itertools.islice(itertools.cycle(prompts), max(count * requests, len(prompts))))
+        spent.clear()
+        began = time.monotonic()
+        tokens = await _asked(batch, wanted, max_tokens, count)
+        found.append(_figures(count, time.monotonic() - began, tokens, spent))
+    batch.close()
+    return found
+
+
+async def _asked(batch: Any, prompts: Sequence[Sequence[int]], max_tokens: int, clients: int) -> int:
+    """Ask for all answers, as so many clients do. Returns how many tokens came."""
+    from components.triton_packaging.python_backend.request import Asked
+
+    waiting = iter(prompts)
+
+    async def client() -> int:
+        tokens = 0
+        for prompt in waiting:
+            async for new in batch.tokens(Asked(list(prompt), max_tokens, 0.0, 1.0, 0, 0, ()), each=True):
+                tokens += len(new)
+        return tokens
+
+    return sum(await asyncio.gather(*(client() for _ in range(clients))))
+
+
+def _figures(clients: int, seconds: float, tokens: int, spent: Counter[str]) -> dict[str, Any]:
+    parts = {name: spent[name] for name in ("model", *PARTS.values())}
+    parts["choosing"] -= parts["model"]  # it is called within
+    parts["rest"] = seconds - sum(parts.values())
+    return {
+        "clients": clients,
+        "seconds": seconds,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds,
+        "steps": spent["steps"],
+        "parts": parts,
+    }
+
+
+def timed(function: Callable[..., Any], part: str, spent: Counter[str]) -> Callable[..., Any]:
+    """The same function, whose seconds are counted as a part's."""
+
+    @functools.wraps(function)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            spent[part] += time.monotonic() - began  # type: ignore[assignment] # seconds are counted too
+            spent["steps"] += part == "model"
+
+    return measured
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What the serving benchmark and the soak serve: a model whose answers never end by themselves, prompts of known lengths, and packages."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import corpus
+from components.common import artifacts, models
+from components.common.progress import Silent
+from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.stage import package
+
+NAME = "tuneline"
+# With the embedded model's vocabulary of 49,152 tokens these are 27 million parameters. Heads of 64 are what vLLM takes on a processor.
+SHAPE = {
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+RANDOM = "random:27m"
+
+
+def model(source: str, folder: Path) -> Path:
+    """The model of a source, or a random one for RANDOM, in `folder` with no end token: every answer has the tokens asked for."""
+    if not (folder / "config.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        if source == RANDOM:
+            _write_random(folder)
+        else:
+            shutil.copytree(models.base_model(source).path, folder)
+        for name in ("generation_config.json", "config.json"):
+            _without_end(folder / name)
+    return folder
+
+
+def _write_random(folder: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = models.load_tokenizer(models.base_model(models.EMBEDDED).path)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **SHAPE))
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _without_end(path: Path) -> None:
+    if path.exists():
+        artifacts.write_atomically(path, json.dumps({**json.loads(path.read_text(encoding="utf-8")), "eos_token_id": None}, indent=1))
+
+
+def parameters(folder: Path) -> int:
+    """How many numbers a model's weights hold."""
+    from safetensors import safe_open
+
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - no mapping
+        for shape in shapes:
+            size = 1
+            for side in shape:
+                size *= side
+            total += size
+    return total
+
+
+def prompts(folder: Path, lengths: Sequence[int], count: int, seed: int = 0) -> list[str]:
+    """So many texts of these lengths by turns, in tokens of the model in `folder`: runs of sentences of this Python's documentation.
+
+    A text cut within a word may be read back as a token more or less.
+    """
+    draw, tokenizer = random.Random(seed), models.load_tokenizer(folder)  # noqa: S311 - no secret
+    pool = corpus.sentences()
+    texts = []
+    for number in range(count):
+        wanted, ids = lengths[number % len(lengths)], list[int]()
+        while len(ids) < wanted:
+            ids += tokenizer(" ".join(draw.choice(pool)) + " ", add_special_tokens=False)["input_ids"]
+        texts.append(str(tokenizer.decode(ids[:wanted])).strip())
+    return texts
+
+
+def packaged(folder: Path, output: Path, slots: int) -> Path:
+    """The package of the model in `folder`, as `tuneline package` makes it, with so many slots. One that is there is left as it is."""
+    config = TritonPackagingConfig(model_name=NAME, slots=slots, dtype="float32", prove=False)
+    return package(models.open_model(folder), output, config, seed=0, reporter=Silent()).path

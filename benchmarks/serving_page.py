@@ -1,0 +1,234 @@
+"""The page of the serving benchmark: docs/benchmarks-serving.md and its plot are what this writes, never edited by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.page import made_with, met, table_of
+
+BATCHED, ALONE, VLLM, GENERATE = "tuneline", "tuneline, one at a time", "vLLM", "plain generate"
+MANY = 16  # clients of the goals
+FASTER, BESIDE, FIRST, SINGLE = 5.0, 0.9, 1.5, 0.9
+
+HEAD = """# Serving, measured
+
+`benchmarks/serving.py` puts load on a package of tuneline, on the same package with one slot (the same backend, its batching off) and,
+where asked for, on vLLM behind a python model of the benchmark's own, all in the same Triton server binary, in turns in one run. This page
+is written by it. The model is `{model}` ({parameters:.0f}M parameters) in float32, with {threads} thread(s) for each engine. Prompts are
+{texts} texts of about {lengths} tokens by turns; every answer has {max_tokens} tokens, greedy and streamed. The load client runs on the
+same machine.
+"""
+
+MEASURES = """- **clients**: a closed loop of so many, each asking again as soon as it is answered, {requests} requests each (each text
+  at least once); of {rounds} round(s) the median
+- **first token**, **a token**, **answer**: milliseconds from asking to the first piece, between pieces after it, and to the end;
+  percentiles over all requests of a round
+- **CPU**: cores that the server with its models, and the load client, were using
+- **{generate}**: `transformers.generate` in a plain loop over the same prompts, in a process of its own, without any server
+"""
+
+RATES = """Requests that arrive at random (a Poisson process with a seed), whether or not the ones before are answered; times run from the
+moment a request was due. {seconds:g} seconds each.
+"""
+
+
+def rounds(results: dict[str, Any], name: str, clients: int = 0, rate: float = 0.0) -> list[dict[str, Any]]:
+    """A contestant's levels at so many clients, or at a rate."""
+    return [one for one in results["levels"] if (one["contestant"], one["clients"], one["rate"]) == (name, clients, rate)]
+
+
+def speed(results: dict[str, Any], name: str, clients: int = 1) -> float | None:
+    """Tokens a second, the median of the rounds; None of what was not measured."""
+    if name == GENERATE:
+        return median(one["tokens_per_second"] for one in results["generate"])
+    found = [one["tokens_per_second"] for one in rounds(results, name, clients)]
+    return median(found) if found else None
+
+
+def seconds(levels: list[dict[str, Any]], key: str, rank: str) -> float | None:
+    """A percentile of the rounds, in seconds, the median; None of what was not measured."""
+    found = [one[key][rank] for one in levels if one[key]]
+    return median(found) if found else None
+
+
+def goals(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each goal with the ratio found and whether it is met; only of what was measured. A goal of None is told for comparison."""
+    many = max(results["settings"]["clients"])
+    ours = speed(results, BATCHED, many)
+    firsts = {name: seconds(rounds(results, name, many), "first_token", "p50") for name in (BATCHED, VLLM)}
+    wanted = [
+        (f"tokens/s at {many} clients over one at a time at {many}", ours, speed(results, ALONE, many), FASTER, True),
+        (f"tokens/s at {many} clients over one at a time at 1", ours, speed(results, ALONE, 1), FASTER, True),
+        (f"tokens/s at {many} clients over {GENERATE}", ours, speed(results, GENERATE), None, True),
+        (f"tokens/s at {many} clients over vLLM's", ours, speed(results, VLLM, many), BESIDE, True),
+        (f"first token at {many} clients over vLLM's, p50", firsts[BATCHED], firsts[VLLM], FIRST, False),
+        (f"tokens/s at 1 client over {GENERATE}", speed(results, BATCHED, 1), speed(results, GENERATE), SINGLE, True),
+    ]
+    return [_goal(*one) for one in wanted if one[1] and one[2]]
+
+
+def _goal(name: str, mine: float, theirs: float, goal: float | None, more: bool) -> dict[str, Any]:
+    ratio = mine / theirs
+    reached = goal is None or (ratio >= goal if more else ratio <= goal)
+    return {"name": name, "ratio": ratio, "goal": goal, "more": more, "met": reached}
+
+
+def same(results: dict[str, Any]) -> bool:
+    """Whether our answers among many were those given alone, and whole."""
+    return not any(one["not_alone"] or one["short"] for one in results["texts"] if one["contestant"] != VLLM)
+
+
+def summary(results: dict[str, Any]) -> str:
+    """A few lines for the terminal."""
+    lines = [f"{one['name']}: {one['ratio']:.2f}{_wanted(one)}" for one in goals(results)]
+    return "\n".join([*lines, f"answers among many clients are those given alone: {same(results)}"])
+
+
+def _wanted(one: dict[str, Any]) -> str:
+    if one["goal"] is None:
+        return ""
+    return f" (goal: {'at least' if one['more'] else 'at most'} {one['goal']:g}: {met(one['met'])})"
+
+
+def markdown(results: dict[str, Any], plot: str) -> str:
+    """The page; `plot` is the address of the plot."""
+    settings = results["settings"]
+    told = {**settings, "parameters": results["parameters"] / 1e6, "lengths": ", ".join(map(str, settings["lengths"]))}
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    failed = "".join(f"\n**{name}** was not measured: {error}\n" for name, error in results["errors"].items())
+    parts = [
+        HEAD.format(**told),
+        made_with(results) + f"\nOn {results['date']}, {versions}.\n" + failed,
+        _goals(results),
+        f"![tokens a second and times by clients and by rate]({plot})\n",
+        "## By clients\n\n" + MEASURES.format(**settings, generate=GENERATE) + "\n" + _clients(results),
+        "## By rate\n\n" + RATES.format(**settings) + "\n" + _rates(results),
+        _texts(results),
+        _servers(results),
+    ]
+    return "\n".join([*parts, _profile(results)])
+
+
+def _goals(results: dict[str, Any]) -> str:
+    return "".join(f"- {one['name']}: {one['ratio']:.2f}{_wanted(one)}\n" for one in goals(results)) + (
+        f"- answers among many clients are those given alone: {met(same(results))}\n"
+    )
+
+
+HEADINGS = ["tokens/s", "first token p50", "p90", "p99", "a token p50", "p99", "answer p50", "p99", "CPU", "client's CPU", "errors"]
+TIMES = (("first_token", ("p50", "p90", "p99")), ("per_token", ("p50", "p99")), ("latency", ("p50", "p99")))
+
+
+def _clients(results: dict[str, Any]) -> str:
+    rows = [
+        [name, str(clients), *_row(found)]
+        for clients in results["settings"]["clients"]
+        for name in (BATCHED, ALONE, VLLM)
+        if (found := rounds(results, name, clients))
+    ]
+    plain = [one["tokens_per_second"] for one in results["generate"]]
+    rows.append([GENERATE, "1", _spread(plain), *[""] * (len(HEADINGS) - 1)])
+    return table_of(["", "clients", *HEADINGS], rows)
+
+
+def _rates(results: dict[str, Any]) -> str:
+    rows = [
+        [name, f"{rate:g}", *_row(found)]
+        for rate in results["settings"]["rates"]
+        for name in (BATCHED, VLLM)
+        if (found := rounds(results, name, rate=rate))
+    ]
+    return table_of(["", "requests a second", *HEADINGS], rows)
+
+
+def _row(found: list[dict[str, Any]]) -> list[str]:
+    times = [seconds(found, key, rank) for key, ranks in TIMES for rank in ranks]
+    cpu = [median((one["cpu"][key] or 0.0) / one["seconds"] for one in found) for key in ("server", "client")]
+    return [
+        _spread([one["tokens_per_second"] for one in found]),
+        *(f"{value * 1000:.0f}" if value is not None else "" for value in times),
+        *(f"{share:.2f}" for share in cpu),
+        str(sum(one["errors"] for one in found)),
+    ]
+
+
+def _spread(values: list[float]) -> str:
+    several = f" ({min(values):.0f}–{max(values):.0f})" if len(values) > 1 else ""
+    return f"{median(values):.1f}{several}"
+
+
+def _texts(results: dict[str, Any]) -> str:
+    rows = [
+        [
+            one["contestant"],
+            str(one["clients"] or "at a rate"),
+            f"{one['prompt_tokens'][0]}–{one['prompt_tokens'][1]}",
+            *(str(one[key]) for key in ("answers", "not_alone", "not_generate", "short")),
+        ]
+        for one in results["texts"]
+    ]
+    head = ["", "clients", "prompt tokens", "answers", "not those given alone", f"not those of {GENERATE}", "too short"]
+    return f"## Answers\n\nsha256 of the prompts `{results['sha256'][:16]}`.\n\n" + table_of(head, rows)
+
+
+def _servers(results: dict[str, Any]) -> str:
+    rows = [[name, told["version"], f"{told['seconds']:.0f}", f"{results['idle'][name]:.2f}"] for name, told in results["ready"].items()]
+    return "## The servers\n\n" + table_of(["", "Triton", "s until ready", "cores used when idle"], rows)
+
+
+def _profile(results: dict[str, Any]) -> str:
+    """Where a step's time goes in the batch itself, without a server."""
+    told = "The batch in a process of its own, without a server, its requests all asked at once; seconds by part of a step.\n"
+    parts = list(results["profile"][0]["parts"])
+    rows = [
+        [
+            str(one["clients"]),
+            f"{one['tokens_per_second']:.1f}",
+            str(one["steps"]),
+            *(f"{one['parts'][part]:.2f} ({one['parts'][part] / one['seconds']:.0%})" for part in parts),
+        ]
+        for one in results["profile"]
+    ]
+    return "## Where the time goes\n\n" + told + "\n" + table_of(["requests at once", "tokens/s", "steps", *parts], rows)
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Tokens a second and times by clients, and times by rate, as one SVG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "tuneline"  # equal plots have equal bytes
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6.4), layout="constrained")
+    (tokens, first), (each, late) = figure.subplots(2, 2)
+    clients, rates = results["settings"]["clients"], results["settings"]["rates"]
+    for number, name in enumerate((BATCHED, ALONE, VLLM)):
+        if not rounds(results, name, clients[0]):
+            continue
+        style = {"label": name, "color": f"C{number}", "marker": "o"}
+        found = [rounds(results, name, count) for count in clients]
+        tokens.plot(clients, [speed(results, name, count) for count in clients], **style)
+        first.plot(clients, [1000 * (seconds(one, "first_token", "p50") or 0) for one in found], **style)
+        each.plot(clients, [1000 * (seconds(one, "per_token", "p50") or 0) for one in found], **style)
+        known = [(rate, one) for rate in rates if (one := rounds(results, name, rate=rate))]
+        for rank, line in (("p50", "-"), ("p99", ":")):
+            times = [1000 * (seconds(one, "latency", rank) or 0) for _, one in known]
+            late.plot([rate for rate, _ in known], times, **{**style, "label": f"{name}, {rank}", "linestyle": line})
+    tokens.axhline(speed(results, GENERATE) or 0, color="grey", linewidth=0.8, linestyle="--", label=GENERATE)
+    titles = ("tokens a second", "first token p50, ms", "a token p50, ms", "answer, ms")
+    for axes, title, x in zip((tokens, first, each, late), titles, ["clients"] * 3 + ["requests a second"], strict=True):
+        _finish(axes, title, x)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _finish(axes: Any, title: str, x: str) -> None:
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
