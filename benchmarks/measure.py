@@ -126,11 +126,16 @@ def _parts(seen: dict[psutil.Process, tuple[str, float]]) -> dict[str, float]:
 
 def pss_of(pid: int) -> int:
     """What a process holds alone and its part of what it shares, in bytes; 0 where it is gone."""
+    return rollup(pid).get("Pss", 0)
+
+
+def rollup(pid: int) -> dict[str, int]:
+    """The kernel's sums over all of a process's memory, in bytes, such as Rss, Pss and Anonymous; nothing where it is gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+        return {}
+    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines[1:])}
 
 
 def _size(folder: Path) -> int:

@@ -96,10 +96,9 @@ def look(server: Server) -> dict[str, Any]:
 
 
 def _held(pid: int) -> dict[str, int]:
-    process = psutil.Process(pid)
-    with process.oneshot():
-        held = {"rss": process.memory_info().rss, "files": process.num_fds(), "threads": process.num_threads()}
-    return {**held, "pss": measure.pss_of(pid)}
+    process, sums = psutil.Process(pid), measure.rollup(pid)
+    held = {"rss": sums["Rss"], "pss": sums["Pss"], "anonymous": sums["Anonymous"]}
+    return {**held, "files": process.num_fds(), "threads": process.num_threads()}
 
 
 def label(pid: int) -> str:
@@ -197,11 +196,11 @@ def main() -> None:
     reporter, samples = console(), workdir / "samples.jsonl"
     samples.unlink(missing_ok=True)
     reporter.step(f"{args.rate:g} requests a second")
-    names, before = [served.NAME, stream_name(served.NAME)], time.process_time()
+    names = [served.NAME, stream_name(served.NAME)]
     with running_server(repository, models=names, log=workdir / "triton.log") as server:
-        log = Log(samples)
+        log, before = Log(samples), {"client": time.process_time(), "server": load.cpu_of(server.pid)}
         soak(server, texts, args, log, reporter)
-        cpu = {"client": time.process_time() - before, "server": load.cpu_of(server.pid)}
+        cpu = {"client": time.process_time() - before["client"], "server": load.cpu_of(server.pid) - before["server"]}
     close(reporter)
     results = {**told, **results_of(log, args, [path.name for path in shared_memory()]), "cpu": cpu}
     results |= {"parameters": served.parameters(folder), "server": server.version}

@@ -22,8 +22,10 @@ of 4 to 64 tokens. Each answer is compared with the first one to the same reques
 """
 
 MEMORY = """The first {warmup:g} minutes are the warm-up. **begin** is the median of the {window:g} minutes after it, **end** that of the
-last ones, **most** the greatest of all samples after the warm-up; flat is what is at neither more than {percent:.0%} above the begin. RSS
-counts shared memory in full for each process, PSS in parts. `tritonserver` is the server, the others are the processes of the two models.
+last ones, **most** the greatest of all samples after the warm-up; flat is what is at neither more than {percent:.0%} above the begin.
+`tritonserver` is the server, the others are the processes of the two models. RSS counts shared memory and libraries in full for each
+process; anonymous memory is what it wrote itself; PSS counts what is shared in parts, moves with every other process on the machine, and is
+not judged. Of open files the end counts.
 """
 
 
@@ -34,7 +36,7 @@ def verdict(results: dict[str, Any]) -> dict[str, Any]:
     window = min(WINDOW, (samples[-1]["at"] - samples[0]["at"]) / 2)
     found = {}
     for name in samples[0]["processes"]:
-        for key in ("rss", "pss", "files"):
+        for key in ("rss", "anonymous", "pss", "files"):
             found[f"{name} {key}"] = _compared(samples, window, lambda sample, name=name, key=key: sample["processes"][name][key])
     for key in ("regions", "shared"):
         found[key] = _compared(samples, window, lambda sample, key=key: sample[key])
@@ -50,10 +52,10 @@ def _compared(samples: Sequence[dict[str, Any]], window: float, value: Callable[
 
 
 def flat(results: dict[str, Any]) -> bool:
-    """Whether no process's memory grew, and no shared memory. Open files come and go with the clients; of them the end counts."""
-    return all(
-        one["flat"] or (name.endswith("files") and one["end"] <= FLAT * one["begin"]) for name, one in results["verdict"]["of"].items()
-    )
+    """Whether no process's memory grew, and no shared memory. Open files come and go with the clients; of them the end counts. PSS is not
+    judged: it moves with every other process that maps the same libraries."""
+    judged = {name: one for name, one in results["verdict"]["of"].items() if not name.endswith("pss")}
+    return all(one["flat"] or (name.endswith("files") and one["end"] <= FLAT * one["begin"]) for name, one in judged.items())
 
 
 def good(results: dict[str, Any]) -> bool:
@@ -114,7 +116,7 @@ def _memory(results: dict[str, Any]) -> str:
 
 
 def _called(name: str) -> str:
-    said = {"rss": "RSS", "pss": "PSS", "files": "open files"}
+    said = {"rss": "RSS", "anonymous": "anonymous memory", "pss": "PSS", "files": "open files"}
     process, _, key = name.rpartition(" ")
     return f"`{process}`, {said[key]}" if process else {"regions": "regions of shared memory", "shared": "shared memory"}[name]
 

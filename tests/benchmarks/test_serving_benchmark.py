@@ -181,7 +181,7 @@ def soaked(held: list[float], left: list[str] | None = None) -> dict[str, Any]:
     samples = [
         {
             "at": 60.0 * minute,
-            "processes": {"tuneline": {"rss": size * 2**20, "pss": size * 2**20, "files": 30, "threads": 9}},
+            "processes": {"tuneline": {**dict.fromkeys(("rss", "pss", "anonymous"), size * 2**20), "files": 30, "threads": 9}},
             "regions": 2,
             "shared": 2**21,
         }
