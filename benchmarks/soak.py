@@ -163,6 +163,7 @@ def results_of(log: Log, args: argparse.Namespace, left: Sequence[str]) -> dict[
         "all": counted(log.requests),
         "by_minute": [{"minute": minute, **counted(ones)} for minute, ones in sorted(minutes.items())],
         "samples": log.samples,
+        "requests": log.requests,
         "different": len(log.answers),
         "left": list(left),
     }
