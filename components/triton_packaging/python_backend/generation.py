@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 import transformers
 
+from .head import fill_rows
 from .request import Asked
 
 # Tokens of one step, and of a page of the cache. Prompts longer than a step are read in several.
@@ -60,6 +61,7 @@ class Batched:
     def __init__(self, model: Any, room: Room, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._ids, self._open = loop, itertools.count(), True
         self._answers: dict[str, asyncio.Queue[Any]] = {}
+        fill_rows(model)
         self._manager = make_manager(model, room)
         self._manager.start()
         try:
