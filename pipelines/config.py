@@ -15,7 +15,7 @@ from components.data_curation.config import DataCurationConfig
 from components.data_versioning.config import DataVersioningConfig
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.tasks.config import TASK_FILES
-from components.fine_tuning.config import PROMPTS, FineTuningConfig
+from components.fine_tuning.config import LOW_RANK, PROMPTS, FineTuningConfig
 from components.model_registry.config import ModelRegistryConfig
 from components.triton_packaging.config import TritonPackagingConfig
 
@@ -68,11 +68,24 @@ def load(path: Path | None = None, overrides: Sequence[str] = (), *, here: bool 
 
 def check_whole(config: Customization) -> None:
     """Raise ConfigurationError for stages that cannot follow one another, before hours are spent on the first ones."""
-    adaptation = config.fine_tuning.adaptation
-    if adaptation in PROMPTS:
+    tuning, packaging = config.fine_tuning, config.triton_packaging
+    if tuning.adaptation in PROMPTS and (packaging.backend == "vllm" or packaging.adapter == "merged"):
         raise ConfigurationError(
-            f"fine_tuning.adaptation: a pipeline ends in a Triton package, and virtual tokens ({adaptation}) cannot be merged into weights",
-            hint="Use lora or full in a pipeline; `tuneline finetune` and `tuneline evaluate` alone take every adaptation.",
+            f"fine_tuning.adaptation: virtual tokens ({tuning.adaptation}) can neither be merged into weights nor be served by vLLM",
+            hint="Set triton_packaging.backend to python and triton_packaging.adapter to auto, or use adaptation lora or full.",
+        )
+    if tuning.adaptation not in LOW_RANK or tuning.merge:
+        return
+    attached = packaging.adapter == "attached" or (packaging.adapter == "auto" and packaging.backend == "vllm")
+    if packaging.weights == "referenced" and not attached:
+        raise ConfigurationError(
+            "triton_packaging.weights: found 'referenced', and the adapter is merged, into weights that lie nowhere else",
+            hint="Set triton_packaging.adapter to attached, or triton_packaging.weights to copied.",
+        )
+    if packaging.backend == "vllm" and attached and tuning.lora.dora:
+        raise ConfigurationError(
+            "fine_tuning.lora.dora: vLLM does not compute DoRA's part of an attached adapter",
+            hint="Set triton_packaging.adapter to merged, or fine_tuning.lora.dora to false.",
         )
 
 

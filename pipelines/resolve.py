@@ -104,7 +104,7 @@ def plan(
 
 def unproven(config: Customization) -> str | None:
     """Why no server can prove the package here."""
-    return engine.availability() if config.triton_packaging.prove else PROOF_OFF
+    return engine.unproven(config.triton_packaging.backend) if config.triton_packaging.prove else PROOF_OFF
 
 
 def unproven_note(reason: str) -> str:

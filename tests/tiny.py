@@ -23,8 +23,9 @@ SENTENCES = (
 )
 
 
-def tiny_model(folder: Path, *, seed: int = 0) -> Path:
-    """Write a random model (hidden size 64, 2 layers, 4 heads of 16, float32 safetensors) into `folder` and return it.
+def tiny_model(folder: Path, *, seed: int = 0, head: int = 16) -> Path:
+    """Write a random model (2 layers, 4 heads, by default of 16, so that the hidden size is 64; float32 safetensors) into `folder` and
+    return it. vLLM on a CPU computes no heads of 16, but those of 64.
 
     Equal seeds give equal bytes. Answers of an untrained model are nonsense, but they are the same nonsense every time.
     """
@@ -33,7 +34,7 @@ def tiny_model(folder: Path, *, seed: int = 0) -> Path:
 
     tokenizer = tiny_tokenizer()
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=len(tokenizer), hidden_size=4 * head, intermediate_size=8 * head, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.25, tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip

@@ -15,12 +15,63 @@ GOLDEN_PROMPTS = (
 )
 
 
+class VllmConfig(BaseModel):
+    """The section `triton_packaging.vllm`: what model.json tells vLLM beside the model."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    max_model_len: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="Longest prompt and answer together, in tokens; never above the model's context. 0: max_prompt_tokens + max_tokens.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="Share of a GPU's memory that vLLM takes for weights and cache. More answers more requests at once."
+    )
+    tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share the model's weights.")
+    enforce_eager: bool = Field(False, description="Leave CUDA graphs out: ready sooner and with less memory, but slower.")
+    max_lora_rank: Literal[0, 8, 16, 32, 64, 128, 256, 320, 512] = Field(
+        0, description="Highest rank of an attached adapter; vLLM sets memory aside for it. 0: the lowest that all packaged ones fit in."
+    )
+    max_loras: int = Field(
+        0, ge=0, le=1024, description="Different adapters computed in one batch. 0: as many as the package has, up to 8."
+    )
+
+
 class TritonPackagingConfig(BaseModel):
     """The section `triton_packaging` of customization.yaml."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
-    backend: Literal["python"] = Field("python", description="The Triton backend that serves the model: python runs on CPUs and GPUs.")
+    backend: Literal["python", "vllm"] = Field(
+        "python",
+        description="The Triton backend that serves the model. python: tuneline's own, carried in the package, on CPUs and GPUs. vllm: "
+        "Triton's vLLM backend, for GPUs, and for several adapters over one base.",
+    )
+    adapter: Literal["auto", "merged", "attached"] = Field(
+        "auto",
+        description="An adapter's place: merged into the weights, or attached to them when the model is loaded. auto: merged for python, "
+        "attached for vllm, and attached where it cannot be merged (virtual tokens).",
+    )
+    weights: Literal["copied", "referenced"] = Field(
+        "copied",
+        description="copied: the package holds its weights, as links where it can. referenced: it holds only where full weights, or base "
+        "and adapter, lie, and what they are; they must stay there.",
+    )
+    publish_to: str = Field(
+        "",
+        pattern=r"^(/.*|s3://[a-z0-9][a-z0-9.-]+(/[0-9A-Za-z._/-]*)?)?$",
+        description="Folder or s3://bucket/prefix to which the finished package is copied too, for a cluster's Triton; it lies there under "
+        "its content digest.",
+    )
+    vllm: VllmConfig = Field(VllmConfig(), description="What vLLM is told, where it is the backend.")
+    serving_root: str = Field(
+        "",
+        pattern=r"^(/.*)?$",
+        description="Folder in which a cluster's Triton finds this package, such as /models, for the paths in a vLLM package. "
+        "Empty: paths are relative, and the server is started in the package's folder, as `tuneline serve` does.",
+    )
     model_name: str = Field(
         "tuneline",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",

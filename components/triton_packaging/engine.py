@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -20,6 +21,9 @@ from components.triton_packaging import serving_env
 STUB = "triton_python_backend_stub"
 # The wheel is tagged manylinux_2_35: its libraries do not load on an older C library.
 OLDEST_GLIBC = (2, 35)
+# Without __init__.py: it would make the folder a package named vllm, and hide the real one.
+VLLM_BACKEND = Path(__file__).parent / "vllm_backend"
+VLLM_FILES = ("model.py", "tuneline_asking.py", "tuneline_engines.py", "tuneline_stand_in.py")
 INSTALL = "pip install --no-deps nvidia-pytriton==0.7.0"
 
 
@@ -29,12 +33,19 @@ def availability() -> str | None:
     return next((reason for check in checks if (reason := check())), None)
 
 
+def unproven(backend: str) -> str | None:
+    """Why a package for this backend cannot be proven on this machine, or None when it can."""
+    return availability() or (serving_env.missing_vllm() if backend == "vllm" else None)
+
+
 def hint() -> str:
-    """What to do about availability()'s reason."""
+    """What to do about the reason that availability() or unproven() gives."""
     if _wheel():
         return f"make installs it; by hand: {INSTALL}"
     if serving_env.missing():
         return serving_env.MAKE_IT
+    if availability() is None:
+        return serving_env.INSTALL_VLLM
     return "Package on a machine with x86-64 Linux, glibc 2.35 and Python 3.11 or 3.12. `tuneline doctor` says what is missing."
 
 
@@ -76,12 +87,17 @@ def environment() -> dict[str, str]:
 
 
 def make_backend_folder(folder: Path) -> Path:
-    """Fill `folder` as a Triton backend directory: the stub must stand beside the backend's library. Returns it."""
-    backend = folder / "python"
-    backend.mkdir(parents=True)
-    for source in ("libtriton_python.so", "triton_python_backend_utils.py"):
-        (backend / source).symlink_to(home() / "backends" / "python" / source)
-    (backend / STUB).symlink_to(stub())
+    """Fill `folder` as a Triton backend directory: the stub must stand beside the backend's library. Returns it.
+
+    The vLLM backend is one in Python: its files alone, served by the python backend's library. Copies, because the server refuses a library
+    of such a backend that a link leads to, as one that "escapes backend directory".
+    """
+    library = home() / "backends" / "python"
+    python = [library / "libtriton_python.so", library / "triton_python_backend_utils.py", stub()]
+    for name, files in {"python": python, "vllm": [VLLM_BACKEND / file for file in VLLM_FILES]}.items():
+        (folder / name).mkdir(parents=True)
+        for file in files:
+            shutil.copy(file, folder / name / file.name)
     return folder
 
 

@@ -59,6 +59,17 @@ def write_stream(folder: Path, engine: str, parameters: Mapping[str, str]) -> No
     write_config(folder, config)
 
 
+def write_vllm(folder: Path, parameters: Mapping[str, str]) -> None:
+    """Write config.pbtxt of a model for Triton's vLLM backend, which fills in inputs and outputs itself when it loads the model."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    config = pb.ModelConfig(name=folder.name, backend="vllm")
+    config.version_policy.latest.num_versions = 1
+    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_MODEL)
+    _add_parameters(config, parameters)
+    write_config(folder, config)
+
+
 def write_config(folder: Path, config: Any) -> None:
     """Write config.pbtxt of a model folder: the old or the new one is there, whole. Raises TunelineError when it does not read back."""
     from google.protobuf import text_format
@@ -86,6 +97,14 @@ def read(folder: Path) -> Any:
     return config
 
 
+def backend_of(folder: Path) -> str:
+    """The backend of a model folder; "" where its configuration cannot be read, which the server tells better."""
+    try:
+        return str(read(folder).backend)
+    except TunelineError:
+        return ""
+
+
 def python_config(name: str, parameters: Mapping[str, str]) -> Any:
     """The configuration of a model for our python backend: one instance, on a GPU where the server has one, no batch dimension."""
     from tritonclient.grpc import model_config_pb2 as pb
@@ -97,9 +116,13 @@ def python_config(name: str, parameters: Mapping[str, str]) -> Any:
     for tensor, (kind, dims) in OUTPUTS.items():
         config.output.add(name=tensor, data_type=pb.DataType.Value(kind), dims=dims)
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_AUTO)
+    _add_parameters(config, parameters)
+    return config
+
+
+def _add_parameters(config: Any, parameters: Mapping[str, str]) -> None:
     for key, value in parameters.items():
         config.parameters[key].string_value = value
-    return config
 
 
 def _add_warmup(config: Any) -> None:

@@ -1,57 +1,29 @@
 """The proof: a real Triton server loads the package and answers golden prompts as transformers does from the model before packaging.
 
-They are asked over HTTP, over gRPC and streamed, by one client and by several at once.
+They are asked over HTTP, over gRPC and streamed, by one client and by several at once. A package for the vLLM backend is asked with each of
+its adapters and without one.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import queue
 import time
-import urllib.error
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from components.common import chat, models
-from components.common.errors import TunelineError
 from components.common.models import Model
 from components.common.progress import Reporter
 from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.form import Form
 from components.triton_packaging.pbtxt import stream_name
-from components.triton_packaging.server import Server, children, get_json, memory, running_server
+from components.triton_packaging.protocols import PROTOCOLS, Answer, ProofError, Reference, with_adapter
+from components.triton_packaging.server import Server, children, memory, running_server
 
 CLIENTS = (1, 8)
-
-
-class ProofError(TunelineError):
-    """The server answers, but not as the model did before packaging."""
-
-    kind = "proof"
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What the model answers before packaging. `prefixes[k]` is the text of its first k tokens and `close[k]` says whether rounding could
-    have chosen another token there."""
-
-    prompt: str
-    prompt_tokens: int
-    text: str
-    prefixes: list[str]
-    close: list[bool]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the server answered over one protocol."""
-
-    text: str
-    prompt_tokens: int
-    completion_tokens: int
 
 
 @dataclass(frozen=True)
@@ -76,19 +48,28 @@ class Proof:
         return {key: value for key, value in asdict(self).items() if key not in ("answers", "dtype")}
 
 
-def prove(model: Model, repository: Path, config: TritonPackagingConfig, dtype: str, *, seed: int, log: Path, reporter: Reporter) -> Proof:
-    """Compare the packaged model with the original. Raises ProofError for the first answer that differs, ModelLoadError and
-    EngineMissingError when the server does not come that far."""
+def served(model: Model, form: Form, backend: str) -> dict[str, Model]:
+    """The models a package answers as, by the adapter a request names; "" where it names none. Only vLLM's requests name one."""
+    if backend != "vllm" or not form.adapters:
+        return {"": model}
+    base = Model(model.base.sha256, model.base, model.base.path, None, None)
+    return {"": base, **form.adapters}
+
+
+def prove(
+    originals: Mapping[str, Model], repository: Path, config: TritonPackagingConfig, dtype: str, *, seed: int, log: Path, reporter: Reporter
+) -> Proof:
+    """Compare what is packaged with the originals, which are named as `served` names them. Raises ProofError for the first answer that
+    differs, ModelLoadError and EngineMissingError when the server does not come that far."""
     reporter.step("asking the model before packaging")
-    references = answer_before(model, config, dtype, seed, reporter)
+    references = [
+        replace(reference, adapter=name)
+        for name, model in originals.items()
+        for reference in answer_before(model, config, dtype, seed, reporter)
+    ]
     reporter.step("loading the package in Triton")
-    with running_server(
-        repository,
-        models=[config.model_name, stream_name(config.model_name)],
-        log=log,
-        ready_timeout=config.ready_timeout_seconds,
-        reporter=reporter,
-    ) as server:
+    names = [config.model_name] if config.backend == "vllm" else [config.model_name, stream_name(config.model_name)]
+    with running_server(repository, models=names, log=log, ready_timeout=config.ready_timeout_seconds, reporter=reporter) as server:
         reporter.step("asking Triton")
         speeds = {}
         for clients in CLIENTS:
@@ -116,7 +97,8 @@ def answer_before(model: Model, config: TritonPackagingConfig, dtype: str, seed:
 def _reference(model: Any, tokenizer: Any, prompt: str, max_tokens: int, *, rounding: bool) -> Reference:
     import torch
 
-    ids = torch.tensor([chat.encode_prompt(tokenizer, [{"role": "user", "content": prompt}])], device=model.device)
+    messages = [{"role": "user", "content": prompt}]
+    ids = torch.tensor([chat.encode_prompt(tokenizer, messages)], device=model.device)
     with torch.inference_mode():
         out = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, temperature=None, top_p=None, top_k=None,
@@ -125,7 +107,15 @@ def _reference(model: Any, tokenizer: Any, prompt: str, max_tokens: int, *, roun
     tokens = out.sequences[0, ids.shape[1] :]
     prefixes = [tokenizer.decode(tokens[:k], skip_special_tokens=True) for k in range(len(tokens) + 1)]
     close = [rounding and is_close(logits[0]) for logits in out.logits]
-    return Reference(prompt, ids.shape[1], prefixes[-1], prefixes, close)
+    rendered = as_raw_text(tokenizer, chat.render(tokenizer, messages, prompt=True))
+    return Reference(prompt, ids.shape[1], prefixes[-1], prefixes, close, rendered)
+
+
+def as_raw_text(tokenizer: Any, rendered: str) -> str:
+    """A prompt of the chat template for a server that takes text as it is and adds the mark of its beginning itself."""
+    mark = tokenizer.bos_token or ""
+    adds = mark and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    return rendered.removeprefix(mark) if adds else rendered
 
 
 def is_close(logits: Any) -> bool:
@@ -145,18 +135,24 @@ def _ask_all(
     server: Server, config: TritonPackagingConfig, references: Sequence[Reference], clients: int, reporter: Reporter
 ) -> tuple[list[dict[str, Any]], float]:
     """Every prompt over every protocol, so many at a time. What was answered, and how many tokens came in a second."""
-    asked = [(reference, over) for reference in references for over in PROTOCOLS]
-    matches: dict[str, str] = {}
+    protocols = PROTOCOLS[config.backend]
+    asked = [(reference, over) for reference in references for over in protocols]
+    matches: dict[tuple[str, str], str] = {}
     tokens, began = 0, time.monotonic()
     with ThreadPoolExecutor(clients) as pool:
-        coming = pool.map(lambda one: PROTOCOLS[one[1]](server, config, one[0].prompt), asked)
+        coming = pool.map(lambda one: protocols[one[1]](server, config, one[0]), asked)
         for (reference, over), answer in zip(asked, coming, strict=True):
-            matches[reference.prompt] = max(matches.get(reference.prompt, ""), compare(reference, over, answer))
+            key = (reference.adapter, reference.prompt)
+            matches[key] = max(matches.get(key, ""), compare(reference, over, answer))
             tokens += answer.completion_tokens
             reporter.progress(len(matches), len(references), "prompts")
     seconds = time.monotonic() - began
-    answers = [{"prompt": r.prompt, "text": r.text, "prompt_tokens": r.prompt_tokens, "match": matches[r.prompt]} for r in references]
-    return answers, round(tokens / seconds, 1)
+    return [_told(reference, matches[reference.adapter, reference.prompt]) for reference in references], round(tokens / seconds, 1)
+
+
+def _told(reference: Reference, match: str) -> dict[str, Any]:
+    told = {"prompt": reference.prompt, "text": reference.text, "prompt_tokens": reference.prompt_tokens, "match": match}
+    return {**told, "adapter": reference.adapter} if reference.adapter else told
 
 
 def compare(reference: Reference, protocol: str, answer: Answer) -> str:
@@ -167,79 +163,9 @@ def compare(reference: Reference, protocol: str, answer: Answer) -> str:
     if answer.prompt_tokens == reference.prompt_tokens and shared < len(reference.close) and reference.close[shared]:
         return "rounding"
     raise ProofError(
-        f"over {protocol} Triton does not answer as transformers does.\n  prompt:       {reference.prompt!r} "
+        f"over {protocol} Triton does not answer as transformers does{with_adapter(reference)}.\n  prompt:       {reference.prompt!r} "
         f"({reference.prompt_tokens} tokens; Triton counted {answer.prompt_tokens})\n"
         f"  transformers: {reference.text!r}\n  Triton:       {answer.text!r}",
         hint="The package is not published. Package again with TUNELINE_THREADS=1: if it then passes, this processor's sums depend on the "
         "number of threads; if not, compare chat template and generation settings in weights/ with the model's.",
     )
-
-
-def ask_http(server: Server, config: TritonPackagingConfig, prompt: str) -> Answer:
-    """A greedy answer through the generate extension."""
-    body = {"text_input": prompt, "max_tokens": config.golden_max_tokens}
-    try:
-        answer = get_json(f"{server.http_url}/v2/models/{config.model_name}/generate", method="POST", body=body, timeout=600)
-    except urllib.error.HTTPError as error:
-        raise _refused("HTTP", prompt, error.read().decode("utf-8", errors="replace")) from None
-    return Answer(answer["text_output"], int(answer["prompt_tokens"]), int(answer["completion_tokens"]))
-
-
-def ask_grpc(server: Server, config: TritonPackagingConfig, prompt: str) -> Answer:
-    """A greedy answer through gRPC inference, with chat messages instead of a text."""
-    from tritonclient import grpc
-    from tritonclient.utils import InferenceServerException
-
-    try:
-        with grpc.InferenceServerClient(server.grpc_url) as client:
-            result = client.infer(config.model_name, _inputs(config, prompt), client_timeout=600)
-    except InferenceServerException as error:
-        raise _refused("gRPC", prompt, str(error)) from None
-    return _answer([result])
-
-
-def ask_stream(server: Server, config: TritonPackagingConfig, prompt: str) -> Answer:
-    """A greedy answer streamed over gRPC."""
-    from tritonclient import grpc
-
-    came: queue.Queue[tuple[Any, Any]] = queue.Queue()
-    results: list[Any] = []
-    with grpc.InferenceServerClient(server.grpc_url) as client:
-        client.start_stream(lambda result, error: came.put((result, error)))
-        client.async_stream_infer(stream_name(config.model_name), _inputs(config, prompt))
-        while not results or not results[-1].as_numpy("finish_reason")[0]:
-            result, error = came.get(timeout=600)
-            if error is not None:
-                raise _refused("a gRPC stream", prompt, str(error))
-            results.append(result)
-    return _answer(results)
-
-
-def _answer(results: Sequence[Any]) -> Answer:
-    """The answer of a response, or of a stream of them."""
-    text = "".join(result.as_numpy("text_output")[0].decode("utf-8") for result in results)
-    return Answer(text, *(int(results[-1].as_numpy(name)[0]) for name in ("prompt_tokens", "completion_tokens")))
-
-
-def _inputs(config: TritonPackagingConfig, prompt: str) -> list[Any]:
-    import numpy as np
-    from tritonclient import grpc
-
-    messages = json.dumps([{"role": "user", "content": prompt}], ensure_ascii=False)
-    values = {
-        "messages": ("BYTES", np.array([messages.encode()], dtype=np.object_)),
-        "max_tokens": ("INT32", np.array([config.golden_max_tokens], dtype=np.int32)),
-    }
-    inputs = [grpc.InferInput(name, [1], kind) for name, (kind, _) in values.items()]
-    for tensor, (_, value) in zip(inputs, values.values(), strict=True):
-        tensor.set_data_from_numpy(value)
-    return inputs
-
-
-def _refused(protocol: str, prompt: str, said: str) -> ProofError:
-    return ProofError(f"over {protocol} Triton refused the golden prompt {prompt!r}: {said}", hint="Check triton_packaging.golden_prompts.")
-
-
-PROTOCOLS: dict[str, Callable[[Server, TritonPackagingConfig, str], Answer]] = {
-    "HTTP": ask_http, "gRPC": ask_grpc, "a gRPC stream": ask_stream,
-}  # fmt: skip

@@ -55,9 +55,19 @@ def _answers(proven: Proof | None) -> str:
 
 def _usage(config: TritonPackagingConfig) -> str:
     body = json.dumps({"text_input": config.golden_prompts[0], "max_tokens": 64}, ensure_ascii=False).replace("'", "'\\''")
+    if config.backend == "vllm":
+        return _vllm_usage(config)
     lines = ["tuneline serve REPOSITORY", f"curl -d '{body}' http://127.0.0.1:8000/v2/models/{config.model_name}/generate"]
     lines.append(f"curl -N -d '{body}' http://127.0.0.1:8000/v2/models/{stream_name(config.model_name)}/generate_stream")
     return f"<pre>{escape(chr(10).join(lines))}</pre>"
+
+
+def _vllm_usage(config: TritonPackagingConfig) -> str:
+    """The vLLM backend takes text as it is: whoever asks writes the chat template's marks."""
+    body = {"text_input": "TEXT IN THE MODEL'S CHAT TEMPLATE", "exclude_input_in_output": True}
+    asked = json.dumps({**body, "parameters": {"temperature": 0, "max_tokens": 64, "lora_name": "NAME"}}).replace("'", "'\\''")
+    lines = ["tuneline serve REPOSITORY", f"curl -d '{asked}' http://127.0.0.1:8000/v2/models/{config.model_name}/generate"]
+    return f"<pre>{escape(chr(10).join(lines))}</pre>" + report.paragraph("Without lora_name the base model answers.")
 
 
 def _files(output: Path, config: TritonPackagingConfig) -> str:

@@ -14,7 +14,8 @@ from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError, UsageError
 from components.common.jobs import private_folder
 from components.common.progress import Reporter
-from components.triton_packaging.pbtxt import CONFIG, stream_name
+from components.triton_packaging import parts
+from components.triton_packaging.pbtxt import CONFIG, read, stream_name
 from components.triton_packaging.server import Server, running_server
 
 
@@ -51,7 +52,7 @@ def serve(
 
 
 def verified(repository: Path) -> Artifact:
-    """The package in this folder, every file checked and none added: Triton would serve an added version."""
+    """The package in this folder and what it refers to, every file checked and none added: Triton would serve an added version."""
     if repository.is_dir() and not (repository / artifacts.MANIFEST).exists() and any(repository.glob(f"*/{CONFIG}")):
         raise UsageError(
             f"{repository} was not packaged by tuneline: it has no {artifacts.MANIFEST} to check its files against",
@@ -65,6 +66,8 @@ def verified(repository: Path) -> Artifact:
             raise ArtifactDamagedError(
                 f"{path.relative_to(repository)} was added to the repository in {repository}", hint="Remove it, or package the model again."
             )
+    for reference in parts.references(read(repository / model_names(artifact)[0]).parameters):
+        parts.verify(reference)
     return artifact
 
 

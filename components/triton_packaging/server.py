@@ -26,7 +26,7 @@ from components.common.errors import EXIT_USAGE, EngineMissingError, TunelineErr
 from components.common.jobs import private_folder
 from components.common.progress import Reporter, Silent
 from components.triton_packaging import engine
-from components.triton_packaging.pbtxt import CONFIG
+from components.triton_packaging.pbtxt import CONFIG, backend_of
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the kernel puts POSIX shared memory
 SHM_PREFIX = "tuneline"
@@ -119,7 +119,7 @@ def running_server(
     with private_folder(Path(tempfile.gettempdir()), "tuneline-triton", mode=0o700) as work:
         command = _command(repository, engine.make_backend_folder(work / "backends"), names, host, ports, prefix)
         began = time.monotonic()
-        child = _start(command, work, log)
+        child = _start(command, repository if _has_vllm(repository, names) else work, log)
         guard = process.guard_group(child.pid)
         try:
             version = _wait_ready(child, f"http://{_literal(host)}:{ports[0]}", names, log, ready_timeout, reporter or Silent())
@@ -152,12 +152,18 @@ def _command(repository: Path, backends: Path, models: Sequence[str], host: str,
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in models),
         "--exit-on-error=false",
-        "--disable-auto-complete-config",
+        # Auto-complete starts every python model twice; the vLLM backend fills in inputs and outputs by it.
+        *([] if _has_vllm(repository, models) else ["--disable-auto-complete-config"]),
     ]
 
 
+def _has_vllm(repository: Path, models: Sequence[str]) -> bool:
+    """Whether a model is for the vLLM backend, whose files may name paths that count from the repository."""
+    return any(backend_of(repository / name) == "vllm" for name in models)
+
+
 def _start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Started in a session of its own: Ctrl-C reaches us, and we stop the server."""
+    """Started in `folder`, in a session of its own: Ctrl-C reaches us, and we stop the server."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
         return subprocess.Popen(

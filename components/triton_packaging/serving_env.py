@@ -14,6 +14,8 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from components.common.errors import EngineMissingError, TunelineError
@@ -23,6 +25,11 @@ NEWEST_PYTHON = (3, 12)
 # Serving a package must not write into it, and the stub does not read PYTHONDONTWRITEBYTECODE.
 PTH = "import sys; sys.dont_write_bytecode = True\n"
 MAKE_IT = "Create it with: python -m components.triton_packaging.serving_env"
+INSTALL_VLLM = (
+    "Install vLLM in the environment that tuneline runs in (docs/vllm.md), or package on a machine that has it, or for the python backend."
+)
+# Only a package with code in it counts: the backend's own folder bears the name too.
+FIND_VLLM = "import importlib.util as u, sys; s = u.find_spec('vllm'); sys.exit(0 if s and s.origin else 1)"
 # What the served model imports, looked up without importing it: torch alone would take seconds.
 CHECK = (
     "import importlib.util as u, numpy, sys; "
@@ -51,8 +58,17 @@ def missing() -> str | None:
     return None
 
 
-def create() -> Path:
+@cache
+def missing_vllm() -> str | None:
+    """Why the vLLM backend cannot run in the serving environment, as a sentence's end, or None when it can."""
+    done = subprocess.run([str(_python()), "-I", "-c", FIND_VLLM], capture_output=True, timeout=120, check=False)
+    return "vLLM is not installed here" if done.returncode else None
+
+
+def create(lenders: Sequence[str] = ()) -> Path:
     """Create the serving environment, or repair it, and return its folder; one that works is left as it is.
+
+    It lends from these folders of packages, by default from that of the environment tuneline runs in.
 
     Raises EngineMissingError where this Python has no numpy below 2, TunelineError when pip fails.
     """
@@ -61,7 +77,9 @@ def create() -> Path:
     if sys.version_info[:2] > NEWEST_PYTHON:
         raise EngineMissingError(missing() or "", hint="Everything else works here; packages stay unproven and cannot be promoted.")
     _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder())])
-    (_site_packages() / "tuneline_environment.pth").write_text(sysconfig.get_path("purelib") + "\n" + PTH, encoding="utf-8")
+    (_site_packages() / "tuneline_environment.pth").write_text(
+        "\n".join([*(lenders or [sysconfig.get_path("purelib")]), PTH]), encoding="utf-8"
+    )
     _run([sys.executable, "-m", "pip", "--python", str(_python()), "install", "--quiet", "--disable-pip-version-check", "--no-deps", NUMPY])
     wrong = _works()
     if wrong:

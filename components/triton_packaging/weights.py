@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from components.common import artifacts, models
-from components.common.errors import InputError
 from components.common.models import Model
 
 CACHE_BYTES, FLOAT32 = 1 << 30, 4  # the cache of a package that does not say
 
 # Where a model was loaded from is no property of it, and would give equal models unequal bytes.
 LOCAL_KEYS = ("_name_or_path", "name_or_path")
+BASE_KEYS = ("base_model_name_or_path", "tokenizer_name_or_path")  # of an adapter: its base's name is enough
 
 
 def served_dtype(configured: str) -> str:
@@ -27,32 +27,38 @@ def served_dtype(configured: str) -> str:
     return "bfloat16" if torch.cuda.is_available() else "float32"
 
 
-def check_mergeable(model: Model) -> None:
-    """Raise InputError for an adapter whose effect no plain weights can have."""
-    if model.adapter is None:
-        return
-    kind = json.loads((model.adapter / models.ADAPTER_CONFIG).read_text(encoding="utf-8")).get("peft_type")
-    if kind != "LORA":
-        raise InputError(
-            f"the model's adapter is of type {kind}; only LoRA adapters can be merged into the weights",
-            hint="Fine-tune with adaptation lora or full.",
-        )
+def write_weights(model: Model, folder: Path, dtype: str, *, merged: bool) -> None:
+    """Fill `folder` with the model's weights, configuration, tokenizer and chat template; `merged`: with its adapter in the weights.
 
-
-def write_weights(model: Model, folder: Path, dtype: str) -> None:
-    """Fill `folder` with the model's weights, configuration, tokenizer and chat template.
-
-    An adapter is merged in float32 and stored as `dtype`; full weights are taken over unchanged. Float32 keeps greedy answers on a CPU
+    An adapter is merged in float32 and stored as `dtype`; other weights are taken over unchanged. Float32 keeps greedy answers on a CPU
     those of the model before merging; bfloat16 halves the package and is what a GPU computes with.
     """
     folder.mkdir(parents=True)
-    if model.adapter:
+    if merged:
         _merge(model, folder, dtype)
     else:
         _take_over(model.weights, folder)
+    write_tokenizer(model, folder)
+
+
+def write_tokenizer(model: Model, folder: Path) -> None:
+    """Write the model's tokenizer and chat template into `folder`, and take out of its files where they came from."""
+    folder.mkdir(parents=True, exist_ok=True)
     models.load_tokenizer(model.tokenizer).save_pretrained(folder)
     for path in sorted(folder.glob("*.json")):
         _strip_local_keys(path)
+
+
+def write_adapter(model: Model, folder: Path) -> None:
+    """Fill `folder` with the model's adapter as PEFT and vLLM read it: its weights as links, its configuration without a path."""
+    if model.adapter is None:
+        raise ValueError("the model has no adapter")
+    folder.mkdir(parents=True)
+    for path in sorted(model.adapter.glob("adapter_*.safetensors")):
+        link_or_copy(path.resolve(), folder / path.name)
+    settings = json.loads((model.adapter / models.ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    named = {key: models.public_name(model.base.uri) for key in BASE_KEYS if settings.get(key)}
+    (folder / models.ADAPTER_CONFIG).write_text(json.dumps({**settings, **named}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _merge(model: Model, folder: Path, dtype: str) -> None:

@@ -124,6 +124,9 @@ def evaluate(
 def package(
     model: Annotated[str, typer.Argument(help="A tuned model's folder, or a base model's source.")],
     output: Output,
+    adapter: Annotated[
+        list[str], typer.Option("--adapter", metavar="NAME=MODEL_DIR", help="A further adapter over the same base, for vllm. Repeatable.")
+    ] = [],  # noqa: B006
     config: Config = None,
     sets: Sets = [],  # noqa: B006
     overwrite: Overwrite = False,
@@ -133,11 +136,15 @@ def package(
     """Make a Triton model repository and prove it in a real server."""
     customization = load_config(config, sets)
     from components.common import models
+    from components.triton_packaging import form
     from components.triton_packaging.stage import package as stage
 
+    named = form.named(adapter)
     with working("package", as_json, workdir) as (reporter, _):
         opened = models.open_model(model, reporter)
-        made = stage(opened, output, customization.triton_packaging, seed=customization.seed, reporter=reporter, overwrite=overwrite)
+        others = {name: models.open_model(folder, reporter) for name, folder in named.items()}
+        options: dict[str, Any] = {"seed": customization.seed, "reporter": reporter, "overwrite": overwrite, "adapters": others}
+        made = stage(opened, output, customization.triton_packaging, **options)
     names = ("model_name", "backend", "proof")
     result = {"repository": str(output), "sha256": made.sha256} | {name: made.manifest.summary[name] for name in names}
     proof = result["proof"]

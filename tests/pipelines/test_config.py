@@ -8,7 +8,7 @@ import pytest
 
 from components.common.errors import ConfigurationError, TunelineError, UsageError
 from components.evaluation.tasks.config import files
-from pipelines.config import Customization, load
+from pipelines.config import Customization, check_whole, load
 
 
 def said(*overrides: str, file: Path | None = None) -> str:
@@ -111,3 +111,31 @@ def test_a_task_file_in_a_folder_with_any_name_counts_from_the_files_own_folder(
         "evaluation: {tasks: [{kind: lm_eval, task: tickets.yaml, metrics: [acc]}], gate: [{metric: lm_eval.acc, min_gain: 0}]}\n"
     )
     assert files(load(file).evaluation.tasks[0]) == {"task": str(tmp_path / "apps_ml" / "tickets.yaml")}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["fine_tuning.adaptation=p_tuning", "triton_packaging.adapter=merged"], "can neither be merged into weights"),
+        (["fine_tuning.adaptation=prompt_tuning", "triton_packaging.backend=vllm"], "nor be served by vLLM"),
+        (["triton_packaging.weights=referenced"], "the adapter is merged, into weights that lie nowhere else"),
+        (["triton_packaging.backend=vllm", "fine_tuning.lora.dora=true"], "vLLM does not compute DoRA"),
+    ],
+)
+def test_a_model_that_could_not_be_packaged_as_configured_is_refused_before_it_is_trained(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check_whole(load(None, overrides))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["fine_tuning.adaptation=p_tuning"],
+        ["triton_packaging.weights=referenced", "triton_packaging.adapter=attached"],
+        ["triton_packaging.weights=referenced", "fine_tuning.adaptation=full"],
+        ["triton_packaging.weights=referenced", "triton_packaging.backend=vllm"],
+        ["triton_packaging.backend=vllm", "triton_packaging.adapter=merged", "fine_tuning.lora.dora=true"],
+    ],
+)
+def test_what_can_be_packaged_as_configured_is_accepted(overrides: list[str]) -> None:
+    check_whole(load(None, overrides))

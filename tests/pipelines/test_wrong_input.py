@@ -979,6 +979,23 @@ OF_THE_REGISTRY = {  # the tests are in tests/model_registry, and in tests/engin
     "MLflow at … does not know you: …": ("registry", 1),
     "MLflow at … does not permit this: …": ("registry", 1),
 }
+OF_PACKAGES = {  # the tests are in tests/triton_packaging, tests/engines and tests/pipelines/test_config.py
+    "--adapter … is not of the form NAME=MODEL_DIR": ("configuration", 2),
+    "several adapters over one base need triton_packaging.backend vllm and attached adapters": ("configuration", 2),
+    "the adapter … was made for the base … (…), and the others for … (…): they share no weights": ("input", 1),
+    "the adapter … has …, which vLLM does not compute": ("input", 1),
+    "the model's adapter is of type …, which no plain weights can have the effect of: it cannot be merged": ("configuration", 2),
+    "the model's adapter is of type …; vLLM takes LoRA adapters only": ("configuration", 2),
+    "fine_tuning.adaptation: virtual tokens (…) can neither be merged into weights nor be served by vLLM": ("configuration", 2),
+    "a merged adapter has no weights anywhere that the package could refer to: they are made for the package": ("configuration", 2),
+    "triton_packaging.weights: found 'referenced', and the adapter is merged, into weights that lie nowhere else": (
+        "configuration",
+        2,
+    ),
+    "fine_tuning.lora.dora: vLLM does not compute DoRA's part of an attached adapter": ("configuration", 2),
+    "the package refers to …, which is not there as it was: …": ("artifact_damaged", 1),
+    "the package cannot be published to …: …": ("engine_missing", 1),
+}
 
 
 def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -> None:
@@ -986,5 +1003,5 @@ def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in page.splitlines() if line.startswith("| `")]
     listed = {row[0].strip("`"): (row[1].strip("`"), int(row[2])) for row in rows}
     expected = {re.sub(r"\{\w+\}", "…", said.message): (said.kind, said.code) for said in SAID.values()}
-    assert listed == {**expected, **OF_DATA_VERSIONS, **OF_RUNS_ELSEWHERE, **OF_REPRODUCTIONS, **OF_THE_REGISTRY}
+    assert listed == {**expected, **OF_DATA_VERSIONS, **OF_RUNS_ELSEWHERE, **OF_REPRODUCTIONS, **OF_THE_REGISTRY, **OF_PACKAGES}
     assert all(meaning and to_do for _, _, _, meaning, to_do in rows)

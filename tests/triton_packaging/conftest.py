@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,15 +40,17 @@ def tiny_adapted(tiny_base: Model, tmp_path_factory: pytest.TempPathFactory) -> 
     return models.from_artifact(publish_adapter(tiny_base, tmp_path_factory.mktemp("adapter") / "model"))
 
 
-def publish_adapter(base: Model, folder: Path, peft_type: str = "LORA") -> Artifact:
+def publish_adapter(base: Model, folder: Path, peft_type: str = "LORA", seed: int = 1, **lora: Any) -> Artifact:
     """A model artifact with a random adapter on `base`, made from a dataset that only exists by name."""
     import torch
     from peft import LoraConfig, PromptEncoderConfig, get_peft_model
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+        torch.manual_seed(seed)
         config = (
-            LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+            LoraConfig(
+                **{"r": 4, "lora_alpha": 16, "target_modules": "all-linear", "init_lora_weights": False, "task_type": "CAUSAL_LM", **lora}
+            )
             if peft_type == "LORA"
             else PromptEncoderConfig(num_virtual_tokens=4, encoder_hidden_size=16, task_type="CAUSAL_LM")
         )
@@ -58,6 +61,18 @@ def publish_adapter(base: Model, folder: Path, peft_type: str = "LORA") -> Artif
         folder, "model", payload=lambda p: bool(models.MODEL_FILES.fullmatch(p)),
         inputs=[base.base.as_input(), dataset], config={}, seed=0, key="k", summary={},
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_other(tiny_base: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Another random LoRA adapter over the same tiny model."""
+    return models.from_artifact(publish_adapter(tiny_base, tmp_path_factory.mktemp("other") / "model", seed=2, r=12))
+
+
+@pytest.fixture(scope="session")
+def tiny_prompted(tiny_base: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The tiny model with four virtual tokens before every prompt (p-tuning)."""
+    return models.from_artifact(publish_adapter(tiny_base, tmp_path_factory.mktemp("prompted") / "model", "P_TUNING"))
 
 
 @pytest.fixture

@@ -11,14 +11,13 @@ import torch
 from pydantic import ValidationError
 
 from components.common import artifacts, models
-from components.common.errors import ArtifactDamagedError, InputError, OutputOccupiedError, TunelineError, UsageError
+from components.common.errors import ArtifactDamagedError, OutputOccupiedError, TunelineError, UsageError
 from components.common.models import Model
 from components.common.progress import Silent
 from components.triton_packaging import engine, pbtxt, serve, stage, weights
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.stage import package
 from tests.tiny import tiny_model
-from tests.triton_packaging.conftest import publish_adapter
 
 
 def pack(model: Model, output: Path, config: TritonPackagingConfig, **more: bool) -> artifacts.Artifact:
@@ -131,15 +130,6 @@ def test_where_a_model_was_loaded_from_is_not_packaged(tmp_path: Path, quick: Tr
     config.write_text(json.dumps({**json.loads(config.read_text()), "_name_or_path": "/home/someone/model"}))
     made = pack(models.open_model(tmp_path / "base"), tmp_path / "out", quick)
     assert "someone" not in (made.path / "tuneline" / "1" / "weights" / "config.json").read_text()
-
-
-def test_an_adapter_that_cannot_be_merged_is_refused_before_any_work(
-    tiny_base: Model, tmp_path: Path, quick: TritonPackagingConfig
-) -> None:
-    model = models.from_artifact(publish_adapter(tiny_base, tmp_path / "model", "P_TUNING"))
-    with pytest.raises(InputError, match="P_TUNING"):
-        pack(model, tmp_path / "out", quick)
-    assert not (tmp_path / "out" / "tuneline").exists()
 
 
 def test_a_finished_package_is_returned_and_another_one_refused(tiny_base: Model, tmp_path: Path, quick: TritonPackagingConfig) -> None:

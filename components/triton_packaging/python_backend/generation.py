@@ -204,7 +204,7 @@ class OneByOne:
     def _generate(self, asked: Asked, give: Callable[[int], Any], stop: threading.Event) -> None:
         ids = torch.tensor([asked.prompt], device=self._model.device)
         self._model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=asked.max_tokens, pad_token_id=self._pad,
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=asked.max_tokens, pad_token_id=self._pad,
             streamer=Given(give), stopping_criteria=transformers.StoppingCriteriaList([StopWhen(stop)]),
             logits_processor=drawing(asked, ids.device), **GREEDY,
         )  # fmt: skip

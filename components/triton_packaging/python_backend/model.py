@@ -33,6 +33,7 @@ import transformers  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402
 
 from .generation import Batched, OneByOne, Room, Way, taking_turns  # noqa: E402
+from .loading import PartsError, load  # noqa: E402
 from .request import Fields, Limits, read  # noqa: E402
 from .text import TextStream  # noqa: E402
 from .wire import (  # noqa: E402
@@ -99,23 +100,28 @@ class TritonPythonModel:
     def _load(self, args: dict[str, str], parameters: dict[str, str]) -> None:
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        weights, device = Path(args["model_repository"]) / args["model_version"] / "weights", device_of(args)
+        device = device_of(args)
         if device.type == "cpu":
             torch.set_num_threads(threads(int(parameters["threads"])))
-        dtype = getattr(torch, parameters["dtype"]) if device.type == "cuda" else torch.float32
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(weights, trust_remote_code=False)
-        model = transformers.AutoModelForCausalLM.from_pretrained(weights, dtype=dtype, trust_remote_code=False, use_safetensors=True)
-        self.model = model.to(device).eval()
+        try:
+            loaded = load(Path(args["model_repository"]) / args["model_version"], parameters, device)
+        except PartsError as error:
+            raise pb_utils.TritonModelException(str(error)) from None
+        self.model, self.tokenizer = loaded.model, loaded.tokenizer
         ends = self.model.generation_config.eos_token_id
         self.ends = frozenset(ends if isinstance(ends, list) else [ends])
         pad = self.tokenizer.pad_token_id
-        batch = self._batched()
+        batch = self._batched(loaded.alone)
         beside = taking_turns(self.model, batch.alone) if batch else self.model
         self.one: Way = OneByOne(beside, self.tokenizer.eos_token_id if pad is None else pad, self.loop)
         self.many: Way = batch or self.one
 
-    def _batched(self) -> Batched | None:
-        """The batch; None where it cannot serve this model. All requests are then answered one by one, which the log says."""
+    def _batched(self, alone: str) -> Batched | None:
+        """The batch; None where it cannot serve this model, which `alone` says of some. All requests are then answered one by one, and the
+        log says so."""
+        if alone:
+            pb_utils.Logger.log_warn(f"requests are answered one by one: {alone}")
+            return None
         try:
             return Batched(self.model, self.room, self.loop)
         except Exception as error:  # the manager raises whatever an architecture leads it to
