@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: run test test-long test-engines stress stress-training bench-curation bench-fine-tuning bench-evaluation bench-serving soak lint ui clean help
+.PHONY: run test test-long test-engines stress stress-training bench-curation bench-fine-tuning bench-evaluation bench-serving soak vllm-package lint ui clean help
 
 help: ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -61,6 +61,9 @@ bench-serving: $(VENV)/.ready ## A served package at 1 to 16 clients beside one 
 
 soak: $(VENV)/.ready ## A served package under load for an hour: memory, latency, answers; writes docs/soak.md
 	@$(BIN)/python -P -m benchmarks.soak --workdir $(WORKDIR)/soak --markdown docs/soak.md $(ARGS)
+
+vllm-package: $(VENV)/.ready ## A package of two adapters served by the real vLLM; VLLM_PYTHON=interpreter of an environment with it; writes docs/vllm.md
+	@$(BIN)/python -P -m benchmarks.vllm_package --vllm-python $(VLLM_PYTHON) --workdir $(WORKDIR)/vllm-package --markdown docs/vllm.md $(ARGS)
 
 lint: $(VENV)/.ready ## ruff, mypy and import-linter
 	@$(BIN)/ruff check .

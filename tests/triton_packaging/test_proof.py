@@ -18,6 +18,11 @@ def test_an_equal_answer_is_exact() -> None:
     assert compare(EXACT, "HTTP", Answer("one two", 5, 2)) == "exact"
 
 
+def test_half_a_character_at_the_end_is_no_difference() -> None:
+    cut = Reference("Q", 5, "one \ufffd", ["", "one", "one \ufffd"], [False, False])
+    assert compare(cut, "HTTP", Answer("one ", 5, 2)) == "exact"
+
+
 def test_another_answer_is_told_with_the_prompt_and_both_answers() -> None:
     with pytest.raises(ProofError, match=r"gRPC(?s:.*)'Q'(?s:.*)one two(?s:.*)one too"):
         compare(EXACT, "gRPC", Answer("one too", 5, 2))

@@ -200,7 +200,7 @@ def test_a_package_whose_answers_differ_is_not_published(
 ) -> None:
     from components.triton_packaging import stage
 
-    def other_weights(model: Model, output: Path, config: TritonPackagingConfig, dtype: str) -> Path:
+    def other_weights(model: Model, output: Path, config: TritonPackagingConfig, dtype: str, _: Any) -> Path:
         return write_repository(tiny_base, output, config, dtype)
 
     monkeypatch.setattr(stage, "write_repository", other_weights)

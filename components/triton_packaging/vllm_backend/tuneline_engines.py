@@ -91,7 +91,7 @@ class Vllm:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**plain(files.arguments)))
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**with_a_spare_slot(files)))
         self._adapters = {name: (number, folder) for number, (name, folder) in enumerate(files.adapters.items(), 1)}
         self._ids = itertools.count()
 
@@ -131,6 +131,19 @@ class Vllm:
             return None
         number, folder = self._adapters[name]
         return LoRARequest(lora_name=name, lora_int_id=number, lora_path=folder)
+
+
+def with_a_spare_slot(files: Files) -> dict[str, Any]:
+    """The arguments, on a processor with one slot more than there are adapters.
+
+    vLLM's CPU build (0.32) computes requests without an adapter, where they share a batch with others, with the adapter in the last slot:
+    their index is -1. An empty slot there changes nothing.
+    """
+    from vllm.platforms import current_platform
+
+    arguments = plain(files.arguments)
+    spare = {"max_loras": len(files.adapters) + 1} if files.adapters and current_platform.is_cpu() else {}
+    return {**arguments, **spare}
 
 
 def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:

