@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 from components.common import artifacts, models
-from components.common.errors import ArtifactDamagedError, ConfigurationError, InputError, TunelineError
+from components.common.errors import ArtifactDamagedError, ConfigurationError, InputError, TunelineError, UsageError
 from components.common.models import Model
 from components.common.progress import Silent
 from components.triton_packaging import form, pbtxt, serve
 from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.deployment import layout
 from components.triton_packaging.stage import package
 from tests.tiny import tiny_model
 from tests.triton_packaging.conftest import publish_adapter
 
 
 def pack(model: Model, output: Path, adapters: dict[str, Model] | None = None, **settings: Any) -> artifacts.Artifact:
-    return package(model, output, TritonPackagingConfig(prove=False, **settings), seed=1, reporter=Silent(), adapters=adapters)
+    return package(model, output, TritonPackagingConfig(prove=False, **settings), seed=1, reporter=Silent(), adapters=adapters or {})
 
 
 def vllm_package(model: Model, output: Path, adapters: dict[str, Model] | None = None, **settings: Any) -> artifacts.Artifact:
@@ -182,6 +183,18 @@ def test_a_folder_that_is_not_as_it_was_is_told_before_serving(tmp_path: Path, h
         path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(ArtifactDamagedError, match=r"refers to .*base, which is not there as it was"):
         serve.verified(made.path)
+
+
+def test_a_deployment_refuses_a_vllm_package_and_one_whose_weights_are_gone(tiny_adapted: Model, tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base")
+    referring = pack(models.open_model(base), tmp_path / "referring", weights="referenced")
+    base.rename(tmp_path / "elsewhere")
+    for made, error, said in (
+        (vllm_package(tiny_adapted, tmp_path / "vllm"), UsageError, "is not deployed"),
+        (referring, ArtifactDamagedError, "not there as it was"),
+    ):
+        with pytest.raises(error, match=said):
+            layout.lay_out(tmp_path / "deployed", layout.Release("1", made), "m", {})
 
 
 def test_a_changed_file_of_a_vllm_package_is_refused(tiny_adapted: Model, tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from components.common import artifacts, jobs
 from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError, UsageError
-from components.triton_packaging import pbtxt, weights
+from components.triton_packaging import parts, pbtxt, weights
 
 PACKAGES, REPOSITORY = "packages", "repository"
 STREAM = pbtxt.stream_name("")
@@ -88,12 +89,13 @@ def lay_out(folder: Path, release: Release, name: str, lineage: dict[str, str]) 
 
 def _lay_out_model(folder: Path, release: Release, suffix: str, name: str, lineage: dict[str, str]) -> str:
     source, target = release.package.path / f"{release.own_name}{suffix}", folder / REPOSITORY / f"{name}{suffix}"
+    config = pbtxt.read(source)
+    _check_deployable(config)
     target.mkdir(parents=True, exist_ok=True)
     own = _only_version(source)
     _link(target / release.version, Path("../..") / PACKAGES / release.package.sha256 / source.name / own.name)
     if (source / WARMUP).is_dir():
         shutil.copytree(source / WARMUP, target / WARMUP, dirs_exist_ok=True)
-    config = pbtxt.read(source)
     config.name = target.name
     config.version_policy.Clear()
     config.version_policy.specific.versions.append(int(release.version))
@@ -104,6 +106,17 @@ def _lay_out_model(folder: Path, release: Release, suffix: str, name: str, linea
     pbtxt.write_config(target, config)
     weights.make_readable(target)
     return target.name
+
+
+def _check_deployable(config: Any) -> None:
+    """Raise UsageError for a package that names its parts from its own folder, ArtifactDamagedError where what it refers to has changed."""
+    if config.backend == "vllm":
+        raise UsageError(
+            "a package for the vLLM backend is not deployed: its paths count from the package's own folder",
+            hint="Serve it with `tuneline serve`, or as docs/serving.md says for a cluster; or package for the python backend.",
+        )
+    for reference in parts.references(config.parameters):
+        parts.verify(reference)
 
 
 def _only_version(source: Path) -> Path:

@@ -8,10 +8,11 @@ from typing import Any
 
 from components.common.artifacts import Artifact
 from components.common.errors import TunelineError
-from components.triton_packaging import proof
+from components.triton_packaging import protocols
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.deployment.layout import STREAM, Release
 from components.triton_packaging.deployment.repository_api import Address
+from components.triton_packaging.protocols import Answer, ProofError, Reference
 
 PROMPTS = 3  # of the proven ones: the proof asked them all, this asks whether the same model answers here
 
@@ -30,8 +31,9 @@ def smoke_test(server: Address, release: Release, name: str) -> int:
     config = TritonPackagingConfig(**{**release.package.manifest.config, "model_name": name})
     expected = recorded(release.package, config)[:PROMPTS]
     for answer in expected:
+        reference = Reference(answer["prompt"], answer.get("prompt_tokens", 0), answer.get("text", ""), [], [])
         for over, ask in _protocols(release).items():
-            _check(over, answer, _asked(over, lambda: ask(server, config, answer["prompt"])))  # noqa: B023 - called at once
+            _check(over, answer, _asked(over, lambda: ask(server, config, reference)))  # noqa: B023 - called at once
     return len(expected)
 
 
@@ -45,21 +47,21 @@ def recorded(package: Artifact, config: TritonPackagingConfig) -> list[dict[str,
     return answers or [{"prompt": prompt, "match": "unproven"} for prompt in config.golden_prompts]
 
 
-def _protocols(release: Release) -> dict[str, Callable[[Any, TritonPackagingConfig, str], proof.Answer]]:
+def _protocols(release: Release) -> dict[str, Callable[[Any, TritonPackagingConfig, Reference], Answer]]:
     streams = STREAM in release.suffixes
-    return {over: ask for over, ask in proof.PROTOCOLS.items() if streams or ask is not proof.ask_stream}
+    return {over: ask for over, ask in protocols.PROTOCOLS["python"].items() if streams or ask is not protocols.ask_stream}
 
 
-def _asked(over: str, ask: Callable[[], proof.Answer]) -> proof.Answer:
+def _asked(over: str, ask: Callable[[], Answer]) -> Answer:
     try:
         return ask()
-    except proof.ProofError as error:
+    except ProofError as error:
         raise SmokeTestError(error.message, hint="The server's log names the cause; package the model again.") from None
     except Exception as error:  # a model that breaks may answer whatever it likes
         raise SmokeTestError(f"over {over} the answer makes no sense: {error!r}", hint="Package the model again.") from None
 
 
-def _check(over: str, expected: dict[str, Any], answer: proof.Answer) -> None:
+def _check(over: str, expected: dict[str, Any], answer: Answer) -> None:
     if expected["match"] == "exact" and (answer.text, answer.prompt_tokens) != (expected["text"], expected["prompt_tokens"]):
         raise SmokeTestError(
             f"over {over} it does not answer as it was proven to.\n  prompt: {expected['prompt']!r}\n  proven: {expected['text']!r}\n"
