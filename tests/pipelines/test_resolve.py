@@ -13,8 +13,9 @@ from components.common.places import Workdir
 from components.common.progress import Silent
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import promote, register
+from components.triton_packaging import engine, serving_env
 from pipelines import local, resolve
-from pipelines.config import Customization
+from pipelines.config import Customization, load
 from tests.model_registry.conftest import NAME, build, customize, empty_store, registry
 from tests.model_registry.conftest import Customization as Customize
 
@@ -60,3 +61,13 @@ def test_an_answer_that_rests_on_a_failure_in_passing_is_not_taken_from_the_cach
     (tmp_path / "cache" / "1.json").write_text(json.dumps({"outputs": {"evaluation": made.sha256}}))
     local._forget_missing(tmp_path / "cache", tmp_path / "store")
     assert (tmp_path / "cache" / "1.json").exists() is not passing
+
+
+def test_a_run_for_vllm_says_before_any_work_that_vllm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "availability", lambda: None)
+    monkeypatch.setattr(serving_env, "missing", lambda: None)
+    monkeypatch.setattr(serving_env, "missing_vllm", lambda: "vLLM is not installed here")
+    assert resolve.unproven(load(None)) is None
+    reason = resolve.unproven(load(None, ["triton_packaging.backend=vllm"]))
+    assert reason == "vLLM is not installed here"
+    assert "not be promoted: vLLM is not installed here. Install vLLM" in resolve.unproven_note(reason)
