@@ -58,12 +58,12 @@ def package(
     Raises ConfigurationError and InputError for what cannot be packaged so, ProofError when the server's answers differ from the model's,
     ModelLoadError when the server does not load it.
     """
+    decided = form.decide(model, config, adapters)
     unproven = engine.unproven(config.backend) if config.prove else "triton_packaging.prove is false"
     key = _key(model, config, seed, unproven, adapters)
     finished = artifacts.begin(output, key, overwrite=overwrite)
     if finished:
         return _published(finished, config, reporter)
-    decided = form.decide(model, config, adapters)
     if decided.reason:
         reporter.note(decided.reason)
     dtype = weights.served_dtype(config.dtype)
