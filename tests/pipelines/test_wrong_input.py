@@ -997,6 +997,12 @@ OF_PACKAGES = {  # the tests are in tests/triton_packaging, tests/engines and te
     "a package for the vLLM backend is not deployed: its paths count from the package's own folder": ("usage", 2),
     "the package cannot be published to …: …": ("engine_missing", 1),
 }
+OF_DEPLOYMENTS = {  # the tests are in tests/pipelines/test_deploying.py
+    "… version … is not served: …": ("registry", 1),
+    "over … it does not answer as it was proven to": ("smoke_test", 1),
+    "… serves …@…, not …@…": ("failed", 1),
+    "the Triton server at … does not answer: …": ("engine_missing", 1),
+}
 
 
 def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -> None:
@@ -1004,5 +1010,13 @@ def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in page.splitlines() if line.startswith("| `")]
     listed = {row[0].strip("`"): (row[1].strip("`"), int(row[2])) for row in rows}
     expected = {re.sub(r"\{\w+\}", "…", said.message): (said.kind, said.code) for said in SAID.values()}
-    assert listed == {**expected, **OF_DATA_VERSIONS, **OF_RUNS_ELSEWHERE, **OF_REPRODUCTIONS, **OF_THE_REGISTRY, **OF_PACKAGES}
+    assert listed == {
+        **expected,
+        **OF_DATA_VERSIONS,
+        **OF_RUNS_ELSEWHERE,
+        **OF_REPRODUCTIONS,
+        **OF_THE_REGISTRY,
+        **OF_PACKAGES,
+        **OF_DEPLOYMENTS,
+    }
     assert all(meaning and to_do for _, _, _, meaning, to_do in rows)
