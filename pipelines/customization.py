@@ -95,7 +95,11 @@ def build(config: Customization, platform: Platform | None = None) -> Any:
             pods.place(task, platform)
         return task
 
-    @dsl.pipeline(name="tuneline-customization", description="Customise a language model on your own text and bring it into service.")
+    @dsl.pipeline(
+        name="tuneline-customization",
+        description="Customise a language model on your own text and bring it into service.",
+        pipeline_config=pods.pipeline_config(platform),
+    )
     def customization(
         sources: List[str] = default["sources"],  # noqa: UP006
         base_model: str = default["base_model"],

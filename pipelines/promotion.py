@@ -54,7 +54,11 @@ def build(config: Customization, platform: Platform | None = None) -> Any:
             pods.place(task, platform)
         return task
 
-    @dsl.pipeline(name="tuneline-promotion", description="Promote a model version and bring it into service without losing a request.")
+    @dsl.pipeline(
+        name="tuneline-promotion",
+        description="Promote a model version and bring it into service without losing a request.",
+        pipeline_config=pods.pipeline_config(platform),
+    )
     def promotion(
         version: str,
         by: str,

@@ -17,7 +17,7 @@ from components.evaluation.config import Rule
 from components.evaluation.tasks.config import TaskConfig
 from pipelines import outputs
 from pipelines.config import Customization
-from pipelines.platform import Platform, Resources, SecretKey, Stages, Toleration
+from pipelines.platform import Claim, Files, NodeAffinity, Platform, Resources, Scheduling, SecretKey, Stages, Toleration
 
 FILES = ("customization.yaml", "platform.yaml")
 HEAD = """\
@@ -89,11 +89,15 @@ def platform_page() -> str:
     text = [
         head,
         "The cluster that a pipeline is compiled for: what Kubeflow can only fix when compiling. `tuneline init` writes a commented one;",
-        "unknown keys are refused. [Kubeflow in ten minutes](kubeflow.md) shows its use.\n",
+        "unknown keys are refused. [Kubeflow in ten minutes](kubeflow.md) shows its use, [Platforms](platforms.md) three whole examples",
+        "and what each key becomes in a pod.\n",
         *_sections(Platform(), "", leave_out="resources"),
         *_table(f"Resources of a stage, under `resources.{'`, `resources.'.join(Stages.model_fields)}`", Resources),
         *_table("A secret's value, under `secrets`", SecretKey),
+        *_table("A secret or config map as files, under `secret_files` and `config_files`", Files),
+        *_table("A further volume, under `claims`", Claim),
         *_table("A toleration", Toleration),
+        *_table("A condition on nodes, under `scheduling.node_affinity`", NodeAffinity),
     ]
     return "\n".join(text) + "\n"
 
@@ -143,6 +147,10 @@ WORDS: dict[Any, str] = {
     Rule: "rule",
     Toleration: "toleration",
     SecretKey: "secret's value",
+    Claim: "further volume",
+    Files: "name and folder",
+    NodeAffinity: "condition",
+    Scheduling: "keys of `scheduling`",
 }
 
 
