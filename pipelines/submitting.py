@@ -32,6 +32,7 @@ PROJECTED_TOKEN = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 ANSWER_WITHIN = 30.0  # seconds for one call; urllib3 asks up to four times
 PATIENCE = 600.0  # seconds without any answer after which waiting makes no sense
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
+CUSTOMIZATION = "tuneline-customization"
 IN_CLUSTER = "within the cluster it is http://ml-pipeline.kubeflow.svc.cluster.local:8888, from outside forward that port"
 
 
@@ -100,6 +101,7 @@ def submit(
     """
     spec = read(pipeline)
     values = typed(parameters, declared(spec))
+    check(spec, values)
     name = run_name or f"{spec['pipelineInfo']['name']}-{time.strftime('%Y%m%d-%H%M%S')}"
     began = time.monotonic()
     with _told(server), _quiet():
@@ -154,6 +156,34 @@ def typed(given: Sequence[str], types: Mapping[str, str]) -> dict[str, Any]:
             raise UsageError(f"the pipeline has no parameter {name}", hint=f"It has {', '.join(sorted(types))}.")
         values[name] = _value(name, text, types[name])
     return values
+
+
+def check(spec: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Put the parameters together as the run's first step will. Raises ConfigurationError for a value that a customization does not take.
+
+    What another version of tuneline compiled is for its own first step to judge, where this version refuses even its defaults.
+    """
+    from pipelines import parameters
+    from pipelines.config import check_whole
+
+    declared_ones = spec["root"].get("inputDefinitions", {}).get("parameters", {})
+    default = {name: parameter.get("defaultValue") for name, parameter in declared_ones.items()}
+    if values and spec["pipelineInfo"]["name"] == CUSTOMIZATION and _of_this_version(default):
+        given = {**default, **values}
+        check_whole(parameters.combine(given, default, given["configuration"]))
+
+
+def _of_this_version(default: Mapping[str, Any]) -> bool:
+    from pipelines import parameters
+    from pipelines.config import check_whole
+
+    if not default.keys() >= {*parameters.KEYS, "configuration"}:
+        return False
+    try:
+        check_whole(parameters.combine(default, default, default["configuration"]))
+    except ConfigurationError:
+        return False
+    return True
 
 
 def _value(name: str, text: str, declared_type: str) -> Any:

@@ -75,15 +75,23 @@ def submit(
     from pipelines import submitting
 
     server = submitting.Server(endpoint, namespace, token_file, ca_cert)
+    account = service_account or _service_account(platform)
     with tempfile.TemporaryDirectory() as folder:
         pipeline = file or Path(folder) / "pipeline.yaml"
         warnings = [] if file else _compile(config, sets, platform, pipeline, as_json, which)
-        run = submitting.submit(server, pipeline, experiment, run_name=run_name, service_account=service_account, parameters=param)
+        run = submitting.submit(server, pipeline, experiment, run_name=run_name, service_account=account, parameters=param)
     if wait:
         with reporting("", as_json) as reporter:
             reporter.note(f"submitted {run.run_name}: {run.url}")
             submitting.wait(run, reporter, timeout=timeout, interval=poll)
     show({**run.as_dict(), "warnings": warnings}, as_json, [f"{run.run_name}: {run.state}", f"see it: {run.url}"])
+
+
+def _service_account(platform: Path | None) -> str:
+    """A compiled pipeline cannot hold it, so it goes along with each run."""
+    from pipelines import platform as platforms
+
+    return platforms.load(platform).run.service_account if platform else ""
 
 
 def _compile(config: Path | None, sets: list[str], platform: Path | None, output: Path, quiet: bool, pipeline: str) -> list[str]:

@@ -34,6 +34,7 @@ from tests.pipelines.processes import hear_interrupts
 
 SECRET = "s3cr3t-0f-th3-t35t"
 Command = Callable[..., tuple[int, dict[str, Any], str]]
+POWERSCALE = ROOT / "docs" / "examples" / "xe9680-powerscale" / "platform.yaml"
 PLATFORM = Platform(mlflow=Mlflow(tracking_uri="http://mlflow:5000"))
 
 
@@ -137,6 +138,47 @@ def test_kfp_run_create_with_a_wrong_type_is_refused_by_the_server(api: KfpApi, 
     assert api.runs == {}
 
 
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        (["steps=7"], "parameter(s) provided are not required by pipeline: steps"),
+        (["model_name=5"], "input parameter model_name requires type STRING"),
+        (["auto_promote=1"], "input parameter auto_promote requires type BOOLEAN"),
+        (["sources=/data/a.jsonl"], "input parameter sources requires type LIST"),
+    ],
+)
+def test_a_parameter_that_the_pipeline_does_not_take_starts_no_run(
+    api: KfpApi, plain: Path, tmp_path: Path, parameters: list[str], said: str
+) -> None:
+    done = kfp("run", "create", "-e", "nightly", "-f", plain, *parameters, cwd=tmp_path, KFP_ENDPOINT=api.url)
+    assert done.returncode == 1
+    assert said in done.stdout + done.stderr
+    assert api.runs == {}
+
+
+def test_kfp_run_create_submits_what_is_compiled_for_a_cluster_that_says_everything(api: KfpApi, tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(compiling.compiled(Customization(), platform.load(POWERSCALE)))
+    parameters = ["max_steps=7", "learning_rate=1e-3", "auto_promote=true", 'sources=["/corpus/a.jsonl"]', 'model_name="mine"']
+    done = kfp("run", "create", "-e", "nightly", "-f", file, *parameters, cwd=tmp_path, KFP_ENDPOINT=api.url)
+    assert done.returncode == 0, done.stderr
+    kubernetes = created(api)["pipeline_spec"]["platform_spec"]["platforms"]["kubernetes"]
+    assert kubernetes["pipelineConfig"]["activeDeadlineSeconds"] == 1209600
+    training = kubernetes["deploymentSpec"]["executors"]["exec-fine-tuning"]
+    assert training["podMetadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+
+
+def test_a_pipeline_with_a_parameter_that_must_be_given_starts_no_run_without_it(api: KfpApi, tmp_path: Path) -> None:
+    file = tmp_path / "promotion.yaml"
+    file.write_text(compiling.compiled(Customization(), pipeline="promotion"))
+    done = kfp("run", "create", "-e", "nightly", "-f", file, "by=me", cwd=tmp_path, KFP_ENDPOINT=api.url)
+    assert done.returncode == 1
+    assert "parameter version is not optional" in done.stdout + done.stderr
+    assert api.runs == {}
+    accepted = kfp("run", "create", "-e", "nightly", "-f", file, "by=me", 'version="3"', cwd=tmp_path, KFP_ENDPOINT=api.url)
+    assert accepted.returncode == 0, accepted.stderr
+
+
 def test_kfp_run_create_watch_exits_0_on_a_failed_run_which_is_why_scripts_must_read_the_state(
     api: KfpApi, plain: Path, tmp_path: Path
 ) -> None:
@@ -225,6 +267,48 @@ def test_a_parameter_of_another_type_is_refused_before_anything_is_sent(
     code, found, _ = submit("-f", plain, "--endpoint", api.url, "--experiment", "e", "--param", parameter)
     assert (code, *error_of(found)) == (2, "usage", message, hint)
     assert api.calls == []
+
+
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [
+        ("adaptation=loora", "fine_tuning.adaptation: found 'loora'"),
+        ("max_steps=-1", "fine_tuning.max_steps: found -1; 1 or more is wanted"),
+        ("learning_rate=-1", "fine_tuning.learning_rate: found -1"),
+        ("seed=-1", "seed: found -1; 0 or more is wanted"),
+        ("sources=[raw/a.jsonl]", "data_curation.sources: raw/a.jsonl is a relative path"),
+        ("configuration={evaluation: {max_item: 3}}", "evaluation.max_item: there is no such key (did you mean max_items?)"),
+    ],
+)
+def test_a_value_that_the_customization_does_not_take_is_refused_before_anything_is_sent(
+    api: KfpApi, submit: Command, plain: Path, parameter: str, message: str
+) -> None:
+    code, found, _ = submit("-f", plain, "--endpoint", api.url, "--experiment", "e", "--param", parameter)
+    assert (code, found["error"]["kind"]) == (2, "configuration")
+    assert message in found["error"]["message"]
+    assert api.calls == []
+
+
+def test_what_another_version_of_tuneline_compiled_is_left_to_its_own_first_step(
+    api: KfpApi, submit: Command, plain: Path, tmp_path: Path
+) -> None:
+    spec = yaml.safe_load(plain.read_text())
+    spec["root"]["inputDefinitions"]["parameters"]["configuration"]["defaultValue"] = "{evaluation: {of_tomorrow: 3}}"
+    (tmp_path / "newer.yaml").write_text(yaml.safe_dump(spec))
+    code, found, _ = submit("-f", tmp_path / "newer.yaml", "--endpoint", api.url, "--experiment", "e", "--param", "max_steps=7")
+    assert code == 0, found
+
+
+def test_the_pods_run_as_the_service_account_of_the_platform_unless_the_command_names_one(
+    api: KfpApi, submit: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "p.yaml").write_text("run: {service_account: tuner}\n")
+    arguments = ["-p", tmp_path / "p.yaml", "--endpoint", api.url, "--experiment", "e"]
+    for more, account in ({}, "tuner"), ({"--service-account": "other"}, "other"):
+        api.runs.clear()
+        assert submit(*arguments, *(part for pair in more.items() for part in pair))[0] == 0
+        (run,) = api.runs.values()
+        assert run["service_account"] == account
 
 
 def test_an_unknown_parameter_is_refused_with_those_there_are(api: KfpApi, submit: Command, plain: Path) -> None:
