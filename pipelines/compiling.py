@@ -34,7 +34,7 @@ def write(
     """
     _check(output, inputs)
     outputs.write(output, compiled(config, platform, pipeline))
-    return [NO_VOLUME] if platform is None else _outside(config, platform.volume.mount)
+    return [NO_VOLUME] if platform is None else _outside(config, platform)
 
 
 def _check(output: Path, inputs: Iterable[Path]) -> None:
@@ -63,11 +63,12 @@ def compiled(config: Customization, platform: Platform | None = None, pipeline: 
         return path.read_text(encoding="utf-8")
 
 
-def _outside(config: Customization, mount: str) -> list[str]:
+def _outside(config: Customization, platform: Platform) -> list[str]:
     """A sentence for each path that is not on the volume: some image may hold it, but it looks like a path of this machine."""
+    mount, others = platform.volume.mount, [claim.mount for claim in platform.claims]
     return [
         f"{key}: {path} is not on the volume, which the pods see as {mount}"
         for key, named in parameters.named_paths(config).items()
         for path in named
-        if path.startswith("/") and not path.startswith(f"{mount}/")
+        if path.startswith("/") and not path.startswith(tuple(f"{place}/" for place in (mount, *others)))
     ]

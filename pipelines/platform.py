@@ -19,6 +19,9 @@ LABEL = (
 )
 MOUNT = r"^/[^:]*[^:/]$"
 SIZE = r"^$|^[0-9]+([EPTGMK]i?)?$"
+RESOURCE = r"^$|^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+KEY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of a label or an annotation
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HIDDEN = ("secrets", "environment", "mlflow", "network")  # a secret that was put there by mistake is not repeated in the error
@@ -239,6 +242,24 @@ class Scheduling(Strict):
         {}, description="Annotations of the pods, for example {k8s.v1.cni.cncf.io/networks: rdma} for a second network."
     )
 
+    @field_validator("node_selector", "labels", "annotations")
+    @classmethod
+    def _keys_are_some(cls, named: dict[str, str]) -> dict[str, str]:
+        for key in named:
+            if not KEY.fullmatch(key):
+                raise ValueError(
+                    f"{key!r} is no key of a label: letters, digits and . _ - within, 63 at most, behind a domain and / or without"
+                )
+        return named
+
+    @field_validator("node_selector", "labels", "queue", "priority")
+    @classmethod
+    def _values_are_some(cls, said: dict[str, str] | str) -> dict[str, str] | str:
+        for value in said.values() if isinstance(said, dict) else [said]:
+            if not LABEL_VALUE.fullmatch(value):
+                raise ValueError(f"{value!r} is no value of a label: letters, digits and . _ - within, 63 at most")
+        return said
+
 
 class Resources(Strict):
     """What a stage's pod asks for; it gets no more."""
@@ -246,7 +267,9 @@ class Resources(Strict):
     cpu: str = Field("", pattern=r"^$|^([0-9]*[.])?[0-9]+m?$", description="Cores, for example 4 or 500m. Empty: the namespace's default.")
     memory: str = Field("", pattern=SIZE, description="Memory, for example 16Gi. Empty: the namespace's default.")
     accelerator: str = Field(
-        "", description="Resource name, for example nvidia.com/gpu, nvidia.com/mig-1g.10gb or habana.ai/gaudi. Empty: none."
+        "",
+        pattern=RESOURCE,
+        description="Resource name, for example nvidia.com/gpu, nvidia.com/mig-1g.10gb or habana.ai/gaudi. Empty: none.",
     )
     accelerators: int = Field(1, ge=1, description="How many of it; counts only where `accelerator` is set.")
     shared_memory: str = Field(

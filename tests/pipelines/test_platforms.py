@@ -15,7 +15,7 @@ import yaml
 
 from components.common.errors import ConfigurationError
 from pipelines import compiling, platform
-from pipelines.config import Customization
+from pipelines.config import Customization, load
 from pipelines.platform import Platform
 from tests import kfp_driver, kubernetes_schemas, pod_security
 from tests.pipelines.command import ROOT
@@ -91,15 +91,24 @@ def test_the_protocol_buffers_know_every_field_of_an_example(texts: dict[str, st
         assert json_format.MessageToDict(read) == config, "nothing is lost on the way"
 
 
+def own_traces(text: str) -> list[str]:
+    """Commands that install something, and places of this machine, that a compiled pipeline holds."""
+    installing = ["pip install", "pip3 install", "uv pip", "ensurepip", "conda install", "apt-get"]
+    here = [str(ROOT), sys.prefix, f"{sys.base_prefix}/lib", f"{Path.home()}/", f"{tempfile.gettempdir()}/pytest", socket.gethostname()]
+    return [word for word in installing + [place for place in here if len(place) > 4] if word in text]
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_holds_no_installation_no_path_of_this_machine_and_no_value_of_a_secret(texts: dict[str, str], name: str) -> None:
-    for word in ("pip install", "pip3 install", "uv pip", "ensurepip", "conda install", "apt-get"):
-        assert word not in texts[name]
-    home, temporary = f"{Path.home()}/", f"{tempfile.gettempdir()}/pytest"
-    for place in (str(ROOT), sys.prefix, sys.base_prefix + "/lib", home, temporary, socket.gethostname()):
-        assert len(place) < 5 or place not in texts[name], place
-    for image in (one["container"]["image"] for one in yaml.safe_load_all(texts[name]).__next__()["deploymentSpec"]["executors"].values()):
-        assert platform.DIGEST.search(image), image
+def test_an_example_installs_nothing_is_of_no_machine_and_names_images_by_digest(texts: dict[str, str], name: str) -> None:
+    assert own_traces(texts[name]) == []
+    pipeline, _ = yaml.safe_load_all(texts[name])
+    for executor in pipeline["deploymentSpec"]["executors"].values():
+        assert platform.DIGEST.search(executor["container"]["image"])
+
+
+@pytest.mark.parametrize("pipeline", compiling.PIPELINES)
+def test_without_a_platform_nothing_is_installed_and_of_no_machine_either(pipeline: str) -> None:
+    assert own_traces(compiling.compiled(Customization(), pipeline=pipeline)) == []
 
 
 # The pods
@@ -297,6 +306,10 @@ def test_the_run_ends_in_time_and_is_forgotten_and_its_steps_are_tried_again(tex
         ("resources: {fine_tuning: {retries: -1}}", "resources.fine_tuning.retries: found -1; 0 or more is wanted"),
         ("resources: {fine_tuning: {scheduling: {queues: a}}}", "resources.fine_tuning.scheduling.queues: there is no such key"),
         ("resources: {others: {scratch: 1Gi}}\nscratch: {mount: /data}", "scratch: /data is where volume is mounted"),
+        ("resources: {fine_tuning: {accelerator: gpu}}", "resources.fine_tuning.accelerator: found 'gpu'"),
+        ("scheduling: {queue: team a}", "scheduling.queue: found 'team a'; 'team a' is no value of a label"),
+        ("scheduling: {labels: {team/a/b: x}}", "'team/a/b' is no key of a label"),
+        ("scheduling: {node_selector: {pool: true}}", "scheduling.node_selector.pool: found true; a text is wanted"),
         ("run: {service_account: My_Account}", "run.service_account: found 'My_Account'"),
     ],
 )
@@ -308,6 +321,13 @@ def test_what_cannot_be_meant_names_file_and_field(tmp_path: Path, content: str,
     assert error.value.message.startswith(f"{file}: ")
     assert message in error.value.message
     assert ":pw@" not in error.value.message
+
+
+def test_a_path_on_a_further_volume_is_not_remarked(tmp_path: Path) -> None:
+    config = load(None, ["data_curation.sources=[/corpus/a.jsonl, /elsewhere/b.jsonl]"], here=False)
+    file = tmp_path / "pipeline.yaml"
+    (remark,) = compiling.write(config, platform.load(example(POWERSCALE)), file)
+    assert remark.startswith("data_curation.sources: /elsewhere/b.jsonl is not on the volume")
 
 
 def test_a_file_from_before_these_keys_compiles_to_what_it_did(tmp_path: Path) -> None:
