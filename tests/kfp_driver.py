@@ -1,8 +1,9 @@
 """The pods that Kubeflow makes of a compiled pipeline: none of its services is on PyPI, so what they do is written out here.
 
-Two parts of kubeflow/pipelines 2.17 make a pod. The API server's compiler lays out what every pod has (backend/src/v2/compiler/
-argocompiler: container.go addContainerExecutorTemplate, security_context.go applySecurityContextToExecutorTemplate); the driver adds what
-the pipeline's two documents say (backend/src/v2/driver: driver.go initPodSpecPatch, k8s.go extendPodSpecPatch and makeVolumeMountPatch).
+Two parts of kubeflow/pipelines (here at commit 00f7b52b28e0) make a pod. The API server's compiler lays out what every pod has
+(backend/src/v2/compiler/argocompiler: container.go addContainerExecutorTemplate, security_context.go
+applySecurityContextToExecutorTemplate); the driver adds what the pipeline's two documents say (backend/src/v2/driver: driver.go
+initPodSpecPatch, k8s.go extendPodSpecPatch and makeVolumeMountPatch).
 What an administrator may add to all pods (proxies, authorities, user ids, a patch of the workflow) is left out, and so are the containers
 `init` and `wait` of Argo Workflows, which the installation defines and no pipeline changes.
 """
