@@ -51,11 +51,10 @@ def _compared(samples: Sequence[dict[str, Any]], window: float, value: Callable[
     return {"begin": begin, "end": end, "most": most, "flat": max(end, most) <= FLAT * begin}
 
 
-def flat(results: dict[str, Any]) -> bool:
-    """Whether no process's memory grew, and no shared memory. Open files come and go with the clients; of them the end counts. PSS is not
-    judged: it moves with every other process that maps the same libraries."""
-    judged = {name: one for name, one in results["verdict"]["of"].items() if not name.endswith("pss")}
-    return all(one["flat"] or (name.endswith("files") and one["end"] <= FLAT * one["begin"]) for name, one in judged.items())
+def flat(results: dict[str, Any], kind: str = "rss") -> bool:
+    """Whether no process's memory of this kind (rss, anonymous) grew, and no shared memory."""
+    of = results["verdict"]["of"]
+    return all(one["flat"] for name, one in of.items() if name.endswith(f" {kind}") or name in ("regions", "shared"))
 
 
 def good(results: dict[str, Any]) -> bool:
@@ -96,7 +95,8 @@ def _goals(results: dict[str, Any]) -> str:
     counts, left = results["all"], results["left"]
     told = f"; left: {', '.join(left)}" if left else ""
     return (
-        f"- memory of the server and of each model's process flat within {FLAT - 1:.0%}: {met(flat(results))}\n"
+        f"- memory (RSS) of the server and of each model's process flat within {FLAT - 1:.0%}: {met(flat(results))}\n"
+        f"- what each of them wrote itself (anonymous memory) flat within {FLAT - 1:.0%}: {met(flat(results, 'anonymous'))}\n"
         f"- no shared memory left over at the end: {met(not left)}{told}\n"
         f"- no failed request: {met(not counts['errors'])} ({counts['errors']} of {counts['requests']:,})\n"
         f"- equal requests have equal answers: {met(not counts['wrong'])} ({counts['wrong']} differed, of {results['different']} different "
