@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlparse
 
 from components.common import artifacts
 from components.common.artifacts import Artifact
-from components.common.errors import RegistryError, TunelineError
+from components.common.errors import DiskFullError, EngineMissingError, NotWritableError, RegistryError, TunelineError
 from components.common.places import Workdir
 from components.model_registry import files, lineage
 from components.model_registry.lineage import PROVEN
@@ -49,7 +49,10 @@ def _short(sha256: str | None) -> str:
 
 
 def looked_at(version: Any, present: str | None) -> list[str]:
-    """Why a version may not be promoted by what its files are, as clauses. Every file is read, and its digest taken."""
+    """Why a version may not be promoted by what its files are, as clauses. Every file is read, and its digest taken.
+
+    Raises EngineMissingError, DiskFullError, NotWritableError where they cannot be looked at now: that says nothing of the version.
+    """
     found: list[str] = []
     for kind, check in (("model", _model), ("evaluation", _evaluation), ("repository", _repository)):
         sha256 = _tag(version, f"{kind}_sha256")
@@ -58,6 +61,8 @@ def looked_at(version: Any, present: str | None) -> list[str]:
         try:
             with found_at(version, kind, sha256) as artifact:
                 found += check(version, artifact, present) if artifact.sha256 == sha256 else [_other(kind, sha256, artifact.sha256)]
+        except (EngineMissingError, DiskFullError, NotWritableError):
+            raise
         except TunelineError as error:
             found.append(f"its {kind} does not verify ({error.message})")
     return found

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlparse
 
 from components.common import artifacts, tracking
 from components.common.artifacts import Artifact, Manifest
-from components.common.errors import ArtifactDamagedError, RegistryError
+from components.common.errors import ArtifactDamagedError, RegistryError, of_the_machine
 from components.model_registry import patience
 from components.model_registry.versions import PREFIX
 
@@ -165,6 +165,9 @@ def _download(name: str, version: str, part: Path, within: str = "") -> Path:
     try:
         mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name}/{version}" + (f"/{within}" if within else ""), dst_path=str(part))
     except (OSError, mlflow.exceptions.MlflowException) as error:
+        passing = patience.told(error) if patience.passes(error) else of_the_machine(error, [part])
+        if passing:
+            raise passing from None
         raise _lost(name, version, str(error)) from None
     if not (part / within / artifacts.MANIFEST).exists():
         raise _lost(name, version, f"it keeps no {artifacts.MANIFEST} of it")

@@ -11,7 +11,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -89,9 +89,21 @@ def again(call: Callable[[], T], look: Callable[[], T | None] = lambda: None) ->
 
 
 @contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Have calls within the block be tried again for so many seconds at most, where the environment does not say less."""
+    with _environment({VARIABLE: f"{min(limit(), seconds):g}"}):
+        yield
+
+
+@contextmanager
 def _requests() -> Iterator[None]:
     """MLflow reads from its environment how often and how long it tries, at every request."""
-    names = {"MLFLOW_HTTP_REQUEST_TIMEOUT": f"{_timeout():.0f}", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    with _environment({"MLFLOW_HTTP_REQUEST_TIMEOUT": f"{_timeout():.0f}", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}):
+        yield
+
+
+@contextmanager
+def _environment(names: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)
     try:

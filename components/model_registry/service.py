@@ -3,43 +3,56 @@ that say what became of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from components.common import hashing
 from components.common.artifacts import Artifact
 from components.common.errors import RegistryError
-from components.model_registry import checks, history, versions
-from components.model_registry.history import DONE, Entry
+from components.model_registry import checks, history, patience, versions
+from components.model_registry.history import DONE, MOVES, PENDING, Entry
 from components.model_registry.promotion import CHAMPION
 from components.model_registry.versions import PREFIX
 
 UNKNOWN = "unknown"  # the caller serves nothing yet, so the history says which model was in service
+LOOK_SECONDS = 5.0
 SERVING = f"{PREFIX}serving"
 IN_SERVICE, REFUSED, RETIRED = "in service", "refused", "retired"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The version an alias names: its number, and the digests of its model and its package ("" where it has none)."""
+    """The version an alias names: its number, the digests of its model and its package ("" where it has none), and of all that the
+    registry says of it: once that changes, what was refused may be served."""
 
     name: str
     version: str
     model_sha256: str
     repository_sha256: str
+    said_sha256: str = ""
 
 
 def wanted(name: str, alias: str) -> Wanted | None:
-    """The version that holds the alias now, or None. One look at the registry; raises what `versions.talking` does."""
+    """The version that holds the alias now, or None. One look at the registry, which is not waited for long: there will be another.
+
+    Raises what `versions.talking` does.
+    """
     versions.require_store(name)
-    with versions.talking() as client:
+    with patience.at_most(LOOK_SECONDS), versions.talking() as client:
         found = versions.holder(client, name, alias)
         if found is None:
             versions.require_model(client, name)
             return None
-        return Wanted(name, str(found.version), *(str(found.tags.get(PREFIX + key, "")) for key in ("model_sha256", "repository_sha256")))
+    digests = {key: str(found.tags.get(PREFIX + key, "")) for key in ("model_sha256", "repository_sha256")}
+    return Wanted(name, str(found.version), **digests, said_sha256=hashing.digest(_lasting(found.tags)))
+
+
+def _lasting(tags: Mapping[str, str]) -> dict[str, str]:
+    """A version's tags, less those that say what became of it in service."""
+    return {key: value for key, value in tags.items() if key.startswith(PREFIX) and not key.startswith(SERVING)}
 
 
 def objections(name: str, version: str, alias: str, in_service: str | None = UNKNOWN) -> list[str]:
@@ -51,12 +64,22 @@ def objections(name: str, version: str, alias: str, in_service: str | None = UNK
     """
     with versions.talking() as client:
         found = versions.get(client, name, version)
-        entries = [entry for entry in history.read(client, name) if entry.state == DONE]
+        entries = list(_taken_place(history.read(client, name), alias, str(found.version)))
         present = _to_compare_with(client, found, alias, entries, in_service)
         said = [*checks.said(found, present), *checks.looked_at(found, present), *_changed(found, _move_to(entries, found, alias))]
     move = _move_to(entries, found, alias)
     forced = move.forced if move else ""
     return [clause for clause in dict.fromkeys(said) if clause not in forced]
+
+
+def _taken_place(entries: Sequence[Entry], alias: str, holder: str) -> Iterator[Entry]:
+    """The entries that are done, and the one of a move that has moved the alias already and is just being closed."""
+    for entry in entries:
+        moved = entry.kind in MOVES and entry.kind != "foreign" and (entry.alias, entry.to) == (alias, holder)
+        if entry.state == DONE:
+            yield entry
+        elif entry.state == PENDING and moved:
+            yield entry.model_copy(update={"state": DONE})
 
 
 def _move_to(entries: Sequence[Entry], version: Any, alias: str) -> Entry | None:
