@@ -91,7 +91,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Let answers under way end, then let go of the weights."""
         with suppress(TimeoutError):
-            self._run(self._drain(), DRAIN_SECONDS)
+            self._run(self._drain(), 2 * DRAIN_SECONDS)
         for way in {self.many, self.one}:
             way.close()
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -192,8 +192,10 @@ class TritonPythonModel:
     async def _held(self, reader: asyncio.StreamReader) -> None:
         """A streaming model holds on: its requests come here, so this model does not go before it."""
         self.streaming += 1
-        await reader.read(1)
-        self.streaming -= 1
+        try:
+            await reader.read(1)
+        finally:
+            self.streaming -= 1
 
     async def _send_pieces(self, fields: Fields, writer: asyncio.StreamWriter) -> None:
         try:
@@ -231,10 +233,14 @@ class TritonPythonModel:
                     task.cancel()
 
     async def _drain(self) -> None:
-        """A new version is loaded before the streaming model of this one goes: until then streamed requests still come."""
-        while self.jobs or self.streaming:
+        """A new version is loaded before the streaming model of this one goes: until then streamed requests still come. Where it does not
+        go, it finds the address closed in the end, and asks who answers now."""
+        until = self.loop.time() + DRAIN_SECONDS
+        while (self.jobs or self.streaming) and self.loop.time() < until:
             await asyncio.sleep(0.05)
         self.server.close()
+        while self.jobs:
+            await asyncio.sleep(0.05)
         self.watching.cancel()
 
 

@@ -53,7 +53,7 @@ class TritonPythonModel:
     def _hold(self) -> None:
         """Hold on to the model that answers, again whenever it was loaded anew: it then goes out of service after this one, not before."""
         while not self.ended.wait(HOLD_SECONDS):
-            with suppress(RefusedError, OSError), self._connect() as link:
+            with suppress(Exception), self._connect() as link:  # whatever Triton says while it loads and unloads, it is tried again
                 link.sendall(json.dumps(HOLD).encode("ascii") + b"\n")
                 while not self.ended.is_set() and is_open(link):
                     pass
