@@ -6,16 +6,27 @@ load, or does not answer as it was proven to, is not served: the one in service 
 
 from __future__ import annotations
 
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from components.common import jobs
-from components.common.errors import EngineMissingError, RegistryError, TunelineError
+from components.common.errors import (
+    ConfigurationError,
+    DiskFullError,
+    EngineMissingError,
+    NotWritableError,
+    RegistryError,
+    TunelineError,
+    UsageError,
+)
 from components.common.progress import Reporter
 from components.model_registry import promotion, service
 from components.model_registry.approval import Policy
@@ -27,9 +38,12 @@ from components.triton_packaging.deployment.repository_api import Address
 from components.triton_packaging.deployment.state import Refused, Served, State
 from components.triton_packaging.server import Server, running_server
 
+DYING_SECONDS = 5.0  # from a broken connection to the end of its server
 RESTARTS, CALM_SECONDS = 5, 60.0  # a server that ends so often, each time within so many seconds, is not started again
 LOG = "deploy.log"  # in the serving folder: what was taken into service, refused or lost, and when
-NOTHING_YET = "no version has the alias yet"
+NOTHING_YET, NOBODY = "no version has the alias yet", "no version has the alias, so what is served stays"
+AGAIN_SECONDS = 30.0  # between two tries to take a version in that the machine had no room for
+REFUSED_SECONDS = 300.0  # between two tries of a version that was refused, while nothing is served
 
 
 @dataclass
@@ -43,22 +57,35 @@ class Deployment:
     reporter: Reporter
     timeout: float = 300.0
     told: str = ""  # the last thing said, which is not said again at every look
+    waits: tuple[str, float] = ("", 0.0)  # a version, and when (monotonic) it is tried again
+    deaths: Counter[str] = field(default_factory=Counter)  # how often the server ended while it tried a version
+    kept: bool = True  # whether state.json says what `state` does
     on_served: Callable[[Served], None] = field(default=lambda _: None)
 
     def say(self, words: str) -> None:
         """Tell the person at the command something, once, and keep it in deploy.log."""
         if words != self.told:
             self.reporter.note(words)
-            with (self.folder / LOG).open("a", encoding="utf-8") as log:
+            with suppress(OSError), (self.folder / LOG).open("a", encoding="utf-8") as log:  # a full disk ends no service
                 log.write(f"{_now()} {words}\n")
         self.told = words
+
+    def keep(self) -> None:
+        """Write state.json. Where that cannot be done now, what is served goes on, and a restart begins with what was written last."""
+        try:
+            state.write(self.folder, self.state)
+            self.kept = True
+        except OSError as error:
+            self.kept = False
+            self.say(f"{self.folder / state.STATE} cannot be written: {error}")
 
 
 @contextmanager
 def opened(name: str, folder: Path, reporter: Reporter, *, alias: str, served_as: str = "", timeout: float = 300.0) -> Iterator[Deployment]:
     """The deployment of a serving folder, which this process holds alone meanwhile.
 
-    Raises BusyError where another one does, TunelineError for a folder that follows another model.
+    Raises BusyError where another one does, TunelineError for a folder that follows another model, UsageError for a `served_as` that
+    is no model's name.
     """
     (folder / layout.REPOSITORY).mkdir(parents=True, exist_ok=True)
     with jobs.held(folder):
@@ -67,11 +94,12 @@ def opened(name: str, folder: Path, reporter: Reporter, *, alias: str, served_as
             raise TunelineError(
                 f"{folder} serves {known.registered_model}@{known.alias}, not {name}@{alias}", hint="Name another folder with --folder."
             )
-        if served_as and known.served_as not in ("", served_as):
+        if served_as and known.serving and layout.checked_name(served_as) != known.served_as:
             raise TunelineError(
                 f"{folder} serves the model as {known.served_as}, not as {served_as}: its clients ask for that name",
                 hint="Name another folder with --folder.",
             )
+        known.served_as = layout.checked_name(served_as) if served_as else known.served_as
         known.refused = None  # a new start tries again
         yield Deployment(name, alias, folder, known, reporter, timeout)
 
@@ -84,8 +112,10 @@ def once(deployment: Deployment, server: Address) -> State:
     found = service.wanted(deployment.name, deployment.alias)
     if found is None:
         raise RegistryError(f"{deployment.name} has no {deployment.alias}", hint=f"tuneline promote {deployment.name} --version N")
-    resume(deployment, server)
+    switching.check_answers(server)
+    _stay_in_service(deployment, server)
     _take(deployment, server, found)
+    _tidy(deployment, server)
     if deployment.state.refused:
         raise RegistryError(
             f"{found.name} version {found.version} is not served: {deployment.state.refused.reason}",
@@ -115,17 +145,29 @@ def in_service(moved: dict[str, Any], url: str, grpc_url: str, *, served_as: str
         with opened(name, serving_folder(folder, name), reporter, alias=alias, served_as=served_as) as deployment:
             served = once(deployment, Address(url.rstrip("/"), grpc_url)).serving
     except TunelineError as error:
-        if moved["from"] not in (None, moved["to"]):
-            promotion.rollback(name, alias=alias, reason=f"not served: {error.message}"[:500], reporter=reporter)
-            reporter.note(f"{name}@{alias} is given back to version {moved['from']}")
+        _give_back(moved, f"not served: {error.message}"[:500], reporter)
         raise
     assert served is not None, "once() raises where nothing is served"
     return {"name": name, "alias": alias, **served.model_dump()}
 
 
+def _give_back(moved: dict[str, Any], reason: str, reporter: Reporter) -> None:
+    """Undo a promotion, unless somebody has moved the alias since. What goes wrong here is noted: the error before is the one to tell."""
+    name, alias, before = moved["name"], moved["alias"], moved["from"]
+    try:
+        holder = service.wanted(name, alias)
+        if before in (None, moved["to"]) or holder is None or holder.version != moved["to"]:
+            return
+        promotion.rollback(name, alias=alias, reason=reason, reporter=reporter)
+        reporter.note(f"{name}@{alias} is given back to version {before}")
+    except TunelineError as error:
+        reporter.note(f"{name}@{alias} could not be given back: {error.message}")
+
+
 def serving_folder(workdir: Path, name: str) -> Path:
-    """Where a registered model is served from, unless another place is named."""
-    return workdir / "serving" / name
+    """Where a registered model is served from, unless another place is named. A name is one folder, whatever it holds."""
+    folder = quote(name, safe=" ")
+    return workdir / "serving" / (folder if folder.strip(".") else folder.replace(".", "%2E"))
 
 
 def follow(deployment: Deployment, server: Address, *, every: float, alive: Callable[[], None]) -> None:
@@ -140,30 +182,53 @@ def follow(deployment: Deployment, server: Address, *, every: float, alive: Call
 
 
 def look(deployment: Deployment, server: Address) -> None:
-    """One look at the registry, and what follows from it. A registry or a server that is away changes nothing."""
+    """One look at the server and at the registry, and what follows. A registry or a server that is away changes nothing."""
+    try:
+        switching.check_answers(server)
+        _stay_in_service(deployment, server)
+        _tidy(deployment, server)
+        found = _wanted(deployment)
+        if found and not (deployment.waits[0] == found.version and time.monotonic() < deployment.waits[1]):
+            _take(deployment, server, found)
+    except PassingError as error:
+        deployment.say(f"{error.message}; it is tried again")
+    except (EngineMissingError, OSError) as error:
+        deployment.say(_told(error))
+
+
+def _wanted(deployment: Deployment) -> Wanted | None:
     try:
         found = service.wanted(deployment.name, deployment.alias)
-    except (RegistryError, EngineMissingError) as error:
-        deployment.say(f"the registry cannot be asked, so what is served stays: {error.message}")
-        return
-    try:
-        _stay_in_service(deployment, server)
-        if found is None:
-            deployment.say(f"{deployment.name}@{deployment.alias}: {NOTHING_YET}")
-        else:
-            _take(deployment, server, found)
-    except EngineMissingError as error:
-        deployment.say(error.message)
+    except (UsageError, ConfigurationError):
+        raise
+    except Exception as error:  # whatever is said in the registry's place must not end the service
+        deployment.say(f"the registry cannot be asked, so what is served stays: {_told(error)}")
+        return None
+    if found is None:
+        deployment.say(f"{deployment.name}@{deployment.alias}: {NOBODY if deployment.state.serving else NOTHING_YET}")
+    return found
 
 
 def _stay_in_service(deployment: Deployment, server: Address) -> None:
     """A server that was started again has forgotten what it served."""
-    serving, name = deployment.state.serving, deployment.state.served_as
-    if serving and not repository_api.is_served(server, name, serving.version) and resume(deployment, server):
-        deployment.say(f"version {serving.version} is in service again")
+    if deployment.state.serving is None or _answers(deployment, server, deployment.state.serving.version):
+        return
+    if resumed(deployment, server):
+        deployment.say(f"version {deployment.state.serving.version} is in service again")
 
 
-def resume(deployment: Deployment, server: Address) -> bool:
+def _answers(deployment: Deployment, server: Address, version: str) -> bool:
+    name = deployment.state.served_as
+    models = {name, *(model for model, laid_out in layout.laid_out(deployment.folder, name) if laid_out == version)}
+    return all(repository_api.is_served(server, model, version) for model in models)
+
+
+def _tidy(deployment: Deployment, server: Address) -> None:
+    if deployment.state.serving:
+        switching.tidy(server, deployment.folder, deployment.state.served_as, deployment.state.serving.version)
+
+
+def _resume(deployment: Deployment, server: Address) -> bool:
     """Have the server answer with the version that was in service last. Returns whether there was one that is whole."""
     release = _release(deployment, deployment.state.serving)
     if release is None:
@@ -180,17 +245,36 @@ def _take(deployment: Deployment, server: Address, found: Wanted) -> None:
     if same:
         _back_to_normal(deployment)
         return
-    if deployment.state.is_refused(found.version, found.repository_sha256):
+    if serving and deployment.state.is_refused(found.version, found.repository_sha256, found.said_sha256):
         return
     try:
         reasons = service.objections(found.name, found.version, deployment.alias, serving.model_sha256 if serving else service.UNKNOWN)
         if reasons:
             raise RegistryError(" and ".join(reasons), hint="")
         _bring_in(deployment, server, found)
+    except PassingError:
+        raise
     except EngineMissingError:
-        raise  # the server or the registry went away: that is not the version's fault
-    except (TunelineError, OSError) as error:
-        _refuse(deployment, found, error)
+        if not _ended_again(deployment, server, found.version):
+            raise  # the server or the registry went away: that is not the version's fault
+        _refuse(deployment, found, "the server ended while it was tried, and did so again")
+    except (OSError, DiskFullError, NotWritableError) as error:
+        deployment.waits = (found.version, time.monotonic() + AGAIN_SECONDS)
+        raise PassingError(
+            f"version {found.version} cannot be taken in now: {_told(error)}", hint="Look at the serving folder's disk."
+        ) from None
+    except Exception as error:  # a package may hold whatever it likes, and must not end the service
+        switching.check_answers(server)
+        _refuse(deployment, found, _told(error))
+
+
+def _ended_again(deployment: Deployment, server: Address, version: str) -> bool:
+    """Whether the server is gone, and was before when this version was tried: a version that ends its server would end the service."""
+    try:
+        switching.check_answers(server)
+    except EngineMissingError:
+        deployment.deaths[version] += 1
+    return deployment.deaths[version] > 1
 
 
 def _bring_in(deployment: Deployment, server: Address, found: Wanted) -> None:
@@ -202,27 +286,50 @@ def _bring_in(deployment: Deployment, server: Address, found: Wanted) -> None:
     name = kept.served_as or new.own_name
     switching.switch(
         server, deployment.folder, name, new, old,
-        lineage=lambda release: _lineage(deployment, release), timeout=deployment.timeout, reporter=deployment.reporter,
+        lineage=lambda release: _lineage(deployment, release), confirm=lambda: _confirm(deployment, found),
+        timeout=deployment.timeout, reporter=deployment.reporter,
     )  # fmt: skip
     before = kept.serving
     now = Served(version=found.version, repository_sha256=found.repository_sha256, model_sha256=found.model_sha256, since=_now())
     deployment.state = kept.model_copy(update={"served_as": name, "serving": now, "before": before, "refused": None})
-    state.write(deployment.folder, deployment.state)
-    layout.keep_only(deployment.folder, {each.repository_sha256 for each in (now, before) if each})
+    deployment.keep()
+    deployment.on_served(now)
+    instead = f", in the place of {before.version}" if before else ""
+    deployment.say(f"{found.name} version {found.version} is in service as {name}{instead}")
+    _remove_unneeded(deployment, name)
     _mark(deployment, found.version, service.IN_SERVICE)
     if before and before.version != found.version:
         _mark(deployment, before.version, service.RETIRED)
-    instead = f", in the place of {before.version}" if before else ""
-    deployment.say(f"{found.name} version {found.version} is in service as {name}{instead}")
-    deployment.on_served(now)
 
 
-def _refuse(deployment: Deployment, found: Wanted, error: TunelineError | OSError) -> None:
-    reason = error.message if isinstance(error, TunelineError) else str(error)
-    refused = Refused(version=found.version, repository_sha256=found.repository_sha256, reason=reason, at=_now())
-    deployment.state = deployment.state.model_copy(update={"refused": refused})
-    state.write(deployment.folder, deployment.state)
+def _confirm(deployment: Deployment, found: Wanted) -> None:
+    """Raise PassingError where the alias was moved away during the trial. A registry that is away now was asked before."""
+    with suppress(RegistryError, EngineMissingError):
+        now = service.wanted(found.name, deployment.alias)
+        if now is None or now.version != found.version:
+            raise MovedAwayError(f"{found.name}@{deployment.alias} does not name version {found.version} any more", hint="Deploy again.")
+
+
+def _remove_unneeded(deployment: Deployment, name: str) -> None:
+    """Of the packages those stay that are served, that are the way back, and that give their last answers."""
+    used = {each.repository_sha256 for each in (deployment.state.serving, deployment.state.before) if each}
+    layout.keep_only(deployment.folder, used | set(layout.laid_out(deployment.folder, name).values()))
+
+
+def _told(error: Exception) -> str:
+    return error.message if isinstance(error, TunelineError) else str(error) if isinstance(error, OSError) else repr(error)
+
+
+def _refuse(deployment: Deployment, found: Wanted, reason: str) -> None:
     serving = deployment.state.serving
+    deployment.waits = ("", 0.0) if serving else (found.version, time.monotonic() + REFUSED_SECONDS)
+    deployment.deaths[found.version] = 0
+    refused = Refused(
+        version=found.version, repository_sha256=found.repository_sha256, said_sha256=found.said_sha256, reason=reason, at=_now()
+    )
+    deployment.state = deployment.state.model_copy(update={"refused": refused})
+    deployment.keep()
+    _remove_unneeded(deployment, deployment.state.served_as)
     stays = f"version {serving.version} stays in service" if serving else "nothing is served"
     _mark(deployment, found.version, service.REFUSED, reason)
     deployment.say(f"{found.name} version {found.version} is not served, {stays}: {reason}")
@@ -230,10 +337,13 @@ def _refuse(deployment: Deployment, found: Wanted, error: TunelineError | OSErro
 
 def _back_to_normal(deployment: Deployment) -> None:
     """The alias names what is served: a version that was refused may be tried again when it is named again."""
-    if deployment.state.refused is not None:
+    if deployment.state.refused is not None or not deployment.kept:
         deployment.state = deployment.state.model_copy(update={"refused": None})
-        state.write(deployment.folder, deployment.state)
-    deployment.told = ""
+        deployment.keep()
+    if deployment.kept:
+        deployment.told = ""
+    deployment.waits = ("", 0.0)
+    deployment.deaths.clear()
 
 
 def _mark(deployment: Deployment, version: str, what: str, reason: str = "") -> None:
@@ -282,12 +392,21 @@ def serve_and_follow(deployment: Deployment, how: OwnServer) -> None:
     with serve.until_signal():
         while True:
             try:
-                _one_life(deployment, how)
+                _one_life(deployment, how, again=bool(ended))
             except ServerEndedError as error:
                 how, ended = replace(how, ports=error.ports), [*ended[-RESTARTS:], time.monotonic()]
                 if len(ended) > RESTARTS and ended[-1] - ended[0] < RESTARTS * CALM_SECONDS:
                     raise EngineMissingError(error.message, hint=error.hint) from None
                 deployment.say(f"the server ended; it is started again with what was in service. {error.message}")
+                time.sleep(sum(one > ended[-1] - CALM_SECONDS for one in ended) - 1)
+
+
+class PassingError(TunelineError):
+    """A version was not taken into service for a reason that is not its own and passes."""
+
+
+class MovedAwayError(PassingError):
+    """The alias was moved during the trial of the version that it named."""
 
 
 class ServerEndedError(EngineMissingError):
@@ -296,46 +415,74 @@ class ServerEndedError(EngineMissingError):
     ports: dict[str, int]
 
 
-def _one_life(deployment: Deployment, how: OwnServer) -> None:
-    """From the start of a server to its end."""
+def _one_life(deployment: Deployment, how: OwnServer, *, again: bool) -> None:
+    """From the start of a server to its end. One that was ready once is started again, also where its start goes wrong then."""
+    try:
+        _live(deployment, how, again=again)
+    except ServerEndedError:
+        raise
+    except EngineMissingError as error:
+        if not again:
+            raise
+        raise _ended(error, how.ports) from None
+
+
+def _ended(error: EngineMissingError, ports: dict[str, int]) -> ServerEndedError:
+    ended = ServerEndedError(error.message, hint=error.hint)
+    ended.ports = ports
+    return ended
+
+
+def _live(deployment: Deployment, how: OwnServer, *, again: bool) -> None:
     options: dict[str, Any] = {**how.ports, "ready_timeout": deployment.timeout, "reporter": deployment.reporter}
     with running_server(deployment.folder / layout.REPOSITORY, models=[], log=how.log, host=how.host, **options) as server:
         try:
-            _serve(deployment, server, how)
+            _serve(deployment, server, how, again=again)
         except EngineMissingError as error:
-            if server.process.poll() is None:
+            if not _has_ended(server):
                 raise
-            ended = ServerEndedError(error.message, hint=error.hint)
-            ended.ports = {"http_port": server.http_port, "grpc_port": server.grpc_port, "metrics_port": server.metrics_port}
-            raise ended from None
+            ports = {"http_port": server.http_port, "grpc_port": server.grpc_port, "metrics_port": server.metrics_port}
+            raise _ended(error, ports) from None
 
 
-def _serve(deployment: Deployment, server: Server, how: OwnServer) -> None:
+def _has_ended(server: Server) -> bool:
+    """A server that dies breaks its connections off a moment before it has ended."""
+    try:
+        server.process.wait(timeout=DYING_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _serve(deployment: Deployment, server: Server, how: OwnServer, *, again: bool) -> None:
     address = Address(server.http_url, server.grpc_url)
-    resumed = _resumed(deployment, address)
-    if resumed:
+    known = resumed(deployment, address)
+    if known and not how.watch and not again:
+        look(deployment, address)
+    if known:
         how.on_ready(server)
     deployment.on_served = lambda _: how.on_ready(server)
     if how.watch:
         follow(deployment, address, every=how.every, alive=server.check_alive)
-    elif not resumed:
+    elif not known:
         once(deployment, address)
     while True:
         server.check_alive()
         time.sleep(0.5)
 
 
-def _resumed(deployment: Deployment, address: Address) -> bool:
-    """What was in service, or the version before where that does not load any more."""
+def resumed(deployment: Deployment, address: Address) -> bool:
+    """Have the server answer with what was in service, or with the version before where that does not load any more. Returns whether it
+    does."""
     if deployment.state.serving is None:
         return False
     try:
-        if resume(deployment, address):
+        if _resume(deployment, address):
             return True
         deployment.say(f"the copy of version {deployment.state.serving.version} is damaged; it is fetched again")
-    except TunelineError as error:
-        if isinstance(error, EngineMissingError):
-            raise
-        deployment.say(f"version {deployment.state.serving.version} does not load any more: {error.message}")
+    except EngineMissingError:
+        raise
+    except (TunelineError, OSError) as error:
+        deployment.say(f"version {deployment.state.serving.version} does not load any more: {_told(error)}")
     deployment.state = deployment.state.model_copy(update={"serving": deployment.state.before, "before": None})
-    return deployment.state.serving is not None and _resumed(deployment, address)
+    return deployment.state.serving is not None and resumed(deployment, address)

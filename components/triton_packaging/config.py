@@ -14,6 +14,8 @@ GOLDEN_PROMPTS = (
     "What does the function os.path.join do?",
 )
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+
 
 class VllmConfig(BaseModel):
     """The section `triton_packaging.vllm`: what model.json tells vLLM beside the model."""
@@ -74,7 +76,7 @@ class TritonPackagingConfig(BaseModel):
     )
     model_name: str = Field(
         "tuneline",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        pattern=NAME_PATTERN,
         max_length=100,
         description="The model's name in Triton, part of every request's URL: letters, digits, dots, dashes and underscores.",
     )

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +23,21 @@ from tritonclient import grpc
 
 from components.common import artifacts, models
 from components.common.artifacts import Artifact
+from components.common.errors import UsageError
 from components.common.models import Model
 from components.common.progress import Silent
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.promotion import promote, rollback
 from components.model_registry.stage import register
+from components.triton_packaging import pbtxt
 from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.deployment import layout, repository_api, state
+from components.triton_packaging.deployment.layout import Release
+from components.triton_packaging.deployment.repository_api import Address
 from components.triton_packaging.server import Server, running_server
 from components.triton_packaging.stage import package
+from pipelines import deploying
+from pipelines.deploying import Deployment
 from tests.model_registry.conftest import build, opened
 from tests.tiny import tiny_model
 from tests.triton_packaging.clients import open_stream, post, tensors
@@ -134,10 +142,11 @@ def until(done: Callable[[], Any], seconds: float) -> bool:
 
 
 @contextmanager
-def following(workdir: Path, *options: str) -> Iterator[Following]:
+def following(workdir: Path, *options: str, watch: bool = True) -> Iterator[Following]:
     """The command itself, in a process of its own, from the moment a version is in service."""
     ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    command = [sys.executable, "-P", "-m", "pipelines.cli", "deploy", NAME, "--watch", "--every", "0.2", "--json", *ports, *options]
+    command = [sys.executable, "-P", "-m", "pipelines.cli", "deploy", NAME, "--every", "0.2", "--json", *ports, *options]
+    command += ["--watch"] if watch else []
     process = subprocess.Popen([*command, "--workdir", str(workdir)], stdout=subprocess.PIPE, text=True, env=dict(os.environ))
     try:
         assert process.stdout is not None
@@ -379,7 +388,7 @@ def test_the_promotion_pipeline_brings_versions_into_service_and_gives_the_alias
 ) -> None:
     from kfp import local
 
-    from pipelines import deploying, promotion
+    from pipelines import promotion
     from pipelines.config import Customization
 
     monkeypatch.setenv("TUNELINE_WORKDIR", str(tmp_path))
@@ -398,3 +407,154 @@ def test_the_promotion_pipeline_brings_versions_into_service_and_gives_the_alias
         assert by_http(server, PROMPTS[0])[0] == "2"
     assert str(registry.get_model_version_by_alias(NAME, "champion").version) == "2"
     assert "does not answer as it was proven to" in registry.get_model_version(NAME, wrong).tags["tuneline.serving.reason"]
+
+
+@contextmanager
+def elsewhere(folder: Path) -> Iterator[Server]:
+    """A server that runs on its own, on the model repository of a serving folder."""
+    (folder / "repository").mkdir(parents=True, exist_ok=True)
+    with running_server(folder / "repository", models=[], log=folder / "elsewhere.log") as server:
+        yield server
+
+
+def address(server: Server) -> Address:
+    return Address(server.http_url, server.grpc_url)
+
+
+@contextmanager
+def looking(folder: Path) -> Iterator[Deployment]:
+    with deploying.opened(NAME, folder, Silent(), alias="champion", served_as="") as deployment:
+        yield deployment
+
+
+def said_in(folder: Path) -> str:
+    return (folder / deploying.LOG).read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_a_version_that_was_packaged_anew_is_loaded_anew_under_its_number(registry: Any, three: Registered, tmp_path: Path) -> None:
+    promote(NAME, "1", reporter=Silent())
+    with elsewhere(tmp_path / "serving") as server, looking(tmp_path / "serving") as deployment:
+        deploying.look(deployment, address(server))
+        assert repository_api.loaded_from(address(server), SERVED, "1") == three.packages[0].sha256
+        anew = packaged_anew(three.packages[0], tmp_path / "anew")
+        registered_again(three, anew)
+        with Load().on(server, clients=4) as load:
+            deploying.look(deployment, address(server))
+            begun = len(load.answers)
+            assert until(lambda: len(load.answers) > begun + 10, 60)
+        for model in (SERVED, f"{SERVED}_stream"):
+            assert repository_api.loaded_from(address(server), model, "1") == anew.sha256 != three.packages[0].sha256
+        assert (load.failures, load.wrong(three), load.versions()) == ([], [], ["1"])
+        assert deployment.state.serving is not None
+        assert deployment.state.serving.repository_sha256 == anew.sha256
+
+
+def packaged_anew(package: Artifact, folder: Path) -> Artifact:
+    """The same model in a package with another setting."""
+    shutil.copytree(package.path, folder)
+    (folder / artifacts.MANIFEST).unlink()
+    config = pbtxt.read(folder / SERVED)
+    config.parameters["max_queue"].string_value = "32"
+    pbtxt.write_config(folder / SERVED, config)
+    said = package.manifest
+    return artifacts.publish(
+        folder, "repository", payload=lambda path: path.startswith(SERVED),
+        inputs=said.inputs, config=said.config, seed=1, key="anew", summary=said.summary,
+    )  # fmt: skip
+
+
+def registered_again(three: Registered, package: Artifact) -> None:
+    model, evaluation = (artifacts.read(three.folder / "1" / kind, kind) for kind in ("model", "evaluation"))
+    assert register(model, evaluation, package, ModelRegistryConfig(name=NAME), reporter=Silent()).version == "1"
+
+
+@pytest.mark.long
+def test_an_alias_that_is_moved_away_during_the_trial_brings_nothing_into_service(registry: Any, three: Registered, tmp_path: Path) -> None:
+    folder = tmp_path / "serving"
+    promote(NAME, "1", reporter=Silent())
+    with elsewhere(folder) as server, looking(folder) as deployment:
+        deploying.look(deployment, address(server))
+        promote(NAME, "2", reporter=Silent())
+        with ThreadPoolExecutor() as pool:
+            back = pool.submit(
+                lambda: until((folder / "repository" / f"{SERVED}_candidate").exists, 60) and rollback(NAME, reporter=Silent())
+            )
+            deploying.look(deployment, address(server))
+            assert back.result()
+        assert "does not name version 2 any more" in said_in(folder)
+        assert not (folder / "repository" / SERVED / "2").exists()
+        deploying.look(deployment, address(server))
+        assert deployment.state.serving is not None
+        assert deployment.state.serving.version == "1"
+        assert deployment.state.refused is None
+        promote(NAME, "2", reporter=Silent())
+        deploying.look(deployment, address(server))
+        assert by_http(server, PROMPTS[0])[0] == "2"
+
+
+@pytest.mark.long
+def test_a_server_elsewhere_that_is_started_again_serves_again_without_the_registry_and_a_left_candidate_goes(
+    registry: Any, three: Registered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "serving"
+    promote(NAME, "1", reporter=Silent())
+    with elsewhere(folder) as server, looking(folder) as deployment:
+        deploying.look(deployment, address(server))
+        left = layout.lay_out(folder, Release("2", layout.take_in(folder, three.packages[1])), f"{SERVED}_candidate", {})
+        for model in left:  # as a process that was killed in a trial leaves it
+            repository_api.load(address(server), model, "2", timeout=60)
+        deploying.look(deployment, address(server))
+        assert not any(repository_api.is_served(address(server), model, "2") for model in left)
+        assert not any((folder / "repository" / model).exists() for model in left)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with looking(folder) as deployment:
+        deploying.look(deployment, Address("http://127.0.0.1:9", "127.0.0.1:9"))
+        with elsewhere(folder) as server:
+            deploying.look(deployment, address(server))
+            for way in (by_http, by_stream):
+                assert way(server, PROMPTS[0]) == ("1", PROMPTS[0], three.texts("1")[PROMPTS[0]])
+    assert "version 1 is in service again" in said_in(folder)
+
+
+@pytest.mark.long
+def test_what_the_machine_had_no_room_for_is_tried_again_and_what_is_served_stays(registry: Any, three: Registered, tmp_path: Path) -> None:
+    folder = tmp_path / "serving"
+    promote(NAME, "1", reporter=Silent())
+    with elsewhere(folder) as server, looking(folder) as deployment:
+        deploying.look(deployment, address(server))
+        promote(NAME, "2", reporter=Silent())
+        in_the_way = folder / "packages" / three.packages[1].sha256
+        in_the_way.write_text("no folder can be here")
+        deploying.look(deployment, address(server))
+        assert "version 2 cannot be taken in now" in said_in(folder)
+        assert deployment.state.refused is None
+        assert by_http(server, PROMPTS[0])[0] == "1"
+        in_the_way.unlink()
+        deployment.waits = ("", 0.0)
+        (folder / state.STATE).unlink()
+        (folder / state.STATE).mkdir()  # state.json cannot be written: the service goes on
+        deploying.look(deployment, address(server))
+        assert by_http(server, PROMPTS[0])[0] == "2"
+        assert "state.json cannot be written" in said_in(folder)
+
+
+@pytest.mark.long
+def test_a_start_without_watch_serves_what_the_alias_names_now(registry: Any, three: Registered, tmp_path: Path) -> None:
+    promote(NAME, "1", reporter=Silent())
+    with following(tmp_path) as deployed:
+        assert deployed.served["version"] == "1"
+    promote(NAME, "2", reporter=Silent())
+    with following(tmp_path, watch=False) as deployed:
+        assert deployed.served["version"] == "2"
+        assert answers(deployed, three, "2")
+
+
+def test_a_name_that_could_leave_the_serving_folder_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match="is no name for a model"),
+        deploying.opened(NAME, tmp_path / "serving", Silent(), alias="champion", served_as="../elsewhere"),
+    ):
+        pass
+    assert deploying.serving_folder(tmp_path, "..").parent == tmp_path / "serving"
+    assert deploying.serving_folder(tmp_path, "team/helper").parent == tmp_path / "serving"

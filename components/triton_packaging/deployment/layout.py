@@ -11,6 +11,7 @@ A version keeps the registry's number in Triton, so `model_version` of an answer
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from components.common import artifacts, jobs
 from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError, UsageError
 from components.triton_packaging import parts, pbtxt, weights
+from components.triton_packaging.config import NAME_PATTERN
 
 PACKAGES, REPOSITORY = "packages", "repository"
 STREAM = pbtxt.stream_name("")
@@ -36,13 +38,22 @@ class Release:
 
     @property
     def own_name(self) -> str:
-        """What the package calls its model."""
-        return str(self.package.manifest.summary["model_name"])
+        """What the package calls its model. Raises UsageError for what is no name of a model: it names folders here."""
+        return checked_name(str(self.package.manifest.summary.get("model_name", "")))
 
     @property
     def suffixes(self) -> list[str]:
         """What is added to a model's name for each model of the package: nothing, and _stream where it streams."""
         return [suffix for suffix in ("", STREAM) if (self.package.path / f"{self.own_name}{suffix}" / pbtxt.CONFIG).exists()]
+
+
+def checked_name(name: str) -> str:
+    """A model's name in Triton. Raises UsageError for one that could not be a folder and a part of a URL."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(
+            f"{name!r} is no name for a model in Triton", hint="Use letters, digits, dots, dashes and underscores, a letter or digit first."
+        )
+    return name
 
 
 def take_in(folder: Path, package: Artifact) -> Artifact:
@@ -55,6 +66,7 @@ def take_in(folder: Path, package: Artifact) -> Artifact:
     if kept:
         return kept
     home.parent.mkdir(parents=True, exist_ok=True)
+    _check_inside(package)
     with jobs.private_folder(home.parent, "copy") as own:
         copy = own / "package"
         for file in [*(each.path for each in package.manifest.files), artifacts.MANIFEST]:
@@ -66,6 +78,12 @@ def take_in(folder: Path, package: Artifact) -> Artifact:
         shutil.rmtree(home, ignore_errors=True)
         copy.rename(home)
     return Artifact(home, found.manifest)
+
+
+def _check_inside(package: Artifact) -> None:
+    for file in (Path(each.path) for each in package.manifest.files):
+        if file.is_absolute() or ".." in file.parts:
+            raise ArtifactDamagedError(f"{file} of the package in {package.path} lies outside of it", hint="Package the model again.")
 
 
 def taken_in(folder: Path, sha256: str) -> Artifact | None:
@@ -134,10 +152,15 @@ def _link(place: Path, target: Path) -> None:
     fresh.rename(place)
 
 
-def forget(folder: Path, name: str, version: str) -> None:
+def laid_out(folder: Path, name: str) -> dict[tuple[str, str], str]:
+    """The versions that were laid out under a name and not forgotten: the model and its version, with the package's digest."""
+    links = [link for suffix in ("", STREAM) for link in jobs.listed(folder / REPOSITORY / f"{name}{suffix}") if link.is_symlink()]
+    return {(link.parent.name, link.name): link.readlink().parts[-3] for link in links if link.name.isdecimal()}
+
+
+def forget(folder: Path, model: str, version: str) -> None:
     """Take a version that is not loaded any more out of Triton's sight."""
-    for suffix in ("", STREAM):
-        (folder / REPOSITORY / f"{name}{suffix}" / version).unlink(missing_ok=True)
+    (folder / REPOSITORY / model / version).unlink(missing_ok=True)
 
 
 def forget_model(folder: Path, name: str) -> None:
@@ -147,7 +170,7 @@ def forget_model(folder: Path, name: str) -> None:
 
 
 def keep_only(folder: Path, shas: set[str]) -> None:
-    """Remove the packages that are neither served nor the way back."""
+    """Remove the other packages."""
     for path in jobs.listed(folder / PACKAGES):
         if path.is_dir() and "." not in path.name and path.name not in shas:
             shutil.rmtree(path, ignore_errors=True)

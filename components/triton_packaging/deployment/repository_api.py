@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import time
 import urllib.error
 import urllib.request
@@ -12,6 +13,8 @@ from components.common.errors import EngineMissingError
 from components.triton_packaging.server import DIRECT, ModelLoadError, get_json
 
 READY, GONE = "READY", ("UNAVAILABLE", "")
+SILENCE = (OSError, ValueError, http.client.HTTPException)  # how a server that is away, or dies in the middle of an answer, is told
+PACKAGE = "repository_sha256"  # parameter of config.pbtxt: the package that a model was laid out from
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ def states(server: Address, model: str) -> dict[str, str]:
     """
     try:
         index = get_json(f"{server.http_url}/v2/repository/index", method="POST")
-    except (OSError, ValueError) as error:
+    except SILENCE as error:
         raise _silent(server, error) from None
     return {str(each.get("version", "")): str(each.get("state", "")) for each in index if each["name"] == model}
 
@@ -37,6 +40,19 @@ def states(server: Address, model: str) -> dict[str, str]:
 def is_served(server: Address, model: str, version: str) -> bool:
     """Whether this version of a model answers."""
     return states(server, model).get(version) == READY
+
+
+def loaded_from(server: Address, model: str, version: str) -> str:
+    """The digest of the package that a model's version was loaded from; "" where it does not answer or does not say."""
+    if not is_served(server, model, version):
+        return ""
+    try:
+        config = get_json(f"{server.http_url}/v2/models/{model}/versions/{version}/config")
+    except urllib.error.HTTPError:
+        return ""  # it has just gone
+    except SILENCE as error:
+        raise _silent(server, error) from None
+    return str(config.get("parameters", {}).get(PACKAGE, {}).get("string_value", ""))
 
 
 def load(server: Address, model: str, version: str, *, timeout: float) -> None:
@@ -70,7 +86,9 @@ def _post(server: Address, model: str, what: str, timeout: float) -> None:
     except urllib.error.HTTPError as error:
         said = error.read().decode("utf-8", errors="replace")
         raise ModelLoadError(f"Triton did not {what} {model}: {said}", hint="The server's log names the cause.") from None
-    except OSError as error:
+    except TimeoutError:
+        raise ModelLoadError(f"Triton did not {what} {model} within {timeout:.0f} seconds", hint="Give --timeout more.") from None
+    except SILENCE as error:
         raise _silent(server, error) from None
 
 

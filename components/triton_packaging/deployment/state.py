@@ -26,6 +26,7 @@ class Refused(BaseModel):
 
     version: str
     repository_sha256: str
+    said_sha256: str = ""  # of all that the registry said of it then
     reason: str
     at: str = ""
 
@@ -43,9 +44,14 @@ class State(BaseModel):
     before: Served | None = None
     refused: Refused | None = None
 
-    def is_refused(self, version: str, repository_sha256: str) -> bool:
-        """Whether this very package of this version was tried and refused."""
-        return self.refused is not None and (self.refused.version, self.refused.repository_sha256) == (version, repository_sha256)
+    def is_refused(self, version: str, repository_sha256: str, said_sha256: str) -> bool:
+        """Whether this version was refused, its package the same and nothing else said of it since."""
+        known = self.refused
+        return known is not None and (known.version, known.repository_sha256, known.said_sha256) == (
+            version,
+            repository_sha256,
+            said_sha256,
+        )
 
 
 def read(folder: Path) -> State | None:
