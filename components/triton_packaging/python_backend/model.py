@@ -228,9 +228,13 @@ class TritonPythonModel:
         """End the answers whose clients have gone."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            for task, sender in self.jobs.items():
-                if sender is not None and sender.is_cancelled():
-                    task.cancel()
+            self._cancel_gone()
+
+    def _cancel_gone(self) -> None:
+        """No coroutine keeps a sender that was asked: freed at the end of the interpreter it waits for ever, and the model with it."""
+        for task, sender in self.jobs.items():
+            if sender is not None and sender.is_cancelled():
+                task.cancel()
 
     async def _drain(self) -> None:
         """A new version is loaded before the streaming model of this one goes: until then streamed requests still come. Where it does not
