@@ -190,9 +190,7 @@ def look(deployment: Deployment, server: Address) -> None:
         found = _wanted(deployment)
         if found and not (deployment.waits[0] == found.version and time.monotonic() < deployment.waits[1]):
             _take(deployment, server, found)
-    except PassingError as error:
-        deployment.say(f"{error.message}; it is tried again")
-    except (EngineMissingError, OSError) as error:
+    except (PassingError, EngineMissingError, OSError) as error:
         deployment.say(_told(error))
 
 
@@ -261,7 +259,7 @@ def _take(deployment: Deployment, server: Address, found: Wanted) -> None:
     except (OSError, DiskFullError, NotWritableError) as error:
         deployment.waits = (found.version, time.monotonic() + AGAIN_SECONDS)
         raise PassingError(
-            f"version {found.version} cannot be taken in now: {_told(error)}", hint="Look at the serving folder's disk."
+            f"version {found.version} cannot be taken in now, and is tried again: {_told(error)}", hint="Look at the serving folder's disk."
         ) from None
     except Exception as error:  # a package may hold whatever it likes, and must not end the service
         switching.check_answers(server)

@@ -246,6 +246,8 @@ def test_promotions_and_a_rollback_under_load_lose_no_request_and_every_answer_s
         deployed.wait_for("helper version 1 is in service as clerk, in the place of 2")
         begun = len(load.answers)
         assert until(lambda: len(load.answers) > begun + 50, 60)
+        server = Address(deployed.served["http"], deployed.served["grpc"])
+        assert until(lambda: repository_api.is_gone(server, SERVED, "2"), 60)  # with its memory
     assert deployed.process.returncode == 0
     assert load.failures == []
     assert load.wrong(three) == []
@@ -527,7 +529,7 @@ def test_what_the_machine_had_no_room_for_is_tried_again_and_what_is_served_stay
         in_the_way = folder / "packages" / three.packages[1].sha256
         in_the_way.write_text("no folder can be here")
         deploying.look(deployment, address(server))
-        assert "version 2 cannot be taken in now" in said_in(folder)
+        assert "version 2 cannot be taken in now, and is tried again" in said_in(folder)
         assert deployment.state.refused is None
         assert by_http(server, PROMPTS[0])[0] == "1"
         in_the_way.unlink()
