@@ -122,7 +122,8 @@ class Following:
 
     def said(self) -> str:
         """What it did, by its own log."""
-        return (self.workdir / "serving" / NAME / "deploy.log").read_text(encoding="utf-8")
+        log = self.workdir / "serving" / NAME / "deploy.log"
+        return log.read_text(encoding="utf-8") if log.exists() else ""
 
 
 @dataclass(frozen=True)
