@@ -1002,6 +1002,9 @@ OF_DEPLOYMENTS = {  # the tests are in tests/pipelines/test_deploying.py
     "over … it does not answer as it was proven to": ("smoke_test", 1),
     "… serves …@…, not …@…": ("failed", 1),
     "the Triton server at … does not answer: …": ("engine_missing", 1),
+    "'…' is no name for a model in Triton": ("usage", 2),
+    "version … cannot be taken in now, and is tried again: …": ("failed", 1),
+    "…@… does not name version … any more": ("failed", 1),
 }
 
 
