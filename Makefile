@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: run test test-long test-engines stress stress-training bench-curation bench-fine-tuning bench-evaluation bench-serving soak vllm-package lint ui clean help
+.PHONY: run test test-long test-engines stress stress-training stress-deploy bench-curation bench-fine-tuning bench-evaluation bench-serving soak vllm-package lint ui clean help
 
 help: ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ stress: $(VENV)/.ready ## Kill a whole run at 30 random moments, and compare wha
 
 stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random moments each (ten minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py $(ARGS)
+
+stress-deploy: $(VENV)/.ready ## More that happens to a deployment: no room, an alias moved in the middle, a server elsewhere (six minutes)
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/pipelines/test_deploying.py $(ARGS)
 
 bench-curation: $(VENV)/.ready ## Data curation beside its peers, and of a million rows (an hour); writes docs/benchmarks-curation.md
 	@$(BIN)/python -P -m benchmarks.curation --workdir $(WORKDIR)/benchmark-curation --million --markdown docs/benchmarks-curation.md $(ARGS)

@@ -434,7 +434,7 @@ def said_in(folder: Path) -> str:
     return (folder / deploying.LOG).read_text(encoding="utf-8")
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_a_version_that_was_packaged_anew_is_loaded_anew_under_its_number(registry: Any, three: Registered, tmp_path: Path) -> None:
     promote(NAME, "1", reporter=Silent())
     with elsewhere(tmp_path / "serving") as server, looking(tmp_path / "serving") as deployment:
@@ -472,7 +472,7 @@ def registered_again(three: Registered, package: Artifact) -> None:
     assert register(model, evaluation, package, ModelRegistryConfig(name=NAME), reporter=Silent()).version == "1"
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_an_alias_that_is_moved_away_during_the_trial_brings_nothing_into_service(registry: Any, three: Registered, tmp_path: Path) -> None:
     folder = tmp_path / "serving"
     promote(NAME, "1", reporter=Silent())
@@ -496,7 +496,7 @@ def test_an_alias_that_is_moved_away_during_the_trial_brings_nothing_into_servic
         assert by_http(server, PROMPTS[0])[0] == "2"
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_a_server_elsewhere_that_is_started_again_serves_again_without_the_registry_and_a_left_candidate_goes(
     registry: Any, three: Registered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,7 +520,7 @@ def test_a_server_elsewhere_that_is_started_again_serves_again_without_the_regis
     assert "version 1 is in service again" in said_in(folder)
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_what_the_machine_had_no_room_for_is_tried_again_and_what_is_served_stays(registry: Any, three: Registered, tmp_path: Path) -> None:
     folder = tmp_path / "serving"
     promote(NAME, "1", reporter=Silent())
@@ -542,7 +542,7 @@ def test_what_the_machine_had_no_room_for_is_tried_again_and_what_is_served_stay
         assert "state.json cannot be written" in said_in(folder)
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_a_start_without_watch_serves_what_the_alias_names_now(registry: Any, three: Registered, tmp_path: Path) -> None:
     promote(NAME, "1", reporter=Silent())
     with following(tmp_path) as deployed:
