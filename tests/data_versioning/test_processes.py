@@ -52,7 +52,8 @@ def test_a_publisher_killed_at_any_moment_is_finished_by_the_next(tmp_path: Path
             fetch(version.tag, tmp_path / "seen", CONFIG, workdir=workdir, reporter=Silent(), overwrite=True)
     publish(one, CONFIG, workdir=workdir, reporter=Silent())
     publish(two, CONFIG, workdir=workdir, reporter=Silent())
-    assert [v.content_sha256 for v in versions(CONFIG, workdir=workdir)] == [one.sha256, two.sha256]
+    there = [v.content_sha256 for v in versions(CONFIG, workdir=workdir)]
+    assert sorted(there) == sorted([one.sha256, two.sha256]), "each once; which came first depends on where the kills hit"
     assert list((workdir / "state" / "data_versioning").iterdir()) == []
 
 
