@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -166,22 +165,13 @@ def _download(name: str, version: str, part: Path, within: str = "") -> Path:
     try:
         mlflow.artifacts.download_artifacts(artifact_uri=f"models:/{name}/{version}" + (f"/{within}" if within else ""), dst_path=str(part))
     except (OSError, mlflow.exceptions.MlflowException) as error:
-        passing = patience.told(error) if _is_away(error) else of_the_machine(error, [part])
+        passing = patience.told(error) if patience.is_unanswered(error) else of_the_machine(error, [part])
         if passing:
             raise passing from None
         raise _lost(name, version, str(error)) from None
     if not (part / within / artifacts.MANIFEST).exists():
         raise _lost(name, version, f"it keeps no {artifacts.MANIFEST} of it")
     return part
-
-
-# How MLflow tells of a request that was not answered, or answered with 5xx. What it finds wrong by itself has status 500 too.
-AWAY = re.compile(r"API request to|Max retries|timed out|Connection|\b5\d\d (Server Error|error)|Response ended|IncompleteRead")
-
-
-def _is_away(error: Exception) -> bool:
-    """Whether the server did not answer, so that the files may be there all the same."""
-    return patience.passes(error) and (type(error).__name__ == "RestException" or bool(AWAY.search(str(error))))
 
 
 def _pointed(name: str, version: str, store_uri: str) -> Path:

@@ -176,6 +176,14 @@ def _cause(message: str) -> str:
     return message[:300]
 
 
+def is_unanswered(error: BaseException) -> bool:
+    """Whether a request of the library got no answer, or one of 5xx. What MLflow finds wrong by itself has status 500 too, and no request
+    in its words."""
+    said = str(error)
+    asked = type(error).__name__ == "RestException" or "API request to" in said or " Server Error" in said
+    return passes(error) and (asked or any(pattern.search(said) for pattern, _ in CAUSES))
+
+
 def _no_permission(address: str, first: str, *, signed_in: bool) -> RegistryError:
     if signed_in:
         return RegistryError(

@@ -82,22 +82,16 @@ def _take_away(server: Address, folder: Path, name: str) -> None:
     layout.forget_model(folder, name)
 
 
-def tidy(server: Address, folder: Path, name: str, version: str) -> set[str]:
+def tidy(server: Address, folder: Path, name: str, version: str) -> None:
     """Forget the versions that have given their last answers, and a candidate that a killed process left; `version` is in service.
 
-    Returns the digests of the packages that the others still answer from. Raises EngineMissingError.
+    Raises EngineMissingError.
     """
     if (folder / REPOSITORY / f"{name}{CANDIDATE}").exists():
         _take_away(server, folder, f"{name}{CANDIDATE}")
-    answering: set[str] = set()
-    for (model, found), sha256 in layout.laid_out(folder, name).items():
-        if found == version:
-            continue
-        if repository_api.is_gone(server, model, found):
+    for model, found in layout.laid_out(folder, name):
+        if found != version and repository_api.is_gone(server, model, found):
             layout.forget(folder, model, found)
-        else:
-            answering.add(sha256)
-    return answering
 
 
 def check_answers(server: Address) -> None:
