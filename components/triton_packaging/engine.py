@@ -22,8 +22,11 @@ STUB = "triton_python_backend_stub"
 # The wheel is tagged manylinux_2_35: its libraries do not load on an older C library.
 OLDEST_GLIBC = (2, 35)
 # Without __init__.py: it would make the folder a package named vllm, and hide the real one.
-VLLM_BACKEND = Path(__file__).parent / "vllm_backend"
-VLLM_FILES = ("model.py", "tuneline_asking.py", "tuneline_engines.py", "tuneline_stand_in.py")
+HERE = Path(__file__).parent
+VLLM_FILES = {
+    **{name: HERE / "vllm_backend" / name for name in ("model.py", "tuneline_asking.py", "tuneline_engines.py", "tuneline_stand_in.py")},
+    "tuneline_following.py": HERE / "python_backend" / "following.py",
+}
 INSTALL = "pip install --no-deps nvidia-pytriton==0.7.0"
 
 
@@ -93,11 +96,11 @@ def make_backend_folder(folder: Path) -> Path:
     of such a backend that a link leads to, as one that "escapes backend directory".
     """
     library = home() / "backends" / "python"
-    python = [library / "libtriton_python.so", library / "triton_python_backend_utils.py", stub()]
-    for name, files in {"python": python, "vllm": [VLLM_BACKEND / file for file in VLLM_FILES]}.items():
+    python = {file.name: file for file in (library / "libtriton_python.so", library / "triton_python_backend_utils.py", stub())}
+    for name, files in {"python": python, "vllm": VLLM_FILES}.items():
         (folder / name).mkdir(parents=True)
-        for file in files:
-            shutil.copy(file, folder / name / file.name)
+        for called, file in files.items():
+            shutil.copy(file, folder / name / called)
     return folder
 
 

@@ -19,6 +19,7 @@ import torch
 import transformers
 from tuneline_asking import NOT_YET, Asked, ClientError, Part
 from tuneline_engines import Files, plain
+from tuneline_following import Given, StopWhen
 
 KNOWN = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
 MAX_TOKENS = 16  # vLLM's own, where a request does not say
@@ -97,8 +98,8 @@ class StandIn:
         with self._model.disable_adapter() if lora is None and self._names else nullcontext():
             self._model.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=settings["max_tokens"], **_drawing(settings),
-                pad_token_id=next(iter(self._ends)), streamer=_Given(give),
-                stopping_criteria=transformers.StoppingCriteriaList([_StopWhen(stop)]),
+                pad_token_id=next(iter(self._ends)), streamer=Given(give),
+                stopping_criteria=transformers.StoppingCriteriaList([StopWhen(stop)]),
             )  # fmt: skip
 
 
@@ -139,29 +140,3 @@ def _drawing(settings: dict[str, Any]) -> dict[str, Any]:
         return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     drawn = {name: settings[name] for name in ("temperature", "top_p")}
     return {"do_sample": True, **drawn, "top_k": max(0, settings["top_k"])}
-
-
-class _Given(transformers.generation.BaseStreamer):  # type: ignore[misc] # transformers is untyped
-    """Hands over each token as it is chosen. The first thing generate shows is the prompt."""
-
-    def __init__(self, give: Callable[[int], Any]) -> None:
-        self._give, self._prompt = give, True
-
-    def put(self, value: Any) -> None:
-        """A token, or the prompt."""
-        if not self._prompt:
-            self._give(int(value.reshape(-1)[0]))
-        self._prompt = False
-
-    def end(self) -> None:
-        """Nothing is held back."""
-
-
-class _StopWhen(transformers.StoppingCriteria):  # type: ignore[misc] # transformers is untyped
-    """Stops the generation when nobody wants it any more."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-
-    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-        return torch.full((input_ids.shape[0],), self._stop.is_set(), device=input_ids.device, dtype=torch.bool)
