@@ -18,6 +18,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_AGAIN_SECONDS = 0.01  # a finalizer is over by then, or the signal is raised a third time
 
 
 def die_with_parent() -> None:
@@ -96,9 +97,42 @@ def adopt_orphans() -> None:
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+class Interrupted(KeyboardInterrupt):
+    """A stop that was asked for by a signal; no `except Exception` on the way takes it for a fault of what was just being done.
+
+    Not KeyboardInterrupt itself: once that has passed through the exec() of a string (dataclasses, torch), CPython 3.11 ends the process
+    by SIGINT whatever caught it, and the exit code is lost.
+    """
+
+
+def hear_stops(*, once: bool = False) -> None:
+    """SIGTERM and Ctrl-C raise Interrupted in the main thread, where this process is not deaf to them; with `once`, the first alone.
+
+    A signal that comes while a finalizer or a callback runs is raised there, and Python only prints it: then it is raised again.
+    """
+
+    def stop(*_: object) -> None:
+        if once:
+            for number in heard:
+                signal.signal(number, lambda *_: None)
+        raise Interrupted
+
+    def raise_again(lost: sys.UnraisableHookArgs) -> None:
+        if issubclass(lost.exc_type, Interrupted):
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+        else:
+            sys.__unraisablehook__(lost)
+
+    heard = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, stop)
+    signal.signal(signal.SIGALRM, stop)
+    sys.unraisablehook = raise_again
+
+
 @contextmanager
 def stopping(asked: threading.Event, then: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set `asked` and call `then`, instead of ending this process; a second Ctrl-C raises KeyboardInterrupt.
+    """SIGTERM and Ctrl-C set `asked` and call `then`, instead of ending this process; a second Ctrl-C raises Interrupted.
 
     Only the main thread hears signals: in another one nothing changes.
     """
@@ -108,7 +142,7 @@ def stopping(asked: threading.Event, then: Callable[[], None] = lambda: None) ->
 
     def ask(number: int, _: object) -> None:
         if asked.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise Interrupted
         asked.set()
         then()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -95,17 +94,8 @@ def _events(stage: str) -> Events | None:
     path = os.environ.get("TUNELINE_EVENTS")
     if os.environ.get("TUNELINE_RUN_PID"):
         process.die_with(int(os.environ["TUNELINE_RUN_PID"]))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupted)
+    process.hear_stops(once=True)  # Ctrl-C on a terminal reaches a step twice, from there and from its run: clearing up goes on
     return Events(Path(path), stage) if path else None
-
-
-def _interrupted(*_: object) -> None:
-    """Stop at the first signal. Ctrl-C on a terminal reaches a step twice, from there and from its run: clearing up goes on."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    raise KeyboardInterrupt  # no `except Exception` on the way takes it for a fault of what was just being read
 
 
 @contextmanager

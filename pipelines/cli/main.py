@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import traceback
 from pathlib import Path
 
+from components.common import process
 from components.common.errors import InterruptedRunError, TunelineError, UsageError, of_the_machine, unexpected
 from components.common.places import DEFAULT_WORKDIR
 from pipelines.cli import run, runs, stages, registry, deploying, reproduce, data, cluster
@@ -19,7 +19,7 @@ INTERRUPTED_BY_TYPER = 130  # what typer makes of a KeyboardInterrupt
 def main() -> None:
     """The console script: run the command, tell errors as errors are told, exit with the contract's codes."""
     arguments = sys.argv[1:]
-    signal.signal(signal.SIGTERM, _terminated)
+    process.hear_stops()
     try:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED_BY_TYPER:
@@ -29,10 +29,6 @@ def main() -> None:
     except Exception as error:
         code = _tell(_from_other(error, arguments), arguments)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _terminated(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _from_other(error: Exception, arguments: list[str]) -> TunelineError:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from components.common import process
+from tests.pipelines.processes import hear_interrupts
 
 
 def leader() -> tuple[subprocess.Popen[str], int]:
@@ -64,3 +67,42 @@ def test_a_guard_is_in_a_session_of_its_own_so_that_what_hits_the_run_spares_it(
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     guard.wait(timeout=10)
+
+
+STOPPED_WHILE = {
+    "a finalizer runs": "class Last:\n    def __del__(self):\n        stop()\nLast()",
+    "a string is executed": "exec('stop()')",
+    "a callback of a weak reference runs": "import weakref\nclass A: pass\na = A()\nseen = weakref.ref(a, lambda _: stop())\ndel a",
+    "code of its own runs": "stop()",
+}
+STOPPED = """
+import os, signal, sys, time
+from components.common import process
+from tests.pipelines.processes import hear_interrupts
+def stop():
+    os.kill(os.getpid(), signal.{name})
+    time.sleep(0.001)
+process.hear_stops(once={once})
+try:
+    exec(compile({code!r}, "x", "exec"), globals())
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("moment", STOPPED_WHILE)
+@pytest.mark.parametrize("once", [False, True])
+def test_a_stop_is_never_lost_and_keeps_its_exit_code(name: str, moment: str, once: bool, tmp_path: Path) -> None:
+    """Raised in a finalizer it was printed and forgotten; raised in exec() of a string it ended the process by SIGINT, caught or not."""
+    (tmp_path / "stopped.py").write_text(STOPPED.format(name=name, once=once, code=STOPPED_WHILE[moment]))
+    run = [sys.executable, "-m", "stopped"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False, preexec_fn=hear_interrupts)
+    assert (done.returncode, done.stderr) == (75, "")
+
+
+def test_what_else_fails_in_a_finalizer_is_still_printed() -> None:
+    code = "from components.common import process\nprocess.hear_stops()\nclass Last:\n    def __del__(self):\n        1 / 0\nLast()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert "ZeroDivisionError" in done.stderr
