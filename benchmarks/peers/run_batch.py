@@ -14,11 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-OUTSIDE: Any = ModuleType("triton_python_backend_utils")  # Triton has it; of the batch nothing asks for more than its name
-OUTSIDE.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 PARTS = {"prepare_next_batch": "inputs", "_generation_step": "choosing", "update_batch": "answers"}
 
 
@@ -37,7 +34,6 @@ async def run(
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
 
-    sys.modules.setdefault("triton_python_backend_utils", OUTSIDE)
     from components.triton_packaging.python_backend.generation import Batched, Room
 
     torch.set_num_threads(threads)
@@ -63,7 +59,7 @@ async def run(
 
 async def _asked(batch: Any, prompts: Sequence[Sequence[int]], max_tokens: int, clients: int) -> int:
     """Ask for all answers, as so many clients do. Returns how many tokens came."""
-    from components.triton_packaging.python_backend.request import Asked
+    from components.triton_packaging.python_backend.asked import Asked
 
     waiting = iter(prompts)
 

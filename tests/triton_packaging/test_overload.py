@@ -40,9 +40,9 @@ from tests.triton_packaging.conftest import CAPACITY
 pytestmark = pytest.mark.triton
 
 LONG = {"text_input": "Name the fox.", "max_tokens": 64}
-# Sampled answers are computed one after the other, and this one, drawn from the best token alone, does not end by itself: a few of them
-# keep the model busy for seconds.
+# This answer, drawn from the best token alone, does not end by itself: as many as the model takes keep it busy for longer than SOON.
 SLOW = {"text_input": "Name the fox.", "max_tokens": 1000, "temperature": 1.0, "top_k": 1}
+SOON = 10.0
 
 
 @contextmanager
@@ -62,8 +62,8 @@ def full(server: Server) -> Iterator[Callable[[], None]]:
         yield cancel
 
 
-def freed(server: Server, seconds: float = 10.0) -> bool:
-    """Whether as many requests as there are slots are taken at once within this time. Slow ones would hold theirs for a minute."""
+def freed(server: Server, seconds: float = SOON) -> bool:
+    """Whether as many requests as there are slots are taken at once within this time. Slow ones would hold theirs for longer."""
     until = time.monotonic() + seconds
     with ThreadPoolExecutor(16) as pool:
         while time.monotonic() < until:

@@ -1,26 +1,25 @@
-"""Two ways to tokens: greedy answers many at once; sampled ones one after the other, each with a random state of its own."""
+"""Two ways to tokens: answers many at once, or one after the other where a model cannot be asked otherwise."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import itertools
-import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import transformers
 
+from .asked import Asked
+from .attention import take_over
+from .choosing import Choices, choice_of
 from .following import Given, StopWhen
-from .head import fill_rows
-from .request import Asked
+from .head import quicken
 
 # Tokens of one step, and of a page of the cache. Prompts longer than a step are read in several.
 STEP_TOKENS, PAGE_TOKENS = 512, 32
@@ -54,7 +53,7 @@ class Way(Protocol):
 
 
 class Batched:
-    """Greedy answers, many at once, by transformers' ContinuousBatchingManager.
+    """Many answers at once, by transformers' ContinuousBatchingManager.
 
     Raises whatever the manager raises for a model it cannot serve; it is tried with one token before it is believed.
     """
@@ -62,8 +61,11 @@ class Batched:
     def __init__(self, model: Any, room: Room, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._ids, self._open = loop, itertools.count(), True
         self._answers: dict[str, asyncio.Queue[Any]] = {}
-        fill_rows(model)
+        self._choices, self._device = Choices(), model.device
+        take_over()
+        quicken(model)
         self._manager = make_manager(model, room)
+        self._choices.join(self._manager)
         self._manager.start()
         try:
             try_manager(self._manager)
@@ -76,6 +78,7 @@ class Batched:
         """See Way."""
         name, seen, finished = f"r{next(self._ids)}", 0, False
         answer = self._answers[name] = asyncio.Queue()
+        self._choices.put(name, choice_of(asked, self._device))
         try:
             self._ask(name, asked, each)
             while not finished:
@@ -89,11 +92,7 @@ class Batched:
             del self._answers[name]
             if not finished:
                 self._manager.cancel_request(name)
-
-    def alone(self) -> AbstractContextManager[Any]:
-        """While this is entered the batch does not use the model, and what else uses it computes rightly: a forward pass beside one of
-        the manager's gives wrong scores, without an error. The batch stands still between two steps."""
-        return self._manager.pause() if self._manager.is_running() else nullcontext()
+            self._choices.drop(name)
 
     def close(self) -> None:
         """See Way."""
@@ -161,19 +160,6 @@ def try_manager(manager: Any) -> None:
     raise RuntimeError(f"no token in {TRIAL_SECONDS:.0f} seconds")
 
 
-def taking_turns(model: Any, alone: Callable[[], AbstractContextManager[Any]]) -> Any:
-    """The same model, with the same weights, whose every forward pass waits for its turn."""
-    twin = copy.copy(model)
-
-    @functools.wraps(model.forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        with alone():
-            return model.forward(*args, **kwargs)
-
-    twin.forward = forward
-    return twin
-
-
 class OneByOne:
     """Answers by transformers' generate, one after the other."""
 
@@ -207,31 +193,5 @@ class OneByOne:
         self._model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=asked.max_tokens, pad_token_id=self._pad,
             streamer=Given(give), stopping_criteria=transformers.StoppingCriteriaList([StopWhen(stop)]),
-            logits_processor=drawing(asked, ids.device), **GREEDY,
+            logits_processor=choice_of(asked, ids.device), **GREEDY,
         )  # fmt: skip
-
-
-def drawing(asked: Asked, device: Any) -> Any:
-    """What turns scores into the request's own choice of a token. Greedy requests need nothing."""
-    steps: list[Any] = []
-    if asked.temperature > 0:
-        steps.append(transformers.TemperatureLogitsWarper(asked.temperature))
-        if asked.top_k > 0:
-            steps.append(transformers.TopKLogitsWarper(asked.top_k))
-        if asked.top_p < 1:
-            steps.append(transformers.TopPLogitsWarper(asked.top_p))
-        steps.append(Drawn(asked.seed, device))
-    return transformers.LogitsProcessorList(steps)
-
-
-class Drawn(transformers.LogitsProcessor):  # type: ignore[misc] # transformers is untyped
-    """Draws the token by a random state of the request's own: the process has one for all threads, so a seed there repeats nothing while
-    others are answered. What is drawn is then the best of the scores."""
-
-    def __init__(self, seed: int, device: Any) -> None:
-        self._state = torch.Generator(device)
-        self._state.manual_seed(seed)
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        drawn = torch.multinomial(torch.softmax(scores.float(), dim=-1), 1, generator=self._state)
-        return torch.full_like(scores, -math.inf).scatter_(1, drawn, 0.0)

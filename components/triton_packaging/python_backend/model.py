@@ -32,7 +32,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402
 
-from .generation import Batched, OneByOne, Room, Way, taking_turns  # noqa: E402
+from .generation import Batched, OneByOne, Room, Way  # noqa: E402
 from .loading import PartsError, load  # noqa: E402
 from .request import Fields, Limits, read  # noqa: E402
 from .text import TextStream  # noqa: E402
@@ -92,8 +92,7 @@ class TritonPythonModel:
         """Let answers under way end, then let go of the weights."""
         with suppress(TimeoutError):
             self._run(self._drain(), 2 * DRAIN_SECONDS)
-        for way in {self.many, self.one}:
-            way.close()
+        self.way.close()
         self.loop.call_soon_threadsafe(self.loop.stop)
         del self.model
 
@@ -110,23 +109,18 @@ class TritonPythonModel:
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         ends = self.model.generation_config.eos_token_id
         self.ends = frozenset(ends if isinstance(ends, list) else [ends])
-        pad = self.tokenizer.pad_token_id
-        batch = self._batched(loaded.alone)
-        beside = taking_turns(self.model, batch.alone) if batch else self.model
-        self.one: Way = OneByOne(beside, self.tokenizer.eos_token_id if pad is None else pad, self.loop)
-        self.many: Way = batch or self.one
+        self.way = self._way(loaded.alone)
 
-    def _batched(self, alone: str) -> Batched | None:
-        """The batch; None where it cannot serve this model, which `alone` says of some. All requests are then answered one by one, and the
-        log says so."""
-        if alone:
-            pb_utils.Logger.log_warn(f"requests are answered one by one: {alone}")
-            return None
-        try:
-            return Batched(self.model, self.room, self.loop)
-        except Exception as error:  # the manager raises whatever an architecture leads it to
-            pb_utils.Logger.log_warn(f"requests are answered one by one: no continuous batching for this model ({error})")
-            return None
+    def _way(self, alone: str) -> Way:
+        """Many at once, or one by one where that cannot serve this model, which `alone` says of some and the log then says."""
+        if not alone:
+            try:
+                return Batched(self.model, self.room, self.loop)
+            except Exception as error:  # the manager raises whatever an architecture leads it to
+                alone = f"no continuous batching for this model ({error})"
+        pb_utils.Logger.log_warn(f"requests are answered one by one: {alone}")
+        pad = self.tokenizer.pad_token_id
+        return OneByOne(self.model, self.tokenizer.eos_token_id if pad is None else pad, self.loop)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
@@ -211,9 +205,8 @@ class TritonPythonModel:
     async def _pieces(self, fields: Fields, *, each: bool) -> AsyncGenerator[Piece, None]:
         """The answer's pieces, the last with a finish reason. Closing it, or cancelling its task, frees the slot at once."""
         asked = read(fields, self.tokenizer, self.limits)
-        way = self.one if asked.temperature > 0 else self.many
         text, last = TextStream(self.tokenizer, asked.stop), -1
-        async with aclosing(way.tokens(asked, each=each or bool(asked.stop))) as answer:
+        async with aclosing(self.way.tokens(asked, each=each or bool(asked.stop))) as answer:
             async for tokens in answer:
                 ready, last = text.feed(tokens), tokens[-1] if tokens else last
                 if text.stopped:

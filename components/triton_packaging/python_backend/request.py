@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .asked import Asked
 from .wire import ClientError
 
 Fields = Mapping[str, list[Any]]
@@ -27,19 +28,6 @@ class Limits:
     max_tokens: int
     default_max_tokens: int
     context: int
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a request asks for. Temperature 0 is greedy."""
-
-    prompt: list[int]
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    stop: tuple[str, ...]
 
 
 def read(fields: Fields, tokenizer: Any, limits: Limits) -> Asked:
