@@ -24,7 +24,10 @@ OLDEST_GLIBC = (2, 35)
 # Without __init__.py: it would make the folder a package named vllm, and hide the real one.
 HERE = Path(__file__).parent
 VLLM_FILES = {
-    **{name: HERE / "vllm_backend" / name for name in ("model.py", "tuneline_asking.py", "tuneline_engines.py", "tuneline_stand_in.py")},
+    **{
+        name: HERE / "vllm_backend" / name
+        for name in ("model.py", "tuneline_asking.py", "tuneline_engines.py", "tuneline_stand_in.py", "tuneline_tensors.py")
+    },
     "tuneline_following.py": HERE / "python_backend" / "following.py",
 }
 INSTALL = "pip install --no-deps nvidia-pytriton==0.7.0"

@@ -9,6 +9,7 @@ from typing import Any
 
 from components.common import artifacts
 from components.common.errors import TunelineError
+from components.triton_packaging.vllm_backend import tuneline_tensors
 
 CONFIG = "config.pbtxt"
 WARMUP_TEXT, WARMUP_TOKENS = "Hello.", 4
@@ -68,6 +69,17 @@ def write_vllm(folder: Path, parameters: Mapping[str, str]) -> None:
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_MODEL)
     _add_parameters(config, parameters)
     write_config(folder, config)
+
+
+def complete_vllm(config: Any) -> None:
+    """Fill in what the vLLM backend fills in where Triton lets a backend complete a configuration: inputs, outputs, many responses."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    for tensor, (kind, dims, optional) in tuneline_tensors.INPUTS.items():
+        config.input.add(name=tensor, data_type=pb.DataType.Value(kind), dims=dims, optional=optional)
+    for tensor, (kind, dims) in tuneline_tensors.OUTPUTS.items():
+        config.output.add(name=tensor, data_type=pb.DataType.Value(kind), dims=dims)
+    config.model_transaction_policy.decoupled = True
 
 
 def write_config(folder: Path, config: Any) -> None:

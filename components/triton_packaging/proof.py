@@ -20,11 +20,10 @@ from components.common.progress import Reporter
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.form import Form
 from components.triton_packaging.pbtxt import stream_name
-from components.triton_packaging.protocols import PROTOCOLS, Answer, ProofError, Reference, with_adapter
+from components.triton_packaging.protocols import PROTOCOLS, Answer, ProofError, Reference, said, with_adapter
 from components.triton_packaging.server import Server, children, memory, running_server
 
 CLIENTS = (1, 8)
-HALF = "\ufffd"  # what decoding makes of the first bytes of a character
 
 
 @dataclass(frozen=True)
@@ -148,20 +147,18 @@ def _ask_all(
             tokens += answer.completion_tokens
             reporter.progress(len(matches), len(references), "prompts")
     seconds = time.monotonic() - began
-    return [_told(reference, matches[reference.adapter, reference.prompt]) for reference in references], round(tokens / seconds, 1)
+    return [_told(reference, matches[reference.adapter, reference.prompt], config) for reference in references], round(tokens / seconds, 1)
 
 
-def _told(reference: Reference, match: str) -> dict[str, Any]:
+def _told(reference: Reference, match: str, config: TritonPackagingConfig) -> dict[str, Any]:
     told = {"prompt": reference.prompt, "text": reference.text, "prompt_tokens": reference.prompt_tokens, "match": match}
-    return {**told, "adapter": reference.adapter} if reference.adapter else told
+    named = {"adapter": reference.adapter} if reference.adapter else {}
+    return {**told, **named, "rendered": reference.rendered} if config.backend == "vllm" else told
 
 
 def compare(reference: Reference, protocol: str, answer: Answer) -> str:
-    """ "exact", or "rounding" where the answer leaves the reference at a token that rounding could have chosen. Raises ProofError.
-
-    Half a character, where the last token cuts one, is text to transformers and nothing to vLLM.
-    """
-    if answer.prompt_tokens == reference.prompt_tokens and answer.text.rstrip(HALF) == reference.text.rstrip(HALF):
+    """ "exact", or "rounding" where the answer leaves the reference at a token that rounding could have chosen. Raises ProofError."""
+    if answer.prompt_tokens == reference.prompt_tokens and said(answer.text) == said(reference.text):
         return "exact"
     shared = max(k for k, prefix in enumerate(reference.prefixes) if answer.text.startswith(prefix))
     if answer.prompt_tokens == reference.prompt_tokens and shared < len(reference.close) and reference.close[shared]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from components.common import artifacts, models
-from components.common.errors import ArtifactDamagedError, ConfigurationError, InputError, TunelineError, UsageError
+from components.common.errors import ArtifactDamagedError, ConfigurationError, InputError, TunelineError
 from components.common.models import Model
 from components.common.progress import Silent
 from components.triton_packaging import form, pbtxt, serve
@@ -185,16 +185,34 @@ def test_a_folder_that_is_not_as_it_was_is_told_before_serving(tmp_path: Path, h
         serve.verified(made.path)
 
 
-def test_a_deployment_refuses_a_vllm_package_and_one_whose_weights_are_gone(tiny_adapted: Model, tmp_path: Path) -> None:
+def test_a_deployment_refuses_a_package_whose_weights_are_gone(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base")
     referring = pack(models.open_model(base), tmp_path / "referring", weights="referenced")
     base.rename(tmp_path / "elsewhere")
-    for made, error, said in (
-        (vllm_package(tiny_adapted, tmp_path / "vllm"), UsageError, "is not deployed"),
-        (referring, ArtifactDamagedError, "not there as it was"),
-    ):
-        with pytest.raises(error, match=said):
-            layout.lay_out(tmp_path / "deployed", layout.Release("1", made), "m", {})
+    with pytest.raises(ArtifactDamagedError, match="not there as it was"):
+        layout.lay_out(tmp_path / "deployed", layout.Release("1", referring), "m", {})
+
+
+def test_a_deployed_vllm_package_names_folders_that_any_server_finds_and_its_tensors(
+    tiny_adapted: Model, tiny_other: Model, tmp_path: Path
+) -> None:
+    made = vllm_package(tiny_adapted, tmp_path / "vllm", {"other": tiny_other})
+    folder = tmp_path / "deployed"
+    taken = layout.take_in(folder, made)
+    assert layout.lay_out(folder, layout.Release("7", taken), "clerk", {"registered_version": "7"}) == ["clerk"]
+    version = folder / "repository" / "clerk" / "7"
+    arguments, adapters = (json.loads((version / name).read_text()) for name in ("model.json", "multi_lora.json"))
+    assert all((Path(arguments[key]) / "config.json").is_file() for key in ("model", "tokenizer"))
+    assert all((Path(place) / "adapter_config.json").is_file() for place in adapters.values())
+    assert all(Path(place).is_relative_to(taken.path) for place in [arguments["model"], *adapters.values()])
+    config = pbtxt.read(folder / "repository" / "clerk")
+    assert [one.name for one in config.input][:2] == ["text_input", "stream"]
+    assert config.model_transaction_policy.decoupled
+    assert list(config.version_policy.specific.versions) == [7]
+    assert layout.laid_out(folder, "clerk") == {("clerk", "7"): made.sha256}
+    assert artifacts.read(taken.path, "repository").sha256 == made.sha256, "the package's own files stay as they are"
+    layout.keep_only(folder, set())
+    assert not version.exists()
 
 
 def test_a_changed_file_of_a_vllm_package_is_refused(tiny_adapted: Model, tmp_path: Path) -> None:

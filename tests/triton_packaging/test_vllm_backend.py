@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from components.common.models import Model
 from components.common.progress import Silent
 from components.triton_packaging import serving_env
 from components.triton_packaging.config import TritonPackagingConfig
+from components.triton_packaging.deployment import layout
+from components.triton_packaging.deployment.layout import Release
+from components.triton_packaging.deployment.repository_api import Address
+from components.triton_packaging.deployment.switching import switch
 from components.triton_packaging.protocols import tensors
 from components.triton_packaging.server import ModelLoadError, Server, running_server
 from components.triton_packaging.stage import package
@@ -191,3 +196,49 @@ def test_a_missing_file_is_told_when_the_model_is_loaded(made: Artifact, tmp_pat
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(ModelLoadError, match=said), running_server(tmp_path / "copy", log=tmp_path / "log"):
         pass
+
+
+@pytest.mark.long
+def test_one_vllm_package_takes_the_place_of_another_while_it_answers(
+    made: Artifact, tiny_other: Model, served: dict[str, Model], tmp_path: Path
+) -> None:
+    """As `tuneline deploy` does it: tried beside the one in service with every adapter, then switched to."""
+    config = TritonPackagingConfig(backend="vllm", model_name="one", golden_prompts=PROMPTS, golden_max_tokens=12)
+    other = package(tiny_other, tmp_path / "other", config, seed=1, reporter=Silent())
+    folder = tmp_path / "serving"
+    (folder / "repository").mkdir(parents=True)
+    old, new = (Release(str(n), layout.take_in(folder, found)) for n, found in enumerate((made, other), 1))
+    asked = {"text_input": rendered(served[""], PROMPTS[0]), "exclude_input_in_output": True, "parameters": GREEDY}
+    answers: list[tuple[int, str]] = []
+    stop = threading.Event()
+    with running_server(folder / "repository", models=[], log=tmp_path / "log") as server:
+        address = Address(server.http_url, server.grpc_url)
+
+        def bring(release: Release, before: Release | None) -> None:
+            switch(
+                address, folder, "clerk", release, before,
+                lineage=lambda one: {"repository_sha256": one.package.sha256}, confirm=lambda: None, timeout=120.0, reporter=Silent(),
+            )  # fmt: skip
+
+        def keep_asking() -> None:
+            while not stop.is_set():
+                answers.append(post(server, "clerk/generate", asked))
+
+        bring(old, None)
+        asking = threading.Thread(target=keep_asking)
+        asking.start()
+        try:
+            bring(new, old)
+            for _ in range(2):
+                post(server, "clerk/generate", asked)
+        finally:
+            stop.set()
+            asking.join()
+        with_adapter = {**asked, "parameters": {**GREEDY, "lora_name": "one"}}
+        status, said = post(server, "clerk/generate", with_adapter)
+    expected = by_transformers(served[""], PROMPTS[0], 24)
+    found = [(status, json.loads(said)["text_output"], json.loads(said)["model_version"]) for status, said in answers]
+    assert {(status, text) for status, text, _ in found} == {(200, expected)}, "no request failed, none was answered otherwise"
+    assert [version for *_, version in found] == sorted(version for *_, version in found)
+    assert {version for *_, version in found} == {"1", "2"}
+    assert (status, json.loads(said)["text_output"]) == (200, by_transformers(served["ot.her"], PROMPTS[0], 24))

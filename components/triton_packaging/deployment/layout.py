@@ -5,6 +5,7 @@
     repository/<name>/<version>             a link to the package's own version folder
     repository/<name>_stream/…              the same for the model that streams
     repository/<name>_candidate…            the same for a version that is being tried
+    rooted/<sha256>/<name>/<version>        for the vLLM backend: its files, the paths in them made those of packages/<sha256>
 
 A version keeps the registry's number in Triton, so `model_version` of an answer says which registered version gave it.
 """
@@ -15,15 +16,14 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from components.common import artifacts, jobs
 from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError, UsageError
-from components.triton_packaging import parts, pbtxt, weights
+from components.triton_packaging import parts, pbtxt, vllm_package, weights
 from components.triton_packaging.config import NAME_PATTERN
 
-PACKAGES, REPOSITORY = "packages", "repository"
+PACKAGES, REPOSITORY, ROOTED = "packages", "repository", "rooted"
 STREAM = pbtxt.stream_name("")
 CANDIDATE = "_candidate"
 WARMUP = "warmup"
@@ -108,10 +108,14 @@ def lay_out(folder: Path, release: Release, name: str, lineage: dict[str, str]) 
 def _lay_out_model(folder: Path, release: Release, suffix: str, name: str, lineage: dict[str, str]) -> str:
     source, target = release.package.path / f"{release.own_name}{suffix}", folder / REPOSITORY / f"{name}{suffix}"
     config = pbtxt.read(source)
-    _check_deployable(config)
+    for reference in parts.references(config.parameters):
+        parts.verify(reference)
     target.mkdir(parents=True, exist_ok=True)
-    own = _only_version(source)
-    _link(target / release.version, Path("../..") / PACKAGES / release.package.sha256 / source.name / own.name)
+    own, place = _only_version(source), PACKAGES
+    if config.backend == "vllm":
+        pbtxt.complete_vllm(config)
+        place = _rooted(folder, release, own)
+    _link(target / release.version, Path("../..") / place / release.package.sha256 / source.name / own.name)
     if (source / WARMUP).is_dir():
         shutil.copytree(source / WARMUP, target / WARMUP, dirs_exist_ok=True)
     config.name = target.name
@@ -126,15 +130,23 @@ def _lay_out_model(folder: Path, release: Release, suffix: str, name: str, linea
     return target.name
 
 
-def _check_deployable(config: Any) -> None:
-    """Raise UsageError for a package that names its parts from its own folder, ArtifactDamagedError where what it refers to has changed."""
-    if config.backend == "vllm":
-        raise UsageError(
-            "a package for the vLLM backend is not deployed: its paths count from the package's own folder",
-            hint="Serve it with `tuneline serve`, or as docs/serving.md says for a cluster; or package for the python backend.",
-        )
-    for reference in parts.references(config.parameters):
-        parts.verify(reference)
+def _rooted(folder: Path, release: Release, version: Path) -> str:
+    """Write a version's files anew, with paths that a server finds wherever it was started. Returns ROOTED.
+
+    A server on another machine finds them where it sees the serving folder under the same path.
+    """
+    home = folder / ROOTED / release.package.sha256 / version.parent.name / version.name
+    with jobs.private_folder(folder / ROOTED, "rooted") as own:
+        fresh = own / version.name
+        fresh.mkdir()
+        for file in version.glob("*.json"):
+            shutil.copyfile(file, fresh / file.name)
+        vllm_package.root(fresh, str(release.package.path.resolve()))
+        weights.make_readable(fresh)
+        home.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(home, ignore_errors=True)
+        fresh.rename(home)
+    return ROOTED
 
 
 def _only_version(source: Path) -> Path:
@@ -171,6 +183,6 @@ def forget_model(folder: Path, name: str) -> None:
 
 def keep_only(folder: Path, shas: set[str]) -> None:
     """Remove the other packages."""
-    for path in jobs.listed(folder / PACKAGES):
+    for path in [*jobs.listed(folder / PACKAGES), *jobs.listed(folder / ROOTED)]:
         if path.is_dir() and "." not in path.name and path.name not in shas:
             shutil.rmtree(path, ignore_errors=True)

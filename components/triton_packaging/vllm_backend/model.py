@@ -23,8 +23,9 @@ from typing import Any
 locale.setlocale(locale.LC_CTYPE, "C.UTF-8")  # the stub starts in ASCII, and libraries open their text files in the locale's encoding
 
 import triton_python_backend_utils as pb_utils  # noqa: E402
-from tuneline_asking import INPUTS, OUTPUTS, Asked, ClientError, Part, read, refusal, response  # noqa: E402
+from tuneline_asking import Asked, ClientError, Part, read, refusal, response  # noqa: E402
 from tuneline_engines import Engine, Files, FilesError, Vllm, installed, read_files  # noqa: E402
+from tuneline_tensors import INPUTS, OUTPUTS  # noqa: E402
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 LOOK_SECONDS = 0.1  # asking the server whether a client has gone costs a message to it

@@ -9,23 +9,8 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from tuneline_tensors import INPUTS, OUTPUTS
 
-# name: (data type, dimensions, whether a request may leave it out)
-INPUTS: dict[str, tuple[str, list[int], bool]] = {
-    "text_input": ("TYPE_STRING", [1], False),
-    "stream": ("TYPE_BOOL", [1], True),
-    "sampling_parameters": ("TYPE_STRING", [1], True),
-    "exclude_input_in_output": ("TYPE_BOOL", [1], True),
-    "return_finish_reason": ("TYPE_BOOL", [1], True),
-    "return_num_input_tokens": ("TYPE_BOOL", [1], True),
-    "return_num_output_tokens": ("TYPE_BOOL", [1], True),
-}
-OUTPUTS: dict[str, tuple[str, list[int]]] = {
-    "text_output": ("TYPE_STRING", [-1]),
-    "finish_reason": ("TYPE_STRING", [-1]),
-    "num_input_tokens": ("TYPE_UINT32", [1]),
-    "num_output_tokens": ("TYPE_UINT32", [-1]),
-}
 # Clients send these as texts too, "0.1" for 0.1: the samples of Triton's documentation do.
 NUMBERS = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "n", "seed", "presence_penalty", "frequency_penalty",

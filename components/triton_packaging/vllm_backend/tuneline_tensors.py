@@ -1,0 +1,20 @@
+"""The tensors of Triton's vLLM backend, as it documents them. Imports nothing: what writes configurations reads them too."""
+
+from __future__ import annotations
+
+# name: (data type, dimensions, whether a request may leave it out)
+INPUTS: dict[str, tuple[str, list[int], bool]] = {
+    "text_input": ("TYPE_STRING", [1], False),
+    "stream": ("TYPE_BOOL", [1], True),
+    "sampling_parameters": ("TYPE_STRING", [1], True),
+    "exclude_input_in_output": ("TYPE_BOOL", [1], True),
+    "return_finish_reason": ("TYPE_BOOL", [1], True),
+    "return_num_input_tokens": ("TYPE_BOOL", [1], True),
+    "return_num_output_tokens": ("TYPE_BOOL", [1], True),
+}
+OUTPUTS: dict[str, tuple[str, list[int]]] = {
+    "text_output": ("TYPE_STRING", [-1]),
+    "finish_reason": ("TYPE_STRING", [-1]),
+    "num_input_tokens": ("TYPE_UINT32", [1]),
+    "num_output_tokens": ("TYPE_UINT32", [-1]),
+}
