@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: run test test-long test-engines stress stress-training stress-deploy bench-curation bench-fine-tuning bench-evaluation bench-serving soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-long test-engines stress stress-training stress-deploy bench-curation bench-fine-tuning bench-evaluation bench-serving soak vllm-package lint ui clean help
 
 help: ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -67,6 +67,13 @@ soak: $(VENV)/.ready ## A served package under load for an hour: memory, latency
 
 vllm-package: $(VENV)/.ready ## A package of two adapters served by the real vLLM; VLLM_PYTHON=interpreter of an environment with it; writes docs/vllm.md
 	@$(BIN)/python -P -m benchmarks.vllm_package --vllm-python $(VLLM_PYTHON) --workdir $(WORKDIR)/vllm-package --markdown docs/vllm.md $(ARGS)
+
+# Variables: ENGINE, REGISTRY, TAG, IMAGES, BASE_IMAGE, ARGS; docs/images.md says what they do.
+images: ## Build the images of the pipeline's steps with docker, podman or buildah
+	@PYTHON=$(firstword $(wildcard $(BIN)/python) $(PYTHON)) sh images/build.sh
+
+images-check: $(VENV)/.ready ## Build the curation image on a stand-in base and run it confined (root, buildah, mmdebstrap); writes docs/images-check.md
+	@$(BIN)/python -P -m images.check --workdir $(WORKDIR)/images-check --markdown docs/images-check.md $(ARGS)
 
 lint: $(VENV)/.ready ## ruff, mypy and import-linter
 	@$(BIN)/ruff check .

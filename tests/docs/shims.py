@@ -4,7 +4,7 @@
 
 `tuneline` gets a tiny model and few steps where the documentation leaves them to their defaults, `serve` and `-f` are ended by Ctrl-C once
 they have shown that they work, and `cancel` has a run to cancel. `make` uses the environment the tests run in; `make test` is only looked
-at, since it is what runs this. `pip download` resolves the same packages for real and leaves gigabytes where they are.
+at, since it is what runs this. `pip download` and `pip wheel` resolve the same packages for real and leave gigabytes where they are.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def python(arguments: list[str]) -> int:
 
 
 def pip(arguments: list[str]) -> int:
-    wanted = [a for i, a in enumerate(arguments[1:], 1) if a not in ("-d", "--no-deps") and arguments[i - 1] != "-d"]
+    wanted = [a for i, a in enumerate(arguments[1:], 1) if a not in ("-d", "-w", "--no-deps") and arguments[i - 1] not in ("-d", "-w")]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--disable-pip-version-check", *wanted]
     return subprocess.run(command, cwd=os.environ["TUNELINE_ROOT"], check=False).returncode
 

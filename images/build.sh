@@ -1,0 +1,50 @@
+#!/bin/sh
+# Builds the images named in IMAGES; `make images` calls it. docs/images.md has the variables.
+set -eu
+cd "$(dirname "$0")/.."
+
+usable() {
+    command -v "$1" >/dev/null || return 1
+    case $1 in docker) docker info >/dev/null 2>&1 ;; esac # the program alone builds nothing
+}
+
+if [ -z "${ENGINE:-}" ]; then
+    for engine in docker podman buildah; do
+        if usable "$engine"; then ENGINE=$engine && break; fi
+    done
+fi
+if [ -z "${ENGINE:-}" ]; then
+    echo "make images: found neither docker with a running daemon, nor podman, nor buildah. Install one of them, or name it: make images ENGINE=/path/to/podman" >&2
+    exit 1
+fi
+command -v "$ENGINE" >/dev/null || { echo "make images: there is no $ENGINE" >&2 && exit 1; }
+
+IMAGES=${IMAGES:-curation evaluation training serving}
+for image in $IMAGES; do
+    if [ ! -f "images/$image.Containerfile" ]; then
+        echo "make images: there is no image $image; there are:$(cd images && printf ' %s' *.Containerfile | sed 's/\.Containerfile//g')" >&2
+        exit 1
+    fi
+done
+if [ -n "${BASE_IMAGE:-}" ] && [ "$IMAGES" != "${IMAGES% *}" ]; then
+    echo "make images: BASE_IMAGE is for one image; name it: make images IMAGES=curation BASE_IMAGE=$BASE_IMAGE" >&2
+    exit 1
+fi
+
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+revision=$(git describe --always --abbrev=40 --dirty=+changes --exclude='*' 2>/dev/null) || revision=
+rm -f dist/tuneline-*.whl
+"${PYTHON:-python3}" -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
+
+for image in $IMAGES; do
+    name=${REGISTRY:-tuneline}/python-$image:${TAG:-latest}
+    echo "building $name with $ENGINE"
+    # An argument without a value is taken from the environment.
+    # shellcheck disable=SC2086 # ARGS are several options
+    "$ENGINE" build --file "images/$image.Containerfile" --tag "$name" \
+        ${BASE_IMAGE:+--build-arg "BASE_IMAGE=$BASE_IMAGE"} \
+        --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
+        ${PIP_INDEX_URL:+--build-arg PIP_INDEX_URL} ${PIP_EXTRA_INDEX_URL:+--build-arg PIP_EXTRA_INDEX_URL} \
+        ${PIP_TRUSTED_HOST:+--build-arg PIP_TRUSTED_HOST} ${TORCH_INDEX_URL:+--build-arg TORCH_INDEX_URL} \
+        ${ARGS:-} .
+done

@@ -1,0 +1,84 @@
+#!/bin/sh
+# What every image installs, run as root while it is built: tuneline with the extras it needs, in /opt/tuneline, beside what its base brings.
+#
+#   EXTRAS    extras of the wheel, separated by commas
+#   EMBEDDED  packages of embedded.txt, separated by spaces
+#   PROGRAMS  Debian packages as name=version; one whose program is there already is left alone
+#
+# /context is the checkout, with the wheel in dist/ and, for a site without an index, everything else in wheels/.
+set -eu
+umask 022
+context=/context
+home=/opt/tuneline
+EMBEDDED=${EMBEDDED:-} PROGRAMS=${PROGRAMS:-} # what is empty is not always set
+
+fail() {
+    echo "install.sh: $*" >&2
+    exit 1
+}
+
+# NVIDIA's and PyTorch's bases hold pip to versions of their own.
+unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
+export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1
+if [ -f /run/secrets/pip.conf ]; then export PIP_CONFIG_FILE=/run/secrets/pip.conf; fi
+if [ -f /run/secrets/ca.crt ]; then export PIP_CERT=/run/secrets/ca.crt SSL_CERT_FILE=/run/secrets/ca.crt; fi
+if [ -d "$context/wheels" ]; then export PIP_NO_INDEX=1 PIP_FIND_LINKS="$context/wheels"; fi
+
+set -- "$context"/dist/tuneline-*.whl
+if [ $# -ne 1 ] || [ ! -f "$1" ]; then fail "dist/ must hold one wheel of tuneline: \`make images\` builds it"; fi
+wheel=$1
+
+for program in $PROGRAMS; do
+    command -v "${program%%=*}" >/dev/null || missing="${missing:-} $program"
+done
+if [ -n "${missing:-}" ]; then
+    apt-get update
+    # shellcheck disable=SC2086 # several packages
+    apt-get install -y --no-install-recommends $missing
+    rm -rf /var/lib/apt/lists/*
+fi
+
+base=$(command -v python3) || fail "the base has no python3"
+"$base" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
+    fail "the base has $("$base" --version); tuneline needs Python 3.11, 3.12 or 3.13"
+"$base" -m pip --version || fail "the base has no pip for $base"
+
+# An environment of its own, which also sees the base's packages: pip then leaves the base's files alone, which a vendor or Debian
+# installed in ways that pip could not undo. By path, because the base's Python may itself be one of an environment.
+"$base" -m venv --without-pip "$home"
+python=$home/bin/python3
+site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+"$base" -c 'import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")' >"$site/base.pth"
+install() { "$base" -m pip --python "$python" install "$@"; }
+
+# The base's own torch stays, since it is built for the base's accelerator: then it is what the others are resolved with.
+constraints=$(mktemp)
+cp "$context/constraints.txt" "$constraints"
+torch=$("$python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null) || torch=
+case ,$EXTRAS, in
+*,models,* | *,training,* | *,gpu,* | *,deepspeed,* | *,evaluation,* | *,packaging,*)
+    if [ -n "$torch" ]; then
+        sed -i "s/^torch==.*/torch==$torch/" "$constraints"
+    else
+        install -c "$constraints" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
+    fi
+    ;;
+esac
+install -c "$constraints" "${wheel}[$EXTRAS]"
+
+for package in $EMBEDDED; do
+    grep "^$package==" "$context/embedded.txt" >>"$constraints.embedded" || fail "embedded.txt has no $package"
+done
+if [ -n "$EMBEDDED" ]; then install --no-deps --require-hashes -r "$constraints.embedded"; fi
+case " $EMBEDDED " in
+*" nvidia-pytriton "*)
+    "$python" -c 'import sys
+from components.triton_packaging import serving_env
+print(serving_env.create([path for path in sys.path if path.endswith("-packages")]))'
+    ;;
+esac
+
+# A name for the user, for programs that look it up such as ssh. Any other user is named by LOGNAME.
+grep -q '^[^:]*:[^:]*:1000:' /etc/passwd || echo 'tuneline:x:1000:1000::/tmp:/usr/sbin/nologin' >>/etc/passwd
+grep -q '^[^:]*:[^:]*:1000:' /etc/group || echo 'tuneline:x:1000:' >>/etc/group
+rm -rf "$constraints" "$constraints.embedded" /root/.cache
