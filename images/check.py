@@ -4,8 +4,8 @@
 
 As root, with Debian's packages buildah and mmdebstrap, and Python 3.11. A stand-in for the public base is made of Debian 12's packages,
 and every image is built on it by `make images` without an index, from what is committed. What then runs in an image runs as the image's own
-user, with the image as a read-only root and no network; that this holds is tried first. The curation image curates raw rows twice: by the
-command line, and as the compiled pipeline's step. Both must come to the digest that the same command has outside.
+user, with the image as a read-only root and no network; that this holds is tried first. Each image then does its stage's work, on rows
+and a model made here, and must come to the digest that the same command has outside; the curation image also as the pipeline's step.
 """
 
 from __future__ import annotations
@@ -34,17 +34,41 @@ from images.stated import containerfile, stated
 from pipelines import compiling, material, resolve
 from pipelines.config import Customization
 from pipelines.platform import Platform
+from tests.tiny import tiny_model
 
 NEEDED = ("buildah", "mmdebstrap", "unshare", "chroot")
 SUITE, PYTHON = "bookworm", (3, 11)
 PACKAGES = ("python3", "python3-pip", "libpython3.11", "git", "ca-certificates")  # what the public base has
 BASE = "localhost/tuneline-stand-in:12"
 REGISTRY, TAG = "localhost/tuneline", "check"
-ROWS = 400
-DATA = "/data"
-# Mounts the image read-only, with what a runtime adds: /proc, four devices, and /tmp, /dev/shm and /data to write to.
+THINGS = ("letter", "parcel", "invoice", "ticket", "order", "refund", "contract", "report", "meeting", "licence", "visitor", "badge")
+ACTS = ("send", "track", "cancel", "archive", "approve", "translate", "copy", "sign", "print", "return")
+ROWS = [
+    {"prompt": f"How do I {act} a {thing}?", "completion": f"To {act} a {thing}, open desk {len(act + thing)}."}
+    for act in ACTS
+    for thing in THINGS
+]
+CURATION = {"near_duplicate_threshold": 0.95, "answer_min_words": 1000, "fractions": {"train": 0.6, "validation": 0.1, "test": 0.3}}
+TUNING = {"base_model": "tiny", "max_steps": 2, "batch_size": 4, "max_length": 96, "validation_rows": 0}
+
+
+def as_options(section: str, settings: dict[str, Any]) -> list[str]:
+    """Settings as options of the command line."""
+    return [part for key, value in settings.items() for part in ("--set", f"{section}.{key}={json.dumps(value)}")]
+
+
+# What each image is for: the artifact, and the command that makes it in the volume's folder.
+STAGES = {
+    "curation": ("dataset", ["curate", "raw.jsonl", *as_options("data_curation", CURATION)]),
+    "training": ("model", ["finetune", "dataset", *as_options("fine_tuning", TUNING)]),
+    "evaluation": ("evaluation", ["evaluate", "model", "--dataset", "dataset", "--set", "evaluation.generations=0"]),
+    "serving": ("repository", ["package", "model", "--set", "triton_packaging.golden_max_tokens=2"]),
+}
+# Mounts the image read-only, with what a runtime adds: /proc, four devices, /tmp and /dev/shm, a loopback interface, and the volume, which
+# lies where it does outside.
 CONFINE = """
-root=$1 data=$2 user=$3; shift 3
+python=$1 root=$2 volume=$3 user=$4; shift 4
+"$python" -c 'import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh", b"lo", 1))'  # SIOCSIFFLAGS, IFF_UP
 mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
@@ -52,9 +76,9 @@ for device in null zero random urandom; do : >"$root/dev/$device"; mount --bind 
 mkdir "$root/dev/shm"
 mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
-mount --bind "$data" "$root/data"
+mount --bind "$volume" "$root$volume"
 mount -o remount,bind,ro "$root"
-exec chroot --userspec="$user" --groups= "$root" /usr/bin/env -i "$@"
+exec chroot --userspec="$user" --groups= "$root" /usr/bin/env -i --chdir="$volume" "$@"
 """
 # Tried in the image: who runs it, whether anything can be written or reached, and what writing to the volume does.
 PROOF = """
@@ -63,12 +87,12 @@ def refusal(do):
     try: do()
     except OSError as error: return errno.errorcode.get(error.errno, str(error))
     return "allowed"
-places = ["/", "/opt/tuneline", "/etc", "/usr/bin", "/var/tmp"]
+places = ["/", "/opt/tuneline", "/etc", "/usr/bin", "/var/tmp", "/dev"]
 print(json.dumps({
     "user": [os.getuid(), os.getgid(), os.getgroups()],
     "writing": {place: refusal(lambda: open(os.path.join(place, "written"), "w")) for place in places},
     "connecting": refusal(lambda: socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5)),
-    "volume": refusal(lambda: open("/data/written", "w").close()),
+    "volume": refusal(lambda: open(os.path.join(sys.argv[3], "written"), "w").close()),
     "capabilities": next(line.split()[1] for line in open("/proc/self/status") if line.startswith("CapEff")),
 }))
 """
@@ -97,7 +121,7 @@ class Figures:
 def main() -> None:
     """Build, run, compare, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", nargs="+", default=["curation"], help="Which to build; curation is also run.")
+    parser.add_argument("--images", nargs="+", default=["curation"], choices=STAGES, help="Which to build and run.")
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/images-check"), help="Takes 10 GB and more; removed at the end.")
     parser.add_argument("--keep", action="store_true", help="Leave the workdir, so that the next run finds base and wheels there.")
     parser.add_argument("--markdown", type=Path, help="Where to write the page.")
@@ -128,12 +152,17 @@ def checked(images: Sequence[str], workdir: Path, figures: Figures) -> str:
     """Build these images, and run what the curation image is for. Returns the page."""
     os.environ.update(storage(workdir))
     stand_in(workdir, figures)
+    volume = workdir / "data"
+    shutil.rmtree(volume, ignore_errors=True)
+    volume.mkdir()
+    write_rows(volume / "raw.jsonl")
+    tiny_model(volume / "tiny")
     for image in images:
         collect_wheels(image, workdir, figures)
         build(image, workdir, figures)
-        with mounted(image) as (root, config):
+        with mounted(image, volume) as (root, config):
             figures.size[image] = int(output("du", "-sxB1", str(root)).split()[0])
-            run_it(image, root, config, workdir, figures)
+            run_it(image, root, config, volume, figures)
     return rendered(images, figures)
 
 
@@ -192,31 +221,31 @@ def build(image: str, workdir: Path, figures: Figures) -> None:
 
 
 @contextmanager
-def mounted(image: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def mounted(image: str, volume: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The image's files, in a working copy, and its configuration (OCI image specification: config)."""
     name = f"{REGISTRY}/python-{image}:{TAG}"
     config = json.loads(output("buildah", "inspect", "--type", "image", name))["OCIv1"]["config"]
     container = output("buildah", "from", "--pull=never", name).strip()
     try:
         root = Path(output("buildah", "mount", container).strip())
-        (root / "data").mkdir()  # as a runtime does for a volume
+        (root / volume.relative_to("/")).mkdir(parents=True)  # as a runtime does for a volume
         yield root, config
     finally:
         call("buildah", "rm", container)
 
 
-def run_it(image: str, root: Path, config: dict[str, Any], workdir: Path, figures: Figures) -> None:
+def run_it(image: str, root: Path, config: dict[str, Any], volume: Path, figures: Figures) -> None:
     """Prove the confinement, then that the image holds what it is for."""
-    volume = workdir / "data"
-    shutil.rmtree(volume, ignore_errors=True)
-    volume.mkdir()
     os.chown(volume, *map(int, config["User"].split(":")))
     check_labels(config)
     figures.proof[image] = confinement(root, config, volume)
     confined(root, config, volume, "tuneline", "--version")
     confined(root, config, volume, "python3", "-m", "kfp.dsl.executor_main", "--help")
+    work(image, root, config, volume, figures)
     if image == "curation":
-        curate(root, config, volume, figures)
+        with figures.timed("the compiled step"):
+            step = compiled_step(root, config, volume)
+        same(image, figures, "the compiled step", step)
 
 
 def check_labels(config: dict[str, Any]) -> None:
@@ -233,7 +262,7 @@ def confinement(root: Path, config: dict[str, Any], volume: Path) -> dict[str, A
     """Try what must not work: writing anywhere but to the volume, and a connection that works outside."""
     with listening() as (host, port):
         socket.create_connection((host, port), timeout=5).close()
-        found: dict[str, Any] = json.loads(confined(root, config, volume, "python3", "-c", PROOF, host, str(port)))
+        found: dict[str, Any] = json.loads(confined(root, config, volume, "python3", "-c", PROOF, host, str(port), str(volume)))
     user = [*map(int, config["User"].split(":")), []]
     refused = set(found["writing"].values())
     if user[0] == 0 or found["user"] != user or refused != {"EROFS"} or any(found[key] != value for key, value in EXPECTED.items()):
@@ -252,40 +281,40 @@ def listening() -> Iterator[tuple[str, int]]:
         yield host, server.getsockname()[1]
 
 
-def curate(root: Path, config: dict[str, Any], volume: Path, figures: Figures) -> None:
-    """The same rows curated outside, in the image, and in it as the step of the compiled pipeline: one digest."""
-    raw, command = volume / "raw.jsonl", ["curate", "raw.jsonl", "--json", "-o"]
-    write_rows(raw)
-    with figures.timed("curate outside"):
-        made = output(sys.executable, "-P", "-m", "pipelines.cli", *command, str(volume.parent / "outside"), "--overwrite", cwd=volume)
-        outside = json.loads(made)
-    with figures.timed("curate in the image"):
-        inside = json.loads(confined(root, config, volume, "sh", "-c", f"cd {DATA} && exec tuneline {' '.join(command)} {DATA}/inside"))
-    with figures.timed("the compiled step in the image"):
-        step = compiled_step(root, config, volume, raw)
-    figures.digests = {"outside": outside["sha256"], "in the image": inside["sha256"], "as the compiled step": step}
-    if len(set(figures.digests.values())) != 1 or not outside["rows"]["kept"]:
-        raise SystemExit(f"the digests differ, or nothing was kept: {figures.digests} {outside['rows']}")
+def work(image: str, root: Path, config: dict[str, Any], volume: Path, figures: Figures) -> None:
+    """The stage's command outside, with those before it for what it reads, and in the image: one digest."""
+    for before in [*STAGES][: [*STAGES].index(image) + 1]:
+        if before not in figures.digests:
+            artifact, command = STAGES[before]
+            with figures.timed(f"{before} outside"):
+                made = output(sys.executable, "-P", "-m", "pipelines.cli", *command, "-o", artifact, "--json", cwd=volume)
+            figures.digests[before] = json.loads(made)["sha256"]
+    artifact, command = STAGES[image]
+    with figures.timed(f"{image} in the image"):
+        made = confined(root, config, volume, "tuneline", *command, "-o", f"inside/{artifact}", "--json")
+    same(image, figures, "the image", json.loads(made)["sha256"])
+
+
+def same(image: str, figures: Figures, place: str, sha256: str) -> None:
+    """SystemExit where a digest is not that of outside."""
+    if sha256 != figures.digests[image]:
+        raise SystemExit(f"{image}: {place} came to {sha256}, the same command outside to {figures.digests[image]}")
 
 
 def write_rows(path: Path) -> None:
-    """Questions and answers: most to keep, every eighth a copy of another, and one line that is no JSON."""
-    rows = [
-        {"prompt": f"What does drawer {n % (ROWS * 7 // 8)} of the archive hold?", "completion": f"Letters of the year {1500 + n % 350}."}
-        for n in range(ROWS)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "no JSON\n", encoding="utf-8")
+    """The rows, every eighth once more, and a line that is no JSON."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, *ROWS[::8]]) + "no JSON\n", encoding="utf-8")
 
 
-def compiled_step(root: Path, config: dict[str, Any], volume: Path, raw: Path) -> str:
+def compiled_step(root: Path, config: dict[str, Any], volume: Path) -> str:
     """Data curation by its own command and environment of the compiled pipeline, with a plan as `resolve` makes it. Returns the digest."""
-    wanted = Customization()
-    wanted.data_curation.sources = [str(raw)]
+    wanted, platform = Customization.model_validate({"data_curation": CURATION | {"sources": [str(volume / "raw.jsonl")]}}), Platform()
+    platform.volume.mount = str(volume)
     found = material.look_at(wanted, Workdir(volume.parent / "resolve"), Silent())
-    plan = resolve.plan(wanted, found, "", lambda _: None, None, []).as_json()["data_curation"].replace(str(volume), DATA)
-    executor = step_of(compiling.compiled(Customization(), Platform()), "data-curation")
+    plan = resolve.plan(wanted, found, "", lambda _: None, None, []).as_json()["data_curation"]
+    executor = step_of(compiling.compiled(wanted, platform), "data-curation")
     variables = [f"{pair['name']}={pair['value']}" for pair in executor["env"]]
-    given = json.dumps(executor_input(plan))
+    given = json.dumps(executor_input(plan, volume / "step"))
     arguments = [given if part == "{{$}}" else part for part in executor["args"]]
     confined(root, config, volume, *executor["command"], *arguments, variables=variables)
     return (volume / "step" / "dataset").read_text(encoding="utf-8")
@@ -298,13 +327,13 @@ def step_of(compiled: str, task: str) -> dict[str, Any]:
     return container
 
 
-def executor_input(plan: str) -> dict[str, Any]:
+def executor_input(plan: str, folder: Path) -> dict[str, Any]:
     """What KFP's launcher hands the step: parameters, and where its outputs go (kfp_pipeline_spec: ExecutorInput)."""
-    page = {"name": "report", "type": {"schemaTitle": "system.HTML"}, "uri": f"{DATA}/step/report", "metadata": {}}
+    page = {"name": "report", "type": {"schemaTitle": "system.HTML"}, "uri": f"{folder}/report", "metadata": {}}
     outputs = {
-        "parameters": {"dataset": {"outputFile": f"{DATA}/step/dataset"}},
+        "parameters": {"dataset": {"outputFile": f"{folder}/dataset"}},
         "artifacts": {"report": {"artifacts": [page]}},
-        "outputFile": f"{DATA}/step/executor_output.json",
+        "outputFile": f"{folder}/executor_output.json",
     }
     return {"inputs": {"parameterValues": {"plan": plan}}, "outputs": outputs}
 
@@ -312,7 +341,7 @@ def executor_input(plan: str) -> dict[str, Any]:
 def confined(root: Path, config: dict[str, Any], volume: Path, *command: str, variables: Sequence[str] = ()) -> str:
     """What a command prints, run as the image's user in its environment, on a read-only root, in a network of its own without a way out."""
     spaces = ("--mount", "--net", "--ipc", "--uts", "--pid", "--fork", "--kill-child")
-    there = [str(root), str(volume), config["User"], *config["Env"], *variables]
+    there = [sys.executable, str(root), str(volume), config["User"], *config["Env"], *variables]
     return output("unshare", *spaces, "sh", "-euc", CONFINE, "confine", *there, *command)
 
 
@@ -334,22 +363,22 @@ def call(*command: str, cwd: Path = ROOT) -> None:
 def rendered(images: Sequence[str], figures: Figures) -> str:
     """The page: what was built and run, and the figures."""
     here = circumstances("images.check")
-    rows = "\n".join(
-        f"| {image} | {stated(containerfile(image))['EXTRAS']} | {figures.seconds[f'wheels of {image}']:.0f} "
-        f"| {figures.seconds[f'image of {image}']:.0f} | {figures.size[image] / 2**20:.0f} |"
-        for image in images
-    )
-    proof = next(iter(figures.proof.values()))
-    digests = "\n".join(f"| {name} | {seconds(name, figures)} | `{sha256}` |" for name, sha256 in figures.digests.items())
+    proof = figures.proof[images[0]]
     tried = ", ".join(f"`{place}` {told}" for place, told in proof["writing"].items())
-    return PAGE.format(rows=rows, digests=digests, tried=tried, connecting=proof["connecting"], uid=proof["user"][0], gid=proof["user"][1],
-        gib=here["memory"] / 2**30, packages=", ".join(PACKAGES), rows_in=ROWS + 1, **here)  # fmt: skip
+    return PAGE.format(
+        rows="\n".join(row(image, figures) for image in images), tried=tried, connecting=proof["connecting"], uid=proof["user"][0],
+        gid=proof["user"][1], gib=here["memory"] / 2**30, packages=", ".join(PACKAGES), lines=len([*ROWS, *ROWS[::8]]) + 1, **here,
+    )  # fmt: skip
 
 
-def seconds(name: str, figures: Figures) -> str:
-    """Of a way to curate."""
-    step = {"outside": "curate outside", "in the image": "curate in the image", "as the compiled step": "the compiled step in the image"}
-    return f"{figures.seconds[step[name]]:.0f}"
+def row(image: str, figures: Figures) -> str:
+    """An image in the page's table."""
+    took = figures.seconds
+    cells = [
+        f"python-{image}", f"{took[f'image of {image}']:.0f}", f"{figures.size[image] / 2**20:.0f}", f"`tuneline {STAGES[image][1][0]}`",
+        f"{took[f'{image} outside']:.0f}", f"{took[f'{image} in the image']:.0f}", f"`{figures.digests[image][:16]}…`",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
 
 
 PAGE = """# The images, built and run
@@ -358,22 +387,19 @@ PAGE = """# The images, built and run
 load {load}.
 
 There was no Docker engine and no public registry: buildah built on a stand-in base, Debian 12 by mmdebstrap with {packages}. Every package
-came from a folder of wheels, without an index, as behind an air gap.
+came from a folder of wheels, without an index, as behind an air gap; torch is the build for the CPU.
 
-| image | extras | wheels, s | build, s | size with base, MiB |
-|---|---|---|---|---|
+In each image the user was {uid}:{gid}, without other groups or capabilities. Writing failed ({tried}), and so did a connection that works
+outside ({connecting}). Only `/tmp`, `/dev/shm` and the volume could be written to. The labels named the version and the commit.
+
+So confined, each image did its stage's work, on {lines} lines and a tiny model, and came to the digest that the same command has outside:
+
+| image | build, s | size with base, MiB | work | outside, s | in the image, s | digest, inside and outside |
+|---|---|---|---|---|---|---|
 {rows}
 
-In each, `tuneline --version` and KFP's executor started. The image's user was {uid}:{gid} without other groups or capabilities. Writing
-failed ({tried}), and so did a connection that works outside ({connecting}). The labels name the version and the commit.
-
-The curation image then curated {rows_in} lines under the same confinement, with a tmpfs at `/tmp` and a volume at `/data`:
-
-| {rows_in} lines curated | s | digest of the dataset |
-|---|---|---|
-{digests}
-
-The last is the command of the compiled pipeline's step with the environment that `platform.yaml`'s defaults give it.
+The curation image did its work twice, the second time by the command of the compiled pipeline's step, with the environment that
+`platform.yaml`'s defaults give it: the same digest again.
 """
 
 if __name__ == "__main__":
