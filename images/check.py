@@ -232,6 +232,7 @@ def mounted(image: str, volume: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         yield root, config
     finally:
         call("buildah", "rm", container)
+        call("buildah", "rmi", name)  # one image at a time: each takes its size twice
 
 
 def run_it(image: str, root: Path, config: dict[str, Any], volume: Path, figures: Figures) -> None:
@@ -317,7 +318,8 @@ def compiled_step(root: Path, config: dict[str, Any], volume: Path) -> str:
     given = json.dumps(executor_input(plan, volume / "step"))
     arguments = [given if part == "{{$}}" else part for part in executor["args"]]
     confined(root, config, volume, *executor["command"], *arguments, variables=variables)
-    return (volume / "step" / "dataset").read_text(encoding="utf-8")
+    told = json.loads((volume / "step" / "executor_output.json").read_text(encoding="utf-8"))
+    return str(told["parameterValues"]["dataset"])
 
 
 def step_of(compiled: str, task: str) -> dict[str, Any]:
