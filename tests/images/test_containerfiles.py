@@ -9,9 +9,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,12 +19,14 @@ from packaging.requirements import Requirement
 
 from components.common import images as named
 from images.stated import containerfile, stated
+from pipelines import compiling
+from pipelines.config import Customization
+from pipelines.platform import Platform
 from tests.images.reach import reached
 from tests.pipelines.command import ROOT
 
 FILES = sorted((ROOT / "images").glob("*.Containerfile"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-GOLDEN = ROOT / "tests" / "pipelines" / "golden"
 # What a step's sources name and its image does not hold, and why the step does without.
 DONE_WITHOUT = {
     "curation": {"torch": "loading a model", "transformers": "loading a model", "peft": "loading a model"},
@@ -101,34 +103,51 @@ def test_its_labels_name_version_and_commit_and_nothing_is_installed_by_its_comm
     assert of(file, "CMD") == ['["tuneline", "--help"]']
 
 
-def executors() -> list[Any]:
-    """Each step of both pipelines: (image's runtime, source of the component, the shell line that starts it)."""
-    found = []
-    for golden in ("pipeline.yaml", "promotion.yaml"):
-        compiled = next(iter(yaml.safe_load_all((GOLDEN / golden).read_text(encoding="utf-8"))))
+Step = tuple[str, str, str]
+
+
+@pytest.fixture(scope="module")
+def steps() -> dict[str, Step]:
+    """Each step of both pipelines as a cluster gets them: its image's runtime, its component's source, the shell line that starts it."""
+    found: dict[str, Step] = {}
+    for pipeline in compiling.PIPELINES:
+        compiled = next(iter(yaml.safe_load_all(compiling.compiled(Customization(), Platform(), pipeline))))
         for name, executor in compiled["deploymentSpec"]["executors"].items():
-            container = executor["container"]
-            _, _, line, source = container["command"]
-            found.append(pytest.param(runtime(container["image"]), source, line, id=name.removeprefix("exec-")))
+            _, _, line, source = executor["container"]["command"]
+            found[f"{pipeline}: {name}"] = (runtime(executor["container"]["image"]), source, line)
     return found
 
 
-@pytest.mark.parametrize(("image", "source", "line"), executors())
-def test_a_step_needs_no_module_that_its_image_lacks(image: str, source: str, line: str) -> None:
+def lacking(step: Step, extras: str) -> set[str]:
+    """The modules that a step can come to import and that tuneline with these extras does not bring."""
+    image, source, line = step
     started = {module.partition(".")[0] for module in re.findall(r"python3? -m ([\w.]+)", line)}
     assert started == {"kfp"}
-    held, brought = distributions(stated(containerfile(image))["EXTRAS"]), importlib.metadata.packages_distributions()
     needed = (reached(source) | started) - LEFT_TO_THE_SITE - set(DONE_WITHOUT.get(image, {}))
     assert len(needed) > 5
-    lacking = {module for module in needed if held.isdisjoint(normalized(name) for name in brought.get(module, []))}
-    assert lacking == set(), f"python-{image} installs {stated(containerfile(image))['EXTRAS']}"
+    held, brought = distributions(extras), bringing()
+    return {module for module in needed if held.isdisjoint(normalized(name) for name in brought.get(module, []))}
 
 
-def test_an_image_without_an_extra_that_a_step_needs_is_found_out() -> None:
-    brought, without = importlib.metadata.packages_distributions(), distributions("pipeline,tracking")
-    (source,) = [step.values[1] for step in executors() if step.id == "data-curation"]
-    lacking = {module for module in reached(source) if without.isdisjoint(normalized(name) for name in brought.get(module, []))}
-    assert {"daft", "trafilatura", "warcio"} <= lacking
+def test_no_step_needs_a_module_that_its_image_lacks(steps: dict[str, Step]) -> None:
+    assert len(steps) >= 12
+    found = {name: lacking(step, stated(containerfile(step[0]))["EXTRAS"]) for name, step in steps.items()}
+    assert {name: modules for name, modules in found.items() if modules} == {}
+
+
+def test_the_image_for_gaudi_holds_what_training_and_every_step_of_evaluation_need(steps: dict[str, Step]) -> None:
+    there = stated(containerfile("training-gaudi"))["EXTRAS"]
+    assert all(lacking(step, there) == set() for step in steps.values() if step[0] in ("training", "evaluation"))
+
+
+def test_an_image_without_an_extra_that_a_step_needs_is_found_out(steps: dict[str, Step]) -> None:
+    assert {"daft", "trafilatura", "warcio"} <= lacking(steps["customization: exec-data-curation"], "pipeline,tracking")
+
+
+@cache
+def bringing() -> Mapping[str, list[str]]:
+    """The distributions that bring each top-level module."""
+    return importlib.metadata.packages_distributions()
 
 
 @cache
