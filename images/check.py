@@ -30,6 +30,7 @@ import yaml
 from benchmarks.machine import ROOT, circumstances
 from components.common.places import Workdir
 from components.common.progress import Silent
+from components.triton_packaging import serving_env
 from images.stated import containerfile, stated
 from pipelines import compiling, material, resolve
 from pipelines.config import Customization
@@ -130,13 +131,14 @@ def main() -> None:
     given.workdir.mkdir(parents=True, exist_ok=True)
     figures = Figures()
     try:
-        page = checked(given.images, given.workdir.resolve(), figures)
+        for done in checked(given.images, given.workdir.resolve(), figures):
+            page = rendered(done, figures)
+            if given.markdown:
+                given.markdown.write_text(page, encoding="utf-8")
     finally:
         if not given.keep:
             shutil.rmtree(given.workdir)
     print(page)
-    if given.markdown:
-        given.markdown.write_text(page, encoding="utf-8")
 
 
 def check_machine() -> None:
@@ -148,8 +150,8 @@ def check_machine() -> None:
         raise SystemExit("this needs root, for mounts and namespaces, and Python 3.11, as the stand-in base has")
 
 
-def checked(images: Sequence[str], workdir: Path, figures: Figures) -> str:
-    """Build these images, and run what the curation image is for. Returns the page."""
+def checked(images: Sequence[str], workdir: Path, figures: Figures) -> Iterator[Sequence[str]]:
+    """Build these images one after the other and have each do its work. Gives those that are done, after each."""
     os.environ.update(storage(workdir))
     stand_in(workdir, figures)
     volume = workdir / "data"
@@ -163,7 +165,7 @@ def checked(images: Sequence[str], workdir: Path, figures: Figures) -> str:
         with mounted(image, volume) as (root, config):
             figures.size[image] = int(output("du", "-sxB1", str(root)).split()[0])
             run_it(image, root, config, volume, figures)
-    return rendered(images, figures)
+        yield images[: images.index(image) + 1]
 
 
 def storage(workdir: Path) -> dict[str, str]:
@@ -194,16 +196,21 @@ def stand_in(workdir: Path, figures: Figures) -> None:
 def collect_wheels(image: str, workdir: Path, figures: Figures) -> None:
     """All that the image installs, as wheels for this Python; the image is then built without an index, as behind an air gap."""
     wanted, wheels = stated(containerfile(image)), workdir / "wheels"
+    pinned = (ROOT / "embedded.txt").read_text(encoding="utf-8").splitlines()
+    alone = [line.split()[0] for line in pinned if line.partition("==")[0] in wanted["EMBEDDED"].split()]
     with figures.timed(f"wheels of {image}"):
-        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(wheels), "--find-links", str(wheels)]
-        call(*pip, "--constraint", "constraints.txt", f".[{wanted['EXTRAS']}]")
-        for name in wanted["EMBEDDED"].split():
-            line = next(line for line in (ROOT / "embedded.txt").read_text().splitlines() if line.startswith(f"{name}=="))
-            call(*pip, "--no-deps", line.split()[0])
-        if "nvidia-pytriton" in wanted["EMBEDDED"]:
-            call(*pip, "--no-deps", "numpy==1.26.4")
+        wheel(wheels, "--constraint", "constraints.txt", f".[{wanted['EXTRAS']}]", "hatchling")
+        if alone:
+            wheel(wheels, "--no-deps", *alone, *([serving_env.NUMPY] if "nvidia-pytriton" in wanted["EMBEDDED"] else []))
     for own in wheels.glob("tuneline-*.whl"):
         own.unlink()  # `make images` builds it
+
+
+def wheel(folder: Path, *wanted: str) -> None:
+    """Have these in the folder: what an earlier image or run left there is enough, else they come from pip's index."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), "--find-links", str(folder)]
+    if subprocess.run([*pip, "--no-index", *wanted], cwd=ROOT, capture_output=True, check=False).returncode:
+        call(*pip, *wanted)
 
 
 def build(image: str, workdir: Path, figures: Figures) -> None:
@@ -212,10 +219,12 @@ def build(image: str, workdir: Path, figures: Figures) -> None:
     shutil.rmtree(checkout, ignore_errors=True)
     call("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(checkout))
     (workdir / "wheels").rename(checkout / "wheels")
-    options = {"IMAGES": image, "BASE_IMAGE": BASE, "ENGINE": "buildah", "REGISTRY": REGISTRY, "TAG": TAG, "PYTHON": sys.executable}
+    settings = {"IMAGES": image, "BASE_IMAGE": BASE, "ENGINE": "buildah", "REGISTRY": REGISTRY, "TAG": TAG, "PYTHON": sys.executable}
+    mirror = ("PIP_NO_INDEX=1", "PIP_FIND_LINKS=wheels")
+    options = [f"{name}={value}" for name, value in settings.items()] + ["ARGS=--pull=never --quiet"]
     try:
         with figures.timed(f"image of {image}"):
-            call("make", "images", *(f"{name}={value}" for name, value in options.items()), "ARGS=--pull=never --quiet", cwd=checkout)
+            call("env", *mirror, "make", "images", *options, cwd=checkout)
     finally:
         (checkout / "wheels").rename(workdir / "wheels")
 
