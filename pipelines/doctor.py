@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -17,25 +16,25 @@ from components.common import cores
 from components.common.errors import TunelineError
 from components.common.paths import existing
 from components.common.places import Workdir, cache_dir
+from pipelines.findings import Finding, finding
 
 GIB = 2**30
-Finding = dict[str, Any]
 
 
 def examine(workdir: Workdir) -> list[Finding]:
     """Findings {"name", "ok", "needed", "found", "hint"}; a needed one that is not ok stops a run."""
     return [
-        _finding("Python", (3, 11) <= sys.version_info[:2] <= (3, 13), platform.python_version(), "Use Python 3.11, 3.12 or 3.13."),
-        _finding("machine", platform.machine() == "x86_64" and sys.platform == "linux", platform.platform(), "Supported: Linux x86-64."),
-        _finding("git", shutil.which("git") is not None, shutil.which("git") or "not found", "Install git; dataset versions need it."),
+        finding("Python", (3, 11) <= sys.version_info[:2] <= (3, 13), platform.python_version(), "Use Python 3.11, 3.12 or 3.13."),
+        finding("machine", platform.machine() == "x86_64" and sys.platform == "linux", platform.platform(), "Supported: Linux x86-64."),
+        finding("git", shutil.which("git") is not None, shutil.which("git") or "not found", "Install git; dataset versions need it."),
         *[_package(name, extra) for name, extra in PACKAGES.items()],
         _told("embedded model", _embedded, needed=False),
         _told("Triton server", _triton, needed=False),
         _told("accelerator", _accelerator, needed=False),
-        _finding(
+        finding(
             "memory", psutil.virtual_memory().total > 4 * GIB, f"{psutil.virtual_memory().total / GIB:.0f} GiB", "The demo needs 4 GiB."
         ),
-        _finding("cores", True, str(cores.available()), ""),
+        finding("cores", True, str(cores.available()), ""),
         _disk(workdir.root),
         _disk(cache_dir()),
         _writable(workdir.root),
@@ -48,23 +47,19 @@ PACKAGES = {
 }  # fmt: skip
 
 
-def _finding(name: str, ok: bool, found: str, hint: str, *, needed: bool = True) -> Finding:
-    return {"name": name, "ok": ok, "needed": needed, "found": found, "hint": "" if ok else hint}
-
-
 def _package(name: str, extra: str) -> Finding:
     try:
-        return _finding(name, True, importlib.metadata.version(name), "")
+        return finding(name, True, importlib.metadata.version(name), "")
     except importlib.metadata.PackageNotFoundError:
-        return _finding(name, False, "not installed", f"pip install -c constraints.txt 'tuneline[{extra}]'")
+        return finding(name, False, "not installed", f"pip install -c constraints.txt 'tuneline[{extra}]'")
 
 
 def _told(name: str, look: Callable[[], str], *, needed: bool) -> Finding:
     """A finding by a function that returns what it found, or raises a TunelineError with a hint."""
     try:
-        return _finding(name, True, look(), "", needed=needed)
+        return finding(name, True, look(), "", needed=needed)
     except TunelineError as error:
-        return _finding(name, False, error.message, error.hint, needed=needed)
+        return finding(name, False, error.message, error.hint, needed=needed)
 
 
 def _embedded() -> str:
@@ -97,9 +92,9 @@ def _accelerator() -> str:
 
 def _disk(path: Path) -> Finding:
     free = shutil.disk_usage(existing(path)).free / GIB
-    return _finding(f"space for {path}", free > 5, f"{free:.0f} GiB free", "The demo needs 5 GiB.")
+    return finding(f"space for {path}", free > 5, f"{free:.0f} GiB free", "The demo needs 5 GiB.")
 
 
 def _writable(path: Path) -> Finding:
     ok = os.access(existing(path), os.W_OK)
-    return _finding(f"{path}", ok, "writable" if ok else "not writable", "Choose another --workdir, or mend its permissions.")
+    return finding(f"{path}", ok, "writable" if ok else "not writable", "Choose another --workdir, or mend its permissions.")

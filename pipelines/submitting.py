@@ -33,6 +33,7 @@ ANSWER_WITHIN = 30.0  # seconds for one call; urllib3 asks up to four times
 PATIENCE = 600.0  # seconds without any answer after which waiting makes no sense
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
 CUSTOMIZATION = "tuneline-customization"
+HEALTH = "/apis/v2beta1/healthz"
 IN_CLUSTER = "within the cluster it is http://ml-pipeline.kubeflow.svc.cluster.local:8888, from outside forward that port"
 
 
@@ -112,6 +113,17 @@ def submit(
         )
         url = f"{client._get_url_prefix()}/#/runs/details/{run.run_id}"
     return Submitted(client, server, run.run_id, name, experiment, url, _tasks(spec), run.state or "PENDING", began)
+
+
+def health(server: Server) -> dict[str, Any]:
+    """What the server says of itself: {"multi_user", "tag_name" (its version), …}. Raises as `submit` does."""
+    with _told(server), _quiet():
+        api = _connect(server)._healthz_api.api_client
+        answer = api.call_api(
+            HEALTH, "GET", header_params={"Accept": "application/json"}, auth_settings=["Bearer"], response_type="object",
+            _return_http_data_only=True,
+        )  # fmt: skip
+    return dict(answer)
 
 
 def read(pipeline: Path) -> dict[str, Any]:

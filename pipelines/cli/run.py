@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from components.common.errors import EXIT_FAILED, EXIT_REFUSED
+from components.common.errors import EXIT_REFUSED
 from components.common.places import Workdir
 from pipelines.cli.app import (
     HERE,
@@ -86,19 +86,3 @@ def init(
     path, platform = write(folder)
     lines = [f"wrote {path}; run it with: tuneline run -c {path}", f"wrote {platform}: a Kubeflow cluster, for tuneline compile and submit"]
     show({"customization": str(path), "platform": str(platform)}, as_json, lines)
-
-
-@app.command()
-def doctor(workdir: WorkdirOption = HERE, as_json: AsJson = False) -> int:
-    """Say what works on this machine, what is missing, and how to get it."""
-    from pipelines.doctor import examine
-
-    findings = examine(Workdir(workdir.absolute()))
-    ok = all(f["ok"] or not f["needed"] for f in findings)
-    lines = [f"{'ok     ' if f['ok'] else 'MISSING' if f['needed'] else 'without'}  {f['name']}: {f['found']}{_how(f)}" for f in findings]
-    show({"ok": ok, "findings": findings}, as_json, lines)
-    return 0 if ok else EXIT_FAILED
-
-
-def _how(finding: dict[str, Any]) -> str:
-    return f"\n         {finding['hint']}" if finding["hint"] else ""

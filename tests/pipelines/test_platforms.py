@@ -15,9 +15,10 @@ import yaml
 
 from components.common.errors import ConfigurationError
 from pipelines import compiling, platform
+from pipelines.cluster import kubeflow_pods
 from pipelines.config import Customization, load
 from pipelines.platform import Platform
-from tests import kfp_driver, kubernetes_schemas, pod_security
+from tests import kubernetes_schemas, pod_security
 from tests.pipelines.command import ROOT
 
 Json = dict[str, Any]
@@ -62,7 +63,7 @@ def texts() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def pods(texts: dict[str, str]) -> dict[str, dict[str, Json]]:
     """Every pod of every example."""
-    return {name: kfp_driver.pods(text) for name, text in texts.items()}
+    return {name: kubeflow_pods.pods(text) for name, text in texts.items()}
 
 
 def main_of(pod: Json) -> Json:
@@ -207,7 +208,7 @@ def test_the_check_of_the_schema_finds_what_breaks_it(pods: dict[str, dict[str, 
 def test_without_a_word_on_security_a_pod_lacks_only_that_it_runs_as_a_user() -> None:
     found = {
         problem
-        for pod in kfp_driver.pods(compiling.compiled(Customization(), Platform())).values()
+        for pod in kubeflow_pods.pods(compiling.compiled(Customization(), Platform())).values()
         for problem in pod_security.violations(pod)
     }
     assert found == {"Restricted, Running as Non-root: main"}
