@@ -1,4 +1,4 @@
-"""The pipeline: resolve, then the stages in sequence, with packaging and promotion behind the evaluation's verdict."""
+"""The pipeline: a look at the place, resolve, then the stages in sequence, with packaging and promotion behind the evaluation's verdict."""
 
 import json
 from typing import Any, List, NamedTuple  # noqa: UP035 - kfp reads List[str], not list[str]
@@ -12,7 +12,7 @@ from components.evaluation.component import evaluation
 from components.fine_tuning.component import fine_tuning
 from components.model_registry.component import promotion, registration
 from components.triton_packaging.component import triton_packaging
-from pipelines import parameters, pods
+from pipelines import parameters, place, pods
 from pipelines.config import Customization
 from pipelines.platform import Platform
 
@@ -25,6 +25,19 @@ class Outcome(NamedTuple):
     model: str
     evaluation: str
     verdict: str
+
+
+@dsl.component(base_image=EVALUATION, install_kfp_package=False)
+def check_the_platform(wanted: str, found: dsl.Output[dsl.Markdown]):  # type: ignore[no-untyped-def]
+    """Look whether the pods find what platform.yaml says, before any work: volume, space, secrets, MLflow. `wanted`: names and paths."""
+    import json
+    from pathlib import Path
+
+    from components.common import step
+    from pipelines import place
+
+    with step.running(place.STEP, tracked=False) as s:
+        place.check(json.loads(wanted), s.workdir, s.reporter, Path(found.path))
 
 
 @dsl.component(base_image=EVALUATION, install_kfp_package=False)
@@ -132,6 +145,8 @@ def build(config: Customization, platform: Platform | None = None) -> Any:
         """
         given = {name: value for name, value in locals().items() if name in {*default, "configuration"}}
         plans = placed(resolve(**given, compiled=compiled), cached=False)
+        if platform:  # a broken place fails in seconds; this machine is looked at by its own run
+            plans.after(placed(check_the_platform(wanted=json.dumps(place.wanted(platform))), cached=False))
         curated = placed(data_curation(plan=plans.outputs["data_curation"]))
         dataset = curated.outputs["dataset"]
         # Versioning looks whether the remote still has the revision, which no key can say.

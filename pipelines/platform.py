@@ -324,7 +324,9 @@ class Stages(Strict):
     fine_tuning: Resources = Field(Resources(), description="Training.")
     evaluation: Resources = Field(Resources(), description="Measuring the candidate, its base and the model in service.")
     triton_packaging: Resources = Field(Resources(), description="Packaging, and proving it in a Triton server.")
-    others: Resources = Field(Resources(), description="The small steps: resolve, data_versioning, registration, promotion, report.")
+    others: Resources = Field(
+        Resources(), description="The small steps: check_the_platform, resolve, data_versioning, registration, promotion, report."
+    )
 
 
 class Platform(Strict):

@@ -80,6 +80,7 @@ class KfpApi:
     namespaces: tuple[str, ...] = ()  # several users' namespaces; none: one user's installation
     script: list[State] = field(default_factory=lambda: [State("PENDING"), State("RUNNING"), State("SUCCEEDED")])
     faults: list[tuple[str, int, str]] = field(default_factory=list)  # (path, status, body), each answered once
+    version: str = "2.17.0"
     login_page: bool = False  # what stands before the API answers everything with a page of HTML
     url: str = ""
     calls: list[Call] = field(default_factory=list)
@@ -102,7 +103,7 @@ class KfpApi:
 
     def _route(self, call: Call, method: str, path: str) -> Json:
         if (method, path) == ("GET", "/healthz"):
-            return {"multi_user": bool(self.namespaces)}
+            return {"commit_sha": "unknown", "tag_name": self.version, "multi_user": bool(self.namespaces)}
         if (method, path) == ("GET", "/experiments"):
             return self._list_experiments(call)
         if (method, path) == ("POST", "/experiments"):

@@ -11,7 +11,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,16 +50,16 @@ class Step:
 
 
 @contextmanager
-def running(stage: str) -> Iterator[Step]:
-    """Run a step's body: its start, end and any error are events of the run, and its metrics a nested MLflow run."""
+def running(stage: str, *, tracked: bool = True) -> Iterator[Step]:
+    """Run a step's body: its start, end and any error are events of the run, its metrics (if `tracked`) a nested MLflow run."""
     events = _events(stage)
     clock = cost.Clock()
     with _own_log(stage) as log:
         if events:
             events.write("started", pid=os.getpid())
         try:
-            with _room_for_last_words(), _tracked(stage) as tracked, _room_for_last_words():
-                step = Step(stage, _reporter(stage, events, tracked), Workdir.from_environment(), tracked, events)
+            with _room_for_last_words(), _tracked(stage) if tracked else nullcontext() as own, _room_for_last_words():
+                step = Step(stage, _reporter(stage, events, own), Workdir.from_environment(), own, events)
                 yield step
         except BaseException as error:
             told = _told(error, stage, log)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,8 @@ from pipelines.submitting import AccessError
 
 Json = dict[str, Any]
 Answer = TypeVar("Answer")
-CONNECT_WITHIN, ANSWER_WITHIN = 3.0, 5.0  # seconds, for one call
-FIRST_WITHIN = 7.0  # seconds until the first answer: with the name's look-up and whatever program gives the credentials
+CONNECT_WITHIN, ANSWER_WITHIN = 3.0, 4.0  # seconds, for one call
+FIRST_WITHIN = 6.0  # seconds until the first answer: with the name's look-up and whatever program gives the credentials
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 USUAL_NAMESPACE = "kubeflow"  # where Kubeflow Pipelines for one user runs its pods
 HOW_TO_REACH = "`kubectl version` has to work here: set KUBECONFIG, choose --context, or renew your login."
@@ -101,6 +102,11 @@ def connect(context: str = "") -> Api:
     where it does not accept who is asking.
     """
     return within(FIRST_WITHIN, "the cluster", lambda: _answering(_from_file(context) if context or _files() else _from_pod()))
+
+
+def of_this_pod() -> Api:
+    """The API server of the cluster that this pod runs in, asked as the pod's account. Raises as `connect` does."""
+    return _answering(_from_pod())
 
 
 def within(seconds: float, who: str, work: Callable[[], Answer]) -> Answer:
@@ -192,7 +198,7 @@ def _reason(error: BaseException) -> str:
     cause = getattr(error, "reason", None) or error
     if "CERTIFICATE" in str(cause):
         return "its certificate cannot be verified"
-    return _words(str(cause).rpartition(": ")[2])
+    return _words(re.sub(r"^\[Errno \d+\] ", "", str(cause).rpartition(": ")[2]))
 
 
 def _said(error: Any) -> str:

@@ -12,6 +12,7 @@ from pipelines.cluster import kubeflow_pods, permissions
 from pipelines.cluster.access import ForbiddenError, Json, RefusedError
 from pipelines.cluster.look import RULES, Look
 from pipelines.findings import Finding, finding, unchecked
+from pipelines.platform import Platform
 
 NAME = "trial of the pods"
 GATE = "kueue.x-k8s.io/admission"
@@ -30,12 +31,17 @@ def trial(look: Look) -> Iterator[Finding]:
         yield from _tried(look)
 
 
-def _tried(look: Look) -> Iterator[Finding]:
+def pods(platform: Platform) -> dict[str, Json]:
+    """Every pod of the pipeline by its step, as Kubeflow would make it for this platform."""
     from pipelines import compiling
     from pipelines.config import Customization
 
+    return kubeflow_pods.pods(compiling.compiled(Customization(), platform))
+
+
+def _tried(look: Look) -> Iterator[Finding]:
     taken: dict[str, Json] = {}
-    for name, pod in kubeflow_pods.pods(compiling.compiled(Customization(), look.platform)).items():
+    for name, pod in pods(look.platform).items():
         try:
             taken[name] = look.api.create(f"{look.path('pods')}?dryRun=All", _placed(look, name, pod))
         except (ForbiddenError, RefusedError) as error:

@@ -26,10 +26,17 @@ class Sieve:
 
 
 def for_stages(look: Look) -> Iterator[Finding]:
-    """One finding for all stages that ask for the same."""
+    """One finding for all stages that ask for the same, or lack the same."""
     every = look.api.items("/api/v1/nodes")
+    lacking: dict[str, tuple[str, list[str]]] = {}
     for demand in demands(look.platform):
-        yield _for(demand, every)
+        found, hint = _for(demand, every)
+        if hint:
+            lacking.setdefault(found, (hint, []))[1].extend(demand.stages)
+        else:
+            yield finding(f"nodes for {demand.title}", True, found, "")
+    for found, (hint, stages) in lacking.items():
+        yield finding(f"nodes for {', '.join(stages)}", False, found, hint)
 
 
 def reachable(look: Look) -> set[str]:
@@ -38,15 +45,16 @@ def reachable(look: Look) -> set[str]:
     return {_name(node) for demand in demands(look.platform) for node in every if all(sieve.keeps(node) for sieve in _sieves(demand))}
 
 
-def _for(demand: Demand, every: Sequence[Json]) -> Finding:
-    title, left = f"nodes for {demand.title}", list(every)
+def _for(demand: Demand, every: Sequence[Json]) -> tuple[str, str]:
+    """What was found, and what to do; the latter is empty where a node fits."""
+    left = list(every)
     for sieve in _sieves(demand):
         kept = [node for node in left if sieve.keeps(node)]
         if not kept:
-            return finding(title, False, sieve.problem(left), sieve.hint(left))
+            return sieve.problem(left), sieve.hint(left)
         left = kept
     names = ", ".join(sorted(map(_name, left))[:3])
-    return finding(title, True, f"{len(left)} of {len(every)} fit: {names}{', …' if len(left) > 3 else ''}", "")
+    return f"{len(left)} of {len(every)} fit: {names}{', …' if len(left) > 3 else ''}", ""
 
 
 def _sieves(demand: Demand) -> list[Sieve]:
@@ -136,6 +144,8 @@ def _tolerates(one: Toleration, taint: Json) -> bool:
 def _has(demand: Demand, name: str, wanted: str) -> Sieve:
     def problem(left: Sequence[Json]) -> str:
         most = max(_allocatable(node, name) for node in left)
+        if most == 0:
+            return f"{_names(left)}: none offers {name}"
         return f"{wanted} of {name} wanted; the most that one of {_names(left)} can give is {told(name, most)}"
 
     def hint(left: Sequence[Json]) -> str:

@@ -41,16 +41,26 @@ def may(look: Look, verb: str, group: str, resource: str, name: str = "") -> boo
     return _allowed(look, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", "SelfSubjectAccessReview", spec)
 
 
+def lacking(look: Look) -> list[str]:
+    """What the caller may not do of what Kubeflow's launcher and Argo's executor do in each pod."""
+    return [_right(one) for one in OF_THE_PODS if not may(look, *one)]
+
+
+def _right(one: tuple[str, str, str, str]) -> str:
+    verb, _, resource, name = one
+    return f"{verb} {resource} {name}".strip()
+
+
 def to_submit(look: Look) -> Iterator[Finding]:
     """Kubeflow with several users asks Kubernetes whether the user may; Kubeflow for one user asks nobody."""
     name = "permission to submit"
     if not look.shared:
         yield finding(name, True, "not asked for by a Kubeflow for one user; --namespace says that it has several", "")
         return
-    lacking = [f"{verb} {resource}" for verb, group, resource in TO_SUBMIT if not may(look, verb, group, resource)]
+    refused = [f"{verb} {resource}" for verb, group, resource in TO_SUBMIT if not may(look, verb, group, resource)]
     bind = look.kubectl("create rolebinding tuneline-submit --clusterrole=kubeflow-pipelines-edit")
     hint = f"Have an administrator run: {bind} --user={look.user or 'USER'}"
-    yield finding(name, not lacking, f"{look.user or 'the caller'} may not {', '.join(lacking)}" if lacking else _is(look), hint)
+    yield finding(name, not refused, f"{look.user or 'the caller'} may not {', '.join(refused)}" if refused else _is(look), hint)
 
 
 def _is(look: Look) -> str:
@@ -64,11 +74,7 @@ def of_the_account(look: Look) -> Iterator[Finding]:
         return  # told already
     rights = [*OF_THE_PODS, *([("get", "", "secrets", STORE_SECRET)] if _has_store_secret(look) else [])]
     try:
-        lacking = [
-            f"{verb} {resource}{f' {one}' if one else ''}"
-            for verb, group, resource, one in rights
-            if not _pods_may(look, verb, group, resource, one)
-        ]
+        refused = [_right(one) for one in rights if not _pods_may(look, *one)]
     except ForbiddenError:
         check = look.kubectl(
             f"auth can-i create workflowtaskresults.argoproj.io --as=system:serviceaccount:{look.namespace}:{look.account}"
@@ -78,7 +84,7 @@ def of_the_account(look: Look) -> Iterator[Finding]:
     role = "--clusterrole=kubeflow-edit" if look.shared else "--role=pipeline-runner"
     bind = look.kubectl(f"create rolebinding {look.account} {role} --serviceaccount={look.namespace}:{look.account}")
     hint = f"Bind the role that Kubeflow's own account has: {bind}"
-    yield finding(name, not lacking, f"it may not {', '.join(lacking)}" if lacking else "as Kubeflow's launcher needs", hint)
+    yield finding(name, not refused, f"it may not {', '.join(refused)}" if refused else "as Kubeflow's launcher needs", hint)
 
 
 def _has_store_secret(look: Look) -> bool:

@@ -100,9 +100,9 @@ def _asked(look: Look, address: str) -> Finding:
     if status in (401, 403) and given is None:
         return unchecked("MLflow", f"{shown} asks who is there, and the secrets may not be read", "The pipeline's first step asks it.")
     if status in (401, 403):
-        known = "its token or password" if given else "nobody without a token"
+        why = "does not accept the token or password" if given else "asks for a token, and none is named"
         hint = f"Renew the value in the secret that platform.yaml names; where none is named: {TOKEN}"
-        return finding("MLflow", False, f"{shown} does not let {known} in: status {status}", hint)
+        return finding("MLflow", False, f"{shown} {why}: status {status}", hint)
     return finding(
         "MLflow",
         status == 200,
