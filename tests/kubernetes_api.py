@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -152,8 +153,8 @@ def _failure(code: int, message: str) -> tuple[int, Json]:
 
 
 @contextmanager
-def serving(api: KubernetesApi) -> Iterator[KubernetesApi]:
-    """Run the server in a thread; its address is in `url`."""
+def serving(api: KubernetesApi, certificate: Path | None = None) -> Iterator[KubernetesApi]:
+    """Run the server in a thread; its address is in `url`. `certificate`: a PEM file with key and certificate, to speak TLS."""
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -168,17 +169,21 @@ def serving(api: KubernetesApi) -> Iterator[KubernetesApi]:
 
         def log_message(self, *_: object) -> None: ...
 
-    with _listening(Handler) as url:
+    with _listening(Handler, certificate=certificate) as url:
         api.url = url
         yield api
 
 
 @contextmanager
-def _listening(handler: type[BaseHTTPRequestHandler], host: str = "127.0.0.1") -> Iterator[str]:
+def _listening(handler: type[BaseHTTPRequestHandler], host: str = "127.0.0.1", certificate: Path | None = None) -> Iterator[str]:
     server = ThreadingHTTPServer((host, 0), handler)
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
-        yield f"http://{host}:{server.server_address[1]}"
+        yield f"http{'s' if certificate else ''}://{host}:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

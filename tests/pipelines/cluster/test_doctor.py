@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.config import incluster_config
 
+from components.common.errors import TunelineError
 from pipelines.cluster import access, doctor
 from pipelines.findings import Finding, all_well
 from pipelines.platform import Platform
-from tests import kubernetes_schemas
-from tests.kubernetes_api import KUEUE, Json, claim, kubeconfig, named, secret, storage_class
+from tests import kubernetes_api, kubernetes_schemas
+from tests.kubernetes_api import KUEUE, Json, KubernetesApi, claim, kubeconfig, named, secret, storage_class
 from tests.pipelines.cluster.standing import CORE, TEAM, Standing, objects, written
 from tests.pipelines.command import COMMAND, environment
+from tests.pipelines.test_submit import certificate
 
 Break = Callable[[Standing], Any]
 SECRET_VALUES = (
@@ -722,6 +725,23 @@ def test_a_context_that_is_not_there_is_said(place: Standing, tmp_path: Path, mo
     found = only(monkeypatch, tmp_path / "kubeconfig", "production")
     assert "production" in found["found"]
     assert "--context" in found["hint"]
+
+
+def test_in_a_pod_its_own_account_is_asked_as(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pem = certificate(tmp_path / "server.pem")
+    (tmp_path / "token").write_text("the-cluster-token")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    for name, value in (("TOKEN", "token"), ("CERT", "server.pem")):
+        monkeypatch.setattr(incluster_config, f"SERVICE_{name}_FILENAME", str(tmp_path / value))
+    with kubernetes_api.serving(KubernetesApi(objects()), pem) as api:
+        api.token = "the-cluster-token"
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", api.url.rpartition(":")[2])
+        found = access.connect()
+        assert (found.address, found.own_namespace) == (api.url, "kubeflow")
+        api.token = "renewed"
+        with pytest.raises(TunelineError, match="does not accept who is asking"):
+            found.get("/api/v1/nodes")
 
 
 def test_people_are_told_line_by_line_and_the_exit_code_says_it(place: Standing, tmp_path: Path) -> None:
