@@ -11,6 +11,7 @@ import shutil
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def _here(asked: Mapping[str, Any], workdir: Workdir, reporter: Reporter) -> Ite
     reporter.step("looking at the volumes")
     yield from (_mounted(Path(mount)) for mount in asked["mounts"])
     for folder in dict.fromkeys((workdir.root, workdir.store, workdir.state, places.cache_dir())):
-        yield _told(f"folder {folder}", lambda folder=folder: _trial(folder), LASTING)
+        yield _told(f"folder {folder}", partial(_trial, folder), LASTING)
     yield _space(workdir.root)
     yield _told("temporary files", _temporary, "Give the stages scratch space: resources.others.scratch in platform.yaml.")
     reporter.step("looking at secrets and authorities")

@@ -56,7 +56,7 @@ class KubernetesApi:
         """Status and body for a call."""
         path, query = urlsplit(address).path, parse_qs(urlsplit(address).query)
         self.calls.append((method, path))
-        if token != f"Bearer {self.token}":
+        if [token[:7].lower(), token[7:]] != ["bearer ", self.token]:
             return _failure(401, "Unauthorized")
         if path == "/version":
             major, minor = self.version.removeprefix("v").split(".")[:2]
@@ -306,6 +306,17 @@ def node(name: str, labels: dict[str, str] | None = None, taints: list[Json] | N
     status = {"allocatable": gives, "capacity": gives, "conditions": [{"type": "Ready", "status": "True"}]}
     spec = {"taints": [dict(taint) for taint in taints]} if taints else {}
     return named("Node", name, metadata={"labels": {"kubernetes.io/hostname": name, **(labels or {})}}, spec=spec, status=status)
+
+
+def plain(namespace: str = "kubeflow") -> dict[str, Json]:
+    """All that a platform.yaml wants which names only the claim `tuneline`, in a Kubeflow for one user."""
+    here = f"/api/v1/namespaces/{namespace}"
+    return {
+        here: named("Namespace", namespace, status={"phase": "Active"}),
+        f"{here}/serviceaccounts/pipeline-runner": named("ServiceAccount", "pipeline-runner", namespace=namespace),
+        f"{here}/persistentvolumeclaims/tuneline": claim(namespace, "tuneline", "ReadWriteMany"),
+        "/api/v1/nodes/node-1": node("node-1", cpu="16", memory="64Gi"),
+    }
 
 
 def kueue(namespace: str, queue: str, priority: str, quotas: dict[str, str]) -> dict[str, Json]:

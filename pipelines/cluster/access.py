@@ -75,24 +75,24 @@ class Api:
                 response_type="object", _return_http_data_only=True, _request_timeout=(CONNECT_WITHIN, ANSWER_WITHIN),
             )  # fmt: skip
         except ApiException as error:
-            return self._without(error)
+            if error.status == 404:
+                return None
+            raise self._told(error) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             self._silent = EngineMissingError(f"{self.address} does not answer: {_reason(error)}", hint=HOW_TO_REACH)
             raise self._silent from None
         return dict(answer)
 
-    def _without(self, error: Any) -> None:
-        """None for what is not there; anything else is raised."""
+    def _told(self, error: Any) -> TunelineError:
+        """What the server refused, as an error for people."""
         said = _said(error)
-        if error.status == 404:
-            return
         if error.status == 401:
-            raise AccessError(f"{self.address} does not accept who is asking: {said}", hint=f"The login has expired. {HOW_TO_REACH}")
+            return AccessError(f"{self.address} does not accept who is asking: {said}", hint=f"The login has expired. {HOW_TO_REACH}")
         if error.status == 403:
-            raise ForbiddenError(said)
+            return ForbiddenError(said)
         if error.status == 0:
-            raise EngineMissingError(f"{self.address} does not answer: {said}", hint=HOW_TO_REACH)
-        raise RefusedError(said)
+            return EngineMissingError(f"{self.address} does not answer: {said}", hint=HOW_TO_REACH)
+        return RefusedError(said)
 
 
 def connect(context: str = "") -> Api:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import kubernetes_api
 from tests.kfp_api import KfpApi, State, serving
+from tests.kubernetes_api import KubernetesApi
 from tests.pipelines.command import ROOT, environment
 from tests.tiny import tiny_model
 
@@ -23,6 +25,7 @@ pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.ma
 BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "components").glob("*/README.md"))]
 README = PAGES[0]
+NOWHERE = "http://127.0.0.1:9"  # no command of the documentation needs another network than that of this machine
 PROGRAMS = ("tuneline", "make", "python", "pip")
 THINGS = ["letter", "parcel", "invoice", "ticket", "order", "refund", "contract", "report", "meeting", "licence", "visitor", "badge"]
 ACTS = ["send", "track", "cancel", "archive", "approve", "translate", "copy", "sign", "print", "return"]
@@ -108,9 +111,10 @@ def test_the_commands_of_the_readme_work_and_customise_a_model(read: Path) -> No
 )
 def test_the_commands_of_this_page_work(page: Path, read: Path, api: KfpApi) -> None:
     performed = 0
-    with serving(api) as kubeflow:
+    with serving(api) as kubeflow, kubernetes_api.serving(KubernetesApi(kubernetes_api.plain())) as cluster:
+        config = kubernetes_api.kubeconfig(read / "kubeconfig", cluster.url)
         for block in blocks(page):
-            perform(block, read, KFP_ENDPOINT=kubeflow.url)
+            perform(block, read, KFP_ENDPOINT=kubeflow.url, KUBECONFIG=str(config), HTTPS_PROXY=NOWHERE)
             performed += 1
     assert performed > 0
 

@@ -997,6 +997,9 @@ OF_PACKAGES = {  # the tests are in tests/triton_packaging, tests/engines and te
     "a package for the vLLM backend is not deployed: its paths count from the package's own folder": ("usage", 2),
     "the package cannot be published to …: …": ("engine_missing", 1),
 }
+OF_THE_PLACE = {  # the test is in test_place.py
+    "this is not the place that platform.yaml describes: …": ("platform", 1),
+}
 OF_DEPLOYMENTS = {  # the tests are in tests/pipelines/test_deploying.py
     "… version … is not served: …": ("registry", 1),
     "over … it does not answer as it was proven to": ("smoke_test", 1),
@@ -1021,5 +1024,6 @@ def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -
         **OF_THE_REGISTRY,
         **OF_PACKAGES,
         **OF_DEPLOYMENTS,
+        **OF_THE_PLACE,
     }
     assert all(meaning and to_do for _, _, _, meaning, to_do in rows)

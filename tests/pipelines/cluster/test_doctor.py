@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes.config import incluster_config
 
 from components.common.errors import TunelineError
@@ -23,7 +24,7 @@ from pipelines.platform import Platform
 from tests import kubernetes_api, kubernetes_schemas
 from tests.kubernetes_api import KUEUE, Json, KubernetesApi, claim, kubeconfig, named, secret, storage_class
 from tests.pipelines.cluster.standing import CORE, TEAM, Standing, objects, written
-from tests.pipelines.command import COMMAND, environment
+from tests.pipelines.command import COMMAND, ROOT, environment
 from tests.pipelines.test_submit import certificate
 
 Break = Callable[[Standing], Any]
@@ -590,6 +591,34 @@ def test_a_kubeflow_with_several_users_wants_a_namespace(place: Standing, tmp_pa
     kubeconfig(tmp_path / "kubeconfig", place.kubernetes.url, namespace=TEAM)
     (found,) = lacking(place.examine())
     assert (found["name"], found["hint"]) == ("Kubeflow Pipelines", "Give --namespace (or KFP_NAMESPACE): the profile's.")
+
+
+def granted(rules: list[Json], method: str, path: str) -> bool:
+    """Whether rules of RBAC grant a call to the API server."""
+    found = kubernetes_api.ADDRESS.match(path)
+    if found is None or found["kind"].startswith("selfsubject"):
+        return True  # discovery, and what everybody may ask about themselves
+    verb = "create" if method == "POST" else "get" if found["name"] else "list"
+    if path == CORE:
+        found, verb = kubernetes_api.ADDRESS.match(f"/api/v1/namespaces/{TEAM}"), "get"
+    kind, group = ("namespaces", "") if path == CORE else (found["kind"], found["group"] or "")
+    return any(group in one["apiGroups"] and kind in one["resources"] and verb in one["verbs"] for one in rules)
+
+
+def test_the_rights_of_the_example_are_those_that_the_doctor_uses_and_no_more(place: Standing) -> None:
+    things = list(yaml.safe_load_all((ROOT / "docs" / "examples" / "doctor-rbac.yaml").read_text(encoding="utf-8")))
+    assert [problem for thing in things for problem in kubernetes_schemas.problems(thing)] == []
+    rules = [rule for thing in things for rule in thing.get("rules", [])]
+    inside_service(1)(place)
+    place.change("queue: team-a, priority: customization", "queue: team-b, priority: urgent")  # what there is instead is listed
+    place.examine()
+    place.change("queue: team-b, priority: urgent", "queue: team-a, priority: customization")
+    place.examine()
+    assert [call for call in place.kubernetes.calls if not granted(rules, *call)] == []
+    for rule in rules:
+        for kind, verb in ((kind, verb) for kind in rule["resources"] for verb in rule["verbs"]):
+            fewer = [{**one, "resources": [k for k in one["resources"] if k != kind or verb not in one["verbs"]]} for one in rules]
+            assert [call for call in place.kubernetes.calls if not granted(fewer, *call)], f"{verb} {kind} is not needed"
 
 
 # The stand-in itself
