@@ -34,6 +34,7 @@ LONG = (
 # Files whose tests share what takes a minute to make, a whole run or a proven package: one worker runs them, and makes it once.
 TOGETHER = {
     "tests/pipelines/test_pipeline.py": "run", "tests/pipelines/test_dry_run.py": "run", "tests/pipelines/test_report.py": "run",
+    "tests/pipelines/test_pods.py": "run",
     "tests/triton_packaging/test_server.py": "package", "tests/triton_packaging/test_streaming.py": "package",
     "tests/triton_packaging/test_overload.py": "package",
 }  # fmt: skip

@@ -1,0 +1,74 @@
+"""The compiled pipeline run step by step, each executor's own command in a process of its own, as its pod would run it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from components.common import artifacts, images
+from tests import image_packages, kfp_launcher
+from tests.pipelines.command import answer
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton]
+STEP = ("pipeline", "tracking")  # what every step imports
+HELD = {
+    images.CURATION: (*STEP, "curation", "versioning"),
+    images.TRAINING: (*STEP, "training"),
+    images.EVALUATION: (*STEP, "evaluation"),
+    images.SERVING: (*STEP, "packaging"),
+}
+BUNDLED = {images.SERVING: ("nvidia-pytriton",), images.EVALUATION: ("llama-index-core",)}  # embedded.txt installs them alone
+NAMES = {images.CURATION: "curation", images.TRAINING: "training", images.EVALUATION: "evaluation", images.SERVING: "serving"}
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
+    """What each image sets, its environment made when it is first asked for. The one that Triton's stub runs in is this machine's."""
+    folder = tmp_path_factory.mktemp("images")
+    tuneline = image_packages.installed(folder / "tuneline")
+    (folder / "home").mkdir()
+
+    def of(name: str) -> dict[str, str]:
+        made = folder / NAMES[name]
+        if not made.exists():
+            image_packages.environment(made, tuneline, HELD[name], BUNDLED.get(name, ()))
+            if name == images.SERVING:
+                (made / "serving").symlink_to(Path(sys.prefix) / "serving")
+        return image_packages.variables(made, folder / "home")
+
+    return of
+
+
+def on_a_cluster(project: Path) -> str:
+    """The customization of the project compiled for a volume that the pods see where the project lies."""
+    platform = {
+        "volume": {"mount": str(project), "folder": "pods"},
+        "environment": {"TUNELINE_THREADS": os.environ.get("TUNELINE_THREADS", "")},
+    }
+    (project / "platform.yaml").write_text(yaml.safe_dump(platform))
+    paths = {"data_curation.sources": f"[{project / 'raw.jsonl'}]", "fine_tuning.base_model": str(project / "tiny")}
+    given = [part for key, path in paths.items() for part in ("--set", f"{key}={path}")]
+    answer("compile", "-c", "customization.yaml", "-p", "platform.yaml", *given, "-o", "pods.yaml", cwd=project)
+    return (project / "pods.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_step_by_step_with_what_its_image_holds_the_pipeline_gives_the_digests_of_a_run(
+    first: dict[str, Any], project: Path, tmp_path: Path, image: Callable[[str], dict[str, str]]
+) -> None:
+    outputs, ran = kfp_launcher.run(on_a_cluster(project), {}, tmp_path, image)
+    assert ran == [
+        "resolve", "data-curation", "data-versioning", "fine-tuning", "evaluation", "triton-packaging",
+        "registration", "promotion", "report",
+    ]  # fmt: skip
+    digests = {kind: artifacts.read(Path(path), kind).sha256 for kind, path in first["artifacts"].items()}
+    assert {kind: outputs[kind] for kind in ("dataset", "model", "evaluation")} == {k: v for k, v in digests.items() if k != "repository"}
+    assert outputs["verdict"] == first["verdict"] == "accepted"
+    stored = {path.parent.name for path in (project / "pods" / "store").glob("*/manifest.json")}
+    assert stored == set(digests.values()), "nothing else was made"
