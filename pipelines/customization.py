@@ -131,7 +131,7 @@ def build(config: Customization, platform: Platform | None = None) -> Any:
 
         Args:
             sources: The text to learn from: files, globs and folders as the pods see them, for example ["/data/raw/*.jsonl"]. demo:python-docs is the demo dataset.
-            base_model: The model to start from: a folder on the volume in the Hugging Face layout, hf://org/name@revision, or embedded:smollm2-135m-instruct.
+            base_model: The model to start from: a folder on the volume in the Hugging Face layout, store:<sha256> as tuneline models import printed it, hf://org/name@revision, or embedded:smollm2-135m-instruct.
             model_name: Name of the registered model in MLflow. A new version of it is made.
             adaptation: What is trained. lora: a small update beside frozen weights. full: every weight (16 bytes a parameter).
             max_steps: Stop after so many optimizer steps. 0: train for `epochs` instead.

@@ -5,13 +5,14 @@ It answers a request to be forgotten, so it must not look complete where it is n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, jobs, places
-from components.common.artifacts import Manifest
+from components.common import artifacts, places
+from components.common.artifacts import Artifact, Manifest
 from components.common.errors import TunelineError
 from components.common.places import Workdir
 from components.common.progress import Reporter
@@ -28,10 +29,11 @@ BESIDE = ("incumbent", "earlier", "evaluation_set")  # kinds of inputs that a th
 
 @dataclass
 class Stored:
-    """An artifact in the store of finished ones."""
+    """An artifact in the store of finished ones: where it lies, what its manifest says, and how its files are had, every digest checked."""
 
-    folder: Path
+    uri: str
     manifest: Manifest
+    read: Callable[[], Artifact]
 
     @property
     def sha256(self) -> str:
@@ -103,25 +105,27 @@ def _stored(store: Path, missing: list[dict[str, str]]) -> list[Stored]:
 
     The store is looked through before and after: what another job moves meanwhile is seen in one place or the other, or named.
     """
-    there = _finished(store)
+    there = set(places.listed(store))
     aside, works = places.unfinished(store)
-    there |= _finished(store)
-    lost = {folder for folder in aside if store / folder.name not in there}
+    there |= set(places.listed(store))
+    lost = {folder for folder in aside if folder.name not in there}
     why = "work of a job that is running, or was killed on another machine"
     missing += [
         {"what": str(work), "why": why, "hint": "Search again when no run is at work; an hour after it was killed."} for work in works
     ]
     found = []
-    for folder in [*sorted(there), *sorted(lost)]:
+    for sha256 in sorted(there):
         try:
-            found.append(Stored(folder, artifacts.read_manifest(folder)))
+            if said := places.manifest(store, sha256):
+                found.append(Stored(places.uri_of(store, sha256), said, partial(places.stored, store, sha256)))
+        except (TunelineError, OSError) as error:
+            missing.append(_unread(str(store / sha256), error))
+    for folder in sorted(lost):
+        try:
+            found.append(Stored(folder.absolute().as_uri(), artifacts.read_manifest(folder), partial(artifacts.read, folder)))
         except (TunelineError, OSError) as error:
             missing.append(_unread(str(folder), error))
     return found
-
-
-def _finished(store: Path) -> set[Path]:
-    return {folder for folder in jobs.listed(store) if (folder / artifacts.MANIFEST).exists()}
 
 
 def _unread(what: str, error: TunelineError | OSError) -> dict[str, str]:
@@ -137,22 +141,22 @@ def _unpublished(query: Query, stored: Iterable[Stored], published: Searched, mi
         if one.manifest.kind != "dataset" or one.sha256 in published.read:
             continue
         try:
-            dataset = artifacts.read(one.folder, "dataset")
+            dataset = one.read()
             gap, where = search.left_out(query, dataset), search.within(query, dataset)
         except (TunelineError, OSError) as error:
-            missing.append(_unread(str(one.folder), error))
+            missing.append(_unread(one.uri, error))
             continue
         if gap:
-            missing.append({"what": str(one.folder), **gap})
+            missing.append({"what": one.uri, **gap})
         if where:
-            found.append({"sha256": one.sha256, "uri": one.folder.absolute().as_uri(), "places": where})
+            found.append({"sha256": one.sha256, "uri": one.uri, "places": where})
     return found
 
 
 def _copies(stored: Iterable[Stored], hits: set[str]) -> list[dict[str, Any]]:
     """Where the store holds a revision's dataset as well: the same places as in the revision."""
     copies = [one for one in stored if one.manifest.kind == "dataset" and one.sha256 in hits]
-    return [{"sha256": one.sha256, "uri": one.folder.absolute().as_uri(), "places": []} for one in copies]
+    return [{"sha256": one.sha256, "uri": one.uri, "places": []} for one in copies]
 
 
 def _registered(work: Workdir, missing: list[dict[str, str]]) -> list[Listed]:
@@ -194,7 +198,7 @@ def _models(affected: set[str], stored: Iterable[Stored], registered: Iterable[L
     found: dict[str, dict[str, Any]] = {}
     for one in stored:
         if one.manifest.kind == "model" and one.sha256 in affected:
-            found[one.sha256] = {"sha256": one.sha256, "uri": one.folder.absolute().as_uri(), "versions": []}
+            found[one.sha256] = {"sha256": one.sha256, "uri": one.uri, "versions": []}
     for version in registered:
         sha = version.said["model_sha256"]
         if sha in affected:
@@ -204,7 +208,7 @@ def _models(affected: set[str], stored: Iterable[Stored], registered: Iterable[L
 
 
 def _of_kind(kind: str, affected: set[str], stored: Iterable[Stored], registered: Iterable[Listed]) -> list[dict[str, Any]]:
-    found = {one.sha256: one.folder.absolute().as_uri() for one in stored if one.manifest.kind == kind and one.sha256 in affected}
+    found = {one.sha256: one.uri for one in stored if one.manifest.kind == kind and one.sha256 in affected}
     for version in registered:
         sha = version.said.get(f"{kind}_sha256", "")
         if sha in affected:

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
-from components.common import artifacts, hashing, models
+from components.common import artifacts, hashing, models, places
 from components.common.artifacts import Artifact, Manifest
 from components.common.errors import ArtifactDamagedError, RegistryError, TunelineError, UsageError
 from components.common.places import Workdir
@@ -261,9 +260,10 @@ def _data(search: _Search) -> list[Link]:
 
 def dataset_places(version: Champion) -> list[str]:
     """A version does not say where its dataset lies: beside the model in its store, or where `tuneline finetune` was given it."""
-    model, given = _folder(version.store_uri), version.tags.get("tuneline.dataset_uri", "")
+    there = places.beside(version.store_uri, version.tags.get("tuneline.dataset_sha256", ""))
+    given = version.tags.get("tuneline.dataset_uri", "")
     return [
-        *([(model.parent / version.tags.get("tuneline.dataset_sha256", "")).as_uri()] if model else []),
+        *([there] if there else []),
         *([Path(given).absolute().as_uri()] if ":" not in given and given else []),
     ]
 
@@ -343,13 +343,13 @@ def _artifact(
         try:
             found = find(kind, sha256, recorded, search.workdir.store)
             if found:
-                link.uri = found.path.absolute().as_uri()
+                link.uri = places.uri(found)
             elif elsewhere:
                 found, link.uri = elsewhere()
             else:
                 raise MissingError("", hint="Mount the artifact store it lies in, or restore it from a backup.")
         except (MissingError, RegistryError) as error:
-            looked = ", ".join([*filter(None, recorded), str(search.workdir.store)])
+            looked = ", ".join([*filter(None, recorded), places.address(search.workdir.store)])
             told = f"the {kind} is not there any more; looked in {looked}. {error.message}".rstrip(". ")
             raise MissingError(told, hint=error.hint) from None
         agree(found)
@@ -359,11 +359,11 @@ def _artifact(
 def find(kind: str, sha256: str, recorded: Sequence[str], store: Path) -> Artifact | None:
     """The artifact at the first of the recorded places and the store that has it whole. A folder that holds another by now is passed over,
     as is a damaged copy; where no other is found, the first copy's damage is raised."""
-    folders = [*(folder for uri in recorded if (folder := _folder(uri))), store / sha256]
     damage: list[TunelineError] = []
-    for folder in folders:
+    for uri in [*recorded, places.uri_of(store, sha256)]:
         try:
-            if (folder / artifacts.MANIFEST).exists() and artifacts.read_manifest(folder).content_sha256 == sha256:
+            folder = places.folder_of(uri)
+            if folder and (folder / artifacts.MANIFEST).exists() and artifacts.read_manifest(folder).content_sha256 == sha256:
                 return artifacts.read(folder, kind)
         except TunelineError as error:
             damage.append(error)
@@ -372,10 +372,6 @@ def find(kind: str, sha256: str, recorded: Sequence[str], store: Path) -> Artifa
     if damage:
         raise damage[0]
     return None
-
-
-def _folder(uri: str) -> Path | None:
-    return Path(unquote(urlparse(uri).path)) if uri.startswith("file://") else None
 
 
 def _agree(found: Artifact, wanted: Mapping[str, str]) -> None:

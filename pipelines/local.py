@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import yaml
 
-from components.common import addresses, artifacts, places, process, progress, tracking
+from components.common import addresses, places, process, progress, tracking
 from components.common.errors import EXIT_INTERRUPTED, ArtifactDamagedError, TunelineError, of_the_machine
 from components.common.places import Workdir
 from components.common.progress import Reporter
@@ -267,16 +267,15 @@ def _forget_missing(cache: Path, store: Path) -> None:
     """Drop cached outputs whose artifact is no longer in the store, or rests on a failure in passing: else no run could make it again."""
     for entry in cache.glob("*.json"):
         digests = re.findall(r'"([0-9a-f]{64})"', entry.read_text(encoding="utf-8"))
-        if not all(_lasts(store / sha256) for sha256 in digests):
+        if not all(_lasts(store, sha256) for sha256 in digests):
             entry.unlink()
 
 
-def _lasts(folder: Path) -> bool:
+def _lasts(store: Path, sha256: str) -> bool:
     """Whether an artifact is there and is what the same work would make again; a damaged one is told by the step that reads it."""
-    if not (folder / artifacts.MANIFEST).exists():
-        return False
     try:
-        return artifacts.read_manifest(folder).lasting
+        found = places.manifest(store, sha256)
+        return found is not None and found.lasting
     except ArtifactDamagedError:
         return True
 

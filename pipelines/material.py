@@ -55,7 +55,7 @@ def reading_root(config: Customization, workdir: Workdir, scratch: Workdir) -> P
 
 def stored_earlier(earlier: Sequence[tuple[str, str]], workdir: Workdir) -> list[Earlier]:
     """Those of the earlier revisions' datasets that are in the store."""
-    there = [(tag, sha256) for tag, sha256 in earlier if (workdir.store / sha256 / "manifest.json").exists()]
+    there = [(tag, sha256) for tag, sha256 in earlier if places.holds(workdir.store, sha256)]
     return [Earlier(tag, places.stored(workdir.store, sha256, "dataset")) for tag, sha256 in there]
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from components.common import addresses, images
+from components.common import addresses, buckets, images
 from components.common.errors import ConfigurationError
 from pipelines.config import read, told
 
@@ -24,7 +24,7 @@ KEY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-HIDDEN = ("secrets", "environment", "mlflow", "network")  # a secret that was put there by mistake is not repeated in the error
+HIDDEN = ("secrets", "environment", "mlflow", "network", "store")  # a secret that was put there by mistake is not repeated in the error
 # Names of secrets, word by word: TOKENIZERS_PARALLELISM is none, nor is the path of one, nor PWD, the folder one is in.
 SECRET = re.compile(
     r"(?:^|_)(?:TOKEN|SECRET|PASSPHRASE|[A-Z0-9]*(?:PASSWORD|PASSWD|APIKEY))(?:_|$)|_(?:PWD|PASS|KEY)$|_(?:PWD|PASS)_", re.IGNORECASE
@@ -334,6 +334,11 @@ class Platform(Strict):
 
     images: Images = Field(Images(), description="The images the pods run, and how they are pulled.")
     volume: Volume = Field(Volume(), description="The volume that all pods share.")
+    store: str = Field(
+        "",
+        description="Where finished artifacts and imported base models are kept: s3://bucket/prefix, with the service's address as "
+        "AWS_ENDPOINT_URL under `environment` and its keys under `secrets`. Empty: a folder on the volume, which otherwise holds copies.",
+    )
     claims: list[Claim] = Field([], description="Further volumes of all pods, for example [{claim: corpus, mount: /corpus}].")
     scratch: Scratch = Field(Scratch(), description="Space for temporary files.")
     mlflow: Mlflow = Field(Mlflow(), description="Tracking and registry.")
@@ -353,6 +358,13 @@ class Platform(Strict):
     scheduling: Scheduling = Field(Scheduling(), description="Where the pods run.")
     resources: Stages = Field(Stages(), description="What each stage's pod asks for.")
     run: Run = Field(Run(), description="The run as a whole.")
+
+    @field_validator("store")
+    @classmethod
+    def _is_a_bucket(cls, store: str) -> str:
+        if store and not buckets.ADDRESS.fullmatch(store):
+            raise ValueError("wants s3://bucket/prefix, without keys or the service's address; empty is a folder on the volume")
+        return store
 
     @field_validator("secrets", "environment")
     @classmethod

@@ -83,7 +83,7 @@ def _environment(task: Any, platform: Platform, wanted: Resources) -> None:
     volume = platform.volume
     values = {
         "TUNELINE_WORKDIR": volume.workdir,
-        "TUNELINE_STORE": f"{volume.workdir}/store",
+        "TUNELINE_STORE": platform.store or f"{volume.workdir}/store",
         "TUNELINE_STATE": f"{volume.workdir}/state",
         "TUNELINE_CACHE": f"{volume.workdir}/cache",
         "MLFLOW_TRACKING_URI": platform.mlflow.tracking_uri or f"sqlite:///{volume.workdir}/mlflow.db",

@@ -365,7 +365,7 @@ def _same(recorded: Sequence[Input], found: Sequence[Source]) -> list[Source]:
 
 def _check_earlier(recorded: Sequence[Input], asked: Asked) -> None:
     """Raise InputError where a revision that rows were placed by is gone."""
-    lacking = [one for one in recorded if not (asked.workdir.store / one.content_sha256 / artifacts.MANIFEST).exists()]
+    lacking = [one for one in recorded if not places.holds(asked.workdir.store, one.content_sha256)]
     known = {(v.tag, v.content_sha256) for v in versioning.versions(asked.versioning, workdir=asked.workdir.root)} if lacking else set()
     for one in lacking:
         if (one.uri, one.content_sha256) not in known:
@@ -413,7 +413,7 @@ def _dataset(plan: Plan, asked: Asked, place: Path) -> Artifact:
 def _earlier(named: Input, asked: Asked, place: Path) -> Earlier:
     """A revision that rows were placed by, from the store or fetched."""
     store = asked.workdir.store
-    if (store / named.content_sha256 / artifacts.MANIFEST).exists():
+    if places.holds(store, named.content_sha256):
         return Earlier(named.uri, places.stored(store, named.content_sha256, "dataset"))
     return Earlier(named.uri, _fetched(named.uri, place / "earlier" / named.content_sha256, asked))
 

@@ -146,4 +146,4 @@ def _incumbent(config: Customization, workdir: Workdir, finetune_key: str, repor
 
 
 def _stored(workdir: Workdir, sha256: str) -> bool:
-    return (workdir.store / sha256 / "manifest.json").exists()
+    return places.holds(workdir.store, sha256)

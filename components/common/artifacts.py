@@ -233,13 +233,21 @@ def read(folder: Path, *kinds: str) -> Artifact:
     Raises ArtifactDamagedError naming the first file that is missing or changed, and UsageError for an artifact of another kind.
     """
     manifest = read_manifest(folder)
-    if kinds and manifest.kind not in kinds:
-        raise UsageError(f"{folder} holds a {manifest.kind}, not a {' or '.join(kinds)}", hint="Check the order of the arguments.")
+    of_kind(Artifact(folder, manifest), kinds)
     for file in manifest.files:
         _check(folder, file, manifest.kind)
     if manifest.content_sha256 != hashing.content_sha256((f.path, f.sha256) for f in manifest.files if f.payload):
         raise _damaged(folder, MANIFEST, manifest.kind, "does not add up to its own content_sha256")
     return Artifact(folder, manifest)
+
+
+def of_kind(artifact: Artifact, kinds: Sequence[str]) -> Artifact:
+    """The artifact itself. Raises UsageError where it is none of these kinds; no kinds: any."""
+    if kinds and artifact.manifest.kind not in kinds:
+        raise UsageError(
+            f"{artifact.path} holds a {artifact.manifest.kind}, not a {' or '.join(kinds)}", hint="Check the order of the arguments."
+        )
+    return artifact
 
 
 def _check(folder: Path, file: File, kind: str) -> None:

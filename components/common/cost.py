@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts
+from components.common import places
 
 Cost = dict[str, float]
 
@@ -49,20 +49,17 @@ def _gpus_used() -> int:
 
 def keep(store: Path, stage: str, sha256: str, spent: Cost) -> None:
     """Note what it cost to make an artifact: store/costs/<sha256>.json."""
-    path = _note(store, sha256)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    artifacts.write_atomically(path, json.dumps({"stage": stage, **spent}) + "\n")
+    places.write_note(store, _note(sha256), json.dumps({"stage": stage, **spent}) + "\n")
 
 
 def known(store: Path, sha256: str) -> Cost | None:
     """What it cost to make an artifact; None where that was not kept."""
-    path = _note(store, sha256)
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = json.loads(places.read_note(store, _note(sha256)) or "")
     except (OSError, ValueError):
         return None
     return {name: float(kept[name]) for name in ("seconds", "cpu_seconds", "gpu_seconds")}
 
 
-def _note(store: Path, sha256: str) -> Path:
-    return store / "costs" / f"{sha256}.json"
+def _note(sha256: str) -> str:
+    return f"costs/{sha256}.json"

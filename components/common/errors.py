@@ -189,7 +189,8 @@ def _no_writing(error: BaseException) -> str | None:
 def _written() -> list[Path]:
     """The folders that tuneline writes to, as its environment names them."""
     names = ("TUNELINE_WORKDIR", "TUNELINE_STORE", "TUNELINE_STATE", "TUNELINE_CACHE")
-    return [*(Path(os.environ[name]) for name in names if os.environ.get(name)), Path(tempfile.gettempdir()), Path.cwd()]
+    named = [os.environ[name] for name in names if os.environ.get(name)]
+    return [*(Path(name) for name in named if "://" not in name), Path(tempfile.gettempdir()), Path.cwd()]
 
 
 def _folder(path: Path) -> Path:

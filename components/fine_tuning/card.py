@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.common import models
+from components.common import licences, models
 from components.common.artifacts import Artifact, Input
 from components.common.models import Base
 from components.fine_tuning.config import FineTuningConfig
 
 NAME = "README.md"
 UNSTATED = "not stated"
-KNOWN = {models.EMBEDDED: "Apache-2.0"}
+KNOWN = {models.EMBEDDED: models.EMBEDDED_LICENCE}
 OF_SOURCES = {"demo:": "PSF-2.0"}
 
 
@@ -25,7 +25,7 @@ def text(config: FineTuningConfig, summary: dict[str, Any], dataset: Artifact, b
         "\n\n".join(
             [
                 _front(config, licences["base"]),
-                f"# {config.objective} × {config.adaptation} on {_name(base.uri)}",
+                f"# {config.objective} × {config.adaptation} on {base.name}",
                 _table("What it is", _recipe(config, summary, seed)),
                 _table("How well it learned", _losses(summary)),
                 _table(
@@ -41,7 +41,7 @@ def text(config: FineTuningConfig, summary: dict[str, Any], dataset: Artifact, b
 
 def licence_of_base(config: FineTuningConfig, base: Base) -> str:
     """As the recipe says, as is known of the embedded model, or as the model's own card says."""
-    return config.card.base_licence or KNOWN.get(base.uri) or _in_front_matter(base.path / NAME) or UNSTATED
+    return config.card.base_licence or KNOWN.get(base.origin or base.uri) or licences.of_folder(base.path).id or UNSTATED
 
 
 def licence_of_data(config: FineTuningConfig, dataset: Artifact) -> str:
@@ -51,14 +51,6 @@ def licence_of_data(config: FineTuningConfig, dataset: Artifact) -> str:
     uris = [one.uri for one in dataset.manifest.inputs]
     known = {licence for uri in uris for start, licence in OF_SOURCES.items() if uri.startswith(start)}
     return known.pop() if uris and len(known) == 1 and all(uri.startswith(tuple(OF_SOURCES)) for uri in uris) else UNSTATED
-
-
-def _in_front_matter(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    front = re.match(r"---\n(.*?)\n---", path.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
-    found = re.search(r"^license:\s*['\"]?([^\s'\"]+)", front[1], re.MULTILINE) if front else None
-    return found[1] if found else ""
 
 
 def _front(config: FineTuningConfig, licence: str) -> str:
@@ -103,7 +95,3 @@ def _table(title: str, rows: Sequence[tuple[str, Any]]) -> str:
 def _public(one: Input) -> str:
     """Where an input came from, without the folders of the machine it lay on."""
     return one.uri if re.match(r"[a-z0-9]+:", one.uri) else Path(one.uri).name
-
-
-def _name(uri: str) -> str:
-    return models.public_name(uri)

@@ -79,7 +79,8 @@ class FineTuningConfig(BaseModel):
 
     base_model: str = Field(
         "embedded:smollm2-135m-instruct",
-        description="The model to start from: embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, or hf://org/name@revision.",
+        description="The model to start from: embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, "
+        "store:<sha256> (see `tuneline models import`), or hf://org/name@revision.",
     )
     objective: Objective = Field(
         "sft",

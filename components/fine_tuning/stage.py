@@ -155,7 +155,7 @@ def _write_canonically(path: Path, base: Base) -> None:
             values[name] = sorted(values[name])
     for name in ("base_model_name_or_path", "_name_or_path", "tokenizer_name_or_path"):
         if values.get(name):
-            values[name] = models.public_name(base.uri)
+            values[name] = base.name
     path.write_text(json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
-from components.common import artifacts
+from components.common import artifacts, places
 from components.common.artifacts import Artifact
 from components.common.errors import DiskFullError, EngineMissingError, NotWritableError, RegistryError, TunelineError
 from components.common.places import Workdir
@@ -76,10 +75,11 @@ def _other(kind: str, named: str, sha256: str) -> str:
 def found_at(version: Any, kind: str, sha256: str) -> Iterator[Artifact]:
     """The artifact where the version says it lies, in the work folder's store, or fetched from MLflow; every digest checked."""
     damaged: TunelineError | None = None
-    for place in _places(version, kind, sha256):
-        if not (place / artifacts.MANIFEST).exists():
-            continue
+    for uri in _places(version, kind, sha256):
         try:
+            place = places.folder_of(uri)
+            if place is None or not (place / artifacts.MANIFEST).exists():
+                continue
             whole = artifacts.read(place, kind)
         except TunelineError as error:
             damaged = error
@@ -92,10 +92,9 @@ def found_at(version: Any, kind: str, sha256: str) -> Iterator[Artifact]:
         yield files.fetch_kind(version, kind, Path(folder) / kind)
 
 
-def _places(version: Any, kind: str, sha256: str) -> list[Path]:
-    uri = _tag(version, "store_uri" if kind == "model" else f"{kind}_store_uri") or ""
-    named = [Path(unquote(urlparse(uri).path))] if uri.startswith("file://") else []
-    return [*named, Workdir.from_environment().store / sha256]
+def _places(version: Any, kind: str, sha256: str) -> list[str]:
+    named = _tag(version, "store_uri" if kind == "model" else f"{kind}_store_uri") or ""
+    return [*([named] if named else []), places.uri_of(Workdir.from_environment().store, sha256)]
 
 
 def _model(version: Any, model: Artifact, present: str | None) -> list[str]:

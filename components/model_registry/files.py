@@ -11,9 +11,8 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
-from components.common import artifacts, tracking
+from components.common import artifacts, places, tracking
 from components.common.artifacts import Artifact, Manifest
 from components.common.errors import ArtifactDamagedError, RegistryError, of_the_machine
 from components.model_registry import patience
@@ -102,7 +101,7 @@ def _log_pointer(client: Any, model_id: str, model: Artifact) -> None:
         for file in (artifacts.MANIFEST, "report.html"):
             if (model.path / file).exists():
                 shutil.copyfile(model.path / file, Path(folder) / file)
-        pointer = {"content_sha256": model.sha256, "store_uri": model.path.absolute().as_uri()}
+        pointer = {"content_sha256": model.sha256, "store_uri": places.uri(model)}
         (Path(folder) / POINTER).write_text(json.dumps(pointer, indent=2) + "\n", encoding="utf-8")
         client.log_model_artifacts(model_id, folder)
 
@@ -175,8 +174,8 @@ def _download(name: str, version: str, part: Path, within: str = "") -> Path:
 
 
 def _pointed(name: str, version: str, store_uri: str) -> Path:
-    path = Path(unquote(urlparse(store_uri).path))
-    if not store_uri.startswith("file://") or not (path / artifacts.MANIFEST).exists():
+    path = places.folder_of(store_uri)
+    if path is None or not (path / artifacts.MANIFEST).exists():
         raise RegistryError(
             f"the files of {name} version {version} are not in MLflow, and {store_uri} does not hold them",
             hint="Mount the artifact store it was registered from, or register it again with a higher model_registry.copy_limit_mb.",

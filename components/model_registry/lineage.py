@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from components.common import places
 from components.common.artifacts import Artifact
 from components.common.errors import RegistryError, UsageError
 from components.model_registry.versions import PREFIX
@@ -39,7 +40,7 @@ def tags(
     """The tags of a version: every digest, where the files lie, the verdict, and whether the package was proven. None is empty."""
     named = {
         "model_sha256": model.sha256,
-        "store_uri": model.path.absolute().as_uri(),
+        "store_uri": places.uri(model),
         "finetune_key": finetune_key or str(model.manifest.produced_by.get("key", "")),
         "git_commit": str(model.manifest.produced_by.get("git_commit") or ""),
         "kfp_run": os.environ.get("KFP_RUN_ID", ""),
@@ -71,7 +72,7 @@ def _evaluation(evaluation: Artifact) -> dict[str, str]:
         "verdict": verdict(evaluation),
         "reasons": " ".join(map(str, evaluation.manifest.summary.get("reasons", [])))[:4000],
         "evaluation_sha256": evaluation.sha256,
-        "evaluation_store_uri": evaluation.path.absolute().as_uri(),
+        "evaluation_store_uri": places.uri(evaluation),
         "incumbent_sha256": incumbent.content_sha256 if incumbent else "",
         **_scores(evaluation),
     }
@@ -126,6 +127,6 @@ def _package(repository: Artifact | None) -> dict[str, str]:
         return {}
     return {
         "repository_sha256": repository.sha256,
-        "repository_store_uri": repository.path.absolute().as_uri(),
+        "repository_store_uri": places.uri(repository),
         "proof": PROVEN if repository.manifest.summary.get("proof") else UNPROVEN,
     }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from components.common.errors import RegistryError
+from components.common.people import user
 from components.common.progress import Reporter
 from components.model_registry import approval, checks, history, moving, versions
 from components.model_registry.approval import Policy
@@ -171,14 +170,6 @@ def _note(client: Any, to: Any, intent: Entry, holder: Any | None) -> None:
     keys = {f"{PREFIX}{intent.alias}.{name}": value for name, value in {**noted, "forced": intent.forced}.items()}
     versions.tag(client, to, {key: value for key, value in keys.items() if value})
     versions.untag(client, to, [key for key, value in keys.items() if not value])
-
-
-def user() -> str:
-    """The user of this system."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
 
 
 def _before_history(client: Any, name: str, alias: str) -> list[str]:

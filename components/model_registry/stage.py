@@ -11,11 +11,12 @@ from pydantic import BaseModel
 from components.common import tracking
 from components.common.artifacts import Artifact, Manifest
 from components.common.errors import RegistryError, UsageError
+from components.common.people import user
 from components.common.progress import Reporter
 from components.model_registry import approval, files, history, lineage, moving, patience, versions
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.history import Entry
-from components.model_registry.promotion import CHAMPION, Promotion, promote, rollback, user
+from components.model_registry.promotion import CHAMPION, Promotion, promote, rollback
 from components.model_registry.versions import PREFIX
 
 __all__ = ["Champion", "Promotion", "Registration", "champion", "promote", "promote_at_once", "register", "registered", "rollback"]

@@ -150,8 +150,8 @@ def _check_other(name: str, other: Model, model: Model, model_name: str) -> None
         raise InputError(f"the model given as adapter {name} has no adapter: it is full weights", hint="Package it by itself.")
     if other.base.sha256 != model.base.sha256:
         raise InputError(
-            f"the adapter {name} was made for the base {other.base.sha256[:12]} ({models.public_name(other.base.uri)}), and the others "
-            f"for {model.base.sha256[:12]} ({models.public_name(model.base.uri)}): they share no weights",
+            f"the adapter {name} was made for the base {other.base.sha256[:12]} ({other.base.name}), and the others "
+            f"for {model.base.sha256[:12]} ({model.base.name}): they share no weights",
             hint="Package adapters of one base together, and others by themselves.",
         )
 

@@ -9,15 +9,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-from components.common import artifacts, places
+from components.common import artifacts, buckets, places
 from components.common.artifacts import Artifact
 from components.common.errors import EngineMissingError
 from components.common.progress import Reporter
-
-S3 = "s3://"
-LIMITS = {"connect_timeout": 5, "read_timeout": 60, "retries": {"total_max_attempts": 3, "mode": "standard"}}
 
 
 def publish(package: Artifact, target: str, reporter: Reporter) -> str:
@@ -27,7 +23,7 @@ def publish(package: Artifact, target: str, reporter: Reporter) -> str:
     """
     reporter.step(f"publishing to {target}")
     place = f"{target.rstrip('/')}/{package.sha256}"
-    if target.startswith(S3):
+    if target.startswith(buckets.S3):
         _upload(package, place, reporter)
     else:
         _copy(package, Path(target))
@@ -44,30 +40,31 @@ def _copy(package: Artifact, store: Path) -> None:
 
 
 def _upload(package: Artifact, place: str, reporter: Reporter) -> None:
-    import s3fs
-
-    system = s3fs.S3FileSystem(config_kwargs=LIMITS, skip_instance_cache=True, use_listings_cache=False)
+    """The files as they lie in the package, which is how Triton reads them; the manifest last."""
     try:
-        if _is_there(system, place, package.sha256):
+        if _is_there(place, package.sha256):
             return
-        for done, file in enumerate(package.manifest.files, 1):
-            system.put_file(str(package.path / file.path), f"{place}/{file.path}")
-            reporter.progress(done, len(package.manifest.files), "files")
-        short = [file.path for file in package.manifest.files if int(system.info(f"{place}/{file.path}")["size"]) != file.bytes]
-        if short:
-            raise OSError(f"{', '.join(short)} arrived in another size")
-        system.put_file(str(package.path / artifacts.MANIFEST), f"{place}/{artifacts.MANIFEST}")
-    except Exception as error:  # botocore's errors have no common ancestor that s3fs leaves in place
-        said = " ".join(str(error).split())[:300]
+        _put_files(package, place, reporter)
+        buckets.put(package.path / artifacts.MANIFEST, f"{place}/{artifacts.MANIFEST}", _unheard)
+    except EngineMissingError as error:
         raise EngineMissingError(
-            f"the package cannot be published to {place}: {said or type(error).__name__}",
-            hint="Check AWS_ENDPOINT_URL, the keys (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE) and the bucket; then run "
-            "the same command again: the package itself is finished.",
+            f"the package cannot be published: {error.message}", hint=f"{error.hint} The package itself is finished."
         ) from None
 
 
-def _is_there(system: Any, place: str, sha256: str) -> bool:
-    try:
-        return bool(json.loads(system.cat_file(f"{place}/{artifacts.MANIFEST}"))["content_sha256"] == sha256)
-    except FileNotFoundError:
-        return False
+def _put_files(package: Artifact, place: str, reporter: Reporter) -> None:
+    for done, file in enumerate(package.manifest.files, 1):
+        buckets.put(package.path / file.path, f"{place}/{file.path}", _unheard)
+        reporter.progress(done, len(package.manifest.files), "files")
+    arrived = buckets.sizes(place)
+    if short := [file.path for file in package.manifest.files if arrived.get(file.path) != file.bytes]:
+        raise EngineMissingError(f"{', '.join(short)} arrived in another size at {place}", hint="Run the same command again.")
+
+
+def _unheard(_: int) -> None:
+    """The files are counted, not their bytes."""
+
+
+def _is_there(place: str, sha256: str) -> bool:
+    said = buckets.read(f"{place}/{artifacts.MANIFEST}")
+    return said is not None and json.loads(said)["content_sha256"] == sha256

@@ -10,6 +10,7 @@ from typing import Any
 
 from components.common import artifacts, models
 from components.common.models import Model
+from components.common.paths import link_or_copy
 
 CACHE_BYTES, FLOAT32 = 1 << 30, 4  # the cache of a package that does not say
 
@@ -57,7 +58,7 @@ def write_adapter(model: Model, folder: Path) -> None:
     for path in sorted(model.adapter.glob("adapter_*.safetensors")):
         link_or_copy(path.resolve(), folder / path.name)
     settings = json.loads((model.adapter / models.ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    named = {key: models.public_name(model.base.uri) for key in BASE_KEYS if settings.get(key)}
+    named = {key: model.base.name for key in BASE_KEYS if settings.get(key)}
     (folder / models.ADAPTER_CONFIG).write_text(json.dumps({**settings, **named}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -75,21 +76,6 @@ def _take_over(source: Path, folder: Path) -> None:
             link_or_copy(path.resolve(), folder / path.name)
         else:
             shutil.copyfile(path, folder / path.name)
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link where the file system allows one and others may read the file already; else a copy.
-
-    A link shares its permissions with the original, whose owner may have had reasons for them.
-    """
-    if source.stat().st_mode & stat.S_IROTH:
-        try:
-            target.hardlink_to(source)
-        except OSError:
-            pass  # another file system, or one without links: a copy serves as well
-        else:
-            return
-    shutil.copyfile(source, target)
 
 
 def _strip_local_keys(path: Path) -> None:

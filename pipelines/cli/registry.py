@@ -132,8 +132,8 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Find moves, deletions and edits that were made by hand; exit 1 where there are any."""
+    from components.common.people import user
     from components.model_registry.audit import audit as look
-    from components.model_registry.promotion import user
 
     with working("registry audit", as_json, workdir, tracking_uri) as (reporter, work):
         track(work, write=False)
@@ -187,9 +187,9 @@ def policy(
     as_json: AsJson = False,
 ) -> None:
     """Show who may promote the model, or put a new policy in force; the history keeps who did."""
+    from components.common.people import user
     from components.model_registry import approval, versions
     from components.model_registry import history as written
-    from components.model_registry.promotion import user
 
     new = approval.read(file) if file else None
     with working("registry policy", as_json, workdir, tracking_uri) as (_, work):

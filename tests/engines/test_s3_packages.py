@@ -66,6 +66,6 @@ def test_triton_serves_a_package_from_the_bucket(s3_server: S3, bucket: str, tmp
 
 def test_a_refused_key_is_told_and_the_package_is_kept(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-    with pytest.raises(EngineMissingError, match=f"cannot be published to s3://{bucket}/triton/"):
+    with pytest.raises(EngineMissingError, match=f"cannot be published: s3://{bucket}/triton/"):
         made(tmp_path, f"s3://{bucket}/triton")
     assert artifacts.read(tmp_path / "out", "repository")

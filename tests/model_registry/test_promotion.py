@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from components.common.errors import RegistryError
+from components.common.people import user
 from components.common.progress import Silent
-from components.model_registry import promotion
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import Promotion, champion, promote, register, rollback
 from tests.model_registry.conftest import NAME, Customization, Made
@@ -155,4 +155,4 @@ def test_another_alias_can_be_promoted_and_one_that_mlflow_reserves_is_refused(v
 
 def test_the_promoter_is_the_user_of_the_system_unless_named(versions: Any) -> None:
     promote(NAME, "1", reporter=Silent())
-    assert versions.get_model_version(NAME, "1").tags["tuneline.champion.by"] == promotion.user()
+    assert versions.get_model_version(NAME, "1").tags["tuneline.champion.by"] == user()

@@ -20,6 +20,7 @@ from pathlib import Path
 from components.common import artifacts, jobs
 from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError, UsageError
+from components.common.paths import link_or_copy
 from components.triton_packaging import parts, pbtxt, vllm_package, weights
 from components.triton_packaging.config import NAME_PATTERN
 
@@ -71,7 +72,7 @@ def take_in(folder: Path, package: Artifact) -> Artifact:
         copy = own / "package"
         for file in [*(each.path for each in package.manifest.files), artifacts.MANIFEST]:
             (copy / file).parent.mkdir(parents=True, exist_ok=True)
-            weights.link_or_copy(package.path / file, copy / file)
+            link_or_copy(package.path / file, copy / file)
         found = artifacts.read(copy, "repository")
         if found.sha256 != package.sha256:
             raise ArtifactDamagedError(f"the package {package.sha256[:12]} changed while it was copied", hint="Deploy again.")

@@ -1,0 +1,124 @@
+"""The artifact store in a bucket.
+
+    <address>/<content_sha256>/<path>                     a payload file: whoever writes it writes the same bytes
+    <address>/<content_sha256>/_beside/<sha256>/<path>    a file that is no payload (a report, a log), under its own digest
+    <address>/<content_sha256>/manifest.json              comes last: without it the artifact is unfinished, and never read
+    <address>/keys/<stage>/<key>                          which artifact was made under a key
+
+An object is there whole or not at all, and no object's bytes are ever exchanged for others but the manifest's. So two writers of the same
+content cannot leave one's report under the other's manifest, and a reader needs no lock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from components.common import artifacts, buckets, hashing
+from components.common.artifacts import Artifact, File, Manifest
+from components.common.errors import ArtifactDamagedError
+from components.common.paths import link_or_copy
+from components.common.progress import Reporter
+
+BESIDE = "_beside"
+NO_ARTIFACTS = ("keys", "costs")  # folders beside the artifacts
+
+
+def upload(address: str, artifact: Artifact, reporter: Reporter) -> None:
+    """Have the bucket hold an artifact: what it lacks of the files, then the manifest. What a killed upload left there is used.
+
+    Raises EngineMissingError.
+    """
+    home, said = f"{address}/{artifact.sha256}", (artifact.path / artifacts.MANIFEST).read_text(encoding="utf-8")
+    if buckets.read(f"{home}/{artifacts.MANIFEST}") == said.encode():
+        return
+    there = buckets.sizes(home)
+    lacking = [file for file in artifact.manifest.files if there.get(_name(file)) != file.bytes]
+    reporter.step(f"writing to {address}")
+    moved = _telling(sum(file.bytes for file in lacking), reporter)
+    for file in lacking:
+        buckets.put(artifact.path / file.path, f"{home}/{_name(file)}", moved)
+    buckets.write(f"{home}/{artifacts.MANIFEST}", said)
+
+
+def fetch(address: str, sha256: str, said: bytes, folder: Path, near: Path, reporter: Reporter) -> Artifact:
+    """Lay an artifact out in a new folder, every digest checked; `said` is its manifest's text.
+
+    Files that lie in `near` as they should be are not fetched again. Raises ArtifactDamagedError for an object that is missing or not what
+    the manifest says, EngineMissingError.
+    """
+    home, manifest = f"{address}/{sha256}", parsed(address, sha256, said)
+    here = {file.path for file in manifest.files if _is_whole(near / file.path, file)}
+    lacking = [file for file in manifest.files if file.path not in here]
+    reporter.step(f"fetching the {manifest.kind} from {address}")
+    moved = _telling(sum(file.bytes for file in lacking), reporter)
+    for file in manifest.files:
+        target = folder / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.path in here:
+            link_or_copy(near / file.path, target)
+        else:
+            _get(home, file, target, moved)
+    (folder / artifacts.MANIFEST).write_bytes(said)
+    return Artifact(folder, manifest)
+
+
+def _get(home: str, file: File, target: Path, moved: buckets.Moved) -> None:
+    try:
+        buckets.get(f"{home}/{_name(file)}", target, file.bytes, moved)
+    except FileNotFoundError:
+        raise _damaged(home, f"{_name(file)} is missing") from None
+    if not _is_whole(target, file):
+        raise _damaged(home, f"{_name(file)} is not what was written there")
+
+
+def _is_whole(path: Path, file: File) -> bool:
+    return path.is_file() and path.stat().st_size == file.bytes and hashing.sha256_file(path) == file.sha256
+
+
+def manifest(address: str, sha256: str) -> bytes | None:
+    """The text of an artifact's manifest; None where the bucket has no such artifact that is finished. Raises EngineMissingError."""
+    return buckets.read(f"{address}/{sha256}/{artifacts.MANIFEST}")
+
+
+def parsed(address: str, sha256: str, said: bytes) -> Manifest:
+    """A manifest's text as a manifest. Raises ArtifactDamagedError for one that cannot be read, or that is another artifact's."""
+    home = f"{address}/{sha256}"
+    try:
+        found = Manifest.model_validate(json.loads(said))
+    except (ValueError, ValidationError):
+        raise _damaged(home, f"{artifacts.MANIFEST} cannot be read") from None
+    if any(Path(file.path).is_absolute() or ".." in Path(file.path).parts for file in found.files):
+        raise _damaged(home, f"{artifacts.MANIFEST} names a file outside of it")
+    if sha256 != found.content_sha256 or sha256 != hashing.content_sha256((f.path, f.sha256) for f in found.files if f.payload):
+        raise _damaged(home, f"{artifacts.MANIFEST} is that of another artifact")
+    return found
+
+
+def listed(address: str) -> list[str]:
+    """The digests of what lies in the bucket, finished or not, sorted. Raises EngineMissingError."""
+    return [name for name in buckets.folders(address) if name not in NO_ARTIFACTS]
+
+
+def _name(file: File) -> str:
+    return file.path if file.payload else f"{BESIDE}/{file.sha256}/{file.path}"
+
+
+def _telling(total: int, reporter: Reporter) -> Callable[[int], None]:
+    done = 0
+
+    def moved(more: int) -> None:
+        nonlocal done
+        done += more
+        reporter.progress(done, total, "bytes")
+
+    return moved
+
+
+def _damaged(home: str, what: str) -> ArtifactDamagedError:
+    return ArtifactDamagedError(
+        f"{home}/{what}", hint=f"Restore the object, or remove all below {home}/ and run the step that made it again."
+    )
