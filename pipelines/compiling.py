@@ -21,7 +21,8 @@ NO_VOLUME = (
 )
 
 
-PIPELINES = ("customization", "promotion")
+ALONE = ("data_curation", "fine_tuning", "evaluation", "triton_packaging")
+PIPELINES = ("customization", "promotion", *ALONE)
 
 
 def write(
@@ -55,9 +56,10 @@ def compiled(config: Customization, platform: Platform | None = None, pipeline: 
         warnings.simplefilter("ignore")
         from kfp import compiler
 
-        from pipelines import customization, promotion
+        from pipelines import alone, customization, promotion
 
-        build = {"customization": customization.build, "promotion": promotion.build}[pipeline]
+        known = {"customization": customization.build, "promotion": promotion.build, **{stage: alone.build(stage) for stage in ALONE}}
+        build = known[pipeline]
         path = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(build(config, platform), str(path))
         return path.read_text(encoding="utf-8")

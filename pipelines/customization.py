@@ -102,11 +102,7 @@ def build(config: Customization, platform: Platform | None = None) -> Any:
     compiled = json.dumps(default, sort_keys=True)
 
     def placed(task: dsl.PipelineTask, *, cached: bool = True) -> dsl.PipelineTask:
-        if not cached:
-            task.set_caching_options(enable_caching=False)
-        if platform:
-            pods.place(task, platform)
-        return task
+        return pods.prepared(task, platform, cached=cached)
 
     @dsl.pipeline(
         name="tuneline-customization",

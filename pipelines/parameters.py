@@ -59,10 +59,24 @@ def remainder(config: Customization) -> str:
     stated, full = config.model_dump(mode="json", exclude_unset=True), config.model_dump(mode="json")
     for key in KEYS.values():
         _remove(stated, key)
-    left = _differing(stated, full, combine(defaults(config), defaults(config), "").model_dump(mode="json"))
+    return _in_one_line(_differing(stated, full, combine(defaults(config), defaults(config), "").model_dump(mode="json")))
+
+
+def _in_one_line(left: dict[str, Any]) -> str:
     return (
         yaml.dump(left, Dumper=_OneLine, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6).strip() if left else ""
     )
+
+
+def whole(config: Customization) -> str:
+    """Every key that is not tuneline's default, as YAML in one line, for a pipeline whose one parameter for settings is `configuration`."""
+    stated, full = config.model_dump(mode="json", exclude_unset=True), config.model_dump(mode="json")
+    return _in_one_line(_differing(stated, full, Customization().model_dump(mode="json")))
+
+
+def read(text: str) -> Customization:
+    """The customization that `whole` wrote, or a person. Raises ConfigurationError as `combine` does."""
+    return with_absolute_paths(parse(_sections(text), WHERE))
 
 
 def combine(given: Mapping[str, Any], compiled: Mapping[str, Any], text: str) -> Customization:

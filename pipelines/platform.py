@@ -115,7 +115,9 @@ class Mlflow(Strict):
         "", description="Address of the MLflow server, for example http://mlflow.mlflow:5000. Empty: a file on the volume."
     )
 
-    @field_validator("tracking_uri")
+    ui: str = Field("", description="Address at which a browser finds MLflow, where that is another one: for the links in the Kubeflow UI.")
+
+    @field_validator("tracking_uri", "ui")
     @classmethod
     def _holds_no_password(cls, uri: str) -> str:
         if addresses.holds_password(uri):

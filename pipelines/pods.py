@@ -6,6 +6,7 @@ from typing import Any
 
 from components.common import images
 from pipelines.platform import CERTIFICATES, SCRATCH, SHARED_MEMORY, NodeAffinity, Platform, Resources, Scheduling, Security
+from pipelines.stages import TITLES
 
 RUN_LABEL = "pipeline/runid"  # Kubeflow Pipelines gives it to every pod of a run
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -23,6 +24,16 @@ def pipeline_config(platform: Platform | None) -> Any:
     if run is None or (run.keep_seconds is None and not run.timeout_seconds):
         return None
     return dsl.PipelineConfig(ttl_seconds_after_finished=run.keep_seconds, active_deadline_seconds=run.timeout_seconds or None)
+
+
+def prepared(task: Any, platform: Platform | None, *, cached: bool) -> Any:
+    """A pipeline task with its title in the UI and its pod made for the platform, if there is one; not `cached`: run each time."""
+    task.set_display_name(TITLES[task.component_spec.name.replace("-", "_")])
+    if not cached:
+        task.set_caching_options(enable_caching=False)
+    if platform:
+        place(task, platform)
+    return task
 
 
 def place(task: Any, platform: Platform) -> None:
@@ -87,6 +98,7 @@ def _environment(task: Any, platform: Platform, wanted: Resources) -> None:
         "TUNELINE_STATE": f"{volume.workdir}/state",
         "TUNELINE_CACHE": f"{volume.workdir}/cache",
         "MLFLOW_TRACKING_URI": platform.mlflow.tracking_uri or f"sqlite:///{volume.workdir}/mlflow.db",
+        **({"TUNELINE_MLFLOW_UI": platform.mlflow.ui} if platform.mlflow.ui else {}),
         **({"TMPDIR": platform.scratch.mount} if wanted.scratch else {}),
         **_ways_out(platform),
         **platform.environment,

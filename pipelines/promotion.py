@@ -49,10 +49,7 @@ def build(config: Customization, platform: Platform | None = None) -> Any:
     policy = config.model_registry.model_dump(include={"approvers", "approvals_required"})
 
     def placed(task: dsl.PipelineTask) -> dsl.PipelineTask:
-        task.set_caching_options(enable_caching=False)  # a promotion is made anew each time
-        if platform:
-            pods.place(task, platform)
-        return task
+        return pods.prepared(task, platform, cached=False)  # a promotion is made anew each time
 
     @dsl.pipeline(
         name="tuneline-promotion",

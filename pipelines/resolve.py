@@ -83,23 +83,69 @@ def plan(
 ) -> Plans:
     """The plans that follow from what was found. `incumbent_of` gives, for the recipe's key, the digest of the model to compare with;
     `reason` is why the package cannot be proven here."""
-    curation = {**_plan("data_curation", config), **found.as_plan()}
-    where = {name: curation["config"].pop(name) for name in ("engine", "ray_address", "workers")}
-    tuning = {**_plan("fine_tuning", config), "base_sha256": base_sha256, "threads": os.environ.get("TUNELINE_THREADS", "")}
+    curation, tuning = curation_plan(config, found), tuning_plan(config, base_sha256)
     # The same recipe on another device comes to another model, in its last bits: it is compared with the champion like any other.
-    finetune_key = hashing.digest([curation, tuning, models.arithmetic()])
+    recipe = {name: value for name, value in curation.items() if name != "where"}
+    finetune_key = hashing.digest([recipe, tuning, models.arithmetic()])
     incumbent = incumbent_of(finetune_key)
-    measured = {"files": sources.digests(config.evaluation.tasks)}
-    if others := {one.settings.name: one.digest for one in asked if not one.known_by_files}:
-        measured["asked"] = others
     return Plans(
-        data_curation={**curation, "where": where},
+        data_curation=curation,
         data_versioning=_plan("data_versioning", config),
         fine_tuning=tuning,
-        evaluation={**_plan("evaluation", config), "incumbent": incumbent, **measured},
-        triton_packaging={**_plan("triton_packaging", config), "unproven": reason},
+        evaluation=evaluation_plan(config, incumbent, asked),
+        triton_packaging=packaging_plan(config, reason),
         model_registry={**_plan("model_registry", config), "finetune_key": finetune_key, "incumbent": incumbent},
     )
+
+
+def curation_plan(config: Customization, found: Material) -> dict[str, Any]:
+    """The curation's plan; nothing of the result depends on `where`."""
+    curation = {**_plan("data_curation", config), **found.as_plan()}
+    return {**curation, "where": {name: curation["config"].pop(name) for name in ("engine", "ray_address", "workers")}}
+
+
+def tuning_plan(config: Customization, base_sha256: str) -> dict[str, Any]:
+    """The fine-tuning's plan."""
+    return {**_plan("fine_tuning", config), "base_sha256": base_sha256, "threads": os.environ.get("TUNELINE_THREADS", "")}
+
+
+def evaluation_plan(config: Customization, incumbent: str | None, asked: Sequence[Asked]) -> dict[str, Any]:
+    """The evaluation's plan; `incumbent` is the digest of the model to compare with."""
+    measured: dict[str, Any] = {"files": sources.digests(config.evaluation.tasks)}
+    if others := {one.settings.name: one.digest for one in asked if not one.known_by_files}:
+        measured["asked"] = others
+    return {**_plan("evaluation", config), "incumbent": incumbent, **measured}
+
+
+def packaging_plan(config: Customization, reason: str | None) -> dict[str, Any]:
+    """The packaging's plan; `reason` is why the package cannot be proven."""
+    return {**_plan("triton_packaging", config), "unproven": reason}
+
+
+def alone(stage: str, config: Customization, workdir: Workdir, reporter: Reporter) -> tuple[str, str]:
+    """The plan of one stage, and that of the dataset's versioning, as the JSON that a whole run hands on."""
+    check_whole(config)
+    plans = (plan_one(stage, config, workdir, reporter), _plan("data_versioning", config))
+    found, versioning = (hashing.canonical_json(one).decode() for one in plans)
+    return found, versioning
+
+
+def plan_one(stage: str, config: Customization, workdir: Workdir, reporter: Reporter) -> dict[str, Any]:
+    """The plan of one stage that is run alone, the same as in a whole run, after a look at what this stage depends on and nothing else.
+
+    An evaluation compares with the model in service. Raises ConfigurationError for what is not there.
+    """
+    if stage == "data_curation":
+        found = material.look_at(config, workdir, reporter)
+        material.fetch_earlier(config, found.earlier, workdir, reporter)
+        return curation_plan(config, found)
+    if stage == "fine_tuning":
+        return tuning_plan(config, models.base_model(config.fine_tuning.base_model, reporter).sha256)
+    if stage == "evaluation":
+        base = models.base_model(config.fine_tuning.base_model, reporter)
+        asked = asked_by_tasks(config, lambda: (models.load_tokenizer(base.path), models.configuration(base.path)), reporter)
+        return evaluation_plan(config, _incumbent(config, workdir, "", reporter), asked)
+    return packaging_plan(config, unproven(config))
 
 
 def unproven(config: Customization) -> str | None:

@@ -1,6 +1,6 @@
 """A compiled pipeline, run task by task as Kubeflow does it: a driver resolves the inputs, a launcher starts the executor's own command.
 
-Both are parts of kubeflow/pipelines that are not on PyPI, so what they do is written out here (at the commit of kfp_driver:
+Both are parts of kubeflow/pipelines that are not on PyPI, so what they do is written out here (at the commit of pipelines/cluster/kubeflow_pods.py:
 backend/src/v2/driver/resolve.go and dag.go; backend/src/v2/component/launcher_v2.go). Two things are other than there: an artifact's
 address is a folder of this machine, where the launcher would upload it, and a condition is read by its form, where the driver has CEL.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from tests import kfp_driver
+from pipelines.cluster import kubeflow_pods
 
 Json = dict[str, Any]
 CONDITION = re.compile(r"(?P<no>!\()?inputs\.parameter_values\['(?P<name>[^']+)'\]\s*==\s*'(?P<value>[^']*)'\)?")
@@ -42,7 +42,7 @@ def run(compiled: str, given: Json, root: Path, image: Callable[[str], dict[str,
     `image` gives, for the name of an image, the variables that it sets; a step's environment is these, those of its pod, and no other.
     Raises AssertionError with the log of the first step that fails.
     """
-    pods = kfp_driver.pods(compiled)
+    pods = kubeflow_pods.pods(compiled)
     containers = {name: pod["spec"]["containers"][0] for name, pod in pods.items()}
     launched = Launched(next(iter(yaml.safe_load_all(compiled))), containers, root, image)
     return _dag(launched, launched.pipeline["root"], given), launched.ran
@@ -135,7 +135,7 @@ def _start(launched: Launched, executor: str, asked: str, work: Path) -> None:
     """The container's own command in a new process, without the launcher in front of it."""
     container = launched.containers[executor]
     launcher, dashes, *command = container["command"]
-    assert (launcher, dashes) == (kfp_driver.LAUNCHER_PATH, "--")
+    assert (launcher, dashes) == (kubeflow_pods.LAUNCHER_PATH, "--")
     arguments = [argument.replace("{{$}}", asked) for argument in container["args"]]
     done = subprocess.run(
         [*command, *arguments],

@@ -44,6 +44,15 @@ class Step:
         if self.events:
             self.events.write("result", **values)
 
+    def show_links(self, path: str, **named: str) -> None:
+        """Show in the Kubeflow UI where the MLflow run of this step is, and what it made: a Markdown output is a file at `path`."""
+        if not path:
+            return
+        run = [tracking.link_to_run(self.tracked)] if self.tracked else []
+        lines = [*run, *(f"{name.replace('_', ' ')}: {value}" for name, value in named.items())]
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text("".join(f"- {line}\n" for line in lines), encoding="utf-8")
+
     def artifact(self, sha256: str, *kinds: str) -> Artifact:
         """An input artifact from the store, every digest checked."""
         return places.stored(self.workdir.store, sha256, *kinds, reporter=self.reporter)
@@ -76,8 +85,8 @@ def key_of(stage: str, parameters: Mapping[str, Any]) -> str:
     return hashing.digest({"stage": stage, "code": hashing.code_sha256(stage), "parameters": dict(parameters)})
 
 
-def produce(stage: str, parameters: Mapping[str, Any], build: Callable[[Path, Step], Artifact]) -> Artifact:
-    """Run a stage that makes an artifact. `parameters` are all the step was given."""
+def produce(stage: str, parameters: Mapping[str, Any], build: Callable[[Path, Step], Artifact], links: str = "") -> Artifact:
+    """Run a stage that makes an artifact. `parameters` are all the step was given; `links` names its Markdown file for the UI."""
     key = key_of(stage, parameters)
     with running(stage) as step:
         clock = cost.Clock()
@@ -86,6 +95,7 @@ def produce(stage: str, parameters: Mapping[str, Any], build: Callable[[Path, St
             cost.keep(step.workdir.store, stage, artifact.sha256, clock.read())
         if step.tracked:
             step.tracked.result(artifact)
+        step.show_links(links, **{artifact.manifest.kind: artifact.sha256})
     return artifact
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import time
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -295,6 +296,22 @@ def log_files(own: MlflowReporter | None, *files: Path) -> None:
         client = connect().MlflowClient()
         for file in files:
             client.log_artifact(run_id, str(file))
+
+
+def link_to_run(own: MlflowReporter) -> str:
+    """A run as Markdown: a link where MLflow has an address that a browser takes (TUNELINE_MLFLOW_UI, else its own), else its name."""
+    run = connect().MlflowClient().get_run(own.run_id)
+    return _link(f"MLflow run {run.info.run_name}", f"experiments/{run.info.experiment_id}/runs/{own.run_id}")
+
+
+def link_to_version(name: str, version: str) -> str:
+    """A registered model's version as Markdown, as `link_to_run` gives a run."""
+    return _link(f"{name} version {version}", f"models/{urllib.parse.quote(name)}/versions/{version}")
+
+
+def _link(text: str, page: str) -> str:
+    address = os.environ.get("TUNELINE_MLFLOW_UI") or addresses.without_password(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    return f"[{text}]({address.rstrip('/')}/#/{page})" if address.startswith(("http://", "https://")) else text
 
 
 def _dvc_source(source: dict[str, str]) -> Any:

@@ -8,7 +8,7 @@ from components.common.images import CURATION
 
 
 @dsl.component(base_image=CURATION, install_kfp_package=False)
-def data_curation(plan: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("dataset", str)]):
+def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]) -> NamedTuple("Outputs", [("dataset", str)]):
     """Clean, deduplicate and split raw text. `plan`: sources, evaluation sets and earlier revisions with digests, configuration, seed and code digest, as JSON."""
     import json
 
@@ -35,6 +35,7 @@ def data_curation(plan: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Output
             benchmarks=benchmarks,
             earlier=[Earlier(tag, s.artifact(sha256, "dataset")) for tag, sha256 in p["earlier"]],
         ),
+        links.path,
     )
     step.copy_report(made, report.path)
     return (made.sha256,)

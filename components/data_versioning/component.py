@@ -8,7 +8,7 @@ from components.common.images import CURATION
 
 
 @dsl.component(base_image=CURATION, install_kfp_package=False)
-def data_versioning(plan: str, dataset: str) -> NamedTuple("Outputs", [("version", str)]):
+def data_versioning(plan: str, dataset: str, links: dsl.Output[dsl.Markdown]) -> NamedTuple("Outputs", [("version", str)]):
     """Publish a dataset as a DVC revision. `plan`: configuration and code digest. Returns repository, path, revision and md5 as JSON."""
     import json
 
@@ -23,4 +23,5 @@ def data_versioning(plan: str, dataset: str) -> NamedTuple("Outputs", [("version
         s.cached = not version.created
         if s.tracked:
             s.tracked.dataset(found, name=version.tag, source=version.source())
+        s.show_links(links.path, revision=version.tag, dataset=dataset)
     return (version.model_dump_json(exclude={"created"}),)

@@ -8,7 +8,9 @@ from components.common.images import TRAINING
 
 
 @dsl.component(base_image=TRAINING, install_kfp_package=False)
-def fine_tuning(plan: str, dataset: str, version: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("model", str)]):
+def fine_tuning(plan: str, dataset: str, version: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]) -> NamedTuple(
+    "Outputs", [("model", str)]
+):
     """Tune the base model on a dataset. `plan`: configuration, base model digest, seed and code digest; `version`: the dataset's revision."""
     import json
 
@@ -23,6 +25,6 @@ def fine_tuning(plan: str, dataset: str, version: str, report: dsl.Output[dsl.HT
         options = {"seed": p["seed"], "state": s.workdir.state, "reporter": s.reporter, "dataset_uri": uri, "base": base}
         return finetune(s.artifact(dataset, "dataset"), out, FineTuningConfig(**p["config"]), **options)
 
-    made = step.produce("fine_tuning", {"plan": p, "dataset": dataset, "uri": uri}, build)
+    made = step.produce("fine_tuning", {"plan": p, "dataset": dataset, "uri": uri}, build, links.path)
     step.copy_report(made, report.path)
     return (made.sha256,)

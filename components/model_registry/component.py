@@ -8,9 +8,9 @@ from components.common.images import EVALUATION
 
 
 @dsl.component(base_image=EVALUATION, install_kfp_package=False)
-def registration(plan: str, version: str, dataset: str, model: str, evaluation: str, repository: str = "") -> NamedTuple(
-    "Outputs", [("registered", str)]
-):
+def registration(
+    plan: str, version: str, dataset: str, model: str, evaluation: str, links: dsl.Output[dsl.Markdown], repository: str = ""
+) -> NamedTuple("Outputs", [("registered", str)]):
     """Register a model version with the digests of all it came from. `version`: the dataset's revision; `repository`: empty when refused."""
     import json
 
@@ -26,6 +26,7 @@ def registration(plan: str, version: str, dataset: str, model: str, evaluation: 
         done = register(*made, ModelRegistryConfig(**p["config"]), reporter=s.reporter, dataset_version=rev, finetune_key=p["finetune_key"])
         tracking.log_dataset(data, rev)
         s.result(**done.model_dump(), repository=repository)
+        s.show_links(links.path, registered=tracking.link_to_version(done.name, done.version))
     return (done.model_dump_json(),)
 
 

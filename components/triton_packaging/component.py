@@ -8,7 +8,9 @@ from components.common.images import SERVING
 
 
 @dsl.component(base_image=SERVING, install_kfp_package=False)
-def triton_packaging(plan: str, model: str, report: dsl.Output[dsl.HTML]) -> NamedTuple("Outputs", [("repository", str)]):
+def triton_packaging(plan: str, model: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]) -> NamedTuple(
+    "Outputs", [("repository", str)]
+):
     """Make a Triton model repository and prove it in a real server. `plan`: configuration, seed and code digest, as JSON."""
     import json
 
@@ -22,6 +24,6 @@ def triton_packaging(plan: str, model: str, report: dsl.Output[dsl.HTML]) -> Nam
         opened = models.from_artifact(s.artifact(model, "model"), s.reporter)
         return package(opened, out, TritonPackagingConfig(**p["config"]), seed=p["seed"], reporter=s.reporter)
 
-    made = step.produce("triton_packaging", {"plan": p, "model": model}, build)
+    made = step.produce("triton_packaging", {"plan": p, "model": model}, build, links.path)
     step.copy_report(made, report.path)
     return (made.sha256,)

@@ -15,8 +15,8 @@ from pipelines.cli.app import AsJson, Config, Sets, app, reporting, show
 
 PlatformFile = Annotated[Path | None, typer.Option("-p", "--platform", help="platform.yaml: the cluster's images, volume, queue, secrets.")]
 Which = Annotated[
-    Literal["customization", "promotion"],
-    typer.Option("--pipeline", help="customization: from text to a model. promotion: from a version into service."),
+    Literal["customization", "promotion", "data_curation", "fine_tuning", "evaluation", "triton_packaging"],
+    typer.Option("--pipeline", help="customization: from text to a model. promotion: from a version into service. Or one stage alone."),
 ]
 
 

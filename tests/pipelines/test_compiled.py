@@ -392,3 +392,31 @@ def test_a_platform_that_is_not_there_is_said(tmp_path: Path) -> None:
         platform.load(tmp_path / "platform.yaml")
     assert error.value.message == f"{tmp_path / 'platform.yaml'} does not exist"
     assert error.value.hint == "Check the path; `tuneline init` writes a commented platform.yaml."
+
+
+@pytest.mark.parametrize(
+    ("stage", "given"),
+    [
+        ("data_curation", {"sources": "LIST", "configuration": "STRING"}),
+        ("fine_tuning", {"dataset": "STRING", "configuration": "STRING"}),
+        ("evaluation", {"model": "STRING", "dataset": "STRING", "configuration": "STRING"}),
+        ("triton_packaging", {"model": "STRING", "configuration": "STRING"}),
+    ],
+)
+def test_a_stage_alone_asks_for_the_artifacts_it_starts_from_and_says_what_they_are(stage: str, given: dict[str, str]) -> None:
+    config = load(None, ["seed=7", "evaluation.generations=3"], here=False)
+    pipeline = documents(compiling.compiled(config, pipeline=stage))[0]
+    inputs = pipeline["root"]["inputDefinitions"]["parameters"]
+    assert {name: one["parameterType"] for name, one in inputs.items()} == given
+    assert all(one["description"] for one in inputs.values())
+    assert yaml.safe_load(inputs["configuration"]["defaultValue"]) == {"seed": 7, "evaluation": {"generations": 3}}
+    names = {task["taskInfo"]["name"] for task in pipeline["root"]["dag"]["tasks"].values()}
+    assert "Plan the stage" in names
+    assert len(names) == (3 if stage == "data_curation" else 2)
+
+
+def test_the_boxes_of_the_ui_say_what_a_step_does(compiled: dict[str, Any]) -> None:
+    found = tasks(compiled["root"]["dag"], compiled["components"])
+    said = {task["taskInfo"]["name"] for task in found.values() if "dag" not in compiled["components"][task["componentRef"]["name"]]}
+    assert {"Plan the run", "Curate the data", "Fine-tune the model", "Promote to champion", "Report the evidence"} <= said
+    assert not any("-" in name and name == name.lower() for name in said)
