@@ -1,8 +1,9 @@
 """A compiled pipeline, run task by task as Kubeflow does it: a driver resolves the inputs, a launcher starts the executor's own command.
 
-Both are parts of kubeflow/pipelines that are not on PyPI, so what they do is written out here (at the commit of pipelines/cluster/kubeflow_pods.py:
-backend/src/v2/driver/resolve.go and dag.go; backend/src/v2/component/launcher_v2.go). Two things are other than there: an artifact's
-address is a folder of this machine, where the launcher would upload it, and a condition is read by its form, where the driver has CEL.
+Both are parts of kubeflow/pipelines that are not on PyPI, so what they do is written out here, at the commit that
+pipelines/cluster/kubeflow_pods.py follows (backend/src/v2/driver/resolve.go and dag.go; backend/src/v2/component/launcher_v2.go). Two
+things are other than there: an artifact's address is a folder of this machine, where the launcher would upload it, and a condition is read
+by its form, where the driver has CEL.
 """
 
 from __future__ import annotations
