@@ -117,7 +117,7 @@ def test_without_a_platform_nothing_is_installed_and_of_no_machine_either(pipeli
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_pod_is_one_that_kubernetes_takes(pods: dict[str, dict[str, Json]], name: str) -> None:
-    assert len(pods[name]) == 10
+    assert len(pods[name]) == 11
     for pod in pods[name].values():
         assert kubernetes_schemas.problems(pod) == []
 

@@ -84,6 +84,12 @@ class Standing:
         return doctor.examine(self.platform, named=self.namespace, endpoint=self.kubeflow.url)
 
 
+def authority() -> str:
+    """One of the authorities that everybody trusts, as PEM."""
+    mark = "-----END CERTIFICATE-----"
+    return Path(certifi.where()).read_text(encoding="utf-8").partition(mark)[0] + mark
+
+
 def objects() -> dict[str, Json]:
     """Everything that is in the cluster, by path."""
     login = json.dumps({"auths": {"127.0.0.1": {"username": "puller", "password": "the-registry-password"}}})
@@ -99,7 +105,7 @@ def objects() -> dict[str, Json]:
         ],
         "configmaps": [
             named("ConfigMap", "git-settings", namespace=TEAM, data={"known_hosts": "git.example ssh-ed25519 AAAA"}),
-            named("ConfigMap", "authorities", namespace=TEAM, data={"ca-bundle.crt": Path(certifi.where()).read_text(encoding="utf-8")}),
+            named("ConfigMap", "authorities", namespace=TEAM, data={"ca-bundle.crt": authority()}),
         ],
         "limitranges": [named("LimitRange", "usual", namespace=TEAM, spec={"limits": [{"type": "Container", "max": {"memory": "1Ti"}}]})],
         "resourcequotas": [named("ResourceQuota", "all", namespace=TEAM, spec={"hard": {"requests.nvidia.com/gpu": "16", "pods": "100"}})],
