@@ -13,6 +13,7 @@ import json
 import re
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ class KubernetesApi:
     unreadable: set[str] = field(default_factory=set)  # kinds that the caller may not get or list
     webhook: Callable[[Json], str] = lambda pod: ""  # an admission webhook's refusal of a pod
     kueue_takes_pods: bool = True
+    silent_about: str = ""  # a kind that nothing is answered about
     url: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)
 
@@ -161,6 +163,8 @@ def serving(api: KubernetesApi, certificate: Path | None = None) -> Iterator[Kub
         def _answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
+            if api.silent_about and f"/{api.silent_about}" in self.path:
+                time.sleep(1)
             with lock:
                 status, said = api.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
             _send(self, status, json.dumps(said).encode())

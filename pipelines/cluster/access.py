@@ -7,9 +7,11 @@ time, none is made any more.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +24,8 @@ from pipelines.submitting import AccessError
 
 Json = dict[str, Any]
 Answer = TypeVar("Answer")
-CONNECT_WITHIN, ANSWER_WITHIN = 3.0, 4.0  # seconds, for one call
-FIRST_WITHIN = 6.0  # seconds until the first answer: with the name's look-up and whatever program gives the credentials
+CONNECT_WITHIN, ANSWER_WITHIN = 2.0, 3.0  # seconds, for one call
+FIRST_WITHIN = 5.0  # seconds until the first answer: with the name's look-up and whatever program gives the credentials
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 USUAL_NAMESPACE = "kubeflow"  # where Kubeflow Pipelines for one user runs its pods
 HOW_TO_REACH = "`kubectl version` has to work here: set KUBECONFIG, choose --context, or renew your login."
@@ -101,6 +103,8 @@ def connect(context: str = "") -> Api:
     Raises ConfigurationError for a kubeconfig that cannot be used, EngineMissingError where there is none or no server answers, AccessError
     where it does not accept who is asking.
     """
+    if importlib.util.find_spec("kubernetes") is None:
+        raise EngineMissingError("the package kubernetes is not installed", hint="pip install -c constraints.txt 'tuneline[pipeline]'")
     return within(FIRST_WITHIN, "the cluster", lambda: _answering(_from_file(context) if context or _files() else _from_pod()))
 
 
@@ -111,6 +115,7 @@ def of_this_pod() -> Api:
 
 def within(seconds: float, who: str, work: Callable[[], Answer]) -> Answer:
     """The result of `work`, or EngineMissingError after so many seconds: looking up a name cannot be given a time-out."""
+    screen = sys.stdout  # what is given up may have turned it aside, as kfp is kept from printing
     done: list[Answer] = []
     failed: list[BaseException] = []
 
@@ -126,6 +131,7 @@ def within(seconds: float, who: str, work: Callable[[], Answer]) -> Answer:
     if failed:
         raise failed[0]
     if not done:
+        sys.stdout = screen
         raise EngineMissingError(f"{who} does not answer within {seconds:g} seconds", hint=HOW_TO_REACH)
     return done[0]
 

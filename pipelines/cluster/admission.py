@@ -65,11 +65,9 @@ def _refused(name: str, error: TunelineError) -> Finding:
 def _gated(look: Look, taken: dict[str, Json]) -> Iterator[Finding]:
     """Kueue takes plain pods only where it was set up for them; elsewhere its label means nothing."""
     free = [
-        name
-        for name, pod in taken.items()
-        if _queued(look, pod) and GATE not in [one["name"] for one in pod["spec"].get("schedulingGates", [])]
+        name for name, pod in taken.items() if _queued(pod) and GATE not in [one["name"] for one in pod["spec"].get("schedulingGates", [])]
     ]
-    if look.platform.scheduling.queue:
+    if any(_queued(pod) for pod in taken.values()):
         hint = "Have `pod` added to integrations.frameworks in Kueue's configuration, and the namespace to those it manages."
         said = (
             "Kueue does not hold the pods back: they would pass its queue by" if free else "Kueue holds the pods back until it admits them"
@@ -77,5 +75,5 @@ def _gated(look: Look, taken: dict[str, Json]) -> Iterator[Finding]:
         yield finding("Kueue and pods", not free, said, hint, needed=False)
 
 
-def _queued(look: Look, pod: Json) -> bool:
+def _queued(pod: Json) -> bool:
     return "kueue.x-k8s.io/queue-name" in (pod["metadata"].get("labels") or {})

@@ -56,7 +56,16 @@ def examine(
         return [finding("cluster", False, error.message, error.hint)]
     kubeflow = Server(endpoint, named, token_file, ca_cert) if endpoint else None
     look = Look(api, platform, named or api.own_namespace, bool(named), kubeflow)
-    return [_cluster(api), *_who(look), *_all(look)]
+    return [_cluster(api), *_answered(look)]
+
+
+def _answered(look: Look) -> Iterator[Finding]:
+    """Everything else, as long as the server answers."""
+    try:
+        yield from checked("who is asking", look, _named)
+        yield from _all(look)
+    except TunelineError as error:
+        yield finding("cluster", False, f"nothing more could be looked at: {error.message}", error.hint)
 
 
 def _cluster(api: Api) -> Finding:
@@ -68,10 +77,6 @@ def _cluster(api: Api) -> Finding:
     ok = number is None or (int(number[1]), int(number[2])) >= OLDEST
     hint = f"Pods are checked against Kubernetes {OLDEST[0]}.{OLDEST[1]} and later; update it, or try at your own risk."
     return finding("cluster", ok, f"Kubernetes {version or 'of unknown version'} at {api.address}", hint, needed=False)
-
-
-def _who(look: Look) -> Iterator[Finding]:
-    yield from checked("who is asking", look, _named)
 
 
 def _named(look: Look) -> Iterator[Finding]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from components.common.errors import TunelineError
 from pipelines import pods
-from pipelines.cluster.access import Api, ForbiddenError, Json
+from pipelines.cluster.access import Api, ForbiddenError, Json, RefusedError
 from pipelines.findings import Finding, unchecked
 from pipelines.platform import Platform, Resources, Scheduling, Stages
 from pipelines.submitting import Server
@@ -52,13 +51,11 @@ Check = Callable[[Look], Iterable[Finding]]
 
 
 def checked(name: str, look: Look, check: Check) -> Iterator[Finding]:
-    """A check's findings; where the server does not let it look, that is one."""
+    """A check's findings; where the server does not let it look, that is one. Raises where the server does not answer any more."""
     try:
         yield from check(look)
-    except ForbiddenError as error:
+    except (ForbiddenError, RefusedError) as error:
         yield unchecked(name, error.message, RULES)
-    except TunelineError as error:
-        yield unchecked(name, error.message, error.hint or RULES)
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,9 @@ def _image(look: Look, image: str) -> Finding:
         login, unread = logins(look, look.get("serviceaccounts", look.account)).get(registry), ""
     except ForbiddenError:
         login, unread = None, "the pull secrets may not be read"
+    context = trust(look)
     try:
-        status = within(ALL_WITHIN, registry, lambda: _status(registry, name, reference, login, trust(look)))
+        status = within(ALL_WITHIN, registry, lambda: _status(registry, name, reference, login, context))
     except (EngineMissingError, OSError) as error:
         return unchecked(title, f"{registry} does not answer here: {_reason(error)}", FROM_HERE)
     return _told(look, title, registry, status, unread)

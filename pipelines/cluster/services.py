@@ -92,8 +92,9 @@ def _asked(look: Look, address: str) -> Finding:
         given = _credentials(look, user, password)
     except ForbiddenError:
         given = None
+    context = trust(look)
     try:
-        status, version = within(ALL_WITHIN, shown, lambda: _experiments(shown.rstrip("/"), given or {}, trust(look)))
+        status, version = within(ALL_WITHIN, shown, lambda: _experiments(shown.rstrip("/"), given or {}, context))
     except (TunelineError, OSError, ValueError) as error:
         hint = f"Start it, or correct {WHERE_SAID}. Where only pods can see it, the pipeline's first step says whether they do."
         return finding("MLflow", False, f"{shown} does not answer: {_reason(error)}", hint)

@@ -18,7 +18,7 @@ import yaml
 from kubernetes.config import incluster_config
 
 from components.common.errors import TunelineError
-from pipelines.cluster import access, doctor
+from pipelines.cluster import access, doctor, services
 from pipelines.findings import Finding, all_well
 from pipelines.platform import Platform
 from tests import kubernetes_api, kubernetes_schemas
@@ -715,6 +715,27 @@ def only(monkeypatch: pytest.MonkeyPatch, file: Path, context: str = "") -> Find
     assert not all_well([found])
     assert found["hint"]
     return found
+
+
+def test_a_cluster_that_stops_answering_is_no_cluster_that_lacks_nothing(place: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "ANSWER_WITHIN", 0.2)
+    place.kubernetes.silent_about = "nodes"
+    (found,) = lacking(place.examine())
+    assert found["name"] == "cluster"
+    assert found["found"].startswith(f"nothing more could be looked at: {place.kubernetes.url} does not answer: ")
+
+
+def test_a_kubeflow_that_swallows_what_it_is_sent_leaves_the_screen_as_it_was(
+    place: Standing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(services, "ALL_WITHIN", 1.0)
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        place.kubeflow.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        (found,) = lacking(place.examine())
+        print("seen")
+    assert (found["name"], capsys.readouterr().out) == ("Kubeflow Pipelines", "seen\n")
+    assert "does not answer within 1 seconds" in found["found"]
+    assert "--endpoint" in found["hint"]
 
 
 def test_a_token_that_has_expired_is_said(place: Standing, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
