@@ -7,7 +7,6 @@ time, none is made any more.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -103,8 +102,11 @@ def connect(context: str = "") -> Api:
     Raises ConfigurationError for a kubeconfig that cannot be used, EngineMissingError where there is none or no server answers, AccessError
     where it does not accept who is asking.
     """
-    if importlib.util.find_spec("kubernetes") is None:
-        raise EngineMissingError("the package kubernetes is not installed", hint="pip install -c constraints.txt 'tuneline[pipeline]'")
+    try:
+        import kubernetes  # noqa: F401 - reading it takes a busy machine seconds, which are not the server's
+    except ImportError:
+        hint = "pip install -c constraints.txt 'tuneline[pipeline]'"
+        raise EngineMissingError("the package kubernetes is not installed", hint=hint) from None
     return within(FIRST_WITHIN, "the cluster", lambda: _answering(_from_file(context) if context or _files() else _from_pod()))
 
 
