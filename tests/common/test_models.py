@@ -71,6 +71,18 @@ def test_a_hub_model_is_taken_by_revision_and_without_a_network_from_the_hub_cac
     assert models.base_model(f"hf://org/tiny@{REVISION}").sha256 == found.sha256
 
 
+def test_a_tokenizer_is_written_alike_with_a_network_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    tiny_model(tmp_path / "tiny")
+    for offline in (True, False):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        models.save_tokenizer(models.load_tokenizer(tmp_path / "tiny"), tmp_path / str(offline))
+    written = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("True", "False")]
+    assert written[0] == written[1]
+    assert models.load_tokenizer(tmp_path / "True").chat_template == models.load_tokenizer(tmp_path / "tiny").chat_template
+
+
 @pytest.mark.model
 def test_the_embedded_model_is_converted_once_and_answers() -> None:
     import torch
