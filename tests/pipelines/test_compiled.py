@@ -278,6 +278,16 @@ def test_a_secret_may_hold_a_whole_address_and_wins_over_what_is_written(tmp_pat
         assert {pair["envVar"] for secret in secrets for pair in secret["keyToEnv"]} == {"HTTPS_PROXY", "MLFLOW_TRACKING_URI"}
 
 
+def test_the_store_may_be_a_bucket_while_the_rest_stays_on_the_volume(tmp_path: Path) -> None:
+    (tmp_path / "platform.yaml").write_text("store: s3://models/team-a\nenvironment: {AWS_ENDPOINT_URL: 'https://s3.example:9021'}\n")
+    pipeline = documents(compiling.compiled(Customization(), platform.load(tmp_path / "platform.yaml")))[0]
+    for executor in pipeline["deploymentSpec"]["executors"].values():
+        variables = {pair["name"]: pair["value"] for pair in executor["container"]["env"]}
+        assert variables["TUNELINE_STORE"] == "s3://models/team-a"
+        assert variables["TUNELINE_CACHE"] == "/data/tuneline/cache"
+        assert variables["TUNELINE_STATE"] == "/data/tuneline/state"
+
+
 HARMLESS = {
     "TOKENIZERS_PARALLELISM": "false",
     "GOOGLE_APPLICATION_CREDENTIALS": "/data/google.json",
@@ -365,6 +375,8 @@ def told_of(folder: Path, environment: dict[str, str]) -> str:
         ("volume: {claim: My_Claim}", "volume.claim: found 'My_Claim'"),
         ("volume: {mount: data}", "volume.mount: found 'data'"),
         ("resources: {fine_tuning: {memory: 64 GB}}", "resources.fine_tuning.memory: found '64 GB'"),
+        ("store: gs://models/team-a", "store: wants s3://bucket/prefix, without keys or the service's address"),
+        ("store: 's3://me:pw@models/team-a'", "store: wants s3://bucket/prefix"),
         ("secrets: {HF_TOKEN: hf_abc}", "secrets.HF_TOKEN: keys below it are wanted"),
         (
             "environment: {HF_TOKEN: hf_abc}",
