@@ -247,6 +247,7 @@ def cached(result: dict[str, Any]) -> set[str]:
 def test_a_run_on_a_bucket_gives_the_digests_of_a_run_on_a_folder_and_other_machines_have_its_artifacts(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "project").mkdir()
     project = write_project(tmp_path / "project")
     one, other = ({"TUNELINE_STORE": address, "TUNELINE_CACHE": str(tmp_path / name)} for name in ("one", "other"))
     on_a_folder = run(project, "folder", TUNELINE_CACHE=str(tmp_path / "none"))
