@@ -75,8 +75,10 @@ mount -t proc proc "$root/proc"
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
 for device in null zero random urandom; do : >"$root/dev/$device"; mount --bind "/dev/$device" "$root/dev/$device"; done
 mkdir "$root/dev/shm"
+mount -o remount,ro "$root/dev"
 mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
+mkdir -p "$root$volume"
 mount --bind "$volume" "$root$volume"
 mount -o remount,bind,ro "$root"
 exec chroot --userspec="$user" --groups= "$root" /usr/bin/env -i --chdir="$volume" "$@"
@@ -162,7 +164,7 @@ def checked(images: Sequence[str], workdir: Path, figures: Figures) -> Iterator[
     for image in images:
         collect_wheels(image, workdir, figures)
         build(image, workdir, figures)
-        with mounted(image, volume) as (root, config):
+        with mounted(image) as (root, config):
             figures.size[image] = int(output("du", "-sxB1", str(root)).split()[0])
             run_it(image, root, config, volume, figures)
         yield images[: images.index(image) + 1]
@@ -230,14 +232,13 @@ def build(image: str, workdir: Path, figures: Figures) -> None:
 
 
 @contextmanager
-def mounted(image: str, volume: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def mounted(image: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The image's files, in a working copy, and its configuration (OCI image specification: config)."""
     name = f"{REGISTRY}/python-{image}:{TAG}"
     config = json.loads(output("buildah", "inspect", "--type", "image", name))["OCIv1"]["config"]
     container = output("buildah", "from", "--pull=never", name).strip()
     try:
         root = Path(output("buildah", "mount", container).strip())
-        (root / volume.relative_to("/")).mkdir(parents=True)  # as a runtime does for a volume
         yield root, config
     finally:
         call("buildah", "rm", container)
@@ -246,8 +247,8 @@ def mounted(image: str, volume: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def run_it(image: str, root: Path, config: dict[str, Any], volume: Path, figures: Figures) -> None:
     """Prove the confinement, then that the image holds what it is for."""
-    os.chown(volume, *map(int, config["User"].split(":")))
     check_labels(config)
+    belongs_to(config["User"], volume)
     figures.proof[image] = confinement(root, config, volume)
     confined(root, config, volume, "tuneline", "--version")
     confined(root, config, volume, "python3", "-m", "kfp.dsl.executor_main", "--help")
@@ -256,6 +257,11 @@ def run_it(image: str, root: Path, config: dict[str, Any], volume: Path, figures
         with figures.timed("the compiled step"):
             step = compiled_step(root, config, volume)
         same(image, figures, "the compiled step", step)
+
+
+def belongs_to(user: str, volume: Path) -> None:
+    """Give the volume and what lies on it to the image's user, as an NFS export is given."""
+    call("chown", "--recursive", user, str(volume))
 
 
 def check_labels(config: dict[str, Any]) -> None:
@@ -297,11 +303,13 @@ def work(image: str, root: Path, config: dict[str, Any], volume: Path, figures: 
         if before not in figures.digests:
             artifact, command = STAGES[before]
             with figures.timed(f"{before} outside"):
-                made = output(sys.executable, "-P", "-m", "pipelines.cli", *command, "-o", artifact, "--json", cwd=volume)
+                started = ("env", f"TUNELINE_WORKDIR={volume.parent}/outside", sys.executable, "-P", "-m", "pipelines.cli")
+                made = output(*started, *command, "-o", artifact, "--json", cwd=volume)
             figures.digests[before] = json.loads(made)["sha256"]
+    belongs_to(config["User"], volume)
     artifact, command = STAGES[image]
     with figures.timed(f"{image} in the image"):
-        made = confined(root, config, volume, "tuneline", *command, "-o", f"inside/{artifact}", "--json")
+        made = confined(root, config, volume, "tuneline", *command, "-o", f"{artifact}-of-the-image", "--json")
     same(image, figures, "the image", json.loads(made)["sha256"])
 
 
