@@ -134,7 +134,7 @@ def main() -> None:
     figures = Figures()
     try:
         for done in checked(given.images, given.workdir.resolve(), figures):
-            page = rendered(done, figures)
+            page = rendered(done, given.images[len(done) :], figures)
             if given.markdown:
                 given.markdown.write_text(page, encoding="utf-8")
     finally:
@@ -247,7 +247,7 @@ def mounted(image: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def run_it(image: str, root: Path, config: dict[str, Any], volume: Path, figures: Figures) -> None:
     """Prove the confinement, then that the image holds what it is for."""
-    check_labels(config)
+    check_labels(config, volume.parent / "checkout")
     belongs_to(config["User"], volume)
     figures.proof[image] = confinement(root, config, volume)
     confined(root, config, volume, "tuneline", "--version")
@@ -264,9 +264,9 @@ def belongs_to(user: str, volume: Path) -> None:
     call("chown", "--recursive", user, str(volume))
 
 
-def check_labels(config: dict[str, Any]) -> None:
-    """Version and commit are those of the checkout."""
-    commit = output("git", "-C", str(ROOT), "rev-parse", "HEAD").strip()
+def check_labels(config: dict[str, Any], checkout: Path) -> None:
+    """Version and commit are those of what was built."""
+    commit = output("git", "-C", str(checkout), "rev-parse", "HEAD").strip()
     labels, prefix = config["Labels"], "org.opencontainers.image."
     version = output(sys.executable, "-c", "from importlib.metadata import version; print(version('tuneline'))").strip()
     found = {name: labels[prefix + name] for name in ("version", "revision", "base.name")}
@@ -379,14 +379,16 @@ def call(*command: str, cwd: Path = ROOT) -> None:
         raise SystemExit(f"{' '.join(command)[:300]} exited {code}")
 
 
-def rendered(images: Sequence[str], figures: Figures) -> str:
-    """The page: what was built and run, and the figures."""
+def rendered(images: Sequence[str], left: Sequence[str], figures: Figures) -> str:
+    """The page: what was built and run, what was not yet, and the figures."""
     here = circumstances("images.check")
     proof = figures.proof[images[0]]
     tried = ", ".join(f"`{place}` {told}" for place, told in proof["writing"].items())
+    unfinished = f"\nNot done by this run: {', '.join(left)}.\n" if left else ""
     return PAGE.format(
         rows="\n".join(row(image, figures) for image in images), tried=tried, connecting=proof["connecting"], uid=proof["user"][0],
-        gid=proof["user"][1], gib=here["memory"] / 2**30, packages=", ".join(PACKAGES), lines=len([*ROWS, *ROWS[::8]]) + 1, **here,
+        gid=proof["user"][1], gib=here["memory"] / 2**30, packages=", ".join(PACKAGES),
+        left=unfinished, lines=len([*ROWS, *ROWS[::8]]) + 1, **here,
     )  # fmt: skip
 
 
@@ -402,21 +404,22 @@ def row(image: str, figures: Figures) -> str:
 
 PAGE = """# The images, built and run
 
-`make images-check` writes this page: `{command}`, {date}, commit {commit}, {processor}, {cores} cores, {gib:.0f} GiB, Python {python},
-load {load}.
+`make images-check` writes this page: `{command}`,
+{date}, commit {commit}, {processor}, {cores} cores with a load of {load}, {gib:.0f} GiB, Python {python}.
 
-There was no Docker engine and no public registry: buildah built on a stand-in base, Debian 12 by mmdebstrap with {packages}. Every package
-came from a folder of wheels, without an index, as behind an air gap; torch is the build for the CPU.
+There was no Docker engine and no public registry: buildah built on a stand-in base, Debian 12 by mmdebstrap with
+{packages}. Every package came from a folder of wheels, without an index, as behind an air gap.
 
-In each image the user was {uid}:{gid}, without other groups or capabilities. Writing failed ({tried}), and so did a connection that works
-outside ({connecting}). Only `/tmp`, `/dev/shm` and the volume could be written to. The labels named the version and the commit.
+In each image the user was {uid}:{gid}, without other groups or capabilities. Writing failed
+({tried}),
+and so did a connection that works outside ({connecting}). Only `/tmp`, `/dev/shm` and the volume could be written to. The labels named the version and the commit.
 
 So confined, each image did its stage's work, on {lines} lines and a tiny model, and came to the digest that the same command has outside:
 
 | image | build, s | size with base, MiB | work | outside, s | in the image, s | digest, inside and outside |
 |---|---|---|---|---|---|---|
 {rows}
-
+{left}
 The curation image did its work twice, the second time by the command of the compiled pipeline's step, with the environment that
 `platform.yaml`'s defaults give it: the same digest again.
 """
