@@ -412,7 +412,8 @@ There was no Docker engine and no public registry: buildah built on a stand-in b
 
 In each image the user was {uid}:{gid}, without other groups or capabilities. Writing failed
 ({tried}),
-and so did a connection that works outside ({connecting}). Only `/tmp`, `/dev/shm` and the volume could be written to. The labels named the version and the commit.
+and so did a connection that works outside ({connecting}). Only `/tmp`, `/dev/shm` and the volume could be written to. The labels named
+the version and the commit.
 
 So confined, each image did its stage's work, on {lines} lines and a tiny model, and came to the digest that the same command has outside:
 
