@@ -31,9 +31,17 @@ if [ -n "${BASE_IMAGE:-}" ] && [ "$IMAGES" != "${IMAGES% *}" ]; then
     exit 1
 fi
 
+# Build arguments stay in an image's history, for whoever may pull it.
+case "${PIP_INDEX_URL:-} ${PIP_EXTRA_INDEX_URL:-} ${TORCH_INDEX_URL:-}" in
+    *://*@*)
+        echo "make images: an index address with a user or a password would stay in the image's history; give it as a secret: make images ARGS='--secret id=pip.conf,src=pip.conf'" >&2
+        exit 1
+        ;;
+esac
+
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 revision=$(git describe --always --abbrev=40 --dirty=+changes --exclude='*' 2>/dev/null) || revision=
-rm -f dist/tuneline-*.whl
+rm -f dist/tuneline-"$version"-*.whl
 "${PYTHON:-python3}" -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
 
 for image in $IMAGES; do

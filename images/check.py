@@ -330,28 +330,31 @@ def compiled_step(root: Path, config: dict[str, Any], volume: Path) -> str:
     platform.volume.mount = str(volume)
     found = material.look_at(wanted, Workdir(volume.parent / "resolve"), Silent())
     plan = resolve.plan(wanted, found, "", lambda _: None, None, []).as_json()["data_curation"]
-    executor = step_of(compiling.compiled(wanted, platform), "data-curation")
+    executor, outputs = step_of(compiling.compiled(wanted, platform), "data-curation")
     variables = [f"{pair['name']}={pair['value']}" for pair in executor["env"]]
-    given = json.dumps(executor_input(plan, volume / "step"))
+    given = json.dumps(executor_input(plan, outputs, volume / "step"))
     arguments = [given if part == "{{$}}" else part for part in executor["args"]]
     confined(root, config, volume, *executor["command"], *arguments, variables=variables)
     told = json.loads((volume / "step" / "executor_output.json").read_text(encoding="utf-8"))
     return str(told["parameterValues"]["dataset"])
 
 
-def step_of(compiled: str, task: str) -> dict[str, Any]:
-    """A task's container in a compiled pipeline."""
+def step_of(compiled: str, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A task's container in a compiled pipeline, and the artifacts it gives, by name."""
     pipeline = next(iter(yaml.safe_load_all(compiled)))
-    container: dict[str, Any] = pipeline["deploymentSpec"]["executors"][f"exec-{task}"]["container"]
-    return container
+    container = pipeline["deploymentSpec"]["executors"][f"exec-{task}"]["container"]
+    return container, pipeline["components"][f"comp-{task}"]["outputDefinitions"]["artifacts"]
 
 
-def executor_input(plan: str, folder: Path) -> dict[str, Any]:
+def executor_input(plan: str, given: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What KFP's launcher hands the step: parameters, and where its outputs go (kfp_pipeline_spec: ExecutorInput)."""
-    page = {"name": "report", "type": {"schemaTitle": "system.HTML"}, "uri": f"{folder}/report", "metadata": {}}
+    pages = {
+        name: {"artifacts": [{"name": name, "type": one["artifactType"], "uri": f"{folder}/{name}", "metadata": {}}]}
+        for name, one in given.items()
+    }
     outputs = {
         "parameters": {"dataset": {"outputFile": f"{folder}/dataset"}},
-        "artifacts": {"report": {"artifacts": [page]}},
+        "artifacts": pages,
         "outputFile": f"{folder}/executor_output.json",
     }
     return {"inputs": {"parameterValues": {"plan": plan}}, "outputs": outputs}

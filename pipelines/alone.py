@@ -1,6 +1,7 @@
 """One stage alone, as a pipeline: from the artifacts it needs, by their digests in the store, to the one it makes.
 
-Its plan is that of a whole run, so what it makes is found in the cache by a whole run, and the other way round.
+Its plan is that of a whole run, so what it makes is found in the store by a whole run with the same settings, and the other way round. An
+evaluation compares with the model in service; a whole run that repeats the recipe of that model compares with the one before it.
 """
 
 import json
@@ -27,11 +28,11 @@ Placed = Callable[..., dsl.PipelineTask]
 def plan_one(stage: str, configuration: str, sources: List[str] = [], dataset: str = "") -> NamedTuple(  # noqa: UP006, B006
     "Plan", [("plan", str), ("versioning", str), ("version", str)]
 ):
-    """Look at what one stage depends on. Returns its plan, that of the dataset's versioning, and a dataset of the store as a revision."""
+    """Look at what one stage depends on. Returns its plan, that of the dataset's versioning, and the dataset's revision."""
     import json
 
     from components.common import step
-    from pipelines import parameters
+    from pipelines import lineage, parameters
     from pipelines.resolve import alone
 
     with step.running("plan_one") as s:
@@ -39,7 +40,8 @@ def plan_one(stage: str, configuration: str, sources: List[str] = [], dataset: s
         if sources:
             config.data_curation.sources = sources
         plan, versioning = alone(stage, parameters.with_absolute_paths(config), s.workdir, s.reporter)
-    return (plan, versioning, json.dumps({"uri": f"store:{dataset}"}))
+        published = lineage.published_as(dataset, config.data_versioning, s.workdir) if dataset else ""
+    return (plan, versioning, json.dumps({"uri": published or f"store:{dataset}"}))
 
 
 def build(stage: str) -> Callable[[Customization, Platform | None], Any]:
@@ -68,7 +70,7 @@ def _curation(config: Customization, placed: Placed, planned: Placed) -> Any:
 
         Args:
             sources: The text to learn from: files, globs and folders as the pods see them.
-            configuration: The text of a customization.yaml; of it, data_curation, data_versioning and seed count here.
+            configuration: The text of a customization.yaml; of it, data_curation, data_versioning, fine_tuning.base_model and seed count here.
         """
         plans = planned(sources=sources, configuration=configuration)
         curated = placed(data_curation(plan=plans.outputs["plan"]))
@@ -100,7 +102,7 @@ def _evaluation(config: Customization, placed: Placed, planned: Placed) -> Any:
         Args:
             model: The model's digest, as the fine-tuning gives it.
             dataset: The digest of the dataset whose test split is measured.
-            configuration: The text of a customization.yaml; of it, evaluation, seed and the registered model's name count here.
+            configuration: The text of a customization.yaml; of it, evaluation, fine_tuning.base_model, fine_tuning.max_length, seed and the registered model's name count here.
         """
         plans = planned(configuration=configuration)
         judged = placed(evaluation(plan=plans.outputs["plan"], model=model, dataset=dataset))

@@ -25,7 +25,7 @@ STAGE = "triton_packaging"
 VERSION = "1"
 BACKEND = Path(__file__).parent / "python_backend"
 # The files of the two models, and what they are called in the package: Triton wants a model.py.
-ENGINE = "model asked attention choosing following generation head loading request text wire"
+ENGINE = "model asked attention choices choosing following generation head loading request text wire"
 ENGINE_FILES = {f"{name}.py": f"{name}.py" for name in ENGINE.split()}
 STREAM_FILES = {"stream.py": "model.py", "wire.py": "wire.py"}
 NONE: Mapping[str, Model] = MappingProxyType({})

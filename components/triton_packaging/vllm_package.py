@@ -61,16 +61,19 @@ def serving_path(config: TritonPackagingConfig, part: str) -> str:
     return part if part.startswith("/") else f"{config.model_name}/1/{part}"
 
 
-def root(version: Path, folder: str) -> None:
-    """Let the paths in a version folder's files begin with a folder of the server's machine. Absolute ones stay as they are."""
+def root(version: Path, folder: str, before: str = "") -> None:
+    """Let the paths in a version folder's files begin with a folder of the server's machine; `before` is how its own ones begin, where they
+    were rooted once. Other absolute ones stay as they are: they name weights that the package refers to."""
     arguments = json.loads((version / MODEL).read_text(encoding="utf-8"))
-    _write(version / MODEL, {**arguments, **{key: _within(folder, arguments[key]) for key in ("model", "tokenizer")}})
+    _write(version / MODEL, {**arguments, **{key: _within(folder, arguments[key], before) for key in ("model", "tokenizer")}})
     if (version / ADAPTERS).exists():
         adapters = json.loads((version / ADAPTERS).read_text(encoding="utf-8"))
-        _write(version / ADAPTERS, {name: _within(folder, path) for name, path in adapters.items()})
+        _write(version / ADAPTERS, {name: _within(folder, path, before) for name, path in adapters.items()})
 
 
-def _within(folder: str, path: str) -> str:
+def _within(folder: str, path: str, before: str) -> str:
+    if before and path.startswith(before):
+        return f"{folder.rstrip('/')}/{path[len(before) :]}"
     return path if path.startswith("/") else f"{folder.rstrip('/')}/{path}"
 
 

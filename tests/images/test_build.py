@@ -78,15 +78,24 @@ def test_every_image_is_built_with_its_name_its_version_and_its_commit(checkout:
         assert "--build-arg VERSION=0.1.0 --build-arg REVISION=" in line
 
 
-def test_a_mirror_and_further_options_are_handed_on_and_a_value_of_the_environment_is_not_shown(checkout: Path) -> None:
+@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "TORCH_INDEX_URL"])
+def test_an_address_with_a_password_is_refused_because_it_would_stay_in_the_image(checkout: Path, variable: str) -> None:
     install(checkout.parent / "bin" / "podman")
-    secret = "https://someone:planted-secret@mirror.example/simple"
-    done = images(checkout, "IMAGES=curation", "BASE_IMAGE=r/base:1", "ARGS=--secret id=pip.conf,src=pip.conf", PIP_INDEX_URL=secret)
+    done = images(checkout, "IMAGES=curation", **{variable: "https://someone:planted-secret@mirror.example/simple"})
+    assert done.returncode != 0
+    assert "--secret id=pip.conf" in done.stderr
+    assert "planted-secret" not in done.stdout + done.stderr
+    assert not (checkout.parent / "notes").exists()
+
+
+def test_a_mirror_and_further_options_are_handed_on(checkout: Path) -> None:
+    install(checkout.parent / "bin" / "podman")
+    mirror = "https://mirror.example/simple"
+    done = images(checkout, "IMAGES=curation", "BASE_IMAGE=r/base:1", "ARGS=--secret id=pip.conf,src=pip.conf", PIP_INDEX_URL=mirror)
     assert done.returncode == 0, done.stderr
     (line,) = asked(checkout)
     assert "--build-arg BASE_IMAGE=r/base:1 " in line
     assert line.endswith("--build-arg PIP_INDEX_URL --secret id=pip.conf,src=pip.conf .")
-    assert "planted-secret" not in done.stdout + done.stderr + line
 
 
 def test_an_image_that_is_not_there_and_one_base_for_several_images_are_refused(checkout: Path) -> None:

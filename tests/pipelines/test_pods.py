@@ -20,7 +20,7 @@ STEP = ("pipeline", "tracking")  # what every step imports
 HELD = {
     images.CURATION: (*STEP, "curation", "versioning"),
     images.TRAINING: (*STEP, "training"),
-    images.EVALUATION: (*STEP, "evaluation"),
+    images.EVALUATION: (*STEP, "curation", "versioning", "evaluation", "packaging"),
     images.SERVING: (*STEP, "packaging"),
 }
 BUNDLED = {images.SERVING: ("nvidia-pytriton",), images.EVALUATION: ("llama-index-core",)}  # embedded.txt installs them alone
@@ -96,6 +96,11 @@ def test_each_step_leads_to_its_run_in_mlflow_and_names_what_it_made(whole: tupl
     assert "](https://mlflow.example/#/models/" in (root / "registration" / "links").read_text(encoding="utf-8")
 
 
+def manifests(project: Path) -> set[tuple[str, int]]:
+    """The artifacts in the pods' store, and when each was written."""
+    return {(str(path.parent), path.stat().st_mtime_ns) for path in (project / "pods" / "store").glob("*/manifest.json")}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("stage", ["data_curation", "fine_tuning", "evaluation", "triton_packaging"])
 def test_a_stage_alone_makes_what_it_makes_in_the_whole_pipeline(
@@ -108,15 +113,15 @@ def test_a_stage_alone_makes_what_it_makes_in_the_whole_pipeline(
         "evaluation": {"model": whole[0]["model"], "dataset": whole[0]["dataset"]},
         "triton_packaging": {"model": whole[0]["model"]},
     }.get(stage, {})
-    before = {path.parent for path in (project / "pods" / "store").glob("*/manifest.json")}
+    before = manifests(project)
     outputs, ran = kfp_launcher.run(on_a_cluster(project, stage), given, tmp_path, image)
     versioned = ["data-versioning"] if stage == "data_curation" else []
     assert ran == ["check-the-platform", "plan-one", stage.replace("_", "-"), *versioned]
-    new = {path.parent for path in (project / "pods" / "store").glob("*/manifest.json")} - before
+    new = [Path(name) for name, _ in manifests(project) - before]
     kind = {"data_curation": "dataset", "fine_tuning": "model", "evaluation": "evaluation", "triton_packaging": "repository"}[stage]
     if stage == "evaluation":
         assert [folder.name for folder in new] == [outputs["Output"]]
         assert artifacts.read(project / "pods" / "store" / outputs["Output"], kind).manifest.summary["verdict"] == "unchanged"
         return
     assert outputs["Output"] == artifacts.read(Path(first["artifacts"][kind]), kind).sha256
-    assert not new, "it was found in the store"
+    assert not new, "it was found in the store, and nothing was written anew"

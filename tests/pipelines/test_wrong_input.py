@@ -994,7 +994,6 @@ OF_PACKAGES = {  # the tests are in tests/triton_packaging, tests/engines and te
     ),
     "fine_tuning.lora.dora: vLLM does not compute DoRA's part of an attached adapter": ("configuration", 2),
     "the package refers to …, which is not there as it was: …": ("artifact_damaged", 1),
-    "a package for the vLLM backend is not deployed: its paths count from the package's own folder": ("usage", 2),
     "the package cannot be published to …: …": ("engine_missing", 1),
 }
 OF_THE_PLACE = {  # the test is in test_place.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,36 @@ def test_the_same_seeds_in_another_order_draw_the_same_tokens(answers: dict[str,
     assert answers["again"][::-1] == answers["together"]
 
 
-def test_what_is_drawn_is_not_what_is_best(answers: dict[str, list[list[int]]]) -> None:
+def test_one_prompt_with_several_seeds_gets_several_answers_and_hardly_any_is_the_best(tiny_folder: Path) -> None:
+    async def ask() -> tuple[list[int], list[list[int]]]:
+        batch = Batched(models.load(models.open_model(tiny_folder)), Room(16, 2048), asyncio.get_running_loop())
+        try:
+            same = replace(asked(1), max_tokens=12)
+            drawn = await asyncio.gather(*(answer(batch, replace(same, seed=seed, temperature=1.5)) for seed in range(8)))
+            return await answer(batch, replace(same, temperature=0.0)), list(drawn)
+        finally:
+            batch.close()
+
+    best, drawn = asyncio.run(ask())
+    assert len({tuple(tokens) for tokens in drawn}) > 4
+    assert sum(tokens == best for tokens in drawn) < 3
+
+
+def test_a_temperature_near_nothing_is_greedy_and_spares_the_others(tiny_folder: Path) -> None:
+    async def ask() -> list[list[int]]:
+        batch = Batched(models.load(models.open_model(tiny_folder)), Room(16, 2048), asyncio.get_running_loop())
+        try:
+            cold = [asked(1, temperature=temperature) for temperature in (0.0, 1e-40, 1e-30, 1e-12)]
+            together = list(await asyncio.gather(*(answer(batch, request) for request in cold)))
+            assert not batch._choices._choices, "nothing is remembered of requests that are over"
+            return together
+        finally:
+            batch.close()
+
+    greedy, *others = asyncio.run(ask())
+    assert others == [greedy] * 3
+
+
+def test_of_the_mixed_requests_two_were_greedy(answers: dict[str, list[list[int]]]) -> None:
     best = [answers["generate"][number] for number, request in enumerate(MIXED) if request.temperature == 0]
     assert len(best) == 2
-    drawn = {tuple(tokens) for tokens, request in zip(answers["together"], MIXED, strict=True) if request.temperature > 0.5}
-    assert len(drawn) > 8

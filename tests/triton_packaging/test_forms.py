@@ -193,10 +193,11 @@ def test_a_deployment_refuses_a_package_whose_weights_are_gone(tmp_path: Path) -
         layout.lay_out(tmp_path / "deployed", layout.Release("1", referring), "m", {})
 
 
+@pytest.mark.parametrize("serving_root", ["", "/models", "/models/"])
 def test_a_deployed_vllm_package_names_folders_that_any_server_finds_and_its_tensors(
-    tiny_adapted: Model, tiny_other: Model, tmp_path: Path
+    tiny_adapted: Model, tiny_other: Model, tmp_path: Path, serving_root: str
 ) -> None:
-    made = vllm_package(tiny_adapted, tmp_path / "vllm", {"other": tiny_other})
+    made = vllm_package(tiny_adapted, tmp_path / "vllm", {"other": tiny_other}, serving_root=serving_root)
     folder = tmp_path / "deployed"
     taken = layout.take_in(folder, made)
     assert layout.lay_out(folder, layout.Release("7", taken), "clerk", {"registered_version": "7"}) == ["clerk"]

@@ -142,7 +142,9 @@ def _rooted(folder: Path, release: Release, version: Path) -> str:
         fresh.mkdir()
         for file in version.glob("*.json"):
             shutil.copyfile(file, fresh / file.name)
-        vllm_package.root(fresh, str(release.package.path.resolve()))
+        placed = release.package.manifest.config.get("serving_root", "")
+        before = f"{placed.rstrip('/')}/{release.own_name}/" if placed else ""
+        vllm_package.root(fresh, str(version.parent.absolute() if placed else release.package.path.absolute()), before)
         weights.make_readable(fresh)
         home.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(home, ignore_errors=True)

@@ -64,7 +64,21 @@ def recorded(package: Artifact, config: TritonPackagingConfig) -> list[dict[str,
         shown = [{**answer, "match": "unproven"} for answer in said.get("stand_in", {}).get("answers", [])]
     except (OSError, ValueError):
         answers, shown = [], []
-    return answers or shown or [{"prompt": prompt, "match": "unproven"} for prompt in config.golden_prompts]
+    return [_askable(answer, config) for answer in answers or shown] or [
+        {"prompt": prompt, "match": "unproven", "adapter": adapter}
+        for adapter in ("", *_named(package, config))
+        for prompt in config.golden_prompts
+    ]
+
+
+def _askable(answer: dict[str, Any], config: TritonPackagingConfig) -> dict[str, Any]:
+    """A package for vLLM that was made before its prompts were kept as the chat template writes them can be asked, and not compared."""
+    return {**answer, "match": "unproven"} if config.backend == "vllm" and "rendered" not in answer else answer
+
+
+def _named(package: Artifact, config: TritonPackagingConfig) -> list[str]:
+    """The adapters that a request may name."""
+    return list(package.manifest.summary.get("adapters", ())) if config.backend == "vllm" else []
 
 
 def _protocols(release: Release) -> dict[str, Callable[[Any, TritonPackagingConfig, Reference], Answer]]:

@@ -16,8 +16,7 @@ import torch
 import transformers
 
 from .asked import Asked
-from .attention import take_over
-from .choosing import Choices, choice_of
+from .choosing import choice_of
 from .following import Given, StopWhen
 from .head import quicken
 
@@ -61,11 +60,14 @@ class Batched:
     def __init__(self, model: Any, room: Room, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._ids, self._open = loop, itertools.count(), True
         self._answers: dict[str, asyncio.Queue[Any]] = {}
+        from .attention import take_over  # parts of transformers that another version may not have: requests are then answered one by one
+        from .choices import Choices
+
         self._choices, self._device = Choices(), model.device
-        take_over()
-        quicken(model)
         self._manager = make_manager(model, room)
         self._choices.join(self._manager)
+        take_over()
+        quicken(model)
         self._manager.start()
         try:
             try_manager(self._manager)
@@ -148,16 +150,20 @@ def make_manager(model: Any, room: Room) -> Any:
 
 
 def try_manager(manager: Any) -> None:
-    """Let a started manager make one token. Raises RuntimeError with its error when it does not."""
-    manager.add_request([0, 1], request_id="trial", max_new_tokens=1)
+    """Let a started manager answer two requests at once: their prompts, and tokens after them. Raises RuntimeError where it does not."""
+    waiting = 2
+    for number in range(waiting):
+        manager.add_request([0] * (number + 2), request_id=f"trial {number}", max_new_tokens=3)
     until = time.monotonic() + TRIAL_SECONDS
     while time.monotonic() < until:
         output = manager.get_result(timeout=0.5)
         if output is not None and output.error is None:
-            return
-        if output is not None or not manager.is_running():
+            waiting -= 1
+            if not waiting:
+                return
+        elif output is not None or not manager.is_running():
             raise RuntimeError(f"{output.error if output else 'the generation loop ended'}")
-    raise RuntimeError(f"no token in {TRIAL_SECONDS:.0f} seconds")
+    raise RuntimeError(f"no answer in {TRIAL_SECONDS:.0f} seconds")
 
 
 class OneByOne:

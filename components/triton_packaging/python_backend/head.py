@@ -20,10 +20,10 @@ def quicken(model: Any) -> None:
     Does nothing on a GPU, in another number format, or for a model whose last layer is no plain one.
     """
     head = model.get_output_embeddings()
-    if type(head) is not torch.nn.Linear or head.weight.device.type != "cpu" or head.weight.dtype != torch.float32 or head.bias is not None:
+    if type(head) is not torch.nn.Linear or head.weight.device.type != "cpu" or head.weight.dtype != torch.float32:
         return
     large = head.weight.numel() >= LARGE * sum(each.numel() for each in model.parameters())
-    several = packed(head) if large and torch.backends.mkldnn.is_available() else filled(head)
+    several = packed(head) if large and head.bias is None and torch.backends.mkldnn.is_available() else filled(head)
     plain = head.forward
 
     def forward(states: Any) -> Any:

@@ -42,6 +42,7 @@ from .wire import (  # noqa: E402
     LOOK_SECONDS,
     BusyError,
     CancelledError,
+    ClientError,
     Piece,
     RefusedError,
     fields_of,
@@ -50,6 +51,7 @@ from .wire import (  # noqa: E402
     response,
 )
 
+NO_SEED = "a seed repeats nothing here: on a GPU a request's scores depend in their last bits on the requests computed with it"
 LONGEST_LINE = 1 << 26  # bytes of a request on the socket; the server holds clients to less
 DRAIN_SECONDS = 300.0  # that answers under way may take when the model goes out of service; a server that ends gives them less
 
@@ -110,6 +112,8 @@ class TritonPythonModel:
         ends = self.model.generation_config.eos_token_id
         self.ends = frozenset(ends if isinstance(ends, list) else [ends])
         self.way = self._way(loaded.alone)
+        # Low precision rounds a row of scores by what else is in the batch, and a draw may then fall on another token.
+        self.repeats = device.type == "cpu" or isinstance(self.way, OneByOne)
 
     def _way(self, alone: str) -> Way:
         """Many at once, or one by one where that cannot serve this model, which `alone` says of some and the log then says."""
@@ -205,6 +209,8 @@ class TritonPythonModel:
     async def _pieces(self, fields: Fields, *, each: bool) -> AsyncGenerator[Piece, None]:
         """The answer's pieces, the last with a finish reason. Closing it, or cancelling its task, frees the slot at once."""
         asked = read(fields, self.tokenizer, self.limits)
+        if "seed" in fields and asked.temperature > 0 and not self.repeats:
+            raise ClientError(NO_SEED)
         text, last = TextStream(self.tokenizer, asked.stop), -1
         async with aclosing(self.way.tokens(asked, each=each or bool(asked.stop))) as answer:
             async for tokens in answer:
