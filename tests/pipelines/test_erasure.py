@@ -118,10 +118,10 @@ def test_what_is_nowhere_is_not_found(folder: Path) -> None:
 
 
 def test_a_dataset_of_the_store_that_was_never_published_is_searched_too(folder: Path) -> None:
-    write_curated(folder / "curated" / "three", {"train": [LETTER], "test": [OTHER]})
-    (folder / "curated" / "three").rename(folder / "wd" / "store" / "three")
+    three = write_curated(folder / "curated" / "three", {"train": [LETTER], "test": [OTHER]})
+    three.path.rename(folder / "wd" / "store" / three.sha256)
     told = found(folder, "--source", "letters")
-    assert [one["uri"].rsplit("/", 1)[1] for one in told["datasets"]] == ["three"]
+    assert [one["uri"].rsplit("/", 1)[1] for one in told["datasets"]] == [three.sha256]
     assert {place["table"]: place["ids"] for place in told["datasets"][0]["places"]} == {"train": [LETTER[0]], "test": [OTHER[0]]}
 
 
