@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -122,34 +122,43 @@ def bring(offer: Offer, work: Workdir, accepted: Acceptance | None, reporter: Re
     """
     known = earlier(offer, work)
     check_licence(offer, accepted, known)
-    if known and (known.manifest.summary[LICENCE][ACCEPTED] or not accepted):
-        return known, True
+    if known:
+        return (_accepted_now(known, offer, accepted, work.store, reporter) if _adds(offer, accepted, known) else known), True
     key = offer.key()
     state = work.state / STAGE / key
 
     def build(folder: Path) -> Artifact:
-        return _build(offer, folder, state, key, accepted, reporter)
+        source = offer.folder or _fetched(offer, state, reporter)
+        models.check_configuration(source / "config.json", offer.source)
+        licence = _licence(offer, source, accepted)
+        return _publish(folder, source, list(offer.files), {"source": offer.source, LICENCE: licence, "bytes": offer.bytes}, key, reporter)
 
-    artifact = _anew(work.store, key, build, reporter) if known else places.produce(work.store, STAGE, key, build, reporter)[0]
+    artifact, _ = places.produce(work.store, STAGE, key, build, reporter)
     shutil.rmtree(state, ignore_errors=True)
-    return artifact, known is not None
+    return artifact, False
 
 
-def _anew(store: Path, key: str, build: Callable[[Path], Artifact], reporter: Reporter) -> Artifact:
-    """The same model with what is known of it now: that its licence was accepted."""
+def _adds(offer: Offer, accepted: Acceptance | None, known: Artifact) -> bool:
+    """Whether an acceptance is given that the licence asks for and the stored model does not have yet."""
+    return accepted is not None and offer.licence.asks and not known.manifest.summary[LICENCE][ACCEPTED]
+
+
+def _accepted_now(known: Artifact, offer: Offer, accepted: Acceptance | None, store: Path, reporter: Reporter) -> Artifact:
+    """The stored model, of the same files, with its licence accepted."""
+    names, key = [file.path for file in known.manifest.files], known.manifest.produced_by["key"]
+    before = known.manifest.summary
+    licence = {**before[LICENCE], **offer.licence.model_dump(), ACCEPTED: _told(offer, accepted)}
     with places.workplace(store) as own:
-        return places.adopt(store, build(own / f"{STAGE}-{key[:16]}"), reporter)
+        built = _publish(own / f"{STAGE}-{key[:16]}", known.path, names, {**before, LICENCE: licence}, key, reporter)
+        return places.adopt(store, built, reporter)
 
 
-def _build(offer: Offer, folder: Path, state: Path, key: str, accepted: Acceptance | None, reporter: Reporter) -> Artifact:
+def _publish(folder: Path, source: Path, names: list[str], summary: dict[str, Any], key: str, reporter: Reporter) -> Artifact:
     artifacts.begin(folder, key)
-    source = offer.folder or _fetched(offer, state, reporter)
     reporter.step("taking the files into the store")
-    for done, name in enumerate(offer.files, 1):
+    for done, name in enumerate(names, 1):
         link_or_copy((source / name).resolve(), folder / name)
-        reporter.progress(done, len(offer.files), "files")
-    models.check_configuration(folder / "config.json", offer.source)
-    summary = {"source": offer.source, LICENCE: _licence(offer, folder, accepted), "bytes": offer.bytes}
+        reporter.progress(done, len(names), "files")
     return artifacts.publish(folder, "base_model", payload=_is_model, inputs=[], config={}, seed=0, key=key, summary=summary)
 
 
@@ -192,5 +201,8 @@ def _held(folder: Path) -> int:
 def _licence(offer: Offer, folder: Path, accepted: Acceptance | None) -> dict[str, Any]:
     """The licence as it is kept with the model: its name, the digests of its texts, and who accepted it when."""
     texts = {name: hashing.sha256_file(folder / name) for name in sorted(offer.files) if _is_beside(name)}
-    told = {"by": accepted.by, "at": datetime.now(UTC).isoformat(timespec="seconds")} if accepted and offer.licence.asks else None
-    return {**offer.licence.model_dump(), "texts": texts, ACCEPTED: told}
+    return {**offer.licence.model_dump(), "texts": texts, ACCEPTED: _told(offer, accepted)}
+
+
+def _told(offer: Offer, accepted: Acceptance | None) -> dict[str, str] | None:
+    return {"by": accepted.by, "at": datetime.now(UTC).isoformat(timespec="seconds")} if accepted and offer.licence.asks else None

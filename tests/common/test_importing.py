@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from components.common import artifacts, hashing, models, places
+from components.common import artifacts, hashing, importing, models, places
+from components.common.artifacts import Artifact
 from components.common.errors import ConfigurationError
+from components.common.importing import Acceptance
+from components.common.places import Workdir
+from components.common.progress import Silent
 from tests import hub
 from tests.hub import COMMIT, Repository
 from tests.pipelines.command import answer, refusal
@@ -141,6 +147,44 @@ def test_who_accepted_which_text_when_is_kept_with_the_model(
     assert "hf_opens" not in json.dumps(done)
     again = imported(folder, "hf://org/tiny@main", repository=repository, HF_TOKEN="hf_opens")
     assert again["cached"], "it was accepted once"
+
+
+def copied(tiny: Path, folder: Path, card: str = "") -> str:
+    """The tiny model in a folder of the user's own, with a card."""
+    shutil.copytree(tiny, folder)
+    if card:
+        (folder / "README.md").write_text(f"---\n{card}\n---\n")
+    return str(folder)
+
+
+def brought(source: str, *, by: str = "", gated: bool = False) -> Artifact:
+    """What the command does, in this process. `gated`: the model's owner has put a gate before it since."""
+    work, offer = Workdir.from_environment(), importing.look(source, Silent())
+    offer = replace(offer, licence=offer.licence.model_copy(update={"gated": gated}))
+    return importing.bring(offer, work, Acceptance(by) if by else None, Silent())[0]
+
+
+def test_a_licence_that_does_not_ask_is_not_accepted_and_a_known_model_is_not_brought_again_for_it(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place(tmp_path, monkeypatch)
+    source = copied(tiny, tmp_path / "mine", "license: mit")
+    first = brought(source, by="Ada")
+    monkeypatch.setattr(artifacts, "publish", lambda *_, **__: pytest.fail("it is there already"))
+    assert brought(source, by="Ada") == first
+    assert first.manifest.summary["licence"]["accepted"] is None
+
+
+def test_a_known_model_that_is_accepted_later_is_taken_from_the_store(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place(tmp_path, monkeypatch)
+    source = copied(tiny, tmp_path / "mine", "license: mit")
+    brought(source)
+    weights = Workdir.from_environment().store / brought(source).sha256 / "model.safetensors"
+    inode = weights.stat().st_ino
+    later = brought(source, by="Ada", gated=True)
+    assert later.manifest.summary["licence"]["accepted"]["by"] == "Ada"
+    assert (later.path / "model.safetensors").stat().st_ino == inode
+    assert artifacts.read(later.path, "base_model").sha256 == later.sha256
 
 
 def test_a_folder_is_brought_too_and_keeps_its_name(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
