@@ -130,12 +130,27 @@ def bring(offer: Offer, work: Workdir, accepted: Acceptance | None, reporter: Re
     def build(folder: Path) -> Artifact:
         source = offer.folder or _fetched(offer, state, reporter)
         models.check_configuration(source / "config.json", offer.source)
-        licence = _licence(offer, source, accepted)
-        return _publish(folder, source, list(offer.files), {"source": offer.source, LICENCE: licence, "bytes": offer.bytes}, key, reporter)
+        held = _held_already(offer, source, work.store)
+        if held and not _adds(offer, accepted, held):
+            return _publish(folder, held.path, _names(held), held.manifest.summary, key, reporter)
+        named = held.manifest.summary["source"] if held else offer.source
+        summary = {"source": named, LICENCE: _licence(offer, source, accepted), "bytes": offer.bytes}
+        return _publish(folder, source, list(offer.files), summary, key, reporter)
 
     artifact, _ = places.produce(work.store, STAGE, key, build, reporter)
     shutil.rmtree(state, ignore_errors=True)
     return artifact, False
+
+
+def _held_already(offer: Offer, source: Path, store: Path) -> Artifact | None:
+    """The stored model of the same files, brought from elsewhere. Its name and its acceptance stay: tuned models bear the one, and
+    somebody may rely on the other."""
+    sha256 = hashing.content_sha256((name, hashing.sha256_file(source / name)) for name in sorted(offer.files) if _is_model(name))
+    return places.stored(store, sha256, "base_model") if places.holds(store, sha256) else None
+
+
+def _names(artifact: Artifact) -> list[str]:
+    return [file.path for file in artifact.manifest.files]
 
 
 def _adds(offer: Offer, accepted: Acceptance | None, known: Artifact) -> bool:
@@ -145,11 +160,10 @@ def _adds(offer: Offer, accepted: Acceptance | None, known: Artifact) -> bool:
 
 def _accepted_now(known: Artifact, offer: Offer, accepted: Acceptance | None, store: Path, reporter: Reporter) -> Artifact:
     """The stored model, of the same files, with its licence accepted."""
-    names, key = [file.path for file in known.manifest.files], known.manifest.produced_by["key"]
-    before = known.manifest.summary
+    before, key = known.manifest.summary, known.manifest.produced_by["key"]
     licence = {**before[LICENCE], **offer.licence.model_dump(), ACCEPTED: _told(offer, accepted)}
     with places.workplace(store) as own:
-        built = _publish(own / f"{STAGE}-{key[:16]}", known.path, names, {**before, LICENCE: licence}, key, reporter)
+        built = _publish(own / f"{STAGE}-{key[:16]}", known.path, _names(known), {**before, LICENCE: licence}, key, reporter)
         return places.adopt(store, built, reporter)
 
 

@@ -187,6 +187,21 @@ def test_a_known_model_that_is_accepted_later_is_taken_from_the_store(tiny: Path
     assert artifacts.read(later.path, "base_model").sha256 == later.sha256
 
 
+def test_the_same_files_from_elsewhere_keep_their_name_and_an_acceptance_is_added_but_never_dropped(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place(tmp_path, monkeypatch)
+    free, asking, other = (copied(tiny, tmp_path / name, f"license: {name}") for name in ("mit", "llama3.1", "apache-2.0"))
+    first = brought(free)
+    accepted = brought(asking, by="Ada").manifest.summary
+    assert (accepted["source"], accepted["licence"]["id"], accepted["licence"]["accepted"]["by"]) == (free, "llama3.1", "Ada")
+    last = brought(other)
+    assert last.sha256 == first.sha256
+    assert last.manifest.summary == accepted
+    assert models.base_model(f"store:{first.sha256}").name == "mit"
+    assert artifacts.read(last.path, "base_model").manifest.summary == accepted
+
+
 def test_a_folder_is_brought_too_and_keeps_its_name(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place(tmp_path, monkeypatch)
     done = answer("models", "import", tiny, "--accept-license", cwd=tmp_path)
