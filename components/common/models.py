@@ -98,8 +98,9 @@ class Outline:
 
 def outline(source: str) -> Outline:
     """The outline of the base model named by `source`. Nothing is converted, and of an hf:// model that is not here only its
-    configuration and tokenizer are fetched, into a folder that is removed again. Raises as base_model does."""
-    here = base_model_here(source)
+    configuration and tokenizer are fetched, into a folder that is removed again. Of a store in a bucket the model is fetched to where the
+    run reads it. Raises as base_model does."""
+    here = base_model(source) if source.startswith(places.STORE) else base_model_here(source)
     if here:
         return Outline(configuration(here.path), load_tokenizer(here.path), here)
     if source.startswith("embedded:"):

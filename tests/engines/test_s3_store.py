@@ -224,6 +224,7 @@ def test_a_base_model_is_imported_into_the_bucket_and_read_on_another_machine(
     done = answer("models", "import", there, "--accept-license", cwd=tmp_path, **given)
     store = elsewhere(tmp_path, monkeypatch)
     assert models.base_model_here(done["base_model"]) is None, "it would have to be fetched"
+    assert models.outline(done["base_model"]).config.model_type == "llama"
     base = models.base_model(done["base_model"])
     assert (base.sha256, base.path) == (models.base_model(str(there)).sha256, store / done["sha256"])
 
