@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from components.common import artifacts, hashing, licences, models, places
-from components.common.artifacts import Artifact
+from components.common.artifacts import Artifact, Manifest
 from components.common.errors import UsageError
 from components.common.licences import Licence
 from components.common.paths import link_or_copy
@@ -44,8 +45,9 @@ class Offer:
         """What is to be brought."""
         return sum(self.files.values())
 
+    @cached_property
     def key(self) -> str:
-        """What the store notes it under: a revision is what it was, a folder may hold other files tomorrow."""
+        """What the store notes it under: a revision is what it was, a folder may hold other files tomorrow. All of them are read once."""
         content = [] if self.folder is None else [(name, hashing.sha256_file(self.folder / name)) for name in sorted(self.files)]
         return hashing.digest({"source": self.source, "content": content})
 
@@ -97,9 +99,15 @@ def _is_beside(name: str) -> bool:
     return name == licences.CARD or bool(licences.TEXTS.fullmatch(name))
 
 
+def noted(offer: Offer, work: Workdir) -> Manifest | None:
+    """What the store says of what was brought from this very source before. Of a store in a bucket nothing else is fetched."""
+    sha256 = places.noted(work.store, STAGE, offer.key)
+    return places.manifest(work.store, sha256) if sha256 else None
+
+
 def earlier(offer: Offer, work: Workdir) -> Artifact | None:
     """What was brought from this very source before, every digest checked."""
-    sha256 = places.noted(work.store, STAGE, offer.key())
+    sha256 = places.noted(work.store, STAGE, offer.key)
     return places.stored(work.store, sha256, "base_model") if sha256 else None
 
 
@@ -124,7 +132,7 @@ def bring(offer: Offer, work: Workdir, accepted: Acceptance | None, reporter: Re
     check_licence(offer, accepted, known)
     if known:
         return (_accepted_now(known, offer, accepted, work.store, reporter) if _adds(offer, accepted, known) else known), True
-    key = offer.key()
+    key = offer.key
     state = work.state / STAGE / key
 
     def build(folder: Path) -> Artifact:

@@ -202,6 +202,25 @@ def test_the_same_files_from_elsewhere_keep_their_name_and_an_acceptance_is_adde
     assert artifacts.read(last.path, "base_model").manifest.summary == accepted
 
 
+def test_a_dry_run_reads_a_folder_once_and_of_the_store_what_it_says_only(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place(tmp_path, monkeypatch)
+    source = copied(tiny, tmp_path / "mine", "license: mit")
+    made = brought(source)
+    offer, read = importing.look(source, Silent()), hashing.sha256_file
+    opened: list[Path] = []
+    monkeypatch.setattr(hashing, "sha256_file", lambda path: opened.append(path) or read(path))
+    for _ in range(2):
+        assert importing.noted(offer, Workdir.from_environment()) == made.manifest
+    assert sorted(opened) == sorted(Path(source) / name for name in offer.files)
+
+
+def test_who_accepts_is_not_named_where_nothing_is_accepted(tiny: Path, tmp_path: Path) -> None:
+    error = refusal(2, "models", "import", tiny, "--by", "Ada", "--dry-run", cwd=tmp_path)
+    assert (error["kind"], "--accept-license" in error["hint"]) == ("usage", True)
+
+
 def test_a_folder_is_brought_too_and_keeps_its_name(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place(tmp_path, monkeypatch)
     done = answer("models", "import", tiny, "--accept-license", cwd=tmp_path)
@@ -217,7 +236,10 @@ def test_what_is_not_in_the_store_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     place(tmp_path, monkeypatch)
     with pytest.raises(ConfigurationError) as error:
         models.base_model(source)
+    with pytest.raises(ConfigurationError) as of_outline:
+        models.outline(source)
     assert error.value.message.startswith(f"fine_tuning.base_model: {message}")
+    assert of_outline.value.message == error.value.message
     assert error.value.hint
 
 
