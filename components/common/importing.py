@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -140,10 +140,11 @@ def bring(offer: Offer, work: Workdir, accepted: Acceptance | None, reporter: Re
         models.check_configuration(source / "config.json", offer.source)
         held = _held_already(offer, source, work.store)
         if held and not _adds(offer, accepted, held):
-            return _publish(folder, held.path, _names(held), held.manifest.summary, key, reporter)
+            return _publish(folder, held.path, _names(held), held.manifest.summary, key, link_or_copy, reporter)
         named = held.manifest.summary["source"] if held else offer.source
         summary = {"source": named, LICENCE: _licence(offer, source, accepted), "bytes": offer.bytes}
-        return _publish(folder, source, list(offer.files), summary, key, reporter)
+        lay = link_or_copy if offer.folder is None else shutil.copyfile  # what is written into a user's file must not change the store's
+        return _publish(folder, source, list(offer.files), summary, key, lay, reporter)
 
     artifact, _ = places.produce(work.store, STAGE, key, build, reporter)
     shutil.rmtree(state, ignore_errors=True)
@@ -171,15 +172,23 @@ def _accepted_now(known: Artifact, offer: Offer, accepted: Acceptance | None, st
     before, key = known.manifest.summary, known.manifest.produced_by["key"]
     licence = {**before[LICENCE], **offer.licence.model_dump(), ACCEPTED: _told(offer, accepted)}
     with places.workplace(store) as own:
-        built = _publish(own / f"{STAGE}-{key[:16]}", known.path, _names(known), {**before, LICENCE: licence}, key, reporter)
+        built = _publish(own / f"{STAGE}-{key[:16]}", known.path, _names(known), {**before, LICENCE: licence}, key, link_or_copy, reporter)
         return places.adopt(store, built, reporter)
 
 
-def _publish(folder: Path, source: Path, names: list[str], summary: dict[str, Any], key: str, reporter: Reporter) -> Artifact:
+def _publish(
+    folder: Path,
+    source: Path,
+    names: list[str],
+    summary: dict[str, Any],
+    key: str,
+    lay: Callable[[Path, Path], object],
+    reporter: Reporter,
+) -> Artifact:
     artifacts.begin(folder, key)
     reporter.step("taking the files into the store")
     for done, name in enumerate(names, 1):
-        link_or_copy((source / name).resolve(), folder / name)
+        lay((source / name).resolve(), folder / name)
         reporter.progress(done, len(names), "files")
     return artifacts.publish(folder, "base_model", payload=_is_model, inputs=[], config={}, seed=0, key=key, summary=summary)
 

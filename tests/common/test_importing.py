@@ -221,6 +221,17 @@ def test_who_accepts_is_not_named_where_nothing_is_accepted(tiny: Path, tmp_path
     assert (error["kind"], "--accept-license" in error["hint"]) == ("usage", True)
 
 
+def test_what_is_written_into_the_users_own_files_later_does_not_change_the_store(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place(tmp_path, monkeypatch)
+    source = copied(tiny, tmp_path / "mine", "license: mit")
+    first = brought(source)
+    with (Path(source) / "model.safetensors").open("r+b") as weights:
+        weights.write(b"other bytes")
+    assert artifacts.read(first.path, "base_model").sha256 == first.sha256
+
+
 def test_a_folder_is_brought_too_and_keeps_its_name(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place(tmp_path, monkeypatch)
     done = answer("models", "import", tiny, "--accept-license", cwd=tmp_path)
