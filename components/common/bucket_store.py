@@ -12,7 +12,10 @@ content cannot leave one's report under the other's manifest, and a reader needs
 from __future__ import annotations
 
 import json
+import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -24,24 +27,53 @@ from components.common.paths import link_or_copy
 from components.common.progress import Reporter
 
 BESIDE = "_beside"
+TRIES, PAUSE = 10, 0.1  # looks at an artifact that another job replaces, and the seconds between them
 NO_ARTIFACTS = ("keys", "costs")  # folders beside the artifacts
 
 
 def upload(address: str, artifact: Artifact, reporter: Reporter) -> None:
     """Have the bucket hold an artifact: what it lacks of the files, then the manifest. What a killed upload left there is used.
 
-    Raises EngineMissingError.
+    Where another job puts the same content with another manifest in its place meanwhile, that is uploaded instead. Raises
+    ArtifactDamagedError where the files are not what the manifest says, EngineMissingError.
     """
-    home, said = f"{address}/{artifact.sha256}", (artifact.path / artifacts.MANIFEST).read_text(encoding="utf-8")
-    if buckets.read(f"{home}/{artifacts.MANIFEST}") == said.encode():
-        return
-    there = buckets.sizes(home)
-    lacking = [file for file in artifact.manifest.files if there.get(_name(file)) != file.bytes]
+    home = f"{address}/{artifact.sha256}"
     reporter.step(f"writing to {address}")
+    for _ in range(TRIES):
+        with suppress(FileNotFoundError):  # right between the two renames of a job that replaces it
+            said = (artifact.path / artifacts.MANIFEST).read_bytes()
+            if buckets.read(f"{home}/{artifacts.MANIFEST}") == said:
+                return
+            if _uploaded(home, artifact.path, parsed(address, artifact.sha256, said), reporter):
+                buckets.write(f"{home}/{artifacts.MANIFEST}", said.decode())
+                return
+        time.sleep(PAUSE)
+    raise ArtifactDamagedError(
+        f"the files in {artifact.path} are not what its {artifacts.MANIFEST} says, and were not written to {home}",
+        hint=f"Remove {artifact.path} and run the step that made it again.",
+    )
+
+
+def _uploaded(home: str, folder: Path, manifest: Manifest, reporter: Reporter) -> bool:
+    """Write what the bucket lacks of the files. False where one is not what the manifest says."""
+    there = buckets.sizes(home)
+    lacking = [file for file in manifest.files if there.get(_name(file)) != file.bytes]
     moved = _telling(sum(file.bytes for file in lacking), reporter)
-    for file in lacking:
-        buckets.put(artifact.path / file.path, f"{home}/{_name(file)}", moved)
-    buckets.write(f"{home}/{artifacts.MANIFEST}", said)
+    return all(_put(folder / file.path, home, file, moved) for file in lacking)
+
+
+def _put(path: Path, home: str, file: File, moved: buckets.Moved) -> bool:
+    """A file that is no payload may be another one by now, so what is checked is what is sent. Payload is the same in whichever folder."""
+    if file.payload:
+        buckets.put(path, f"{home}/{_name(file)}", moved)
+        return True
+    with tempfile.TemporaryDirectory() as own:
+        kept = Path(own) / path.name
+        link_or_copy(path, kept)
+        whole = _is_whole(kept, file)
+        if whole:
+            buckets.put(kept, f"{home}/{_name(file)}", moved)
+    return whole
 
 
 def fetch(address: str, sha256: str, said: bytes, folder: Path, near: Path, reporter: Reporter) -> Artifact:

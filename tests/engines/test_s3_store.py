@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from components.common import artifacts, buckets, hashing, models, places
+from components.common import artifacts, bucket_store, buckets, hashing, models, places
 from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError
 from components.common.places import Workdir
@@ -214,6 +215,36 @@ def test_an_address_that_is_no_store_is_refused_before_any_work(monkeypatch: pyt
     with pytest.raises(ConfigurationError, match="TUNELINE_STORE: ") as error:
         _ = Workdir.from_environment().store
     assert "secret" not in error.value.message
+
+
+def test_an_artifact_that_another_job_replaces_while_it_is_uploaded_has_its_own_report_under_its_manifest(
+    s3_server: S3, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = build(tmp_path / "mine"), build(tmp_path / "other", report="<q>")
+    sizes = buckets.sizes
+
+    def replaced(home: str) -> dict[str, int]:
+        """The other job comes right after the manifest was read."""
+        if other.path.exists():
+            shutil.rmtree(mine.path)
+            other.path.rename(mine.path)
+        return sizes(home)
+
+    monkeypatch.setattr(buckets, "sizes", replaced)
+    bucket_store.upload(address, mine, Silent())
+    said = bucket_store.manifest(address, mine.sha256)
+    assert said == (mine.path / artifacts.MANIFEST).read_bytes()
+    found = bucket_store.fetch(address, mine.sha256, said or b"", tmp_path / "fetched", tmp_path / "none", Silent())
+    assert (found.path / "report.html").read_text() == "<q>"
+    assert artifacts.read(found.path).sha256 == mine.sha256
+
+
+def test_an_artifact_whose_report_was_changed_is_not_uploaded(address: str, tmp_path: Path) -> None:
+    made = build(tmp_path / "made")
+    (made.path / "report.html").write_text("<x>")
+    with pytest.raises(ArtifactDamagedError, match="are not what its manifest.json says"):
+        bucket_store.upload(address, made, Silent())
+    assert bucket_store.manifest(address, made.sha256) is None
 
 
 def test_a_base_model_is_imported_into_the_bucket_and_read_on_another_machine(
