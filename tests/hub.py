@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from components.common import hashing
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "org/tiny"
 
 
 @dataclass
 class Repository:
-    """What the hub has: the files of a folder, a card's front matter, a gate and the token that opens it, and files that nobody gets.
+    """What the hub has: the files of a folder, a card's front matter, a gate and the token that opens it, files that nobody gets, and
+    files that come with other bytes.
 
     `given` is what was fetched, in order; `url` where it is while it serves.
     """
@@ -31,6 +34,7 @@ class Repository:
     gated: str | bool = False
     token: str = ""
     withheld: set[str] = field(default_factory=set)
+    garbled: set[str] = field(default_factory=set)
     given: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -73,7 +77,7 @@ class _Hub(BaseHTTPRequestHandler):
         elif "/tree/" in path:
             self._say(200, [{"type": "file", "path": name, "size": size, "oid": "1" * 40} for name, size in self._sizes().items()])
         else:
-            siblings = [{"rfilename": name, "size": size} for name, size in self._sizes().items()]
+            siblings = [{"rfilename": name, "size": size, **self._large(name, size)} for name, size in self._sizes().items()]
             about = {"id": NAME, "sha": COMMIT, "siblings": siblings, "private": False, "gated": self.repository.gated}
             self._say(200, {**about, "cardData": self.repository.card})
 
@@ -83,6 +87,12 @@ class _Hub(BaseHTTPRequestHandler):
     def _sizes(self) -> dict[str, int]:
         return {name: path.stat().st_size for name, path in self.repository.files().items()}
 
+    def _large(self, name: str, size: int) -> dict[str, Any]:
+        """What the hub says of a file that it keeps under its digest."""
+        if not name.endswith(".safetensors"):
+            return {}
+        return {"lfs": {"size": size, "sha256": hashing.sha256_file(self.repository.files()[name]), "pointerSize": 134}}
+
     def _file(self, name: str) -> None:
         if self.repository.gated and self.headers.get("Authorization") != f"Bearer {self.repository.token}":
             self._say(403, {"error": f"Access to model {NAME} is restricted"}, **{"X-Error-Code": "GatedRepo"})
@@ -91,6 +101,8 @@ class _Hub(BaseHTTPRequestHandler):
             self._say(404, {"error": "Entry not found"}, **{"X-Error-Code": "EntryNotFound"})
             return
         data = self.repository.files()[name].read_bytes()
+        if name in self.repository.garbled:
+            data = bytes(reversed(data))
         self.send_response(200)
         for key, value in {"ETag": '"tag"', "X-Repo-Commit": COMMIT, "Content-Length": str(len(data))}.items():
             self.send_header(key, value)

@@ -10,7 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 from components.common import artifacts, hashing, licences, models, places
 from components.common.artifacts import Artifact, Manifest
-from components.common.errors import UsageError
+from components.common.errors import ArtifactDamagedError, UsageError
 from components.common.licences import Licence
 from components.common.paths import link_or_copy
 from components.common.places import Workdir
@@ -32,13 +32,15 @@ MOMENT = 1.0  # seconds between two looks at how much has come
 @dataclass(frozen=True)
 class Offer:
     """What a source has to give: its name with the exact revision, its licence, the files to take with their bytes, and those that are
-    left where they are. `folder` where they lie on this machine already."""
+    left where they are. `folder` where they lie on this machine already; `promised` what the hub says their digests are, as it does of
+    large files."""
 
     source: str
     licence: Licence
     files: dict[str, int]
     left_out: list[str]
     folder: Path | None
+    promised: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -74,7 +76,8 @@ def _on_the_hub(source: str) -> Offer:
     sizes = {one.rfilename: int(one.size or 0) for one in found.siblings or []}
     card = found.card_data.to_dict() if found.card_data else {}
     exact = f"{source.partition('@')[0]}@{found.sha}"
-    return Offer(exact, licences.of_values(card, gated=bool(found.gated)), *_chosen(sizes), None)
+    promised = {one.rfilename: one.lfs.sha256 for one in found.siblings or [] if one.lfs}
+    return Offer(exact, licences.of_values(card, gated=bool(found.gated)), *_chosen(sizes), None, promised)
 
 
 def _here(source: str, reporter: Reporter) -> Offer:
@@ -197,7 +200,20 @@ def _fetched(offer: Offer, state: Path, reporter: Reporter) -> Path:
     reporter.step(f"fetching {offer.source}")
     with _watched(state, offer.bytes, reporter):
         models.fetch(offer.source, sorted(offer.files), state)
+    check_promised(offer, state)
     return state
+
+
+def check_promised(offer: Offer, folder: Path) -> None:
+    """Raise ArtifactDamagedError for a fetched file whose digest is not what the hub says. It is removed, so that it is fetched again."""
+    for name in sorted(offer.promised.keys() & offer.files.keys()):
+        found = hashing.sha256_file(folder / name)
+        if found != offer.promised[name]:
+            (folder / name).unlink()
+            raise ArtifactDamagedError(
+                f"{name} of {offer.source} came with the digest {found[:12]}, but the hub says {offer.promised[name][:12]}",
+                hint="Run the same command again: the file is fetched anew. If that does not help, the hub, or its mirror, has a damaged file.",
+            )
 
 
 @contextmanager

@@ -110,6 +110,19 @@ def test_an_import_that_was_broken_off_goes_on_where_it_was(
     assert models.base_model(done["base_model"]).sha256 == done["sha256"]
 
 
+def test_a_file_that_came_with_another_digest_than_the_hub_says_is_refused_and_fetched_again(
+    repository: Repository, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = place(tmp_path, monkeypatch)
+    repository.garbled = {"model.safetensors"}
+    error = refusal(1, "models", "import", "hf://org/tiny@main", cwd=folder, **repository.environment(folder / "hf"))
+    promised = hashing.sha256_file(tiny / "model.safetensors")
+    assert error["message"].startswith(f"model.safetensors of hf://org/tiny@{COMMIT} came with the digest ")
+    assert error["message"].endswith(f"but the hub says {promised[:12]}")
+    repository.garbled = set()
+    assert imported(folder, "hf://org/tiny@main", repository=repository)["sha256"] == models.base_model(str(tiny)).sha256
+
+
 @pytest.mark.parametrize(
     ("card", "gated", "told"),
     [
