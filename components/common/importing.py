@@ -212,7 +212,7 @@ def check_promised(offer: Offer, folder: Path) -> None:
             (folder / name).unlink()
             raise ArtifactDamagedError(
                 f"{name} of {offer.source} came with the digest {found[:12]}, but the hub says {offer.promised[name][:12]}",
-                hint="Run the same command again: the file is fetched anew. If that does not help, the hub, or its mirror, has a damaged file.",
+                hint="Run the same command again: it is fetched anew. If that does not help, the hub, or its mirror, has a damaged file.",
             )
 
 

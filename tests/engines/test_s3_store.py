@@ -242,7 +242,7 @@ def test_an_artifact_that_another_job_replaces_while_it_is_uploaded_has_its_own_
 def test_an_artifact_whose_report_was_changed_is_not_uploaded(address: str, tmp_path: Path) -> None:
     made = build(tmp_path / "made")
     (made.path / "report.html").write_text("<x>")
-    with pytest.raises(ArtifactDamagedError, match="are not what its manifest.json says"):
+    with pytest.raises(ArtifactDamagedError, match=r"are not what its manifest\.json says"):
         bucket_store.upload(address, made, Silent())
     assert bucket_store.manifest(address, made.sha256) is None
 
