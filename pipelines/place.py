@@ -82,7 +82,8 @@ def _told(name: str, look: Callable[[], str], hint: str) -> Finding:
         return finding(name, True, look(), "")
     except (OSError, TunelineError, ValueError) as error:
         told = error if isinstance(error, TunelineError) else of_the_machine(error)
-        return finding(name, False, told.message if told else str(error), f"{told.hint if told else ''} {hint}".strip())
+        said = addresses.masked(told.message if told else str(error))
+        return finding(name, False, said, f"{told.hint if told else ''} {hint}".strip())
 
 
 def _mounted(mount: Path) -> Finding:
@@ -212,7 +213,7 @@ def _mlflow(page: Path, workdir: Workdir) -> Finding:
         os.environ["MLFLOW_TRACKING_URI"] = workdir.tracking_uri
         with tracking.stage_run(STEP) as own:
             tracking.log_files(own, page)
-        return f"a run and a file were written to {addresses.without_password(workdir.tracking_uri)}"
+        return f"a run and a file were written to {addresses.without_user(workdir.tracking_uri)}"
 
     return _written(write)
 
@@ -222,7 +223,8 @@ def _written(write: Callable[[], str]) -> Finding:
     try:
         return _told("MLflow", write, hint)
     except Exception as error:  # an artifact store fails in as many ways as there are kinds of it
-        return finding("MLflow", False, f"a file could not be written: {type(error).__name__}: {' '.join(str(error).split())[:300]}", hint)
+        said = addresses.masked(" ".join(str(error).split()))[:300]
+        return finding("MLflow", False, f"a file could not be written: {type(error).__name__}: {said}", hint)
 
 
 def _write(page: Path, found: Sequence[Finding]) -> None:

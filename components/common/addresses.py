@@ -9,7 +9,7 @@ from urllib.parse import unquote
 _WHO = r"(?P<user>[^\s/?#:@\[]*):(?!\d*(?:[/?#,;\s]|$))(?P<password>[^\s]+)@"
 ADDRESS = re.compile(rf"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)?{_WHO}(?P<rest>[^@\s]*)")
 WITHIN = re.compile(rf"://{_WHO}")
-USER_ALONE = re.compile(r"(?<=://)[^\s/?#:@]+@")
+USER_ALONE = re.compile(r"(?<=://)[^\s/?#:@]+:?@")  # it may be a token
 
 
 def holds_password(text: str) -> bool:
@@ -36,3 +36,8 @@ def without_password(address: str) -> str:
 def without_user(address: str) -> str:
     """An address without its password and without the user's name."""
     return USER_ALONE.sub("", without_password(address), count=1)
+
+
+def masked(text: str) -> str:
+    """A text, in which addresses may stand anywhere, without their users and passwords."""
+    return USER_ALONE.sub("***@", WITHIN.sub("://***@", text))

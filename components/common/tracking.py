@@ -36,10 +36,23 @@ def connect(uri: str | None = None) -> Any:
     import mlflow
 
     if uri:
-        mlflow.set_tracking_uri(uri)
+        os.environ["MLFLOW_TRACKING_URI"] = uri
+    _sign_in()
+    if uri:
+        mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what goes wrong is raised; its traceback on the screen explains nothing
     _check_answers(mlflow.get_tracking_uri())
     return mlflow
+
+
+def _sign_in() -> None:
+    """Keep user and password of MLFLOW_TRACKING_URI apart from it: libraries repeat the whole address in their errors.
+
+    They win over MLFLOW_TRACKING_TOKEN and over another user, as those in an address do.
+    """
+    address, user, password = addresses.split(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    if password and address.startswith(("http://", "https://")):
+        os.environ.update(MLFLOW_TRACKING_URI=address, MLFLOW_TRACKING_USERNAME=user, MLFLOW_TRACKING_PASSWORD=password)
 
 
 def _client_of(uri: str) -> Any:
@@ -186,7 +199,8 @@ def end_dead_run(uri: str | None, name: str, status: str = "KILLED") -> bool:
         return True
     with suppress(Exception):
         present = os.environ.get("MLFLOW_TRACKING_URI", "")
-        client = _client_of(present if addresses.without_password(present) == uri else uri)  # what was kept of an address has no password
+        is_present = addresses.without_user(present) == addresses.without_user(uri)  # what was kept of an address has no password
+        client = connect().MlflowClient() if is_present else _client_of(uri)
         everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
         for run in client.search_runs(everywhere, f"tags.`tuneline.run` = '{name}'"):
             of_it = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"

@@ -30,6 +30,7 @@ def test_an_address_is_shown_and_kept_without_its_password(address: str, shown: 
     [
         ("http://ada:s3cret@host:5000/mlflow", "http://host:5000/mlflow"),
         ("http://ada@host:5000", "http://host:5000"),
+        ("http://a-token:@host:5000", "http://host:5000"),
         ("http://host:5000/a@b", "http://host:5000/a@b"),
         ("sqlite:////srv/a@b/mlflow.db", "sqlite:////srv/a@b/mlflow.db"),
     ],
@@ -55,3 +56,11 @@ def test_a_password_is_found_anywhere_in_a_text_and_a_port_is_none() -> None:
     assert addresses.holds_password("see https://ada:s3cret@host/, or ask")
     assert addresses.holds_password("http://proxy:3128,http://ada:p/w@host")
     assert not addresses.holds_password("http://host:5000/a@b and https://other:443")
+
+
+def test_a_text_is_told_without_the_users_and_passwords_of_its_addresses() -> None:
+    said = "403 Client Error: Forbidden for url: http://ada:s3/cr@t@host:5000/api, and http://a-token@other, not http://host:5000/a@b"
+    assert (
+        addresses.masked(said)
+        == "403 Client Error: Forbidden for url: http://***@host:5000/api, and http://***@other, not http://host:5000/a@b"
+    )

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import certifi
 import pytest
 import yaml
 
+from components.common import tracking
 from components.common.errors import TunelineError
 from components.common.places import Workdir
 from components.common.progress import Plain
@@ -183,6 +190,64 @@ def test_the_step_writes_to_mlflow_and_tells_everything_that_is_wrong_at_once(po
     assert "127.0.0.1:9 does not answer: Connection refused" in error.value.message
     assert "printf %s" in error.value.hint
     assert isinstance(error.value, TunelineError)
+
+
+MLFLOW_ANSWERS = {
+    "experiments/get-by-name": {"experiment": {"experiment_id": "1", "name": "tuneline"}},
+    "runs/create": {"run": {"info": {"run_id": "a" * 32, "experiment_id": "1"}, "data": {}}},
+    "runs/get": {
+        "run": {"info": {"run_id": "a" * 32, "experiment_id": "1", "artifact_uri": "mlflow-artifacts:/1/a/artifacts"}, "data": {}}
+    },
+}
+
+
+@contextlib.contextmanager
+def without_artifacts(user: str, password: str) -> Iterator[str]:
+    """A stand-in for an MLflow server that takes a run and no file, as a proxy with rights of its own does; yields host and port."""
+    known = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            call = urlsplit(self.path).path.partition("/mlflow/")[2]
+            status = 401 if self.headers.get("Authorization") != known else 403 if "mlflow-artifacts" in self.path else 200
+            body = json.dumps(MLFLOW_ANSWERS.get(call, {})).encode() if status == 200 else b"no"
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_PUT = _answer  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.mlflow
+def test_an_mlflow_that_refuses_a_file_is_told_without_the_password_of_its_address(
+    pod: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = pod / "page" / "findings.md"
+    with without_artifacts("ada", "s3cr/t word") as host:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://ada:s3cr%2Ft%20word@{host}")
+        with pytest.raises(PlatformError) as error:
+            place.check(asked(pod), Workdir(pod / "workdir"), Plain(sys.stdout), page)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://ada:s3cr%2Ft%20word@{host}")
+        with pytest.raises(Exception, match="403") as raw, tracking.stage_run("stage") as own:
+            tracking.log_files(own, page)
+    printed = capfd.readouterr()
+    chain = "".join(traceback.format_exception(raw.value))
+    for told in (page.read_text(encoding="utf-8"), error.value.message, printed.out, printed.err, chain):
+        assert "s3cr" not in told
+    assert "403" in error.value.message
 
 
 # In the pipeline
