@@ -324,7 +324,8 @@ def link_to_version(name: str, version: str) -> str:
 
 
 def _link(text: str, page: str) -> str:
-    address = os.environ.get("TUNELINE_MLFLOW_UI") or addresses.without_password(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    """A user's name is left out as well: it may be a token."""
+    address = addresses.without_user(os.environ.get("TUNELINE_MLFLOW_UI") or os.environ.get("MLFLOW_TRACKING_URI", ""))
     return f"[{text}]({address.rstrip('/')}/#/{page})" if address.startswith(("http://", "https://")) else text
 
 

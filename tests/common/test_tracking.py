@@ -191,3 +191,10 @@ def test_a_database_whose_driver_is_missing_is_said_with_what_to_install() -> No
         tracking._check_answers("mssql+pyodbc://u:s3cret@db/mlflow")
     assert missing.value.message == "the tracking store mssql+pyodbc://u@db/mlflow needs the package pyodbc"
     assert missing.value.hint == "pip install pyodbc"
+
+
+@pytest.mark.parametrize("name", ["TUNELINE_MLFLOW_UI", "MLFLOW_TRACKING_URI"])
+@pytest.mark.parametrize("who", ["ada:s3cret@", "a-token@", "a-token:@", ""])
+def test_a_link_leads_to_mlflow_without_user_and_password(monkeypatch: pytest.MonkeyPatch, name: str, who: str) -> None:
+    monkeypatch.setenv(name, f"https://{who}mlflow.example/ui/")
+    assert tracking.link_to_version("mine", "3") == "[mine version 3](https://mlflow.example/ui/#/models/mine/versions/3)"
