@@ -48,7 +48,7 @@ class Step:
         """Show in the Kubeflow UI where the MLflow run of this step is, and what it made: a Markdown output is a file at `path`."""
         if not path:
             return
-        run = [tracking.link_to_run(self.tracked)] if self.tracked else []
+        run = [_link(self.tracked)] if self.tracked else []
         lines = [*run, *(f"{name.replace('_', ' ')}: {value}" for name, value in named.items())]
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text("".join(f"- {line}\n" for line in lines), encoding="utf-8")
@@ -78,6 +78,17 @@ def running(stage: str, *, tracked: bool = True) -> Iterator[Step]:
             sys.exit(told.exit_code)
     if events:
         events.write("finished", cached=step.cached, **clock.read())
+
+
+def _link(tracked: tracking.MlflowReporter) -> str:
+    """The run as Markdown. A server that is silent for a moment must not cost the hours of work that are done by now."""
+    try:
+        return tracking.link_to_run(tracked)
+    except InterruptedRunError:
+        raise
+    except Exception as error:
+        print(f"no link to the MLflow run: {type(error).__name__}", file=sys.stderr)
+        return f"MLflow run {tracked.run_id}"
 
 
 def key_of(stage: str, parameters: Mapping[str, Any]) -> str:

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from components.common import artifacts, tracking
+from components.common import artifacts, step, tracking
 from components.common.artifacts import Artifact
 from components.common.errors import EngineMissingError, InterruptedRunError, UsageError
 from components.common.hashing import ROOT
+from components.common.places import Workdir
+from components.common.progress import Silent
 from tests.mlflow_server import free_port, mlflow_server
 
 pytestmark = pytest.mark.mlflow
@@ -198,3 +200,10 @@ def test_a_database_whose_driver_is_missing_is_said_with_what_to_install() -> No
 def test_a_link_leads_to_mlflow_without_user_and_password(monkeypatch: pytest.MonkeyPatch, name: str, who: str) -> None:
     monkeypatch.setenv(name, f"https://{who}mlflow.example/ui/")
     assert tracking.link_to_version("mine", "3") == "[mine version 3](https://mlflow.example/ui/#/models/mine/versions/3)"
+
+
+def test_a_server_that_is_gone_when_all_is_done_costs_the_link_and_not_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    done = step.Step("s", Silent(), Workdir.from_environment(), tracking.MlflowReporter(None, "f00d"))
+    done.show_links(str(tmp_path / "links.md"), model="abc")
+    assert (tmp_path / "links.md").read_text() == "- MLflow run f00d\n- model: abc\n"
