@@ -12,6 +12,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from urllib.parse import urlencode
 
 from components.common.errors import EngineMissingError
@@ -56,7 +57,7 @@ def _image(look: Look, image: str) -> Finding:
     context = trust(look)
     try:
         status = within(ALL_WITHIN, registry, lambda: _status(registry, name, reference, login, context))
-    except (EngineMissingError, OSError) as error:
+    except (EngineMissingError, OSError, ValueError, HTTPException) as error:
         return unchecked(title, f"{registry} does not answer here: {_reason(error)}", FROM_HERE)
     return _told(look, title, registry, status, unread)
 
@@ -134,7 +135,7 @@ def _authorization(challenge: str, name: str, login: tuple[str, str] | None, con
             given = json.loads(answer.read())
     except (urllib.error.HTTPError, ValueError):
         return ""
-    token = given.get("token") or given.get("access_token")
+    token = (given.get("token") or given.get("access_token")) if isinstance(given, dict) else ""
     return f"Bearer {token}" if token else ""
 
 

@@ -9,6 +9,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from components.common import addresses
@@ -95,7 +96,7 @@ def _asked(look: Look, address: str) -> Finding:
     context = trust(look)
     try:
         status, version = within(ALL_WITHIN, shown, lambda: _experiments(shown.rstrip("/"), given or {}, context))
-    except (TunelineError, OSError, ValueError) as error:
+    except (TunelineError, OSError, ValueError, HTTPException) as error:
         hint = f"Start it, or correct {WHERE_SAID}. Where only pods can see it, the pipeline's first step says whether they do."
         return finding("MLflow", False, f"{shown} does not answer: {_reason(error)}", hint)
     if status in (401, 403) and given is None:

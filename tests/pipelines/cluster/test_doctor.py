@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import socket
+import socketserver
 import subprocess
+import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import yaml
 from kubernetes.config import incluster_config
 
 from components.common.errors import TunelineError
-from pipelines.cluster import access, doctor, services
+from pipelines.cluster import access, doctor, registry, services
 from pipelines.findings import Finding, all_well
 from pipelines.platform import Platform
 from tests import kubernetes_api, kubernetes_schemas
@@ -818,3 +821,34 @@ def test_options_about_a_cluster_want_a_platform(folder: Path) -> None:
     command = [*COMMAND, "doctor", "--context", "a", "--json"]
     done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, json.loads(done.stdout)["error"]["kind"]) == (2, "usage")
+
+
+@contextmanager
+def no_web_server() -> Iterator[str]:
+    """Something that listens and speaks no HTTP, as a database or ssh does; yields host and port."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.2", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield f"127.0.0.2:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("address", ["http://{other}", "http://127.0.0.2:a-port", "http://127.0.0.2:9/a path"])
+def test_an_mlflow_that_is_no_web_server_is_one_finding_and_the_others_stay(place: Standing, address: str) -> None:
+    with no_web_server() as other:
+        place.change(place.outside.mlflow, address.format(other=other))
+        (found,) = lacking(place.examine())
+    assert found["name"] == "MLflow"
+    assert "does not answer" in found["found"]
+
+
+def test_a_registry_that_speaks_no_http_is_said_and_not_held_against_the_cluster(place: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_status", lambda *_: http.client.HTTPConnection("r:a-port"))
+    findings = place.examine()
+    assert lacking(findings) == []
+    assert len([one for one in findings if "does not answer here: nonnumeric port" in one["found"]]) == 3
