@@ -82,7 +82,12 @@ class Api:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             self._silent = EngineMissingError(f"{self.address} does not answer: {_reason(error)}", hint=HOW_TO_REACH)
             raise self._silent from None
-        return dict(answer)
+        if not isinstance(answer, dict):
+            self._silent = EngineMissingError(
+                f"{self.address} does not answer as Kubernetes does, but with a page or a text", hint=HOW_TO_REACH
+            )
+            raise self._silent
+        return answer
 
     def _told(self, error: Any) -> TunelineError:
         """What the server refused, as an error for people."""

@@ -65,6 +65,8 @@ def _image(look: Look, image: str) -> Finding:
 def _told(look: Look, title: str, registry: str, status: int, unread: str) -> Finding:
     if status == 200:
         return finding(title, True, f"{registry} has it", "")
+    if status == 404 and unread:  # what they say of an image to nobody in particular
+        return unchecked(title, f"{registry} does not show it without credentials, and {unread}", "Have somebody look who may read them.")
     if status == 404:
         return finding(
             title, False, f"{registry} does not have it", "Push it there, or correct its name and digest under images in platform.yaml."

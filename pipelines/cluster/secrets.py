@@ -6,6 +6,7 @@ import base64
 import json
 import ssl
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from pipelines.cluster.access import ForbiddenError, Json
@@ -130,15 +131,19 @@ def pull_secrets(look: Look) -> Iterator[Finding]:
         except ForbiddenError as error:
             yield unchecked(title, f"secrets may not be read ({error.message})", RULES)
             continue
-        kind = (found or {}).get("type", "")
-        said = (
-            "it does not exist"
-            if found is None
-            else f"it is of type {kind}"
-            if kind not in PULLING
-            else f"for {', '.join(_logins(found)) or 'no registry'}"
-        )
-        yield finding(title, kind in PULLING, said, f"Make it (kubectl delete secret {name} first where it is there): {make}")
+        yield finding(title, *_pulling(found), f"Make it (kubectl delete secret {name} first where it is there): {make}")
+
+
+def _pulling(found: Json | None) -> tuple[bool, str]:
+    if found is None:
+        return False, "it does not exist"
+    kind = found.get("type", "")
+    if kind not in PULLING:
+        return False, f"it is of type {kind}"
+    try:
+        return True, f"for {', '.join(_logins(found)) or 'no registry'}"
+    except ValueError:
+        return False, f"its key {PULLING[kind]} cannot be read: it is not what docker writes"
 
 
 def logins(look: Look, account: Json | None) -> dict[str, tuple[str, str]]:
@@ -146,17 +151,18 @@ def logins(look: Look, account: Json | None) -> dict[str, tuple[str, str]]:
     named = [*look.platform.images.pull_secrets, *(one["name"] for one in (account or {}).get("imagePullSecrets") or [])]
     found: dict[str, tuple[str, str]] = {}
     for name in named:
-        found |= _logins(look.get("secrets", name) or {})
+        with suppress(ValueError):  # it has a finding of its own
+            found |= _logins(look.get("secrets", name) or {})
     return found
 
 
 def _logins(secret: Json) -> dict[str, tuple[str, str]]:
+    """User and password by registry. Raises ValueError for a secret that holds them in another form than docker writes."""
     key = PULLING.get(secret.get("type", ""), "")
-    try:
-        read = json.loads(base64.b64decode((secret.get("data") or {}).get(key, "")) or b"{}")
-    except ValueError:
-        return {}
-    registries = read.get("auths", {}) if key == ".dockerconfigjson" else read
+    read = json.loads(base64.b64decode((secret.get("data") or {}).get(key, "")) or b"{}")
+    registries = read.get("auths", {}) if key == ".dockerconfigjson" and isinstance(read, dict) else read
+    if not isinstance(registries, dict) or not all(isinstance(one, dict) for one in registries.values()):
+        raise ValueError("no registries with a login each")
     return {_host(name): _login(one) for name, one in registries.items()}
 
 

@@ -852,3 +852,39 @@ def test_a_registry_that_speaks_no_http_is_said_and_not_held_against_the_cluster
     findings = place.examine()
     assert lacking(findings) == []
     assert len([one for one in findings if "does not answer here: nonnumeric port" in one["found"]]) == 3
+
+
+MALFORMED = {
+    "no JSON": b"user:password",
+    "no text": b"\xff\xfe",
+    "no registries": b'{"auths": null}',
+    "a list": b'[{"auths": {}}]',
+    "a login that is a text": b'{"auths": {"registry": "the-registry-password"}}',
+    "a login that is no base64": b'{"auths": {"registry": {"auth": "x"}}}',
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_pull_secret_that_docker_did_not_write_is_a_finding_and_the_others_stay(place: Standing, kind: str) -> None:
+    place.thing(f"{CORE}/secrets/registry")["data"] = {".dockerconfigjson": base64.b64encode(MALFORMED[kind]).decode()}
+    findings = place.examine()
+    found = by_name(findings)["pull secret registry"]
+    assert (found["ok"], found["found"]) == (False, "its key .dockerconfigjson cannot be read: it is not what docker writes")
+    assert "create secret docker-registry registry" in found["hint"]
+    assert "Kubeflow Pipelines" in by_name(findings)
+    assert "the-registry-password" not in json.dumps(findings)
+
+
+def test_a_page_in_the_place_of_the_api_server_is_said(place: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = kubeconfig(tmp_path / "page", place.outside.mlflow, token=place.outside.mlflow_token)
+    found = only(monkeypatch, file)
+    assert "does not answer as Kubernetes does" in found["found"]
+
+
+def test_an_image_that_is_not_shown_to_nobody_is_not_held_to_be_missing(place: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.kubernetes.unreadable = {"secrets"}
+    monkeypatch.setattr(registry, "_status", lambda *_: 404)
+    images = [one for one in place.examine() if one["name"].startswith("image ")]
+    assert {(one["needed"], one["ok"]) for one in images} == {(False, False)}
+    assert "not checked: " in images[0]["found"]
+    assert "the pull secrets may not be read" in images[0]["found"]
