@@ -26,6 +26,7 @@ STEP = "check_the_platform"
 GIB = 2**30
 SPACE = 5 * GIB  # what the demo needs
 TRIAL = "trial"  # a job's folder on the volume is trial.<where>.<process>.<digits>
+NOTE = f"keys/{STEP}/{TRIAL}"  # where a store in a bucket keeps the note of its trial
 LASTING = "Use a volume that keeps to POSIX: NFS, PowerScale, CephFS or a disk, and no bucket that is mounted as a folder."
 
 
@@ -67,6 +68,8 @@ def _here(asked: Mapping[str, Any], workdir: Workdir, reporter: Reporter) -> Ite
     yield from (_mounted(Path(mount)) for mount in asked["mounts"])
     for folder in dict.fromkeys((workdir.root, workdir.store, workdir.state, places.cache_dir())):
         yield _told(f"folder {folder}", partial(_trial, folder), LASTING)
+    if (store := places.address(workdir.store)) != str(workdir.store):
+        yield _told(f"store {store}", partial(_noted, workdir.store), "Check `store` in platform.yaml and the secrets that it asks for.")
     yield _space(workdir.root)
     yield _told("temporary files", _temporary, "Give the stages scratch space: resources.others.scratch in platform.yaml.")
     reporter.step("looking at secrets and authorities")
@@ -106,6 +109,14 @@ def _trial(folder: Path) -> str:
         _exclusive(own / "file", own / "link")
         _settled(own)
     return "writes, links and renames as the artifact store needs"
+
+
+def _noted(store: Path) -> str:
+    """Write a note to a store in a bucket, and read it back. It always says the same: two runs may look at once, and it stays there."""
+    places.write_note(store, NOTE, STEP)
+    if places.read_note(store, NOTE) != STEP:
+        raise ValueError("what was written there is not what is read")
+    return "takes a note and gives it back"
 
 
 def _kept(file: Path) -> None:

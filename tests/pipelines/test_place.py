@@ -132,6 +132,23 @@ def test_what_a_pod_lacks_is_found_and_says_how_it_is_mended(pod: Path, monkeypa
     assert found[0]["hint"]
 
 
+def test_a_store_in_a_bucket_is_tried_and_its_refusal_said(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one takes the note is tried with a real service: tests/engines/test_s3_place.py."""
+    for name, value in {
+        "TUNELINE_STORE": "s3://team/tuneline",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "the-key")
+    (found,) = (one for one in look(pod) if one["needed"] and not one["ok"])
+    assert found["name"] == "store s3://team/tuneline"
+    assert "cannot be reached: http://127.0.0.1:9 says" in found["found"]
+    assert "`store` in platform.yaml" in found["hint"]
+    assert "the-key" not in str(found)
+
+
 def test_a_volume_that_is_not_mounted_is_found(pod: Path) -> None:
     missing = {**asked(pod), "mounts": [str(pod / "nothing"), "/"]}
     found = list(place._here(missing, Workdir(pod / "workdir"), Plain(sys.stdout)))
