@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from components.common import artifacts, jobs, liveness, progress
+from components.common import artifacts, jobs, liveness, process, progress
 from components.common.errors import GOES_ON, InterruptedRunError, TunelineError, UsageError, of_the_machine
 from components.common.places import Workdir
 
@@ -135,6 +135,7 @@ def stop_steps(run: Run) -> InterruptedRunError:
 
     Returns the error to end with when every process that this one started is gone.
     """
+    process.end_stop()
     try:
         run.write(stopping=time.time())
         steps = [child for child in psutil.Process().children(recursive=True) if _is_step(child)]

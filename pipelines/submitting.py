@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import yaml
 
-from components.common import addresses
+from components.common import addresses, process
 from components.common.errors import ConfigurationError, EngineMissingError, InterruptedRunError, TunelineError, UsageError
 from components.common.progress import Reporter
 
@@ -233,6 +233,7 @@ def wait(run: Submitted, reporter: Reporter, *, timeout: float = 0.0, interval: 
         try:
             seen = _follow(run, reporter, timeout, interval)
         except KeyboardInterrupt:
+            process.end_stop()
             raise InterruptedRunError("stopped waiting; the run itself goes on", hint=_where(run)) from None
         if run.state != "SUCCEEDED":
             raise _failed(seen, run)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_AGAIN_SECONDS = 0.01  # a finalizer is over by then, or the signal is raised a third time
+_AGAIN_SECONDS = 0.1  # between two times that a stop is raised which nothing has handled yet
 
 
 def die_with_parent() -> None:
@@ -108,26 +108,42 @@ class Interrupted(KeyboardInterrupt):
 def hear_stops(*, once: bool = False) -> None:
     """SIGTERM and Ctrl-C raise Interrupted in the main thread, where this process is not deaf to them; with `once`, the first alone.
 
-    A signal that comes while a finalizer or a callback runs is raised there, and Python only prints it: then it is raised again.
+    An exception that comes while a finalizer or a callback runs is printed by Python and forgotten, and some libraries catch whatever comes
+    while they import. So it is raised again and again, until it is being handled, and no more once `end_stop` was called.
     """
 
     def stop(*_: object) -> None:
         if once:
             for number in heard:
                 signal.signal(number, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
         raise Interrupted
 
-    def raise_again(lost: sys.UnraisableHookArgs) -> None:
-        if issubclass(lost.exc_type, Interrupted):
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
-        else:
+    def stop_again(*_: object) -> None:
+        if not _is_stopping(sys.exc_info()[1]):
+            raise Interrupted
+
+    def tell(lost: sys.UnraisableHookArgs) -> None:
+        if not issubclass(lost.exc_type, Interrupted):
             sys.__unraisablehook__(lost)
 
     heard = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heard:
         signal.signal(number, stop)
-    signal.signal(signal.SIGALRM, stop)
-    sys.unraisablehook = raise_again
+    signal.signal(signal.SIGALRM, stop_again)
+    sys.unraisablehook = tell
+
+
+def _is_stopping(handled: BaseException | None) -> bool:
+    """Whether an interruption is being handled, or what came of one."""
+    while handled is not None and not isinstance(handled, Interrupted):
+        handled = handled.__context__
+    return handled is not None
+
+
+def end_stop() -> None:
+    """An interruption has come where it is answered: it is not raised again."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @contextmanager

@@ -71,6 +71,7 @@ def running(stage: str, *, tracked: bool = True) -> Iterator[Step]:
                 step = Step(stage, _reporter(stage, events, own), Workdir.from_environment(), own, events)
                 yield step
         except BaseException as error:
+            process.end_stop()
             told = _told(error, stage, log)
             traceback.print_exc()
             if events:

@@ -22,11 +22,14 @@ def main() -> None:
     process.hear_stops()
     try:
         code = app(arguments, standalone_mode=False)
+        process.end_stop()
         if code == INTERRUPTED_BY_TYPER:
             code = _tell(InterruptedRunError("interrupted", hint="Run the same command again."), arguments)
     except TunelineError as error:
+        process.end_stop()
         code = _tell(error, arguments)
     except Exception as error:
+        process.end_stop()
         code = _tell(_from_other(error, arguments), arguments)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from components.common import process
 from components.common.errors import UsageError
 from components.common.places import Workdir
 from pipelines.cli.app import HERE, AsJson, WorkdirOption, app, reporting, show
@@ -170,4 +171,5 @@ def _until_stopped() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        process.end_stop()
         print("the run goes on", file=sys.stderr)

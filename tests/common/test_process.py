@@ -73,6 +73,7 @@ STOPPED_WHILE = {
     "a finalizer runs": "class Last:\n    def __del__(self):\n        stop()\nLast()",
     "a string is executed": "exec('stop()')",
     "a callback of a weak reference runs": "import weakref\nclass A: pass\na = A()\nseen = weakref.ref(a, lambda _: stop())\ndel a",
+    "something catches whatever comes": "try:\n    stop()\nexcept: pass",
     "code of its own runs": "stop()",
 }
 STOPPED = """
