@@ -88,6 +88,7 @@ try:
     exec(compile({code!r}, "x", "exec"), globals())
     time.sleep(60)
 except KeyboardInterrupt:
+    process.end_stop()
     sys.exit(75)
 """
 
