@@ -144,6 +144,7 @@ def stop_steps(run: Run) -> InterruptedRunError:
                 step.terminate()
         hasty = bool(psutil.wait_procs(steps, timeout=SECONDS_TO_SAVE)[1])
     except KeyboardInterrupt:
+        process.end_stop()
         hasty = True
     _kill_children()
     if hasty:

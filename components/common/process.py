@@ -97,19 +97,13 @@ def adopt_orphans() -> None:
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-class Interrupted(KeyboardInterrupt):
-    """A stop that was asked for by a signal; no `except Exception` on the way takes it for a fault of what was just being done.
-
-    Not KeyboardInterrupt itself: once that has passed through the exec() of a string (dataclasses, torch), CPython 3.11 ends the process
-    by SIGINT whatever caught it, and the exit code is lost.
-    """
-
-
 def hear_stops(*, once: bool = False) -> None:
-    """SIGTERM and Ctrl-C raise Interrupted in the main thread, where this process is not deaf to them; with `once`, the first alone.
+    """SIGTERM and Ctrl-C raise KeyboardInterrupt in the main thread, where this process is not deaf to them; with `once`, the first alone.
 
     An exception that comes while a finalizer or a callback runs is printed by Python and forgotten, and some libraries catch whatever comes
     while they import. So it is raised again and again, until it is being handled, and no more once `end_stop` was called.
+
+    KeyboardInterrupt and no class of our own: on any other exception, subprocess.Popen (a `with`) waits for its child before it goes on.
     """
 
     def stop(*_: object) -> None:
@@ -117,14 +111,14 @@ def hear_stops(*, once: bool = False) -> None:
             for number in heard:
                 signal.signal(number, lambda *_: None)
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
-        raise Interrupted
+        raise KeyboardInterrupt
 
     def stop_again(*_: object) -> None:
         if not _is_stopping(sys.exc_info()[1]):
-            raise Interrupted
+            raise KeyboardInterrupt
 
     def tell(lost: sys.UnraisableHookArgs) -> None:
-        if not issubclass(lost.exc_type, Interrupted):
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
             sys.__unraisablehook__(lost)
 
     heard = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
@@ -136,19 +130,24 @@ def hear_stops(*, once: bool = False) -> None:
 
 def _is_stopping(handled: BaseException | None) -> bool:
     """Whether an interruption is being handled, or what came of one."""
-    while handled is not None and not isinstance(handled, Interrupted):
+    while handled is not None and not isinstance(handled, KeyboardInterrupt):
         handled = handled.__context__
     return handled is not None
 
 
 def end_stop() -> None:
-    """An interruption has come where it is answered: it is not raised again."""
+    """An interruption has come where it is answered: it is not raised again, and the process may end with a code of its own.
+
+    Once a KeyboardInterrupt has left the exec() of a string (dataclasses and torch are made so), CPython 3.11 ends the process by SIGINT,
+    whatever caught it and whatever it exits with. The next string that is executed takes that back (run_eval_code_obj in pythonrun.c).
+    """
     signal.setitimer(signal.ITIMER_REAL, 0)
+    exec("")  # noqa: S102 - see above
 
 
 @contextmanager
 def stopping(asked: threading.Event, then: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set `asked` and call `then`, instead of ending this process; a second Ctrl-C raises Interrupted.
+    """SIGTERM and Ctrl-C set `asked` and call `then`, instead of ending this process; a second Ctrl-C raises KeyboardInterrupt.
 
     Only the main thread hears signals: in another one nothing changes.
     """
@@ -158,7 +157,7 @@ def stopping(asked: threading.Event, then: Callable[[], None] = lambda: None) ->
 
     def ask(number: int, _: object) -> None:
         if asked.is_set() and number == signal.SIGINT:
-            raise Interrupted
+            raise KeyboardInterrupt
         asked.set()
         then()
 

@@ -22,14 +22,11 @@ def main() -> None:
     process.hear_stops()
     try:
         code = app(arguments, standalone_mode=False)
-        process.end_stop()
         if code == INTERRUPTED_BY_TYPER:
             code = _tell(InterruptedRunError("interrupted", hint="Run the same command again."), arguments)
     except TunelineError as error:
-        process.end_stop()
         code = _tell(error, arguments)
     except Exception as error:
-        process.end_stop()
         code = _tell(_from_other(error, arguments), arguments)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -61,6 +58,7 @@ def _refused_path(error: OSError) -> TunelineError:
 
 def _tell(error: TunelineError, arguments: list[str]) -> int:
     """Print an error for a person, or as an object for a script."""
+    process.end_stop()
     if "--json" in arguments:
         print(json.dumps({"error": error.as_dict()}))
     else:

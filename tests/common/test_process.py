@@ -104,6 +104,24 @@ def test_a_stop_is_never_lost_and_keeps_its_exit_code(name: str, moment: str, on
     assert (done.returncode, done.stderr) == (75, "")
 
 
+def test_a_stop_leaves_the_block_of_a_child_process_at_once() -> None:
+    """A run's main thread is in one while a step works; it has to tell the step. subprocess waits for the child on any other exception."""
+    code = """
+import signal, subprocess, sys, time
+from components.common import process
+process.hear_stops()
+began = time.monotonic()
+try:
+    with subprocess.Popen(["sleep", "40"]) as child:
+        signal.raise_signal(signal.SIGTERM)
+except KeyboardInterrupt:
+    process.end_stop()
+    child.kill()
+sys.exit(75 if time.monotonic() - began < 20 else 1)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 75
+
+
 def test_what_else_fails_in_a_finalizer_is_still_printed() -> None:
     code = "from components.common import process\nprocess.hear_stops()\nclass Last:\n    def __del__(self):\n        1 / 0\nLast()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)

@@ -157,11 +157,11 @@ SAID = {
     # the model
     "unknown model": Said(
         "fine_tuning.base_model: {path} is not a folder",
-        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, or hf://org/name@revision.",
+        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, store:<sha256>, or hf://org/name@revision.",
     ),
     "unknown embedded model": Said(
         "fine_tuning.base_model: there is no embedded model embedded:gpt",
-        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, or hf://org/name@revision.",
+        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, store:<sha256>, or hf://org/name@revision.",
     ),
     "loss that is lost": Said(
         "the {which} loss is nan at step {step}, learning rate {rate}; rows of this step: {rows}",
@@ -994,7 +994,7 @@ OF_PACKAGES = {  # the tests are in tests/triton_packaging, tests/engines and te
     ),
     "fine_tuning.lora.dora: vLLM does not compute DoRA's part of an attached adapter": ("configuration", 2),
     "the package refers to …, which is not there as it was: …": ("artifact_damaged", 1),
-    "the package cannot be published to …: …": ("engine_missing", 1),
+    "the package cannot be published: …": ("engine_missing", 1),
 }
 OF_THE_PLACE = {  # the test is in test_place.py
     "this is not the place that platform.yaml describes: …": ("platform", 1),
