@@ -1,8 +1,9 @@
-"""Ctrl-C, SIGTERM and `tuneline cancel` on a whole run: nothing is left running, and the same command ends as if nothing had happened."""
+"""Ctrl-C, SIGTERM, SIGKILL and `tuneline cancel` on a whole run: nothing is left running, and the same command ends as ever."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from components.common import artifacts, tracking
 from components.common.places import Workdir
 from pipelines import runs
 from tests.pipelines.command import answer
-from tests.pipelines.processes import ask_until_stopping, events, left_of, signal_group, start, wait_for
+from tests.pipelines.processes import ask_until_stopping, events, left_of, signal_group, start, wait_for, wait_until_alone
 from tests.pipelines.project import run
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton, pytest.mark.long]
@@ -63,6 +64,11 @@ def test_a_run_interrupted_in_every_way_ends_with_the_digests_of_one_that_was_no
     error = interrupted(child, project, within=120)
     assert error["stage"] == "fine_tuning"
     assert error["message"].startswith("training was interrupted after step ")
+
+    child = start_until(project, trains)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    wait_until_alone(project / WD)
 
     child = start_until(project, waits_for_triton)
     cancelled = answer("cancel", "latest", "--workdir", WD, cwd=project)

@@ -163,7 +163,7 @@ def test_an_edited_stage_runs_again_and_only_that_one(first: dict[str, Any], pro
     assert digests(result) == digests(first)
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_a_run_from_scratch_gives_the_same_digests(first: dict[str, Any], project: Path) -> None:
     again = run(project, "scratch")
     assert cached(again) == set()
@@ -210,7 +210,7 @@ def status(pid: int) -> str:
         return "Z"
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_killed_in_each_stage_the_same_command_finishes_with_the_same_digests(first: dict[str, Any], project: Path) -> None:
     moments = {
         "resolve": "step",
