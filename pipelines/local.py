@@ -18,6 +18,8 @@ import yaml
 
 from components.common import addresses, places, process, progress, tracking
 from components.common.errors import EXIT_INTERRUPTED, ArtifactDamagedError, TunelineError, of_the_machine
+from components.common.launch import settings
+from components.common.launch.settings import LauncherSettings
 from components.common.places import Workdir
 from components.common.progress import Reporter
 from pipelines import outcome, runs
@@ -85,8 +87,10 @@ def _whole_lines(file: IO[str]) -> Iterator[str]:
         yield line
 
 
-def run(config: Customization, workdir: Workdir, *, quiet: bool, uri: str | None = None) -> dict[str, Any]:
-    """Run the customization. Returns the object that `tuneline run --json` prints.
+def run(
+    config: Customization, workdir: Workdir, *, quiet: bool, uri: str | None = None, where: LauncherSettings | None = None
+) -> dict[str, Any]:
+    """Run the customization, its training `where` a launcher brings it. Returns the object that `tuneline run --json` prints.
 
     Raises the TunelineError of the step that failed, with its stage. A second run in the same workdir is refused.
     """
@@ -97,7 +101,7 @@ def run(config: Customization, workdir: Workdir, *, quiet: bool, uri: str | None
         process.adopt_orphans()
         this = runs.new_run(workdir)
         try:
-            with _environment(workdir, this, uri):
+            with _environment(workdir, this, uri, where or settings.from_environment()):
                 parent = _open_tracking(config, workdir, this)
                 result = _run_tracked(config, workdir, this, reporter, parent, began)
         except BaseException as error:
@@ -114,7 +118,7 @@ def run(config: Customization, workdir: Workdir, *, quiet: bool, uri: str | None
 
 
 @contextlib.contextmanager
-def _environment(workdir: Workdir, this: Run, uri: str | None) -> Iterator[None]:
+def _environment(workdir: Workdir, this: Run, uri: str | None, where: LauncherSettings) -> Iterator[None]:
     """What the steps find in their environment; see components.common.places and step."""
     values = {
         "TUNELINE_WORKDIR": str(workdir.root),
@@ -125,6 +129,7 @@ def _environment(workdir: Workdir, this: Run, uri: str | None) -> Iterator[None]
         "PYTHONUTF8": "1",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **settings.as_environment(where),
     }
     before = dict(os.environ)
     os.environ.update(values)

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from components.common import addresses, buckets, images
 from components.common.errors import ConfigurationError
+from components.common.launch.settings import LauncherSettings
+from components.common.scheduling import NodeAffinity, Toleration
 from pipelines.config import read, told
 
 NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
@@ -24,7 +26,14 @@ KEY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-HIDDEN = ("secrets", "environment", "mlflow", "network", "store")  # a secret that was put there by mistake is not repeated in the error
+HIDDEN = (
+    "secrets",
+    "environment",
+    "mlflow",
+    "network",
+    "store",
+    "launcher",
+)  # a secret that was put there by mistake is not repeated in the error
 # Names of secrets, word by word: TOKENIZERS_PARALLELISM is none, nor is the path of one, nor PWD, the folder one is in.
 SECRET = re.compile(
     r"(?:^|_)(?:TOKEN|SECRET|PASSPHRASE|[A-Z0-9]*(?:PASSWORD|PASSWD|APIKEY))(?:_|$)|_(?:PWD|PASS|KEY)$|_(?:PWD|PASS)_", re.IGNORECASE
@@ -193,40 +202,6 @@ class Security(Strict):
     )
 
 
-class Toleration(Strict):
-    """A taint that the pods may be scheduled in spite of."""
-
-    key: str = Field("", description="Key of the taint. Empty with operator Exists: every taint.")
-    operator: Literal["Equal", "Exists"] = Field("Equal", description="Equal compares the value, Exists does not.")
-    value: str = Field("", description="Value of the taint.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="Effect tolerated. null: all.")
-    seconds: int | None = Field(None, ge=0, description="How long a NoExecute taint is tolerated. null: for ever.")
-
-    @model_validator(mode="after")
-    def _without_key_all(self) -> Toleration:
-        if not self.key and self.operator != "Exists":
-            raise ValueError("a toleration without a key needs operator Exists")
-        return self
-
-
-class NodeAffinity(Strict):
-    """A condition on a node's labels. All that have no weight must hold; one with a weight is a preference."""
-
-    key: str = Field(min_length=1, description="The label, for example nvidia.com/gpu.product.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field("In", description="How the label is compared.")
-    values: list[str] = Field([], description="What with: several for In and NotIn, one whole number for Gt and Lt, none for the others.")
-    weight: int | None = Field(None, ge=1, le=100, description="How much the scheduler prefers such a node. null: it must be one.")
-
-    @model_validator(mode="after")
-    def _values_fit(self) -> NodeAffinity:
-        wanted = {"In": "at least one value", "NotIn": "at least one value", "Gt": "one whole number", "Lt": "one whole number"}
-        number = len(self.values) == 1 and re.fullmatch(r"-?\d+", self.values[0])
-        fits = number if self.operator in ("Gt", "Lt") else bool(self.values) == (self.operator in wanted)
-        if not fits:
-            raise ValueError(f"operator {self.operator} wants {wanted.get(self.operator, 'no values')}")
-        return self
-
-
 class Scheduling(Strict):
     """Where the pods run. It counts for every pod of the pipeline, those with and those without an accelerator."""
 
@@ -359,6 +334,7 @@ class Platform(Strict):
     security: Security = Field(Security(), description="Who the containers run as.")
     scheduling: Scheduling = Field(Scheduling(), description="Where the pods run.")
     resources: Stages = Field(Stages(), description="What each stage's pod asks for.")
+    launcher: LauncherSettings = Field(LauncherSettings(), description="Where fine-tuning runs, if not in the pod of its step.")
     run: Run = Field(Run(), description="The run as a whole.")
 
     @field_validator("store")
@@ -379,15 +355,26 @@ class Platform(Strict):
     @field_validator("environment")
     @classmethod
     def _holds_no_secret(cls, named: dict[str, str]) -> dict[str, str]:
-        for name, value in named.items():
-            if SECRET.search(name) and not PLACE.search(name) and value.strip().lower() not in SWITCH:
-                raise ValueError(f"{name} would stand in the pipeline for all to read; name its secret and key under `secrets`")
-            if addresses.holds_password(value):
-                raise ValueError(
-                    f"{name} holds an address with a password, which would stand in the pipeline for all to read; "
-                    "name a secret and key under `secrets` that hold the whole address"
-                )
-        return named
+        return _without_secrets(named)
+
+    @field_validator("launcher")
+    @classmethod
+    def _launches_without_secrets(cls, launcher: LauncherSettings) -> LauncherSettings:
+        _without_secrets(launcher.environment)
+        return launcher
+
+
+def _without_secrets(named: dict[str, str]) -> dict[str, str]:
+    """The variables. Raises ValueError for one that holds a secret."""
+    for name, value in named.items():
+        if SECRET.search(name) and not PLACE.search(name) and value.strip().lower() not in SWITCH:
+            raise ValueError(f"{name} would stand in the pipeline for all to read; name its secret and key under `secrets`")
+        if addresses.holds_password(value):
+            raise ValueError(
+                f"{name} holds an address with a password, which would stand in the pipeline for all to read; "
+                "name a secret and key under `secrets` that hold the whole address"
+            )
+    return named
 
 
 def load(path: Path) -> Platform:
@@ -429,6 +416,8 @@ def _contradictions(platform: Platform) -> Iterator[str]:
         if key != "shared_memory" and any(f"{mount}/".startswith(f"{path}/") for path in OCCUPIED_PATHS):
             yield f"{key}: {mount} is a place that Kubeflow or the system needs"
         names[name], places[mount] = key, key
+    if platform.launcher.kind != "process" and platform.resources.fine_tuning.accelerator:
+        yield "resources.fine_tuning.accelerator: the step only watches where `launcher` runs the training; name the accelerators there"
     for field in ("http_proxy", "https_proxy"):
         twice = {field, field.upper()} & (platform.secrets.keys() | platform.environment.keys())
         if getattr(platform.network, field) and twice:

@@ -12,9 +12,10 @@ from typing import Any
 
 from components.common import artifacts, hashing, jobs, launch, liveness, models
 from components.common.artifacts import Artifact
-from components.common.errors import BusyError, InputError
+from components.common.errors import BusyError, ConfigurationError, InputError
 from components.common.launch import Command
-from components.common.launch.torchrun import TorchRun
+from components.common.launch.choice import launcher as chosen
+from components.common.launch.settings import LauncherSettings
 from components.common.models import Base
 from components.common.progress import Reporter
 from components.fine_tuning import acceleration, card, report, tokens, training, watch
@@ -24,6 +25,8 @@ from components.fine_tuning.tokens import Tokenised
 from components.fine_tuning.training import Job, Trained
 
 STAGE = "fine_tuning"
+HERE = "process"  # the launcher whose processes are this machine's
+WRITTEN = "model"  # in a job's folder: the weights
 # Everything but these in the output folder is payload.
 EVIDENCE = ("report.html", "training.jsonl", card.NAME)
 # Lists of adapter_config.json whose order means nothing. Others, such as a model's layer_types, are one entry a layer.
@@ -42,19 +45,22 @@ def finetune(
     dataset_uri: str = "",
     base: Base | None = None,
     overwrite: bool = False,
+    where: LauncherSettings | None = None,
 ) -> Artifact:
-    """Tune `config.base_model` on the dataset's training split and publish the model in `output`.
+    """Tune `config.base_model` on the dataset's training split and publish the model in `output`. `where`: on which machines.
 
     Checkpoints go to `state`/fine_tuning/<key>, where the key is the digest of inputs, configuration and code; the same call after a
     kill goes on from the newest whole one and ends with the same weights. Raises ConfigurationError for a recipe that cannot run here,
     InputError for rows the objective cannot learn from, BusyError where another job trains this very model, TrainingError when the loss
     is lost, InterruptedRunError after a signal.
     """
-    acceleration.check(config)
+    where = where or LauncherSettings()
+    _check_place(config, where)
     kind = str(dataset.manifest.summary.get("rows_kind", "sft"))
     learned = OBJECTIVES[config.objective].of(kind, f"the dataset in {dataset.path} holds").learned
     base = base or models.base_model(config.base_model, reporter)
-    key = key_of(dataset.sha256, base.sha256, config, seed, models.arithmetic(config.device))
+    arithmetic = models.arithmetic(config.device) if where.kind == HERE else where.arithmetic()
+    key = key_of(dataset.sha256, base.sha256, config, seed, arithmetic)
     work = state / STAGE / key
     finished = artifacts.begin(output, key, overwrite=overwrite)
     if finished:
@@ -66,12 +72,15 @@ def finetune(
         with start.part("tokens"):
             tokenizer = models.load_tokenizer(base.path)
             splits = _tokenised(dataset, kind, tokenizer, base, config, state, reporter)
-        job = Job(str(base.path), base.sha256, base.uri, str(splits.folder), config.model_dump(), seed, str(work), str(output))
+        written = output if where.kind == HERE else _place(work) / WRITTEN
+        job = Job(str(base.path), base.sha256, base.uri, str(splits.folder), config.model_dump(), seed, str(work), str(written))
         with liveness.beating(splits.folder):
-            trained = _train(job, config, tokenizer, reporter)
+            trained = _train(job, config, tokenizer, reporter, where)
+        if written != output:
+            _bring_home(written, output)
         _tidy(tokenizer, base, output)
         _keep_evidence(work, output)
-        summary = {**_summary(trained, splits, config), "learned": learned, "startup": {**start.parts, **trained.startup}}
+        summary = {**_summary(trained, splits, config, arithmetic), "learned": learned, "startup": {**start.parts, **trained.startup}}
         published = _publish(dataset, dataset_uri, base, output, config, seed, key, summary)
         shutil.rmtree(work, ignore_errors=True)
     return published
@@ -124,15 +133,38 @@ def _nothing_to_learn(config: FineTuningConfig, rows: int) -> InputError:
     )
 
 
-def _train(job: Job, config: FineTuningConfig, tokenizer: Any, reporter: Reporter) -> Trained:
-    """In this process where one is enough, so that nothing is imported or loaded twice; else in processes of its own."""
-    if config.processes == 1:
+def _check_place(config: FineTuningConfig, where: LauncherSettings) -> None:
+    """Refuse what cannot run: here, where the training is here; elsewhere only the job itself can tell what its node has."""
+    if where.kind == HERE:
+        acceleration.check(config)
+    if config.processes % where.nodes:
+        raise ConfigurationError(
+            f"fine_tuning.processes is {config.processes}, which {where.nodes} nodes (launcher.nodes) cannot share evenly",
+            hint="Make processes a multiple of the nodes: one process an accelerator.",
+        )
+
+
+def _train(job: Job, config: FineTuningConfig, tokenizer: Any, reporter: Reporter, where: LauncherSettings) -> Trained:
+    """In this process where one is enough, so that nothing is imported or loaded twice; else in processes of its own, here or elsewhere."""
+    if config.processes == 1 and where.kind == HERE:
         return training.train(job, reporter, tokenizer)
-    place = Path(job.state) / "launch"
-    place.mkdir(exist_ok=True)
+    place = _place(Path(job.state))
     artifacts.write_atomically(place / launch.JOB, json.dumps(asdict(job)))
-    command = Command("components.fine_tuning.worker", [str(place / launch.JOB)], config.processes)
-    return Trained(**launch.run(TorchRun(), command, place, reporter)["trained"])
+    command = Command("components.fine_tuning.worker", [str(place / launch.JOB)], config.processes // where.nodes, where.nodes)
+    return Trained(**launch.run(chosen(where), command, place, reporter)["trained"])
+
+
+def _place(work: Path) -> Path:
+    """The folder of a training's job, on the storage that its checkpoints are on."""
+    place = work / "launch"
+    (place / WRITTEN).mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _bring_home(written: Path, output: Path) -> None:
+    """Move what a job elsewhere wrote to the output, which its nodes need not see, and which is another when a step is tried again."""
+    for path in sorted(written.iterdir()):
+        shutil.move(path, output / path.name)
 
 
 def _tidy(tokenizer: Any, base: Base, output: Path) -> None:
@@ -166,7 +198,7 @@ def _keep_evidence(work: Path, output: Path) -> None:
         shutil.copytree(work / watch.BOARD, output / watch.BOARD, dirs_exist_ok=True)
 
 
-def _summary(trained: Trained, splits: Tokenised, config: FineTuningConfig) -> dict[str, Any]:
+def _summary(trained: Trained, splits: Tokenised, config: FineTuningConfig, arithmetic: Mapping[str, Any]) -> dict[str, Any]:
     counts = splits.train.counts
     return {
         **asdict(trained),
@@ -175,7 +207,7 @@ def _summary(trained: Trained, splits: Tokenised, config: FineTuningConfig) -> d
         "tokens_a_pass": counts.tokens,
         "learned_tokens_a_pass": counts.learned,
         "loss": OBJECTIVES[config.objective].loss,
-        "arithmetic": models.arithmetic(config.device),
+        "arithmetic": dict(arithmetic),
     }
 
 

@@ -9,10 +9,11 @@ import json
 import os
 import sys
 import traceback
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
-from components.common import artifacts
+from components.common import artifacts, liveness
 from components.common.errors import GOES_ON, TunelineError, of_the_machine, unexpected
 from components.common.launch import EVENTS, OUTCOME, LostJobError, outcome_of
 from components.common.progress import Events, Reporter, Silent
@@ -30,7 +31,8 @@ def main(path: str) -> int:
     reporter: Reporter = Silent() if rank else Events(place / EVENTS, STAGE)
     job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
     try:
-        trained = train(job, reporter)
+        with nullcontext() if rank else liveness.beating(Path(job.tokens)):  # who started it may be gone
+            trained = train(job, reporter)
     except BaseException as error:
         told = _told(error)
         traceback.print_exc()

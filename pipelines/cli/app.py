@@ -14,6 +14,7 @@ import typer
 from components.common.places import DEFAULT_WORKDIR, Workdir
 
 if TYPE_CHECKING:
+    from components.common.launch.settings import LauncherSettings
     from components.common.progress import Reporter
     from pipelines.config import Customization
 
@@ -41,6 +42,13 @@ TrackingUri = Annotated[
     str, typer.Option("--tracking-uri", help="The MLflow server. Default: MLFLOW_TRACKING_URI, or the workdir's own store.")
 ]
 RefusalFails = Annotated[bool, typer.Option("--fail-on-refusal", help="Exit 3 when the gate refuses.")]
+PlatformOption = Annotated[
+    Path | None, typer.Option("-p", "--platform", readable=False, help="platform.yaml, whose `launcher` says where the training runs.")
+]
+LauncherOption = Annotated[
+    str,
+    typer.Option("--launcher", help="Where the training runs: process (here), slurm, trainjob, rayjob or ray. Default: platform.yaml's."),
+]
 HERE = Path(DEFAULT_WORKDIR)
 
 
@@ -54,6 +62,15 @@ def load_config(config: Path | None, sets: list[str]) -> Customization:
     from pipelines.config import load
 
     return load(config, sets)
+
+
+def where(platform: Path | None, launcher: str) -> LauncherSettings:
+    """Where the training runs: as platform.yaml says, or TUNELINE_LAUNCHER where none is given; `launcher` replaces its kind."""
+    from components.common.launch import settings
+    from pipelines import platform as platforms
+
+    found = platforms.load(platform).launcher if platform else settings.from_environment()
+    return settings.of_kind(found, launcher) if launcher else found
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from pipelines.cli.app import (
     HERE,
     AsJson,
     Config,
+    LauncherOption,
+    PlatformOption,
     RefusalFails,
     Sets,
     TrackingUri,
@@ -22,6 +24,7 @@ from pipelines.cli.app import (
     load_config,
     show,
     track,
+    where,
     working,
 )
 
@@ -35,6 +38,8 @@ def run(
     sets: Sets = [],  # noqa: B006 - typer reads it, nobody writes it
     workdir: WorkdirOption = HERE,
     tracking_uri: TrackingUri = "",
+    platform: PlatformOption = None,
+    launcher: LauncherOption = "",
     fail_on_refusal: RefusalFails = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show rows, tokens, steps, memory, disk and time to expect, and do nothing.")
@@ -42,25 +47,25 @@ def run(
     as_json: AsJson = False,
 ) -> int:
     """Run the whole pipeline on this machine: curate, version, fine-tune, evaluate, package, register, promote."""
-    customization = load_config(config, sets)
-    _check(customization)
+    customization, place = load_config(config, sets), where(platform, launcher)
+    _check(customization, here=place.kind == "process")
     if dry_run:
         return _estimate(customization, workdir, tracking_uri, as_json)
     from pipelines import local, summary
 
-    result = local.run(customization, Workdir(workdir.absolute()), quiet=as_json, uri=tracking_uri or None)
+    result = local.run(customization, Workdir(workdir.absolute()), quiet=as_json, uri=tracking_uri or None, where=place)
     show(result, as_json, summary.run(result, str(workdir)))
     return EXIT_REFUSED if fail_on_refusal and result["verdict"] == "refused" else 0
 
 
-def _check(customization: Customization) -> None:
+def _check(customization: Customization, *, here: bool) -> None:
     """Refuse what the pipeline, or this machine, cannot do before anything is started. torch is asked only where the recipe names more
-    than what is always there."""
+    than what is always there, and the training is `here`."""
     from components.fine_tuning import acceleration
     from pipelines.config import check_whole
 
     check_whole(customization)
-    if acceleration.asks_for_more(customization.fine_tuning):
+    if here and acceleration.asks_for_more(customization.fine_tuning):
         acceleration.check(customization.fine_tuning)
 
 

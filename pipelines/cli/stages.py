@@ -14,14 +14,17 @@ from pipelines.cli.app import (
     HERE,
     AsJson,
     Config,
+    LauncherOption,
     Output,
     Overwrite,
+    PlatformOption,
     RefusalFails,
     Sets,
     WorkdirOption,
     app,
     load_config,
     show,
+    where,
     working,
 )
 
@@ -71,19 +74,21 @@ def finetune(
     output: Output,
     config: Config = None,
     sets: Sets = [],  # noqa: B006
+    platform: PlatformOption = None,
+    launcher: LauncherOption = "",
     overwrite: Overwrite = False,
     workdir: WorkdirOption = HERE,
     as_json: AsJson = False,
 ) -> None:
     """Tune the base model on a dataset. Killed and started again, it goes on from the last checkpoint."""
-    customization = load_config(config, sets)
+    customization, place = load_config(config, sets), where(platform, launcher)
     from components.common import artifacts
     from components.fine_tuning.stage import finetune as stage
 
     with working("finetune", as_json, workdir) as (reporter, work):
         found = artifacts.read(dataset, "dataset")
         options: dict[str, Any] = {"seed": customization.seed, "state": work.state, "reporter": reporter, "overwrite": overwrite}
-        made = stage(found, output, customization.fine_tuning, dataset_uri=str(dataset), **options)
+        made = stage(found, output.absolute(), customization.fine_tuning, dataset_uri=str(dataset), where=place, **options)
     names = ("steps", "tokens", "train_loss", "validation_loss", "tokens_per_second", "resumed_from")
     result = {"model": str(output), "sha256": made.sha256} | {name: made.manifest.summary[name] for name in names}
     told = f"{result['steps']} steps, {result['tokens']} tokens, training loss {result['train_loss']:.4f}"

@@ -70,6 +70,27 @@ def wait(folder: Path) -> int:
     return be(folder)
 
 
+def count(folder: Path) -> int:
+    """Five times a second up to 50, or what the file `goal` says, from where it was when it was asked to save."""
+    place, named = folder / "counted", folder / "goal"
+    goal = int(named.read_text()) if named.exists() else 50
+    counted, starts = map(int, place.read_text().split()) if place.exists() else (0, 0)
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    events = Events(folder / EVENTS, "fine_tuning", seconds_between=0)
+    while counted < goal and not asked:
+        time.sleep(0.2)
+        counted += 1
+        events.progress(counted, goal, "steps")
+        place.write_text(f"{counted} {starts + 1}")
+    if counted < goal:
+        error = InterruptedRunError(f"saved at {counted}", hint="Go on.")
+        leave(folder, {"error": error.as_dict(), "exit_code": error.exit_code})
+        return error.exit_code
+    leave(folder, {"counted": counted, "starts": starts + 1})
+    return 0
+
+
 def deaf(folder: Path) -> int:
     """For ever, deaf to SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -91,7 +112,7 @@ def leave(folder: Path, outcome: dict[str, object]) -> None:
     (folder / OUTCOME).write_text(json.dumps(outcome))
 
 
-WHAT: dict[str, Callable[[Path], int]] = {one.__name__: one for one in (tell, fail, vanish, vanish_silently, wait, deaf)}
+WHAT: dict[str, Callable[[Path], int]] = {one.__name__: one for one in (tell, fail, vanish, vanish_silently, wait, count, deaf)}
 
 if __name__ == "__main__":
     sys.exit(WHAT[sys.argv[1]](Path(sys.argv[2])))

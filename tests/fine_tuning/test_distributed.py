@@ -63,9 +63,9 @@ class Warm:
         turn.mkdir()
         (turn / "draft").write_text(command.arguments[0])
         (turn / "draft").rename(turn / "go")
-        wait_until(lambda: len(self.codes()) == 2 or self.job.state() != "running", 120)
+        wait_until(lambda: len(self.codes()) == 2 or self.job.look().state != "running", 120)
         self.done += 1
-        return launch._outcome(self.job, place)
+        return launch._outcome(self.job, self.job.look(), place)
 
     def codes(self) -> list[int]:
         """What the processes' last training ended with."""
@@ -80,7 +80,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     try:
         yield Warm(job, folder)
         (folder / "end").touch()
-        wait_until(lambda: job.state() != "running", 30)
+        wait_until(lambda: job.look().state != "running", 30)
     finally:
         job.cancel()
 

@@ -1,7 +1,8 @@
-"""Running a stage's command elsewhere: start it, watch it, cancel it, read its logs.
+"""Running a stage's command elsewhere: start it, find it again, watch it, cancel it, read its logs.
 
-A launcher is told what to run and where the job's folder is. The job tells its progress in an event file there, which is relayed to the
-stage's reporter, and leaves its outcome in a file; so every launcher is watched in the same way.
+A launcher is told what to run and where the job's folder is, which lies on storage that the job sees too. The job tells its progress in an
+event file there, which is relayed to the stage's reporter, and leaves its outcome in a file; so every launcher is watched in the same way,
+and who watches may be killed and started again without the job noticing.
 """
 
 from __future__ import annotations
@@ -9,40 +10,70 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from components.common import process
-from components.common.errors import GOES_ON, InterruptedRunError, TunelineError
+from components.common import artifacts, process
+from components.common.errors import EXIT_INTERRUPTED, GOES_ON, InterruptedRunError, TunelineError
 from components.common.progress import Reporter, event_in, relay
 
-JOB, EVENTS, OUTCOME = "job.json", "events.jsonl", "outcome.json"
-LOOKS_EVERY = 0.2  # seconds between two looks at a running job
-State = Literal["running", "succeeded", "failed"]
+JOB, COMMAND, EVENTS, OUTCOME, WATCHED = "job.json", "command.json", "events.jsonl", "outcome.json", "watched.json"
+NODES = "nodes"  # the folder in which each node's processes keep their logs
+COMES_WITHIN = 5.0  # seconds after the end of a job in which its outcome may still come
+LOOKS_EVERY = 0.2  # seconds between two looks at what a running job tells
+State = Literal["waiting", "running", "succeeded", "failed", "ended", "cancelled"]
+GOES_ON_BY_ITSELF: tuple[State, ...] = ("waiting", "running")
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to run: one of our modules with its arguments, in so many processes."""
+    """What to run: one of our modules with its arguments, in so many processes on each of so many nodes."""
 
     module: str
     arguments: Sequence[str]
     processes: int = 1
+    nodes: int = 1
+
+    def write(self, folder: Path) -> None:
+        """Leave it in the job's folder, for whoever starts the processes of a node."""
+        artifacts.write_atomically(folder / COMMAND, json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(folder: Path) -> Command:
+        """The command of the job in this folder."""
+        return Command(**json.loads((folder / COMMAND).read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a look at a job showed.
+
+    waiting: in a queue, or on its way back into one. running. succeeded. failed: by itself. ended: by the cluster (preempted, evicted, a
+    lost node), so that another try may succeed. cancelled: somebody wanted its end. `reason` is in the launcher's own words, "" where it
+    says none.
+    """
+
+    state: State
+    reason: str = ""
 
 
 class Running(Protocol):
     """A job that was started."""
 
-    def state(self) -> State:
-        """Whether it runs, and how it ended."""
+    @property
+    def name(self) -> str:
+        """As people find it there; "" for one that nobody else sees."""
+
+    def look(self) -> Seen:
+        """Whether it waits or runs, and how it ended."""
 
     def stop(self) -> None:
-        """Ask it to save its work and end."""
+        """Ask it to save its work and end, for good."""
 
     def cancel(self) -> None:
-        """End it now."""
+        """End it now. Once more does no harm, nor after its end."""
 
     def logs(self) -> list[Path]:
         """A file a process with what it printed."""
@@ -51,8 +82,19 @@ class Running(Protocol):
 class Launcher(Protocol):
     """A way to run a command."""
 
+    @property
+    def looks_every(self) -> float:
+        """Seconds between two looks at a job's state."""
+
+    @property
+    def resumes(self) -> int:
+        """How often who watches starts a job again that the cluster ended, or that saved its work and ended with 75."""
+
     def start(self, command: Command, folder: Path) -> Running:
         """Start the command; `folder` is the job's own, on storage that the job sees too."""
+
+    def find(self, folder: Path) -> Running | None:
+        """The job of this folder that an earlier call started, whoever made it, and that runs or left its outcome; None: there is none."""
 
 
 class LostJobError(TunelineError):
@@ -61,70 +103,163 @@ class LostJobError(TunelineError):
     kind = "job_lost"
 
 
+class SilentError(TunelineError):
+    """What the job was given to does not answer. The job goes on, and the same call may succeed in a moment."""
+
+    kind = "engine_missing"
+
+
+class JobEndedError(TunelineError):
+    """A job was ended from outside: by somebody, or by the cluster once too often."""
+
+    kind = "job_ended"
+
+
 def outcome_of(rank: int) -> str:
     """The file in which a process leaves its outcome; the first one's is the job's."""
     return f"outcome-{rank}.json" if rank else OUTCOME
 
 
 def run(launcher: Launcher, command: Command, folder: Path, reporter: Reporter) -> dict[str, Any]:
-    """Run a command to its end and return the outcome that it left.
+    """Run a command to its end and return the outcome that it left. A job that an earlier call started for this folder is watched further.
 
-    Raises the error that the job wrote down, or LostJobError. SIGTERM and Ctrl-C are passed on, so that the job saves its work, and raise
-    InterruptedRunError; a second Ctrl-C ends it at once.
+    Raises the error that the job wrote down, LostJobError where it left none, JobEndedError where it was ended from outside and may not be
+    started again, or SilentError where nobody answers who could tell of it. SIGTERM and Ctrl-C are passed on, so that the job saves its
+    work, and raise InterruptedRunError; a second Ctrl-C ends it at once.
     """
-    for left in (folder / EVENTS, *folder.glob("outcome*.json")):
+    running = launcher.find(folder)
+    if running:
+        reporter.note(f"{running.name} is there already and is watched further")
+    for tries_left in reversed(range(launcher.resumes + 1)):
+        running = running or _started(launcher, command, folder, reporter)
+        outcome = _watched(launcher, running, folder, reporter, last=not tries_left)
+        if outcome is not None:
+            return outcome
+        running = None
+    raise AssertionError("the last try returns or raises")
+
+
+def _started(launcher: Launcher, command: Command, folder: Path, reporter: Reporter) -> Running:
+    for left in (folder / EVENTS, folder / WATCHED, *folder.glob("outcome*.json")):
         left.unlink(missing_ok=True)
-    running, asked = launcher.start(command, folder), threading.Event()
+    command.write(folder)
+    running = launcher.start(command, folder)
+    if running.name:
+        reporter.note(f"{running.name} was started")
+    return running
+
+
+def _watched(launcher: Launcher, running: Running, folder: Path, reporter: Reporter, *, last: bool) -> dict[str, Any] | None:
+    """The job's outcome once it has ended; None where it may be started again."""
+    asked = threading.Event()
     try:
-        with process.stopping(asked, running.stop):
-            _follow(running, folder / EVENTS, reporter)
-    finally:
+        with process.stopping(asked):
+            seen = _follow(launcher, running, folder, reporter, asked)
+    except SilentError:
+        raise  # it goes on, and is found again
+    except BaseException:
         running.cancel()
-    try:
-        return _outcome(running, folder)
-    except LostJobError:
-        if asked.is_set():
-            raise InterruptedRunError("interrupted before there was anything to save", hint=GOES_ON) from None
         raise
+    running.cancel()  # what is left of it
+    if seen.state == "succeeded":
+        _wait_for(folder / OUTCOME)
+    try:
+        return _outcome(running, seen, folder)
+    except TunelineError as error:
+        if asked.is_set():
+            if isinstance(error, (LostJobError, JobEndedError)):
+                raise InterruptedRunError("interrupted before there was anything to save", hint=GOES_ON) from None
+            raise
+        if last or seen.state == "cancelled" or not (seen.state == "ended" or error.exit_code == EXIT_INTERRUPTED):
+            raise
+        reporter.note(f"{running.name} ended before its work was done ({seen.reason or error.message}); it is started again")
+        return None
 
 
-def _follow(running: Running, events: Path, reporter: Reporter) -> None:
-    """Relay the job's events until it has ended and all are told."""
-    lines = _Lines(events)
-    while running.state() == "running":
-        lines.tell(reporter)
+def _wait_for(outcome: Path) -> None:
+    """Over NFS a file is seen a moment after the job has ended that wrote it."""
+    until = time.monotonic() + COMES_WITHIN
+    while not outcome.exists() and time.monotonic() < until:
         time.sleep(LOOKS_EVERY)
+
+
+def _follow(launcher: Launcher, running: Running, folder: Path, reporter: Reporter, asked: threading.Event) -> Seen:
+    """Relay the job's events until it has ended and all are told. Each new state is told with its reason."""
+    lines, told, before = _Lines(folder / EVENTS, folder / WATCHED), Seen("running"), _Once(running.stop)
+    while True:
+        seen = running.look()
+        if seen.state not in GOES_ON_BY_ITSELF:
+            break
+        if seen != told:
+            reporter.note(_sentence(running, seen))
+            told = seen
+        until = time.monotonic() + launcher.looks_every
+        while time.monotonic() < until:
+            lines.tell(reporter)
+            if asked.is_set():
+                before()
+            time.sleep(LOOKS_EVERY)
     lines.tell(reporter)
+    return seen
+
+
+def _sentence(running: Running, seen: Seen) -> str:
+    return f"{running.name} {'runs' if seen.state == 'running' else 'waits'}" + (f": {seen.reason}" if seen.reason else "")
+
+
+class _Once:
+    """A call that is made the first time only."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call:
+            call()
 
 
 class _Lines:
-    """The whole lines that were added to a file since it was last looked at."""
+    """The whole lines that were added to a file since it was last looked at, by whoever watched: `place` says how far that was."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
+    def __init__(self, path: Path, place: Path) -> None:
+        self._path, self._place = path, place
+        self._read = int((_read(place) or {}).get("events_told", 0))
 
     def tell(self, reporter: Reporter) -> None:
         if not self._path.exists():
             return
+        if self._path.stat().st_size < self._read:  # the job began anew
+            self._read = 0
         with self._path.open("rb") as file:
             file.seek(self._read)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
+        if not whole:
+            return
         self._read += len(whole)
         for line in whole.decode().splitlines():
             if event := event_in(line):
                 relay(event, reporter)
+        artifacts.write_atomically(self._place, json.dumps({"events_told": self._read}))
 
 
-def _outcome(running: Running, folder: Path) -> dict[str, Any]:
+def _outcome(running: Running, seen: Seen, folder: Path) -> dict[str, Any]:
     """What the job left. Raises the error in it, that of the process which failed by itself before those that only lost it; LostJobError
-    where there is nothing."""
-    outcomes = [left for path in (folder / OUTCOME, *sorted(folder.glob("outcome-*.json"))) if (left := _read(path))]
+    or JobEndedError where there is nothing."""
+    paths = [folder / OUTCOME, *sorted(folder.glob("outcome-*.json"))]
+    outcomes = [left for path in paths if (left := _read(path))]
     failed = sorted((left for left in outcomes if "error" in left), key=lambda left: bool(left["error"]["kind"] == LostJobError.kind))
+    outside = f"{running.name} was ended from outside: {seen.reason}" if seen.state in ("ended", "cancelled") else ""
     if failed:
-        raise _as_told(failed[0])
+        for path in paths:  # it is told now: the next call begins a new job
+            path.unlink(missing_ok=True)
+        raise _as_told(failed[0], outside)
+    if outside:
+        raise JobEndedError(outside, hint=GOES_ON)
     if not outcomes:
-        raise LostJobError(f"the job in {folder} ended without an outcome: {_last_words(running)}", hint=GOES_ON)
+        said = last_words(running.logs()) or seen.reason or "it printed nothing"
+        raise LostJobError(f"{running.name or 'the job'} in {folder} ended without an outcome: {said}", hint=GOES_ON)
     return outcomes[0]
 
 
@@ -136,15 +271,25 @@ def _read(path: Path) -> dict[str, Any] | None:
     return left
 
 
-def _as_told(left: dict[str, Any]) -> TunelineError:
+def _as_told(left: dict[str, Any], outside: str) -> TunelineError:
+    """The error that a process left; one that was interrupted knows nothing of who did it."""
+    if outside and left["exit_code"] == EXIT_INTERRUPTED:
+        left = left | {"error": left["error"] | {"message": f"{outside}; {left['error']['message']}"}}
     if left["error"]["kind"] == LostJobError.kind:
         return LostJobError(left["error"]["message"], hint=left["error"]["hint"])
     return TunelineError.from_dict(left["error"], left["exit_code"])
 
 
-def _last_words(running: Running) -> str:
-    """The last line that any of the job's processes printed."""
-    said = [
-        text.splitlines()[-1].strip() for path in running.logs() if (text := path.read_text(encoding="utf-8", errors="replace").strip())
-    ]
-    return said[-1][:300] if said else "it printed nothing"
+def last_words(logs: Sequence[Path]) -> str:
+    """The last line that any of these logs has, "" where they have none."""
+    texts = [path.read_text(encoding="utf-8", errors="replace").strip() for path in logs if path.is_file()]
+    said = [text.splitlines()[-1].strip() for text in texts if text]
+    return said[-1][:300] if said else ""
+
+
+def logs_of_nodes(folder: Path) -> list[Path]:
+    """What each process of each node wrote to standard error, in the order of nodes and ranks; a node's own log before its processes'."""
+    found: list[Path] = []
+    for node in sorted((folder / NODES).glob("*"), key=lambda path: int(path.name)):
+        found += [node / "torchrun.log", *sorted((node / "logs").rglob("stderr.log"), key=lambda log: int(log.parent.name))]
+    return found

@@ -1,4 +1,4 @@
-"""Several processes on this machine, started by torchrun (torch.distributed.run)."""
+"""Several processes on this machine, started by torchrun (torch.distributed.run): a whole job, or one node's part of one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,19 @@ from pathlib import Path
 import psutil
 
 from components.common import cores, process
-from components.common.launch import Command, State
+from components.common.launch import Command, Seen
 
 LOGS = "logs"
 PATIENCE = 10.0  # seconds for a cancelled job to end by itself
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the processes of several nodes meet: the first node's address and port, and which node this is."""
+
+    node: int
+    address: str
+    port: int
 
 
 @dataclass
@@ -27,11 +36,13 @@ class LocalJob:
     torchrun: subprocess.Popen[bytes]
     guard: subprocess.Popen[bytes]
     folder: Path
+    ending: signal.Signals = signal.SIGTERM
+    name: str = ""
 
-    def state(self) -> State:
+    def look(self) -> Seen:
         """Whether it runs, and how it ended."""
         code = self.torchrun.poll()
-        return "running" if code is None else "succeeded" if code == 0 else "failed"
+        return Seen("running" if code is None else "succeeded" if code == 0 else "failed")
 
     def stop(self) -> None:
         """Ask every process to save its work; torchrun itself would give them half a minute and then kill them. Before they are there,
@@ -44,7 +55,7 @@ class LocalJob:
     def cancel(self) -> None:
         """End it now."""
         if self.torchrun.poll() is None:
-            self.torchrun.terminate()
+            self.torchrun.send_signal(self.ending)
             with suppress(subprocess.TimeoutExpired):
                 self.torchrun.wait(PATIENCE)
         with suppress(ProcessLookupError):
@@ -57,19 +68,30 @@ class LocalJob:
         return [self.folder / "torchrun.log", *sorted((self.folder / LOGS).rglob("stderr.log"), key=lambda log: int(log.parent.name))]
 
 
+@dataclass(frozen=True)
 class TorchRun:
-    """The local launcher."""
+    """The local launcher. Its jobs end with who watches them, so there is never one to find again.
+
+    `deaf`: a SIGTERM to all processes is for those that train. torchrun would kill them half a minute later, while they still save.
+    """
+
+    meeting: Rendezvous | None = None
+    deaf: bool = False
+    looks_every: float = 0.2
+    resumes: int = 0
 
     def start(self, command: Command, folder: Path) -> LocalJob:
-        """Start the command's processes, which share this process's cores among them."""
+        """Start the command's processes on this node, which share this process's cores among them."""
         shutil.rmtree(folder / LOGS, ignore_errors=True)  # of an earlier job
         job = secrets.token_hex(8)
-        arguments = ["--standalone", "--nnodes=1", f"--nproc-per-node={command.processes}", "--max-restarts=0"]
+        arguments = [*self._nodes(command), f"--nproc-per-node={command.processes}", "--max-restarts=0"]
         arguments += [f"--log-dir={folder / LOGS}", "--redirects=3", "-m", command.module, *command.arguments]
-        threads = str(max(1, cores.threads() // command.processes))
+        threads = os.environ.get("TUNELINE_JOB_THREADS") or str(max(1, cores.threads() // command.processes))
         environment = process.python_environment(
-            TUNELINE_THREADS=threads, OMP_NUM_THREADS=threads, PYTHONPATH=_import_path(), TUNELINE_JOB=job
+            TUNELINE_THREADS=threads, OMP_NUM_THREADS=threads, PYTHONPATH=import_path(), TUNELINE_JOB=job
         )
+        if self.deaf:
+            arguments.insert(0, "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT")
         with (folder / "torchrun.log").open("wb") as log:
             torchrun = subprocess.Popen(
                 process.module_command("torch.distributed.run", *arguments),
@@ -78,12 +100,28 @@ class TorchRun:
                 stderr=log,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=process.die_with_parent,
+                preexec_fn=_deaf if self.deaf else process.die_with_parent,
             )
-        return LocalJob(torchrun, process.guard_job(torchrun.pid, f"TUNELINE_JOB={job}"), folder)
+        guard = process.guard_job(torchrun.pid, f"TUNELINE_JOB={job}")
+        return LocalJob(torchrun, guard, folder, signal.SIGINT if self.deaf else signal.SIGTERM)
+
+    def find(self, folder: Path) -> None:
+        """There is none."""
+
+    def _nodes(self, command: Command) -> list[str]:
+        if self.meeting is None:
+            return ["--standalone", "--nnodes=1"]
+        there = [f"--master-addr={self.meeting.address}", f"--master-port={self.meeting.port}"]
+        return [f"--nnodes={command.nodes}", f"--node-rank={self.meeting.node}", *there]
 
 
-def _import_path() -> str:
+def _deaf() -> None:
+    """For torchrun; its workers inherit it until they say otherwise."""
+    process.die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def import_path() -> str:
     """Where our packages are imported from, for processes that are not allowed to look into their working directory."""
     from components.common import hashing
 

@@ -1,0 +1,155 @@
+"""The launcher: a batch job is found again by its name, which is made of its folder's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from components.common import artifacts
+from components.common.launch import GOES_ON_BY_ITSELF, OUTCOME, Command, Seen, SilentError, logs_of_nodes
+from components.common.launch.settings import LauncherSettings, shared
+from components.common.launch.slurm import script
+from components.common.launch.slurm.programs import Programs
+from components.common.launch.slurm.states import Batch
+
+SCRIPT, RECORD = "job.sh", "slurm.json"
+FORGOTTEN_AFTER = 3  # looks at a job that Slurm no longer knows, before it is said to be gone: what it wrote may come late over NFS
+SECONDS_TO_CANCEL = 30.0  # for which a Slurm that does not answer is asked to end a job
+PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between two calls of a Slurm that does not answer
+Answer = TypeVar("Answer")
+
+
+def name_of(folder: Path) -> str:
+    """The name of a folder's job: no other folder's job has it."""
+    return f"tuneline-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
+
+
+@dataclass
+class SlurmLauncher:
+    """Batch jobs. A job that ends with its work saved queues itself anew (see script.py), so nobody else has to."""
+
+    settings: LauncherSettings
+    way: Programs
+    resumes: int = 0
+
+    @property
+    def looks_every(self) -> float:
+        """Seconds between two looks: squeue asks the one controller that everybody asks."""
+        return self.settings.looks_every
+
+    def start(self, command: Command, folder: Path) -> SlurmJob:
+        """Hand in the job. Where the answer is lost, the job is looked for before another is handed in."""
+        folder = shared(folder)
+        (folder / script.STOP).unlink(missing_ok=True)
+        name = name_of(folder)
+        options = script.options(name, folder, command.nodes, self.settings.slurm)
+        artifacts.write_atomically(folder / SCRIPT, script.text(options, folder, command.nodes, self.settings))
+        known = {job.id for job in self._patiently(lambda: self.way.jobs(name))}
+        job = self._patiently(lambda: self._submitted_once(name, known, folder))
+        artifacts.write_atomically(folder / RECORD, json.dumps({"job": job, "name": name, "submitted": time.time()}))
+        return SlurmJob(job, name, folder, self.way, self.settings)
+
+    def find(self, folder: Path) -> SlurmJob | None:
+        """The folder's job that waits or runs; or that has ended while nobody watched, where it left its outcome."""
+        folder = shared(folder)
+        name = name_of(folder)
+        alive = [job for job in self._patiently(lambda: self.way.jobs(name)) if not job.is_over]
+        if alive:
+            return SlurmJob(alive[-1].id, name, folder, self.way, self.settings)
+        if (folder / RECORD).exists() and (folder / OUTCOME).exists():
+            return SlurmJob(json.loads((folder / RECORD).read_text(encoding="utf-8"))["job"], name, folder, self.way, self.settings)
+        return None
+
+    def _submitted_once(self, name: str, known: set[str], folder: Path) -> str:
+        """A call that was not answered may have been heard."""
+        came = [job.id for job in self.way.jobs(name) if job.id not in known]
+        return came[-1] if came else self.way.submit(folder / SCRIPT)
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        return patiently(ask, self.settings.patience_seconds)
+
+
+def patiently(ask: Callable[[], Answer], seconds: float) -> Answer:
+    """Ask until there is an answer. Raises SilentError with what was said last when the time is over."""
+    until, pauses = time.monotonic() + seconds, iter(PAUSES)
+    while True:
+        try:
+            return ask()
+        except SilentError as error:
+            pause = next(pauses, PAUSES[-1])
+            if time.monotonic() + pause > until:
+                hint = "Ask the site whether Slurm is up. A job that was handed in goes on; the same command watches it further."
+                raise SilentError(f"Slurm has not answered for {seconds:.0f} s: {error.message}", hint=hint) from None
+            time.sleep(pause)
+
+
+@dataclass
+class SlurmJob:
+    """A batch job."""
+
+    id: str
+    job_name: str
+    folder: Path
+    way: Programs
+    settings: LauncherSettings
+    _silent_since: float | None = None
+    _unknown: int = 0
+    _last: Seen = field(default_factory=lambda: Seen("waiting"))
+
+    @property
+    def name(self) -> str:
+        """As people find it in squeue."""
+        return f"Slurm job {self.id}"
+
+    def look(self) -> Seen:
+        """What the controller says, or the accounting, or what the job left. Raises SilentError after `patience_seconds` of silence."""
+        try:
+            known = self._known()
+        except SilentError as error:
+            return self._silence(error)
+        self._silent_since = None
+        self._last = known.seen if known else self._forgotten()
+        return self._last
+
+    def stop(self) -> None:
+        """Ask the training to save. It is not queued anew after that."""
+        (self.folder / script.STOP).touch()
+        if self._last.state == "running":
+            patiently(lambda: self.way.cancel(self.id, "TERM"), self.settings.patience_seconds)
+        else:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the job, unless it has ended."""
+        if self._last.state in GOES_ON_BY_ITSELF:
+            (self.folder / script.STOP).touch()
+            patiently(lambda: self.way.cancel(self.id), min(self.settings.patience_seconds, SECONDS_TO_CANCEL))
+
+    def logs(self) -> list[Path]:
+        """The batch script's log, then those of the processes."""
+        return [self.folder / f"slurm-{self.id}.log", *logs_of_nodes(self.folder)]
+
+    def _known(self) -> Batch | None:
+        found = [job for job in self.way.jobs(self.job_name) if job.id == self.id] or self.way.accounted(self.id)
+        return found[0] if found else None
+
+    def _silence(self, error: SilentError) -> Seen:
+        now = time.monotonic()
+        self._silent_since = self._silent_since or now
+        if now - self._silent_since > self.settings.patience_seconds:
+            raise error
+        return Seen(self._last.state, f"Slurm does not answer ({error.message})")
+
+    def _forgotten(self) -> Seen:
+        """Without accounting a job is forgotten some minutes after its end (MinJobAge)."""
+        self._unknown += 1
+        if (self.folder / OUTCOME).exists():
+            return Seen("succeeded", "Slurm has forgotten it; it left its outcome")
+        if self._unknown < FORGOTTEN_AFTER:
+            return Seen("running", "Slurm does not know it any more")
+        return Seen("ended", "Slurm does not know it any more, and it left no outcome")

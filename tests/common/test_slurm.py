@@ -1,0 +1,226 @@
+"""Batch scripts, and what Slurm says of a job in the shapes of its versions. Real jobs are in tests/engines/test_slurm.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from components.common.errors import ConfigurationError, TunelineError
+from components.common.launch import Seen, SilentError
+from components.common.launch.settings import LauncherSettings
+from components.common.launch.slurm import launcher, programs, script
+from components.common.launch.slurm.programs import Programs, RefusedError
+from components.common.launch.slurm.states import batches
+
+NUMBER = {"set": True, "infinite": False, "number": 7}
+UNSET = {"set": False, "infinite": False, "number": 0}
+SHAPES: dict[str, dict[str, Any]] = {
+    "squeue of Slurm 22": {
+        "job_id": 7, "name": "tuneline-a", "job_state": "RUNNING", "state_reason": "None", "exit_code": 0, "array_job_id": 0,
+        "array_task_id": None, "user_name": "ada", "comment": "/work", "restart_cnt": 1,
+    },
+    "squeue of Slurm 23.11": {
+        "job_id": 7, "name": "tuneline-a", "job_state": ["RUNNING"], "state_reason": "None", "array_job_id": UNSET | {"set": True},
+        "exit_code": {"status": ["SUCCESS"], "return_code": {"set": True, "infinite": False, "number": 0}},
+        "array_task_id": UNSET, "user_name": "ada", "comment": "/work", "restart_cnt": 1,
+    },
+    "sacct of Slurm 22": {
+        "job_id": 7, "name": "tuneline-a", "state": {"current": "RUNNING", "reason": "None"}, "user": "ada", "comment": {"job": "/work"},
+        "exit_code": {"status": "SUCCESS", "return_code": 0}, "restart_cnt": 1,
+    },
+    "sacct of Slurm 24.05": {
+        "job_id": NUMBER, "name": "tuneline-a", "state": {"current": ["RUNNING"], "reason": "None"}, "user": "ada",
+        "comment": {"job": "/work", "system": ""}, "exit_code": {"status": ["SUCCESS"], "return_code": NUMBER | {"number": 0}},
+        "restart_cnt": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_job_reads_the_same_in_every_shape(shape: str) -> None:
+    (job,) = batches({"jobs": [SHAPES[shape]]})
+    assert (job.id, job.name, job.states, job.user, job.comment, job.restarts) == ("7", "tuneline-a", ("RUNNING",), "ada", "/work", 1)
+    assert (job.exit_code, job.task, job.seen) == (0, None, Seen("running", "RUNNING"))
+
+
+@pytest.mark.parametrize(
+    ("states", "reason", "seen"),
+    [
+        ("PENDING", "Resources", Seen("waiting", "PENDING (Resources)")),
+        (["PENDING", "REQUEUED"], "BeginTime", Seen("waiting", "PENDING REQUEUED (BeginTime)")),
+        (["FAILED", "COMPLETING"], "None", Seen("running", "FAILED COMPLETING")),
+        ("COMPLETED", "None", Seen("succeeded", "COMPLETED")),
+        ("CANCELLED", "None", Seen("cancelled", "CANCELLED")),
+        ("TIMEOUT", "TimeLimit", Seen("ended", "TIMEOUT (TimeLimit)")),
+        (["NODE_FAIL", "REQUEUED"], "None", Seen("waiting", "NODE_FAIL REQUEUED")),
+        ("PREEMPTED", "None", Seen("ended", "PREEMPTED")),
+        ("OUT_OF_MEMORY", "OutOfMemory", Seen("failed", "OUT_OF_MEMORY (OutOfMemory), exit code 3")),
+        ("OF_A_LATER_SLURM", "", Seen("failed", "OF_A_LATER_SLURM, exit code 3")),
+    ],
+)
+def test_every_state_is_waiting_running_or_an_end_with_slurms_words(states: object, reason: str, seen: Seen) -> None:
+    job = {"job_id": 1, "name": "a", "job_state": states, "state_reason": reason, "exit_code": 3 << 8}
+    assert batches({"jobs": [job]})[0].seen == seen
+
+
+def rendered(folder: Path, **slurm: Any) -> str:
+    settings = LauncherSettings(kind="slurm", nodes=2, python="/opt/tuneline/bin/python3", slurm=slurm, environment={"NCCL_DEBUG": "a b"})
+    return script.text(script.options("tuneline-a", folder, 2, settings.slurm), folder, 2, settings)
+
+
+def test_a_script_says_what_a_site_asked_for_and_is_one_that_bash_reads(tmp_path: Path) -> None:
+    text = rendered(
+        tmp_path, partition="gpu", account="ml", qos="high", gres="gpu:h100:8", constraint="ib", cpus=64, memory="900G", time_limit="1-0",
+        save_seconds=300, reservation="r", options=["--exclusive"], setup=["module load cuda/12.8"],
+    )  # fmt: skip
+    wanted = [
+        "--job-name=tuneline-a", "--nodes=2", "--ntasks-per-node=1", "--requeue", "--open-mode=append", "--export=NONE",
+        "--signal=TERM@300",
+        "--partition=gpu", "--account=ml", "--qos=high", "--gres=gpu:h100:8", "--constraint=ib", "--cpus-per-task=64", "--mem=900G",
+        "--time=1-0", "--reservation=r", "--exclusive", f"--output={tmp_path}/slurm-%j.log",
+    ]  # fmt: skip
+    assert {f"#SBATCH {one}" for one in wanted} <= {*text.splitlines()}
+    directives = [number for number, line in enumerate(text.splitlines()) if line.startswith("#SBATCH")]
+    assert directives == [*range(1, len(directives) + 1)], "sbatch reads them up to the first command only"
+    assert "export NCCL_DEBUG='a b'" in text
+    assert text.index("module load") < text.index("srun --nodes=2 --ntasks=2")
+    assert not script.NAME.search(text)
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_a_container_is_pyxis_own_options_or_apptainer_around_the_command(tmp_path: Path) -> None:
+    mounts = ["/work:/work"]
+    pyxis = rendered(tmp_path, container={"engine": "pyxis", "image": "registry.example#a:1", "mounts": mounts})
+    assert "--container-image='registry.example#a:1' --container-mounts=/work:/work bash -c" in pyxis
+    apptainer = rendered(tmp_path, container={"engine": "apptainer", "image": "/images/a.sif", "mounts": mounts})
+    command = "exec apptainer exec --bind /work:/work /images/a.sif /opt/tuneline/bin/python3 -P -m components.common.launch.node"
+    assert command in apptainer
+    assert "PYTHONPATH" not in pyxis + apptainer, "an image has its own tuneline"
+    assert "PYTHONPATH" in rendered(tmp_path)
+
+
+def test_a_site_may_have_a_script_of_its_own(tmp_path: Path) -> None:
+    own = tmp_path / "own.sh"
+    own.write_text("#!/bin/bash\n@DIRECTIVES@\nexport folder=@FOLDER@\nour-srun bash -c @NODE@ node $folder\n")
+    assert rendered(tmp_path, template=str(own)).endswith(
+        'exec /opt/tuneline/bin/python3 -P -m components.common.launch.node "$1"\' node $folder\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("@DIRECTIVES@ @FOLDER@", "@NODE@ is missing"), ("@DIRECTIVES@ @FOLDER@ @NODE@ @NODES@", "@NODES@ is unknown")]
+)
+def test_a_script_that_leaves_out_what_is_needed_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    own = tmp_path / "own.sh"
+    own.write_text(text)
+    with pytest.raises(ConfigurationError, match=said):
+        rendered(tmp_path, template=str(own))
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        rendered(tmp_path, template=str(tmp_path / "nowhere.sh"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"time_limit": "soon"}, {"options": ["exclusive"]}, {"options": ["--a\nrm -rf /"]}, {"container": {"engine": "pyxis"}}, {"que": ""}],
+)
+def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        LauncherSettings.model_validate({"kind": "slurm", "slurm": wrong})
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm's programs say what lies in a folder under their names, and fail where that is an error."""
+    for name in ("sbatch", "squeue", "sacct", "scancel"):
+        program = tmp_path / name
+        program.write_text(
+            f"#!{sys.executable}\nimport sys\ntext = open({str(tmp_path)!r} + '/{name}.said').read()\n"
+            "failed = 'error: ' in text[:30]\nprint(text, file=sys.stderr if failed else sys.stdout)\nsys.exit(failed)\n"
+        )
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_an_answer_that_lists_no_job_because_the_controller_is_gone_is_no_answer(said: Path) -> None:
+    """squeue --json of Slurm 22 exits with 0 then."""
+    (said / "squeue.said").write_text(
+        '{"errors": [{"description": "Failed while looking for jobs", "source": "slurm_load_jobs"}], "jobs": []}'
+    )
+    with pytest.raises(SilentError, match="Failed while looking for jobs, slurm_load_jobs"):
+        Programs().jobs("a")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("squeue: error: Unable to contact slurm controller (connect failure)", SilentError),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", SilentError),
+        ("squeue: error: Invalid user: 12", RefusedError),
+        ("no JSON at all", ConfigurationError),
+    ],
+)
+def test_what_slurm_says_is_told_apart_in_silence_and_refusal(words: str, error: type[TunelineError], said: Path) -> None:
+    (said / "squeue.said").write_text(words)
+    with pytest.raises(error):
+        Programs().jobs("a")
+
+
+def test_without_accounting_a_job_is_just_not_known_there(said: Path) -> None:
+    (said / "sacct.said").write_text("sacct: error: Slurm accounting storage is disabled")
+    assert Programs().accounted("7") == []
+
+
+def test_a_job_that_has_ended_already_may_be_cancelled(said: Path) -> None:
+    (said / "scancel.said").write_text("scancel: error: Kill job error on job id 7: Invalid job id specified")
+    Programs().cancel("7")
+    (said / "scancel.said").write_text("scancel: error: Kill job error on job id 7: Access/permission denied")
+    with pytest.raises(RefusedError, match="permission denied"):
+        Programs().cancel("7")
+
+
+def test_the_programs_run_on_a_login_node_where_one_is_named(said: Path) -> None:
+    ssh = said / "ssh"
+    ssh.write_text(f"#!/bin/sh\necho \"$@\" > {said}/asked\necho '42;cluster'\n")
+    ssh.chmod(0o755)
+    assert Programs("login.example").submit(Path("/work/a job.sh")) == "42"
+    assert (said / "asked").read_text() == "-o BatchMode=yes login.example sbatch --parsable '/work/a job.sh'\n"
+    ssh.write_text("#!/bin/sh\necho 'ssh: connect to host login.example port 22: No route to host' >&2; exit 255\n")
+    with pytest.raises(SilentError, match="No route to host"):
+        Programs("login.example").jobs("a")
+
+
+def test_an_answer_that_was_lost_hands_no_second_job_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sbatch was heard, and its answer was not."""
+
+    class Heard(Programs):
+        handed_in = 0
+
+        def __init__(self) -> None:
+            """No program is needed."""
+
+        def submit(self, script: Path) -> str:
+            Heard.handed_in += 1
+            raise SilentError("socket timed out")
+
+        def jobs(self, name: str) -> list[Any]:
+            return batches({"jobs": [{"job_id": 5, "name": name, "job_state": "PENDING"}] * Heard.handed_in})
+
+    from components.common.launch import Command
+
+    monkeypatch.setattr(launcher, "PAUSES", (0.01,))
+    job = launcher.SlurmLauncher(LauncherSettings(kind="slurm"), Heard()).start(Command("a", []), tmp_path)
+    assert (job.id, Heard.handed_in) == ("5", 1)
+
+
+def test_without_slurm_it_is_said_where_it_may_be_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TunelineError, match="there is no sbatch here") as raised:
+        programs.Programs()
+    assert "launcher.slurm.ssh" in raised.value.hint
