@@ -21,6 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0  # seconds until a node is up
 MEMORY = str(200 * 1024 * 1024)  # bytes of each node's object store
 NODE = "TUNELINE_TEST_NODE"  # tells the processes of a node where to write which files they open
+# A lost node is noticed after seconds, not half a minute, and workers have as much of a busy machine as other tests.
+SETTINGS = {
+    "RAY_worker_niceness": "0",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
 # Python reads this as it starts, in every process of a node.
 WITNESS = f"""
 import os, sys
@@ -35,43 +42,64 @@ sys.addaudithook(note)
 
 @dataclass(frozen=True)
 class Cluster:
-    """Its address, and what each node's processes write down: the files they open."""
+    """Its address, that of its dashboard ("" without one), its nodes, and what each node's processes write down: the files they open."""
 
     address: str
     logs: tuple[Path, ...]
+    dashboard: str
+    folder: Path
+    nodes: list[subprocess.Popen[bytes]]
 
     def opened(self, folder: Path, pattern: str) -> list[set[str]]:
         """By node, the files in a folder, with names of a pattern, that its processes opened."""
         paths = [{Path(line) for line in log.read_text().splitlines()} for log in self.logs]
         return [{path.name for path in some if path.parent == folder and fnmatch(path.name, pattern)} for some in paths]
 
+    def lose(self, number: int) -> None:
+        """Have a node vanish with all that it started, as by a loss of power."""
+        os.killpg(self.nodes[number].pid, signal.SIGKILL)
+        self.nodes[number].wait()
+
+    def bring_back(self, number: int) -> None:
+        """Start a node again that was lost."""
+        self.nodes[number] = _start(self.folder, number, [f"--address={self.address}"])
+
 
 @contextmanager
-def two_nodes(folder: Path) -> Iterator[Cluster]:
-    """Start a head and a worker, each with one CPU."""
+def two_nodes(folder: Path, *, dashboard: bool = False) -> Iterator[Cluster]:
+    """Start a head and a worker, each with one CPU; with the dashboard it takes jobs."""
     # Ray's sockets lie below its own folder, and the path of a socket may have 107 bytes: fewer than a test's folder leaves.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as short:
-        yield from _two_nodes(folder, short)
+        yield from _two_nodes(folder, short, dashboard)
 
 
-def _two_nodes(folder: Path, short: str) -> Iterator[Cluster]:
-    port = _free_port()
+def _two_nodes(folder: Path, short: str, dashboard: bool) -> Iterator[Cluster]:
+    port, shown = _free_port(), _free_port()
     address = f"127.0.0.1:{port}"
-    head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={short}", "--ray-client-server-port", str(_free_port())]
-    nodes: list[subprocess.Popen[bytes]] = []
+    head = ["--head", f"--port={port}", f"--temp-dir={short}", "--ray-client-server-port", str(_free_port())]
+    head += [f"--include-dashboard={str(dashboard).lower()}", f"--dashboard-port={shown}"]
+    url = f"http://127.0.0.1:{shown}" if dashboard else ""
+    cluster = Cluster(address, tuple(_opened(folder, number) for number in range(2)), url, folder, [])
     try:
         for number, arguments in enumerate((head, [f"--address={address}"])):
-            nodes.append(_start(folder, number, arguments))
-            _wait(address, number + 1, nodes[-1], folder / f"node{number}.log")
-        yield Cluster(address, tuple(_opened(folder, number) for number in range(2)))
+            cluster.nodes.append(_start(folder, number, arguments))
+            _wait(address, number + 1, cluster.nodes[-1], folder / f"node{number}.log")
+        yield cluster
     finally:
-        for node in reversed(nodes):
+        for node in reversed(cluster.nodes):
             _end(node)
 
 
 def _environment() -> dict[str, str]:
     """Ray's workers import the stages from this checkout; a token would have to be shared by hand."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **SETTINGS,
+    }
 
 
 def _opened(folder: Path, number: int) -> Path:
@@ -88,7 +116,8 @@ def _witnessed(folder: Path, number: int) -> dict[str, str]:
 def _start(folder: Path, number: int, arguments: list[str]) -> subprocess.Popen[bytes]:
     environment = _witnessed(folder, number)
     ray = Path(sys.executable).parent / "ray"
-    command = [str(ray), "start", "--block", "--num-cpus=1", "--node-ip-address=127.0.0.1", f"--object-store-memory={MEMORY}", *arguments]
+    command = [str(ray), "start", "--block", "--num-cpus=1", "--node-ip-address=127.0.0.1", f"--object-store-memory={MEMORY}"]
+    command += [f"--dashboard-agent-listen-port={_free_port()}", *arguments]
     with (folder / f"node{number}.log").open("wb") as log:
         node = subprocess.Popen(
             command, stdout=log, stderr=log, env=environment, start_new_session=True, preexec_fn=process.die_with_parent
