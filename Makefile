@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-long test-engines stress stress-training stress-deploy bench-curation bench-fine-tuning bench-evaluation bench-serving soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-long test-engines stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-serving soak vllm-package lint ui clean help
 
 help: ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -38,11 +38,14 @@ $(VENV)/.engines: $(VENV)/.ready
 	@touch $@
 
 # Where an engine is missing its tests are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
-test-engines: $(VENV)/.engines ## Tests against real engines: an S3 server, PostgreSQL, a Ray cluster, DeepSpeed
-	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/engines $(ARGS)
+test-engines: $(VENV)/.engines ## Tests against real engines: an S3 server, PostgreSQL, Slurm, a Ray cluster, DeepSpeed
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/engines $(ARGS)
 
-stress: $(VENV)/.ready ## Kill a whole run at 30 random moments, and compare what it comes to (half an hour)
-	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py $(ARGS)
+stress: $(VENV)/.ready ## Kill a whole run in each stage and at 30 random moments, and compare what it comes to (40 minutes)
+	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py tests/pipelines/test_pipeline.py $(ARGS)
+
+stress-launch: $(VENV)/.engines ## More that happens to trainings elsewhere: lost nodes of Ray, a preempted TrainJob (ten minutes)
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/fine_tuning/test_trainjob.py $(ARGS)
 
 stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random moments each (ten minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py $(ARGS)

@@ -41,8 +41,6 @@ NEEDED = ("buildah", "mmdebstrap", "unshare", "chroot")
 SUITE, PYTHON = "bookworm", (3, 11)
 PACKAGES = ("python3", "python3-pip", "libpython3.11", "git", "ca-certificates")  # what the public base has
 BASE = "localhost/tuneline-stand-in:12"
-WITH_TORCH = "localhost/tuneline-stand-in-torch:12"  # Gaudi's base brings its own torch, which the image keeps
-BASES = {"training-gaudi": WITH_TORCH}
 REGISTRY, TAG = "localhost/tuneline", "check"
 THINGS = ("letter", "parcel", "invoice", "ticket", "order", "refund", "contract", "report", "meeting", "licence", "visitor", "badge")
 ACTS = ("send", "track", "cancel", "archive", "approve", "translate", "copy", "sign", "print", "return")
@@ -64,7 +62,6 @@ def as_options(section: str, settings: dict[str, Any]) -> list[str]:
 STAGES = {
     "curation": ("dataset", ["curate", "raw.jsonl", *as_options("data_curation", CURATION)]),
     "training": ("model", ["finetune", "dataset", *as_options("fine_tuning", TUNING)]),
-    "training-gaudi": ("model", ["finetune", "dataset", *as_options("fine_tuning", TUNING)]),
     "evaluation": ("evaluation", ["evaluate", "model", "--dataset", "dataset", "--set", "evaluation.generations=0"]),
     "serving": ("repository", ["package", "model", "--set", "triton_packaging.golden_max_tokens=2"]),
 }
@@ -166,8 +163,6 @@ def checked(images: Sequence[str], workdir: Path, figures: Figures) -> Iterator[
     tiny_model(volume / "tiny")
     for image in images:
         collect_wheels(image, workdir, figures)
-        if image in BASES:
-            stand_in_with_torch(workdir, figures)
         build(image, workdir, figures)
         with mounted(image) as (root, config):
             figures.size[image] = int(output("du", "-sxB1", str(root)).split()[0])
@@ -200,20 +195,6 @@ def stand_in(workdir: Path, figures: Figures) -> None:
         archive.unlink()
 
 
-def stand_in_with_torch(workdir: Path, figures: Figures) -> None:
-    """The same with torch, as a vendor's base has it."""
-    if subprocess.run(["buildah", "inspect", "--type", "image", WITH_TORCH], capture_output=True, check=False).returncode == 0:
-        return
-    options = "--break-system-packages --no-cache-dir --no-index --find-links wheels --constraint constraints.txt"
-    with figures.timed("stand-in base with torch"):
-        shutil.copy(ROOT / "constraints.txt", workdir)
-        lines = [f"FROM {BASE}", f"RUN --mount=type=bind,target=/context cd /context && python3 -m pip install {options} torch"]
-        (workdir / "Containerfile").write_text("\n".join(lines) + "\n")
-        ignored = [f"{name}\n" for name in ("storage", "run", "scratch", "checkout", "data")]
-        (workdir / ".containerignore").write_text("".join(ignored))
-        call("buildah", "build", "--quiet", "--pull=never", "--tag", WITH_TORCH, "--file", str(workdir / "Containerfile"), str(workdir))
-
-
 def collect_wheels(image: str, workdir: Path, figures: Figures) -> None:
     """All that the image installs, as wheels for this Python; the image is then built without an index, as behind an air gap."""
     wanted, wheels = stated(containerfile(image)), workdir / "wheels"
@@ -240,14 +221,7 @@ def build(image: str, workdir: Path, figures: Figures) -> None:
     shutil.rmtree(checkout, ignore_errors=True)
     call("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(checkout))
     (workdir / "wheels").rename(checkout / "wheels")
-    settings = {
-        "IMAGES": image,
-        "BASE_IMAGE": BASES.get(image, BASE),
-        "ENGINE": "buildah",
-        "REGISTRY": REGISTRY,
-        "TAG": TAG,
-        "PYTHON": sys.executable,
-    }
+    settings = {"IMAGES": image, "BASE_IMAGE": BASE, "ENGINE": "buildah", "REGISTRY": REGISTRY, "TAG": TAG, "PYTHON": sys.executable}
     mirror = ("PIP_NO_INDEX=1", "PIP_FIND_LINKS=wheels")
     options = [f"{name}={value}" for name, value in settings.items()] + ["ARGS=--pull=never --quiet"]
     try:
@@ -273,16 +247,12 @@ def mounted(image: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def run_it(image: str, root: Path, config: dict[str, Any], volume: Path, figures: Figures) -> None:
     """Prove the confinement, then that the image holds what it is for."""
-    check_labels(config, volume.parent / "checkout", BASES.get(image, BASE))
+    check_labels(config, volume.parent / "checkout")
     belongs_to(config["User"], volume)
     figures.proof[image] = confinement(root, config, volume)
     confined(root, config, volume, "tuneline", "--version")
     confined(root, config, volume, "python3", "-m", "kfp.dsl.executor_main", "--help")
     work(image, root, config, volume, figures)
-    if image in BASES:
-        kept = confined(root, config, volume, "python3", "-c", "import torch; print(torch.__file__)").strip()
-        if kept.startswith("/opt/tuneline"):
-            raise SystemExit(f"{image}: the base's own torch was replaced by {kept}")
     if image == "curation":
         with figures.timed("the compiled step"):
             step = compiled_step(root, config, volume)
@@ -294,13 +264,13 @@ def belongs_to(user: str, volume: Path) -> None:
     call("chown", "--recursive", user, str(volume))
 
 
-def check_labels(config: dict[str, Any], checkout: Path, base: str) -> None:
+def check_labels(config: dict[str, Any], checkout: Path) -> None:
     """Version and commit are those of what was built."""
     commit = output("git", "-C", str(checkout), "rev-parse", "HEAD").strip()
     labels, prefix = config["Labels"], "org.opencontainers.image."
     version = output(sys.executable, "-c", "from importlib.metadata import version; print(version('tuneline'))").strip()
     found = {name: labels[prefix + name] for name in ("version", "revision", "base.name")}
-    if found != {"version": version, "revision": commit, "base.name": base}:
+    if found != {"version": version, "revision": commit, "base.name": BASE}:
         raise SystemExit(f"the labels say {found}, the checkout is {version} at {commit}")
 
 
@@ -339,7 +309,7 @@ def work(image: str, root: Path, config: dict[str, Any], volume: Path, figures: 
     belongs_to(config["User"], volume)
     artifact, command = STAGES[image]
     with figures.timed(f"{image} in the image"):
-        made = confined(root, config, volume, "tuneline", *command, "-o", f"{artifact}-of-{image}", "--json")
+        made = confined(root, config, volume, "tuneline", *command, "-o", f"{artifact}-of-the-image", "--json")
     same(image, figures, "the image", json.loads(made)["sha256"])
 
 
@@ -418,8 +388,6 @@ def rendered(images: Sequence[str], left: Sequence[str], figures: Figures) -> st
     proof = figures.proof[images[0]]
     tried = ", ".join(f"`{place}` {told}" for place, told in proof["writing"].items())
     unfinished = f"\nNot done by this run: {', '.join(left)}.\n" if left else ""
-    for image in BASES.keys() & {*images}:
-        unfinished += f"\npython-{image}'s base was the same with a torch for CPUs in it, which the image kept, as it keeps its vendor's.\n"
     return PAGE.format(
         rows="\n".join(row(image, figures) for image in images), tried=tried, connecting=proof["connecting"], uid=proof["user"][0],
         gid=proof["user"][1], gib=here["memory"] / 2**30, packages=", ".join(PACKAGES),

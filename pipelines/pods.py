@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from components.common import images
-from pipelines.platform import CERTIFICATES, SCRATCH, SHARED_MEMORY, NodeAffinity, Platform, Resources, Scheduling, Security
+from components.common.launch import settings
+from components.common.scheduling import NodeAffinity
+from pipelines import launching
+from pipelines.platform import CERTIFICATES, SCRATCH, SHARED_MEMORY, Platform, Resources, Scheduling, Security
 from pipelines.stages import TITLES
 
 RUN_LABEL = "pipeline/runid"  # Kubeflow Pipelines gives it to every pod of a run
@@ -102,11 +105,19 @@ def _environment(task: Any, platform: Platform, wanted: Resources) -> None:
         **({"TMPDIR": platform.scratch.mount} if wanted.scratch else {}),
         **_ways_out(platform),
         **platform.environment,
+        **(_launcher(platform, wanted) if task.component_spec.name == "fine-tuning" else {}),
     }
     for name in sorted(values.keys() - platform.secrets.keys()):  # a variable that stands twice would leave it to Kubernetes which counts
         task.set_env_variable(name, values[name])
     for name, secret in sorted(platform.secrets.items()):
         kubernetes.use_secret_as_env(task, secret_name=secret.name, secret_key_to_env={secret.key: name})
+
+
+def _launcher(platform: Platform, wanted: Resources) -> dict[str, str]:
+    """Where the training runs, if not in the step's pod."""
+    if platform.launcher.kind == "process":
+        return {}
+    return settings.as_environment(launching.launcher(platform, merged(platform.scheduling, wanted.scheduling)))
 
 
 def _ways_out(platform: Platform) -> dict[str, str]:

@@ -13,11 +13,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from components.common.errors import OutputOccupiedError
+from components.common.scheduling import NodeAffinity, Toleration
 from components.evaluation.config import Rule
 from components.evaluation.tasks.config import TaskConfig
 from pipelines import outputs
 from pipelines.config import Customization
-from pipelines.platform import Claim, Files, NodeAffinity, Platform, Resources, Scheduling, SecretKey, Stages, Toleration
+from pipelines.platform import Claim, Files, Platform, Resources, Scheduling, SecretKey, Stages
 
 FILES = ("customization.yaml", "platform.yaml")
 HEAD = """\

@@ -46,7 +46,9 @@ def _validator(kind: str, version: str) -> Any:
     from referencing import Registry, Resource
 
     folder = f"kubernetes-json-schema/v{version}-local-strict"
-    schema, definitions = (utils.schema_contents(f"{folder}/{name}", version) for name in (f"{kind.lower()}-v1.json", "_definitions.json"))
+    group = "rbac-" if kind.startswith(("Role", "ClusterRole")) else ""
+    names = (f"{kind.lower()}-{group}v1.json", "_definitions.json")
+    schema, definitions = (utils.schema_contents(f"{folder}/{name}", version) for name in names)
     registry = Resource.from_contents(definitions) @ (Resource.from_contents(schema) @ Registry())
     return jsonschema.Draft202012Validator(schema, registry=registry)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from components.common.scheduling import NodeAffinity, Toleration
 from pipelines.cluster.access import Json
 from pipelines.cluster.look import Demand, Look, amount, demands, told
 from pipelines.findings import Finding, finding
-from pipelines.platform import NodeAffinity, Toleration
 
 REFUSING = ("NoSchedule", "NoExecute")
 WHOLE = re.compile(r"-?\d+")

@@ -999,6 +999,26 @@ OF_PACKAGES = {  # the tests are in tests/triton_packaging, tests/engines and te
 OF_THE_PLACE = {  # the test is in test_place.py
     "this is not the place that platform.yaml describes: …": ("platform", 1),
 }
+OF_JOBS = {  # the tests are in tests/common/test_kubernetes_jobs.py, test_slurm.py, test_launch_settings.py and tests/engines/test_slurm.py
+    "there is no sbatch here": ("engine_missing", 1),
+    "sbatch: …": ("launcher", 1),
+    "Slurm has not answered for 3600 s: …": ("engine_missing", 1),
+    "squeue --json gives no JSON: …": ("configuration", 2),
+    "launcher.slurm.template: … cannot be read: …": ("configuration", 2),
+    "launcher.slurm.template: …: @NODE@ is missing": ("configuration", 2),
+    "fine_tuning.processes is 3, which 2 nodes (launcher.nodes) cannot share evenly": ("configuration", 2),
+    "--launcher …: …": ("usage", 2),
+    "TUNELINE_LAUNCHER: …": ("configuration", 2),
+    "may not create trainjobs: …": ("access", 1),
+    "the API server does not accept who is asking: …": ("access", 1),
+    "the cluster knows no TrainJob": ("engine_missing", 1),
+    "no cluster is named here: …": ("engine_missing", 1),
+    "the API server does not answer (…), also after 3600 seconds of asking": ("engine_missing", 1),
+    "the cluster does not take the job: …": ("configuration", 2),
+    "launcher.trainjob.image is empty, and the pods of a trainjob need one": ("configuration", 2),
+    "… is not on the volume …, which is mounted at … (launcher.trainjob.mount)": ("configuration", 2),
+    "… is being deleted and does not end": ("busy", 1),
+}
 OF_DEPLOYMENTS = {  # the tests are in tests/pipelines/test_deploying.py
     "… version … is not served: …": ("registry", 1),
     "over … it does not answer as it was proven to": ("smoke_test", 1),
@@ -1023,6 +1043,7 @@ def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -
         **OF_THE_REGISTRY,
         **OF_PACKAGES,
         **OF_DEPLOYMENTS,
+        **OF_JOBS,
         **OF_THE_PLACE,
     }
     assert all(meaning and to_do for _, _, _, meaning, to_do in rows)

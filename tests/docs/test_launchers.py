@@ -1,0 +1,62 @@
+"""The pages of the launchers on Kubernetes: their examples are such as a cluster takes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.common.launch import Command, objects
+from components.common.launch.settings import LauncherSettings
+from pipelines import launching, platform, pods
+from tests import crds, kubernetes_schemas
+from tests.pipelines.command import ROOT
+
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+MADE = {"trainjob": objects.trainjob, "rayjob": objects.rayjob}
+
+
+def example(kind: str, tmp_path: Path) -> LauncherSettings:
+    """The launcher of a page's platform.yaml, as the step is given it."""
+    (text,) = BLOCK.findall((DOCS / f"{kind}.md").read_text(encoding="utf-8"))
+    file = tmp_path / "platform.yaml"
+    file.write_text(text)
+    read = platform.load(file)
+    return launching.launcher(read, pods.merged(read.scheduling, read.resources.fine_tuning.scheduling))
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_the_platform_of_a_page_leads_to_a_job_that_its_crd_takes(kind: str, tmp_path: Path) -> None:
+    said = example(kind, tmp_path)
+    folder = Path("/data/tuneline/state/fine_tuning/0a1b/launch")
+    objects.check(said, folder)
+    thing = MADE[kind](said, Command("components.fine_tuning.worker", [], 8, said.nodes), folder, "tuneline-0-1")
+    assert crds.problems(thing) == []
+    assert thing["metadata"]["labels"][objects.QUEUE] == "team-a"
+
+
+def test_what_the_platform_says_of_the_steps_pod_counts_for_the_job_where_the_launcher_says_nothing(tmp_path: Path) -> None:
+    said = example("trainjob", tmp_path).trainjob
+    assert (said.image, said.claim, said.mount) == ("registry.example/tuneline/python-training:1", "tuneline", "/data")
+    assert (said.run_as_user, said.run_as_group) == (1000, 1000)
+
+
+def test_the_role_is_one_that_every_version_of_kubernetes_takes() -> None:
+    things = list(yaml.safe_load_all((DOCS / "examples" / "launcher-rbac.yaml").read_text(encoding="utf-8")))
+    assert [thing["kind"] for thing in things] == ["Role", "RoleBinding"]
+    assert [problem for thing in things for problem in kubernetes_schemas.problems(thing)] == []
+    for version in kubernetes_schemas.versions():
+        assert [problem for thing in things for problem in kubernetes_schemas.schema_problems(thing, version)] == []
+
+
+def test_the_runtime_has_the_job_and_the_container_that_are_patched() -> None:
+    runtime = yaml.safe_load((DOCS / "examples" / "training-runtime.yaml").read_text(encoding="utf-8"))
+    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    assert (job["name"], container["name"]) == (objects.NODE, objects.NODE)
+    assert "torch" in runtime["spec"]["mlPolicy"], "its plugin injects the variables of torchrun"
+    if crds.folder():
+        assert crds.whole(runtime) == []
