@@ -16,6 +16,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 # What OpenSSL and Go read, and those that bring authorities of their own unless told: requests, curl, botocore, git.
 TRUST = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "GIT_SSL_CAINFO")
+TRAINING = ("fine-tuning", "resolve", "plan-one")  # the steps that have to know where the training runs: it is part of its key
 LONGEST_PAUSE = "3600s"
 
 
@@ -105,7 +106,7 @@ def _environment(task: Any, platform: Platform, wanted: Resources) -> None:
         **({"TMPDIR": platform.scratch.mount} if wanted.scratch else {}),
         **_ways_out(platform),
         **platform.environment,
-        **(_launcher(platform, wanted) if task.component_spec.name == "fine-tuning" else {}),
+        **(_launcher(platform, platform.resources.fine_tuning) if task.component_spec.name in TRAINING else {}),
     }
     for name in sorted(values.keys() - platform.secrets.keys()):  # a variable that stands twice would leave it to Kubernetes which counts
         task.set_env_variable(name, values[name])

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from components.common import hashing, models, places
+from components.common.launch import settings
 from components.common.places import Workdir
 from components.common.progress import Reporter
 from components.evaluation import loading
@@ -106,7 +107,9 @@ def curation_plan(config: Customization, found: Material) -> dict[str, Any]:
 
 def tuning_plan(config: Customization, base_sha256: str) -> dict[str, Any]:
     """The fine-tuning's plan."""
-    return {**_plan("fine_tuning", config), "base_sha256": base_sha256, "threads": os.environ.get("TUNELINE_THREADS", "")}
+    where = settings.from_environment()
+    elsewhere = {"launcher": where.arithmetic()} if where.kind != "process" else {}
+    return {**_plan("fine_tuning", config), "base_sha256": base_sha256, "threads": os.environ.get("TUNELINE_THREADS", ""), **elsewhere}
 
 
 def evaluation_plan(config: Customization, incumbent: str | None, asked: Sequence[Asked]) -> dict[str, Any]:

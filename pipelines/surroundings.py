@@ -181,7 +181,7 @@ def _title(device: str) -> str:
 def threads_to_use(recorded: Mapping[str, Any]) -> int | None:
     """As many threads as were recorded, where this process may use so many cores; else None."""
     threads = recorded.get("threads")
-    return threads if isinstance(threads, int) and threads <= max(cores.available(), cores.threads()) else None
+    return threads if isinstance(threads, int) and 0 < threads <= max(cores.available(), cores.threads()) else None
 
 
 def device_to_use(setting: str, recorded: Mapping[str, Any]) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from components.common import artifacts, hashing, jobs, launch, liveness, models
 from components.common.artifacts import Artifact
-from components.common.errors import BusyError, ConfigurationError, InputError
-from components.common.launch import Command
+from components.common.errors import GOES_ON, BusyError, ConfigurationError, InputError
+from components.common.launch import Command, LostJobError
 from components.common.launch.choice import launcher as chosen
 from components.common.launch.settings import LauncherSettings
 from components.common.models import Base
@@ -162,7 +162,14 @@ def _place(work: Path) -> Path:
 
 
 def _bring_home(written: Path, output: Path) -> None:
-    """Move what a job elsewhere wrote to the output, which its nodes need not see, and which is another when a step is tried again."""
+    """Move what a job elsewhere wrote to the output, which its nodes need not see, and which is another when a step is tried again.
+
+    Raises LostJobError where there are no weights. From the first move on the job's outcome counts no more: a call that comes after a kill
+    has to write them again, from the last checkpoint.
+    """
+    if not any(written.glob("*.safetensors")):
+        raise LostJobError(f"the job left no weights in {written}", hint=GOES_ON)
+    (written.parent / launch.OUTCOME).unlink(missing_ok=True)
     for path in sorted(written.iterdir()):
         shutil.move(path, output / path.name)
 

@@ -466,10 +466,13 @@ def test_who_may_not_create_is_told_which_right_is_needed(place: Place) -> None:
     assert place.api.created == []
 
 
-def test_who_may_not_get_is_told_and_the_job_is_not_left_behind(place: Place) -> None:
+def test_who_may_not_get_is_told_and_the_job_is_found_again_by_who_may(place: Place) -> None:
     place.api.denied = {("get", place.plural)}
     with pytest.raises(AccessError, match=f"may not get {place.plural}"):
         place.run()
+    place.api.denied = set()
+    assert place.run() == DONE
+    assert len(place.api.created) == len(place.api.started) == 1
 
 
 def test_who_is_not_accepted_is_told(place: Place) -> None:

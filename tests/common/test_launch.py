@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ import pytest
 from components.common import launch, process
 from components.common.errors import EXIT_INTERRUPTED, TunelineError
 from components.common.hashing import ROOT
-from components.common.launch import Command, LostJobError, Running, torchrun
+from components.common.launch import Command, JobEndedError, LostJobError, Running, Seen, State, torchrun
 from components.common.launch.torchrun import LocalJob, TorchRun
 from components.common.progress import Silent
 
@@ -226,3 +227,83 @@ def test_a_job_ends_within_seconds_of_who_waits_for_it_even_when_that_is_killed(
     child.kill()
     child.wait()
     wait_until(lambda: not living(numbers), 10)
+
+
+@dataclass
+class Elsewhere:
+    """A job that goes on without who watches: it is as it is told to be."""
+
+    folder: Path
+    seen: list[Seen]
+    name: str = "job 7"
+    asked: list[str] = field(default_factory=list)
+    looks_every: float = 0.0
+    resumes: int = 0
+
+    def start(self, command: Command, folder: Path) -> Elsewhere:
+        self.asked.append("start")
+        return self
+
+    def find(self, folder: Path) -> Elsewhere | None:
+        return None
+
+    def look(self) -> Seen:
+        return self.seen.pop(0) if len(self.seen) > 1 else self.seen[0]
+
+    def stop(self) -> None:
+        self.asked.append("stop")
+
+    def cancel(self) -> None:
+        self.asked.append("cancel")
+
+    def logs(self) -> list[Path]:
+        return []
+
+
+class Outcomes(Elsewhere):
+    """Leaves an outcome as soon as it is looked at."""
+
+    def look(self) -> Seen:
+        (self.folder / launch.OUTCOME).write_text(self.name)
+        return super().look()
+
+
+def test_what_goes_wrong_in_watching_leaves_a_job_that_goes_on_by_itself(tmp_path: Path) -> None:
+    class Broken(Silent):
+        def note(self, text: str) -> None:
+            if "runs" in text:
+                raise OSError("no tracking server")
+
+    job = Elsewhere(tmp_path, [Seen("running", "on node 1")])
+    with pytest.raises(OSError, match="no tracking server"):
+        launch.run(job, Command(JOB, []), tmp_path, Broken())
+    assert job.asked == ["start"]
+
+
+@pytest.mark.parametrize("state", ["cancelled", "ended"])
+def test_work_that_was_done_when_its_job_was_ended_counts(state: State, tmp_path: Path) -> None:
+    job = Outcomes(tmp_path, [Seen(state, "TIMEOUT")], name='{"answer": 42}')
+    assert launch.run(job, Command(JOB, []), tmp_path, Silent()) == {"answer": 42}
+
+
+@pytest.mark.parametrize(("state", "starts"), [("cancelled", 1), ("ended", 3)])
+def test_a_job_is_started_again_where_the_cluster_ended_it_and_not_where_somebody_did(state: State, starts: int, tmp_path: Path) -> None:
+    job = Elsewhere(tmp_path, [Seen(state, "so it is")], resumes=2)
+    with pytest.raises(JobEndedError, match="job 7 was ended from outside: so it is"):
+        launch.run(job, Command(JOB, []), tmp_path, Silent())
+    assert job.asked.count("start") == starts
+
+
+def test_a_start_that_is_broken_off_by_force_leaves_no_job_behind(tmp_path: Path) -> None:
+    class Heard(Elsewhere):
+        def start(self, command: Command, folder: Path) -> Elsewhere:
+            super().start(command, folder)
+            raise KeyboardInterrupt
+
+        def find(self, folder: Path) -> Elsewhere | None:
+            return self if self.asked else None
+
+    job = Heard(tmp_path, [Seen("running")])
+    with pytest.raises(KeyboardInterrupt):
+        launch.run(job, Command(JOB, []), tmp_path, Silent())
+    assert job.asked == ["start", "cancel"]

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from components.common.errors import ConfigurationError, TunelineError
-from components.common.launch import Seen, SilentError
+from components.common.launch import OUTCOME, Seen, SilentError
 from components.common.launch.settings import LauncherSettings
 from components.common.launch.slurm import launcher, programs, script
 from components.common.launch.slurm.programs import Programs, RefusedError
@@ -89,9 +89,32 @@ def test_a_script_says_what_a_site_asked_for_and_is_one_that_bash_reads(tmp_path
     directives = [number for number, line in enumerate(text.splitlines()) if line.startswith("#SBATCH")]
     assert directives == [*range(1, len(directives) + 1)], "sbatch reads them up to the first command only"
     assert "export NCCL_DEBUG='a b'" in text
-    assert text.index("module load") < text.index("srun --nodes=2 --ntasks=2")
+    assert text.index("module load") < text.index("srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=0 --cpus-per-task=64")
     assert not script.NAME.search(text)
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_a_folder_whose_name_needs_quotes_is_written_as_sbatch_reads_it(tmp_path: Path) -> None:
+    text = rendered(tmp_path / "my 100% dir")
+    assert f"#SBATCH --output='{tmp_path}/my 100%% dir/slurm-%j.log'" in text
+    assert f"#SBATCH --comment='{tmp_path}/my 100% dir'" in text
+
+
+def of_an_image() -> LauncherSettings:
+    return LauncherSettings.model_validate({"kind": "slurm", "slurm": {"container": {"engine": "pyxis", "image": "registry.example#a:1"}}})
+
+
+def test_what_a_job_left_is_found_unless_it_only_says_run_it_again(tmp_path: Path, said: Path) -> None:
+    (said / "squeue.said").write_text('{"jobs": []}')
+    (tmp_path / launcher.RECORD).write_text('{"job": "5"}')
+    found = launcher.SlurmLauncher(LauncherSettings(kind="slurm"), Programs())
+    assert found.find(tmp_path) is None
+    (tmp_path / OUTCOME).write_text('{"error": {"kind": "interrupted"}, "exit_code": 75}')
+    assert found.find(tmp_path) is None
+    (tmp_path / OUTCOME).write_text('{"trained": {}}')
+    job = found.find(tmp_path)
+    assert job is not None
+    assert job.name == "Slurm job 5"
 
 
 def test_a_container_is_pyxis_own_options_or_apptainer_around_the_command(tmp_path: Path) -> None:
@@ -101,6 +124,7 @@ def test_a_container_is_pyxis_own_options_or_apptainer_around_the_command(tmp_pa
     apptainer = rendered(tmp_path, container={"engine": "apptainer", "image": "/images/a.sif", "mounts": mounts})
     command = "exec apptainer exec --bind /work:/work /images/a.sif /opt/tuneline/bin/python3 -P -m components.common.launch.node"
     assert command in apptainer
+    assert "exec python -P -m" in script.text({}, tmp_path, 1, of_an_image()), "and its own interpreter"
     assert "PYTHONPATH" not in pyxis + apptainer, "an image has its own tuneline"
     assert "PYTHONPATH" in rendered(tmp_path)
 

@@ -32,7 +32,7 @@ DONE_WITHOUT = {
     "curation": {"torch": "loading a model", "transformers": "loading a model", "peft": "loading a model"},
 }
 # Where a site wants one of these it adds it to an image of its own; without them the step says so and how to get them.
-LEFT_TO_THE_SITE = {"presidio_analyzer", "liger_kernel", "vllm"}
+LEFT_TO_THE_SITE = {"presidio_analyzer", "liger_kernel", "vllm", "ray"}
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
 
 

@@ -22,6 +22,7 @@ from components.common.progress import Reporter, event_in, relay
 JOB, COMMAND, EVENTS, OUTCOME, WATCHED = "job.json", "command.json", "events.jsonl", "outcome.json", "watched.json"
 NODES = "nodes"  # the folder in which each node's processes keep their logs
 COMES_WITHIN = 5.0  # seconds after the end of a job in which its outcome may still come
+ASKS_EVERY = 5.0  # seconds between two times that a job is asked to stop
 LOOKS_EVERY = 0.2  # seconds between two looks at what a running job tells
 State = Literal["waiting", "running", "succeeded", "failed", "ended", "cancelled"]
 GOES_ON_BY_ITSELF: tuple[State, ...] = ("waiting", "running")
@@ -127,38 +128,55 @@ def run(launcher: Launcher, command: Command, folder: Path, reporter: Reporter) 
     started again, or SilentError where nobody answers who could tell of it. SIGTERM and Ctrl-C are passed on, so that the job saves its
     work, and raise InterruptedRunError; a second Ctrl-C ends it at once.
     """
-    running = launcher.find(folder)
-    if running:
-        reporter.note(f"{running.name} is there already and is watched further")
-    for tries_left in reversed(range(launcher.resumes + 1)):
-        running = running or _started(launcher, command, folder, reporter)
-        outcome = _watched(launcher, running, folder, reporter, last=not tries_left)
-        if outcome is not None:
-            return outcome
-        running = None
+    asked = threading.Event()
+    with process.stopping(asked):
+        running = launcher.find(folder)
+        if running:
+            reporter.note(f"{running.name} is there already and is watched further")
+        for tries_left in reversed(range(launcher.resumes + 1)):
+            running = running or _started(launcher, command, folder, reporter)
+            outcome = _watched(launcher, running, folder, reporter, asked, last=not tries_left)
+            if outcome is not None:
+                return outcome
+            running = None
     raise AssertionError("the last try returns or raises")
 
 
 def _started(launcher: Launcher, command: Command, folder: Path, reporter: Reporter) -> Running:
-    for left in (folder / EVENTS, folder / WATCHED, *folder.glob("outcome*.json")):
+    for left in (folder / EVENTS, folder / WATCHED):
         left.unlink(missing_ok=True)
+    forget_outcomes(folder)
     command.write(folder)
-    running = launcher.start(command, folder)
+    try:
+        running = launcher.start(command, folder)
+    except KeyboardInterrupt:
+        if begun := launcher.find(folder):  # its start was heard
+            begun.cancel()
+        raise
     if running.name:
         reporter.note(f"{running.name} was started")
     return running
 
 
-def _watched(launcher: Launcher, running: Running, folder: Path, reporter: Reporter, *, last: bool) -> dict[str, Any] | None:
-    """The job's outcome once it has ended; None where it may be started again."""
-    asked = threading.Event()
+def forget_outcomes(folder: Path) -> None:
+    """Remove what the processes of an earlier job left in its folder: none of it is this one's."""
+    for left in folder.glob("outcome*.json"):
+        left.unlink(missing_ok=True)
+
+
+def _watched(
+    launcher: Launcher, running: Running, folder: Path, reporter: Reporter, asked: threading.Event, *, last: bool
+) -> dict[str, Any] | None:
+    """The job's outcome once it has ended; None where it may be started again.
+
+    What goes wrong in the watching ends a job that would end with this process anyway. Any other goes on, and is found again: a tracking
+    server that is away, or a full disk, must not cost the work of many GPUs.
+    """
     try:
-        with process.stopping(asked):
-            seen = _follow(launcher, running, folder, reporter, asked)
-    except SilentError:
-        raise  # it goes on, and is found again
-    except BaseException:
-        running.cancel()
+        seen = _follow(launcher, running, folder, reporter, asked)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or not running.name:
+            running.cancel()
         raise
     running.cancel()  # what is left of it
     if seen.state == "succeeded":
@@ -185,7 +203,7 @@ def _wait_for(outcome: Path) -> None:
 
 def _follow(launcher: Launcher, running: Running, folder: Path, reporter: Reporter, asked: threading.Event) -> Seen:
     """Relay the job's events until it has ended and all are told. Each new state is told with its reason."""
-    lines, told, before = _Lines(folder / EVENTS, folder / WATCHED), Seen("running"), _Once(running.stop)
+    lines, told, asks = _Lines(folder / EVENTS, folder / WATCHED), Seen("running"), _Again(running.stop)
     while True:
         seen = running.look()
         if seen.state not in GOES_ON_BY_ITSELF:
@@ -197,7 +215,7 @@ def _follow(launcher: Launcher, running: Running, folder: Path, reporter: Report
         while time.monotonic() < until:
             lines.tell(reporter)
             if asked.is_set():
-                before()
+                asks()
             time.sleep(LOOKS_EVERY)
     lines.tell(reporter)
     return seen
@@ -207,16 +225,16 @@ def _sentence(running: Running, seen: Seen) -> str:
     return f"{running.name} {'runs' if seen.state == 'running' else 'waits'}" + (f": {seen.reason}" if seen.reason else "")
 
 
-class _Once:
-    """A call that is made the first time only."""
+class _Again:
+    """A call that is made at once and then every few seconds: a job that is just beginning does not hear the first one."""
 
     def __init__(self, call: Callable[[], None]) -> None:
-        self._call: Callable[[], None] | None = call
+        self._call, self._next = call, 0.0
 
     def __call__(self) -> None:
-        call, self._call = self._call, None
-        if call:
-            call()
+        if time.monotonic() >= self._next:
+            self._call()
+            self._next = time.monotonic() + ASKS_EVERY
 
 
 class _Lines:
@@ -252,15 +270,14 @@ def _outcome(running: Running, seen: Seen, folder: Path) -> dict[str, Any]:
     failed = sorted((left for left in outcomes if "error" in left), key=lambda left: bool(left["error"]["kind"] == LostJobError.kind))
     outside = f"{running.name} was ended from outside: {seen.reason}" if seen.state in ("ended", "cancelled") else ""
     if failed:
-        for path in paths:  # it is told now: the next call begins a new job
-            path.unlink(missing_ok=True)
+        forget_outcomes(folder)  # it is told now: the next call begins a new job
         raise _as_told(failed[0], outside)
+    if outcomes:  # also where the job was ended when its work was done
+        return outcomes[0]
     if outside:
         raise JobEndedError(outside, hint=GOES_ON)
-    if not outcomes:
-        said = last_words(running.logs()) or seen.reason or "it printed nothing"
-        raise LostJobError(f"{running.name or 'the job'} in {folder} ended without an outcome: {said}", hint=GOES_ON)
-    return outcomes[0]
+    said = last_words(running.logs()) or seen.reason or "it printed nothing"
+    raise LostJobError(f"{running.name or 'the job'} in {folder} ended without an outcome: {said}", hint=GOES_ON)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

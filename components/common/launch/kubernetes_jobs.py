@@ -1,7 +1,7 @@
 """A training as a job of Kubernetes: a TrainJob of Kubeflow Trainer, or a RayJob of KubeRay.
 
-A job is found again by its label, whoever started it. The object of an ended job is deleted once its outcome is read. Kueue, where a queue
-is named, suspends a job and lets it go on: it waits then, and its pods find the last checkpoint.
+A job is found again by its label, whoever started it. The object of an ended job is deleted, and its outcome is read from its folder.
+Kueue, where a queue is named, suspends a job and lets it go on: it waits then, and its pods find the last checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from components.common import artifacts
 from components.common.errors import BusyError, TunelineError
-from components.common.launch import OUTCOME, Command, Seen, cluster, logs_of_nodes, objects, ray_nodes, verdicts
+from components.common.launch import OUTCOME, Command, Seen, cluster, forget_outcomes, logs_of_nodes, objects, ray_nodes, verdicts
 from components.common.launch.cluster import RAYJOB, TRAINJOB, Cluster, Kind, UnansweredError
 from components.common.launch.objects import FOLDER_NOTE, JOB_LABEL, Json
 from components.common.launch.settings import LauncherSettings, shared
@@ -57,6 +57,7 @@ class KubernetesLauncher:
         """
         objects.check(self.settings, folder)
         self._wait_for_others(folder)
+        forget_outcomes(folder)  # of those, which ended only now
         ray_nodes.forget(folder)
         while True:
             number = max([_tries(folder)["count"], *(_number(one) for one in self._all(folder))]) + 1

@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -137,7 +138,7 @@ class RayLauncher:
         return ClusterJob(self.settings, folder, name) if name and self._goes_on(name) else None
 
     def _submit(self, name: str, folder: Path, client: Any) -> None:
-        entry = [self.settings.interpreter, "-P", "-m", ray_nodes.__name__, str(folder)]
+        entry = [(self.settings.python or sys.executable), "-P", "-m", ray_nodes.__name__, str(folder)]
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(SAVE_SECONDS), **self.settings.environment, **as_environment(self.settings)}
         client.submit_job(entrypoint=shlex.join(entry), submission_id=name, runtime_env={"env_vars": variables})
 

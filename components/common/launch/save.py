@@ -13,19 +13,26 @@ from contextlib import suppress
 
 import psutil
 
+ASKS_EVERY = 5.0  # seconds
 TORCHRUN, ENTRY_POINT = "torch.distributed.run", "components.common.launch.ray_nodes"
 
 
 def main(seconds: float, folder: str) -> None:
-    """Ask, and wait for so many seconds at most."""
-    until = time.monotonic() + seconds
-    for starter in starters(folder):
+    """Ask, again and again, since processes that still load hear nothing; and wait for so many seconds at most."""
+    until, next_time = time.monotonic() + seconds, 0.0
+    while (there := starters(folder)) and time.monotonic() < until:
+        if time.monotonic() >= next_time:
+            next_time = time.monotonic() + ASKS_EVERY
+            _ask(there)
+        time.sleep(0.1)
+
+
+def _ask(there: list[psutil.Process]) -> None:
+    for starter in there:
         with suppress(psutil.NoSuchProcess):
             # torchrun itself would give its processes half a minute; before they are there, there is nothing to save.
             for one in _workers(starter) or [starter]:
                 one.send_signal(signal.SIGTERM)
-    while starters(folder) and time.monotonic() < until:
-        time.sleep(0.1)
 
 
 def starters(folder: str) -> list[psutil.Process]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from components.common import addresses
 from components.common.errors import ConfigurationError, UsageError
 from components.common.launch.pods import Pods, RayJob, TrainJob
 
@@ -96,6 +96,8 @@ class Ray(Strict):
     def _is_a_dashboard(cls, address: str) -> str:
         if address and not address.startswith(("http://", "https://")):
             raise ValueError("wants the dashboard's address, http://HOST:8265 or https://HOST, not that of Ray itself (port 6379 or 10001)")
+        if addresses.holds_password(address):
+            raise ValueError("holds a password; Ray's own guard are tokens: RAY_AUTH_TOKEN, by a secret")
         return address.rstrip("/")
 
     @property
@@ -117,7 +119,7 @@ class LauncherSettings(Strict):
     nodes: int = Field(1, ge=1, description="Nodes that share the training; fine_tuning.processes is divided among them evenly.")
     threads: int = Field(0, ge=0, description="CPU threads a process computes with. 0: the node's cores, shared by its processes.")
     resumes: int = Field(
-        10, ge=0, description="How often a training that was preempted, evicted or out of time goes on from its last checkpoint by itself."
+        10, ge=0, description="How often a training that was preempted, evicted or out of time goes on from its last checkpoint."
     )
     looks_every: float = Field(5.0, ge=0.1, description="Seconds between two looks at a job that waits or runs.")
     patience_seconds: float = Field(
@@ -147,11 +149,6 @@ class LauncherSettings(Strict):
         if self.kind == "ray" and not self.ray.address:
             raise ValueError("kind ray wants ray.address, the cluster's dashboard: http://HOST:8265")
         return self
-
-    @property
-    def interpreter(self) -> str:
-        """The Python that the nodes run."""
-        return self.python or sys.executable
 
     def arithmetic(self) -> dict[str, Any]:
         """What the last bits of a result depend on, as far as it is said here: part of a training's key, in the place of this machine's own

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from components.common import artifacts
+from components.common.errors import EXIT_INTERRUPTED
 from components.common.launch import GOES_ON_BY_ITSELF, OUTCOME, Command, Seen, SilentError, logs_of_nodes
 from components.common.launch.settings import LauncherSettings, shared
 from components.common.launch.slurm import script
@@ -61,7 +62,7 @@ class SlurmLauncher:
         alive = [job for job in self._patiently(lambda: self.way.jobs(name)) if not job.is_over]
         if alive:
             return SlurmJob(alive[-1].id, name, folder, self.way, self.settings)
-        if (folder / RECORD).exists() and (folder / OUTCOME).exists():
+        if (folder / RECORD).exists() and _is_worth_telling(folder / OUTCOME):
             return SlurmJob(json.loads((folder / RECORD).read_text(encoding="utf-8"))["job"], name, folder, self.way, self.settings)
         return None
 
@@ -72,6 +73,14 @@ class SlurmLauncher:
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
         return patiently(ask, self.settings.patience_seconds)
+
+
+def _is_worth_telling(outcome: Path) -> bool:
+    """Whether there is one that nobody has read; one that says "saved, run it again" is what running it again is for."""
+    try:
+        return bool(json.loads(outcome.read_text(encoding="utf-8")).get("exit_code") != EXIT_INTERRUPTED)
+    except (OSError, ValueError):
+        return False
 
 
 def patiently(ask: Callable[[], Answer], seconds: float) -> Answer:

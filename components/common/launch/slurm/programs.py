@@ -46,7 +46,7 @@ class Programs:
         return self._ask("sbatch", "--parsable", str(script)).strip().split(";")[0]
 
     def jobs(self, name: str) -> list[Batch]:
-        """The caller's jobs of this name that the controller knows: those that wait or run, and for some minutes those that have ended."""
+        """The jobs of this name that the controller knows: those that wait or run, and for some minutes those that have ended."""
         found = states.batches(self._json("squeue", "--json", "--states=all"))
         return [job for job in found if job.name == name]
 

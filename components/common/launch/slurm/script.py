@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 from components.common.errors import ConfigurationError
@@ -21,6 +22,7 @@ folder=@FOLDER@
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(scontrol show node "$first" | grep -o 'NodeAddr=[^ ]*' | head -n 1 | cut -d= -f2)
 export PET_MASTER_ADDR="${address:-$first}" PET_MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+[ -e "$folder/@STOP@" ] && exit 75
 srun @SRUN@ bash -c @NODE@ node "$folder"
 code=$?
 if [ $code -eq 75 ] && [ ! -e "$folder/@STOP@" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt @RESUMES@ ]; then
@@ -50,7 +52,7 @@ def options(name: str, folder: Path, nodes: int, settings: Slurm) -> dict[str, s
         "comment": str(folder),
         "nodes": str(nodes),
         "ntasks-per-node": "1",
-        "output": str(folder / "slurm-%j.log"),
+        "output": str(folder).replace("%", "%%") + "/slurm-%j.log",
         "open-mode": "append",  # a requeued job has the same number
         "requeue": "",
         "export": "NONE",  # what the submitting process has in its environment is no business of the job
@@ -76,7 +78,7 @@ def text(directives: dict[str, str], folder: Path, nodes: int, settings: Launche
 
 
 def _directive(option: str, value: str) -> str:
-    return f"#SBATCH --{option}" + (f"={value}" if value else "")
+    return f"#SBATCH --{option}" + (f"={shlex.quote(value)}" if value else "")
 
 
 def _environment(settings: LauncherSettings) -> dict[str, str]:
@@ -92,6 +94,8 @@ def _environment(settings: LauncherSettings) -> dict[str, str]:
 def _srun(nodes: int, settings: Slurm) -> str:
     """One task a node, which ends by itself: a kill would cut off what the others save."""
     parts = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=0"]
+    if settings.cpus:
+        parts.append(f"--cpus-per-task={settings.cpus}")  # since Slurm 22.05 srun does not take it from sbatch
     if settings.container.engine == "pyxis":
         parts.append(f"--container-image={shlex.quote(settings.container.image)}")
         if settings.container.mounts:
@@ -101,7 +105,8 @@ def _srun(nodes: int, settings: Slurm) -> str:
 
 def _node(settings: LauncherSettings) -> str:
     """What each node runs, in a shell of its own that knows the node's number."""
-    python = shlex.quote(settings.interpreter)
+    inside = settings.slurm.container.engine != "none"
+    python = shlex.quote(settings.python or ("python" if inside else sys.executable))
     command = f"{python} -P -m components.common.launch.node"
     if settings.slurm.container.engine == "apptainer":
         bound = "".join(f" --bind {shlex.quote(mount)}" for mount in settings.slurm.container.mounts)
