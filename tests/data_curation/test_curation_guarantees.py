@@ -62,9 +62,10 @@ def test_a_worker_that_is_killed_is_told_and_the_next_try_works(parts, curated, 
     start, children = staging._child, []
 
     def watched(folder):
-        children.append(start(folder))
-        threading.Thread(target=lambda child: os.kill(child.pid, signal.SIGKILL), args=children[-1:]).start()
-        return children[-1]
+        child = start(folder)  # two threads do this at once
+        children.append(child)
+        threading.Thread(target=os.kill, args=(child.pid, signal.SIGKILL)).start()
+        return child
 
     monkeypatch.setattr(staging, "_child", watched)
     with pytest.raises(EngineMissingError, match=r"a process that prepares rows ended in the middle \(exit code -9\)") as error:
