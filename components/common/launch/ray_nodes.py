@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from components.common import artifacts, process
 from components.common.errors import EXIT_FAILED, EXIT_INTERRUPTED, GOES_ON, EngineMissingError, TunelineError
-from components.common.launch import EVENTS, OUTCOME, Command, JobEndedError, LostJobError
+from components.common.launch import EVENTS, OUTCOME, Command, JobEndedError, LostJobError, forget_outcomes
 from components.common.launch.settings import LauncherSettings, from_environment
 from components.common.progress import Events
 
@@ -167,8 +167,7 @@ def _try(job: _Job) -> int:
     """Run the command on every node. Returns the exit code; raises _LostError where another try may succeed."""
     from ray.exceptions import RayActorError, RayError
 
-    for left in job.folder.glob("outcome*.json"):
-        left.unlink()
+    forget_outcomes(job.folder)
     with _nodes(job) as nodes:
         told = _told(job)
         try:

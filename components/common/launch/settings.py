@@ -117,7 +117,9 @@ class LauncherSettings(Strict):
         "ray: a Ray cluster that is there, by its address.",
     )
     nodes: int = Field(1, ge=1, description="Nodes that share the training; fine_tuning.processes is divided among them evenly.")
-    threads: int = Field(0, ge=0, description="CPU threads a process computes with. 0: the node's cores, shared by its processes.")
+    threads: int = Field(
+        0, ge=0, description="CPU threads a process computes with, elsewhere than here. 0: the node's cores, shared by its processes."
+    )
     resumes: int = Field(
         10, ge=0, description="How often a training that was preempted, evicted or out of time goes on from its last checkpoint."
     )
@@ -128,7 +130,7 @@ class LauncherSettings(Strict):
         description="Seconds for which a scheduler or API server that is silent is asked again; the job runs on meanwhile.",
     )
     python: str = Field("", description="The interpreter that has tuneline, as the nodes see it. Empty: the image's, or this one's path.")
-    environment: dict[str, str] = Field({}, description="Variables for the training, for example {NCCL_SOCKET_IFNAME: ib0}.")
+    environment: dict[str, str] = Field({}, description="Variables for the training elsewhere, for example {NCCL_SOCKET_IFNAME: ib0}.")
     slurm: Slurm = Field(Slurm(), description="What a batch job asks for; counts only with kind slurm.")
     trainjob: TrainJob = Field(TrainJob(), description="What a TrainJob's pods ask for; counts only with kind trainjob.")
     ray: Ray = Field(Ray(), description="The Ray cluster, and what it takes of its nodes; counts only with kind ray.")

@@ -52,7 +52,7 @@ class SlurmLauncher:
         artifacts.write_atomically(folder / SCRIPT, script.text(options, folder, command.nodes, self.settings))
         known = {job.id for job in self._patiently(lambda: self.way.jobs(name))}
         job = self._patiently(lambda: self._submitted_once(name, known, folder))
-        artifacts.write_atomically(folder / RECORD, json.dumps({"job": job, "name": name, "submitted": time.time()}))
+        artifacts.write_atomically(folder / RECORD, json.dumps({"job": job}))
         return SlurmJob(job, name, folder, self.way, self.settings)
 
     def find(self, folder: Path) -> SlurmJob | None:

@@ -18,17 +18,13 @@ NO_REASON = ("", "None")
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch job as a look shows it. `tasks` of an array have ids of their own."""
+    """A batch job as a look shows it."""
 
     id: str
     name: str
     states: tuple[str, ...]
     reason: str
     exit_code: int | None
-    user: str
-    comment: str
-    task: int | None = None
-    restarts: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -68,18 +64,12 @@ def _batch(job: Mapping[str, Any]) -> Batch:
     if isinstance(state, Mapping):  # sacct: {"current": …, "reason": …}
         state, reason = state.get("current"), state.get("reason", "")
     names = tuple(str(name).upper() for name in (state if isinstance(state, list) else [state]) if name)
-    array, task = _number(job.get("array_job_id")), _number(job.get("array_task_id"))
-    comment = job.get("comment") or ""
     return Batch(
-        id=str(array if array and task is not None else _number(job.get("job_id"))),
+        id=str(_number(job.get("job_id"))),
         name=str(job.get("name", "")),
         states=names or ("UNKNOWN",),
         reason=str(reason or ""),
         exit_code=_exit_code(job.get("exit_code")),
-        user=str(job.get("user_name") or job.get("user") or ""),
-        comment=str(comment.get("job", "") if isinstance(comment, Mapping) else comment),
-        task=task if array else None,
-        restarts=_number(job.get("restart_cnt")) or 0,
     )
 
 
