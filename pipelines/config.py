@@ -68,7 +68,12 @@ def load(path: Path | None = None, overrides: Sequence[str] = (), *, here: bool 
 
 def check_whole(config: Customization) -> None:
     """Raise ConfigurationError for stages that cannot follow one another, before hours are spent on the first ones."""
-    tuning, packaging = config.fine_tuning, config.triton_packaging
+    for recipe in config.fine_tuning.recipes.values():
+        _check_packaged(recipe, config.triton_packaging)
+
+
+def _check_packaged(tuning: FineTuningConfig, packaging: TritonPackagingConfig) -> None:
+    """Raise ConfigurationError for a recipe whose model cannot be packaged so."""
     if tuning.adaptation in PROMPTS and (packaging.backend == "vllm" or packaging.adapter == "merged"):
         raise ConfigurationError(
             f"fine_tuning.adaptation: virtual tokens ({tuning.adaptation}) can neither be merged into weights nor be served by vLLM",

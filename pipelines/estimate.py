@@ -31,7 +31,7 @@ from components.evaluation.tasks.checking import Asked
 from components.evaluation.tasks.config import Common, HeldOut, Memorisation, Preference
 from components.fine_tuning import acceleration
 from components.fine_tuning import plan as training
-from components.fine_tuning.config import LOW_RANK
+from components.fine_tuning.config import LOW_RANK, FineTuningConfig
 from components.fine_tuning.data import Examples, tokenise
 from components.fine_tuning.objectives import OBJECTIVES
 from components.model_registry.stage import champion
@@ -319,12 +319,17 @@ def _memory(found: Findings) -> dict[str, Any]:
     dropout = tuning.adaptation in LOW_RANK and tuning.lora.dropout > 0
     parts = shape_of.training_memory(shape, rows=tuning.micro_batch_size, length=longest, dropout=dropout, gpu=gpu)
     peaks = {
-        "fine_tuning": parts["total"],
+        "fine_tuning": parts["total"] * _at_once(tuning),
         "evaluation": sizing.evaluation_memory(shape, batch_tokens=config.evaluation.batch_tokens, gpu=gpu),
         "triton_packaging": sizing.packaging_memory(shape, proven=unproven(config) is None),
     }
     largest = max(peaks, key=lambda name: peaks[name])
     return {"training": parts, "stages": peaks, "largest_stage": largest, "free": _free_memory(gpu), "device": "gpu" if gpu else "cpu"}
+
+
+def _at_once(tuning: FineTuningConfig) -> int:
+    """Trainings that hold a model each: those of a sweep that run at once."""
+    return min(tuning.sweep.parallel, len(tuning.recipes))
 
 
 def _on_gpu() -> bool:
@@ -348,9 +353,9 @@ def _disk(found: Findings) -> dict[str, int]:
     model = (shape.parameters if found.full or tuning.merge else shape.trainable) * shape_of.FLOAT32
     copied = 2 if model <= found.config.model_registry.copy_limit_mb * 10**6 else 1
     parts = {
-        "checkpoints": one * written,
+        "checkpoints": one * written * _at_once(tuning),
         "dataset": 2 * sum(source.bytes for source in found.sources),
-        "model": copied * model,
+        "model": (copied + (len(tuning.recipes) if tuning.sweep.vary else 0)) * model,
         "repository": shape.parameters * (shape_of.BFLOAT16 if _on_gpu() else shape_of.FLOAT32),
     }
     of_stage = {"checkpoints": "fine_tuning", "dataset": "data_curation", "model": "fine_tuning", "repository": "triton_packaging"}
@@ -381,7 +386,7 @@ def _times(found: Findings, trained: int) -> dict[str, Time]:
     }
     if "evaluation" not in found.cached:  # nor is what comes before it cached where it is
         rate = _rate(found)
-        times["fine_tuning"] = _training_time(found, trained, earlier, rate)
+        times["fine_tuning"] = _of_all_recipes(found, _training_time(found, trained, earlier, rate))
         times["evaluation"] = Time(_evaluation_work(found) / rate, _rough(rate, "every item of its tasks, read by candidate and base"))
     return {stage: times[stage] for stage in ESTIMATED if stage not in found.cached}
 
@@ -399,6 +404,12 @@ def _training_time(found: Findings, trained: int, earlier: Earlier, rate: float)
         return Time(trained / speed, f"{speed:.1f} tokens/s, as the newest training like it here, {alike.content_sha256[:12]}")
     work = trained * shape_of.training_flops(found.shape, found.tokens.mean)
     return Time(work / rate, _rough(rate, "a training token's operations"))
+
+
+def _of_all_recipes(found: Findings, one: Time) -> Time:
+    """The recipes of a sweep share this machine: at once or one after the other, they take as long together."""
+    count = len(found.config.fine_tuning.recipes)
+    return one if count == 1 or one.work is None else Time(count * one.work, f"{one.basis}; {count} recipes of that length")
 
 
 def _packaging_time(found: Findings, earlier: Earlier) -> Time:

@@ -145,6 +145,7 @@ WORDS: dict[Any, str] = {
     str: "text",
     bool: "true or false",
     type(None): "null",
+    Any: "values",
     Rule: "rule",
     Toleration: "toleration",
     SecretKey: "secret's value",

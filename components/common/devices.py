@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable
 from typing import Any, Literal
@@ -24,6 +25,9 @@ PEAKS = {
     "GAUDI2": 432e12,
     "GAUDI3": 1835e12,
 }
+
+# By which variable a process sees only some of a machine's accelerators.
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "hpu": "HABANA_VISIBLE_MODULES"}
 
 
 def _has_cuda() -> bool:
@@ -80,6 +84,19 @@ def count(device: str) -> int | None:
     here = module(device)
     counted = getattr(here, "device_count", None)
     return int(counted()) if counted else None
+
+
+def shares(device: str, each: int) -> list[dict[str, str]]:
+    """The accelerators of this machine in parts of `each`: for every part the environment in which a process sees no others.
+
+    No more than one part where nothing can be shared out: on a processor, or where there are fewer than two parts. What this process was
+    itself given (CUDA_VISIBLE_DEVICES; HABANA_VISIBLE_MODULES on Gaudi) is what is shared out.
+    """
+    variable, here = VISIBLE.get(device), count(device) or 0
+    if variable is None or here < 2 * each:
+        return [{}]
+    given = [name for name in os.environ.get(variable, "").split(",") if name] or [str(number) for number in range(here)]
+    return [{variable: ",".join(given[first : first + each])} for first in range(0, here - each + 1, each)]
 
 
 def title(device: str) -> str:

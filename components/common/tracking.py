@@ -203,13 +203,19 @@ def end_dead_run(uri: str | None, name: str, status: str = "KILLED") -> bool:
         client = connect().MlflowClient() if is_present else _client_of(uri)
         everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
         for run in client.search_runs(everywhere, f"tags.`tuneline.run` = '{name}'"):
-            of_it = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
-            for nested in client.search_runs([run.info.experiment_id], f"{of_it} and attributes.status = 'RUNNING'"):
-                client.set_terminated(nested.info.run_id, "KILLED")
+            _end_nested(client, run)
             if run.info.status == "RUNNING":
                 client.set_terminated(run.info.run_id, status)
         return True
     return False
+
+
+def _end_nested(client: Any, run: Any) -> None:
+    """Close the runs nested in a run that are still open, those in them first: found from a closed one, they would be missed."""
+    of_it = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
+    for nested in client.search_runs([run.info.experiment_id], f"{of_it} and attributes.status = 'RUNNING'"):
+        _end_nested(client, nested)
+        client.set_terminated(nested.info.run_id, "KILLED")
 
 
 def experiment_id(client: Any, artifact_root: Path | None = None) -> str:
@@ -366,16 +372,39 @@ def stage_run(stage: str) -> Iterator[MlflowReporter]:
     client = connect().MlflowClient()
     with _told():
         run = client.create_run(home(client), run_name=stage, tags={"tuneline.stage": stage, **_parent_tag()})
+    with _open(client, run) as reporter:
+        yield reporter
+
+
+@contextmanager
+def nested_run(parent: MlflowReporter, name: str) -> Iterator[MlflowReporter]:
+    """A run of a part of a stage's work, nested under the stage's own; it ends as that does."""
+    client = connect().MlflowClient()
+    with _told():
+        experiment = client.get_run(parent.run_id).info.experiment_id
+        run = client.create_run(experiment, run_name=name, tags={"mlflow.parentRunId": parent.run_id})
+    with _open(client, run) as reporter:
+        yield reporter
+
+
+@contextmanager
+def _open(client: Any, run: Any) -> Iterator[MlflowReporter]:
+    """The reporter of a run that is closed by what comes of the work."""
     try:
         yield MlflowReporter(client, run.info.run_id)
     except TrackingLostError:
         raise  # nobody is there to be told
     except BaseException as error:
         with suppress(Exception):  # the stage's own error is the one to tell
-            client.set_terminated(run.info.run_id, "KILLED" if isinstance(error, (InterruptedRunError, KeyboardInterrupt)) else "FAILED")
+            client.set_terminated(run.info.run_id, "KILLED" if _is_interruption(error) else "FAILED")
         raise
     with _told():
         client.set_terminated(run.info.run_id, "FINISHED")
+
+
+def _is_interruption(error: BaseException) -> bool:
+    """Also where a process of its own wrote it down, so that it is of the kind and not of the class."""
+    return isinstance(error, KeyboardInterrupt) or getattr(error, "kind", "") == InterruptedRunError.kind
 
 
 def _name(name: str) -> str:

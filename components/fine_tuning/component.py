@@ -17,15 +17,15 @@ def fine_tuning(plan: str, dataset: str, version: str, report: dsl.Output[dsl.HT
     from components.common import models, step
     from components.common.launch import settings
     from components.fine_tuning.config import FineTuningConfig
-    from components.fine_tuning.stage import finetune
+    from components.fine_tuning.sweep import tune
 
     p, uri = json.loads(plan), json.loads(version)["uri"]
 
     def build(out, s):  # type: ignore[no-untyped-def]
         base = models.base_model(p["config"]["base_model"], s.reporter, p["base_sha256"])
         options = {"seed": p["seed"], "state": s.workdir.state, "reporter": s.reporter, "dataset_uri": uri, "base": base}
-        options["where"] = settings.from_environment()
-        return finetune(s.artifact(dataset, "dataset"), out, FineTuningConfig(**p["config"]), **options)
+        options |= {"where": settings.from_environment(), "tracked": s.tracked}
+        return tune(s.artifact(dataset, "dataset"), out, FineTuningConfig(**p["config"]), **options)
 
     made = step.produce("fine_tuning", {"plan": p, "dataset": dataset, "uri": uri}, build, links.path)
     step.copy_report(made, report.path)

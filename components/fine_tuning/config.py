@@ -5,9 +5,11 @@ What cannot work is refused here, with the reason, before any work is done.
 
 from __future__ import annotations
 
-from typing import Literal
+import itertools
+import math
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from components.common.devices import Device
 
@@ -17,6 +19,10 @@ LOW_RANK = ("lora", "qlora")
 PROMPTS = ("p_tuning", "prompt_tuning")
 PREFERENCES = ("dpo", "kto")
 SHARDED = ("fsdp2", "zero3")
+MOST_RECIPES = 64
+# With another one of these a validation loss measures something else, and the lowest would say nothing.
+MEASURED_BY = ("base_model", "objective", "max_length", "validation_rows", "preference")
+NO_RECIPE = ("card", "sweep")
 
 
 class LoraConfig(BaseModel):
@@ -70,6 +76,21 @@ class CardConfig(BaseModel):
 
     base_licence: str = Field("", description='The base model\'s licence, such as "llama3.1"; empty: as its own card says.')
     data_licence: str = Field("", description='The training data\'s licence, such as "CC-BY-SA-3.0" or "internal"; empty: not stated.')
+
+
+class SweepConfig(BaseModel):
+    """Several recipes over one dataset, of which the one with the lowest validation loss is the result."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    vary: dict[str, list[Any]] = Field(
+        {},
+        description="Keys of this section and the values to try, such as {learning_rate: [1e-4, 3e-4], lora.rank: [8, 16]}: every "
+        f"combination is trained, {MOST_RECIPES} at most. Empty: no sweep.",
+    )
+    parallel: int = Field(
+        2, ge=1, description="Recipes that are trained at once. Here they share the machine's memory and cores; elsewhere each is a job."
+    )
 
 
 class FineTuningConfig(BaseModel):
@@ -161,6 +182,8 @@ class FineTuningConfig(BaseModel):
         description="How several processes share the work. ddp: each holds the model. fsdp2, zero3 (DeepSpeed): each holds a part; proven "
         "to be so in every run, and refused where it cannot be.",
     )
+    # Left out where there is none: a recipe reads as it did before there were sweeps, and so do its keys and digests.
+    sweep: SweepConfig = Field(SweepConfig(), exclude_if=lambda sweep: not sweep.vary, description="Several recipes, compared.")
 
     @property
     def step_rows(self) -> int:
@@ -180,7 +203,78 @@ class FineTuningConfig(BaseModel):
         for wrong, reason in _contradictions(self):
             if wrong:
                 raise ValueError(reason)
+        if self.sweep.vary:
+            _check_sweep(self)
         return self
+
+    @property
+    def recipes(self) -> dict[str, FineTuningConfig]:
+        """The recipes of a sweep by what sets them apart, such as "learning_rate=0.0001, lora.rank=8"; without one, this one by ""."""
+        named = {}
+        for values in itertools.product(*self.sweep.vary.values()):
+            name, recipe = _combined(self, dict(zip(self.sweep.vary, values, strict=True)))
+            if name in named:
+                raise ValueError(f"sweep.vary: {name} stands there twice")
+            named[name] = recipe
+        return named
+
+    def value_of(self, key: str) -> Any:
+        """The value of a dotted key, such as lora.rank."""
+        found: Any = self
+        for part in key.split("."):
+            found = getattr(found, part)
+        return found
+
+
+def _check_sweep(config: FineTuningConfig) -> None:
+    """Raise ValueError for keys that cannot be varied, too many recipes, or one that cannot work."""
+    for key, values in config.sweep.vary.items():
+        if why := _not_to_vary(key, values):
+            raise ValueError(f"sweep.vary: {key}: {why}")
+    count = math.prod(map(len, config.sweep.vary.values()))
+    if count > MOST_RECIPES:
+        raise ValueError(f"sweep.vary: these are {count} recipes, and {MOST_RECIPES} is the most")
+    for name, recipe in config.recipes.items():
+        if not recipe.validation_rows:
+            raise ValueError(f"sweep.vary: {name}: validation_rows is 0, and recipes are compared by their loss")
+
+
+def _not_to_vary(key: str, values: list[Any]) -> str:
+    """Why a key cannot be varied with these values; "" where it can."""
+    section, _, rest = key.partition(".")
+    if section in MEASURED_BY:
+        return "with another one the validation loss measures something else, so that recipes could not be compared by it"
+    if section in NO_RECIPE:
+        return "it is no part of a recipe"
+    field = FineTuningConfig.model_fields.get(section)
+    inner = field.annotation if field else None
+    keys = inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else {}
+    if field is None or (rest and rest not in keys):
+        return "there is no such key in fine_tuning"
+    if keys and not rest:
+        return f"it is a section; name a key of it, such as {section}.{next(iter(keys))}"
+    return "" if values else "it has no values to try"
+
+
+def _combined(config: FineTuningConfig, changes: dict[str, Any]) -> tuple[str, FineTuningConfig]:
+    """The recipe with these values by dotted key, and its name. Raises ValueError, which names it, where it cannot work."""
+    values = config.model_dump(exclude={"sweep"})
+    for key, value in changes.items():
+        section, _, rest = key.partition(".")
+        if rest:
+            values[section] = values[section] | {rest: value}
+        else:
+            values[section] = value
+    try:
+        recipe = FineTuningConfig.model_validate(values)
+    except ValidationError as error:
+        said = "; ".join(": ".join(filter(None, [".".join(map(str, one["loc"])), one["msg"]])) for one in error.errors())
+        raise ValueError(f"sweep.vary: {_name(changes)}: {said}") from None
+    return _name({key: recipe.value_of(key) for key in changes}), recipe
+
+
+def _name(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 def _contradictions(c: FineTuningConfig) -> list[tuple[bool, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from components.common import report
@@ -10,12 +11,24 @@ from components.common.artifacts import Input
 from components.fine_tuning.config import FineTuningConfig
 
 Log = Sequence[dict[str, Any]]
+DRAWN = 10  # recipes of a sweep in one plot: there are no more colours that can be told apart
 
 
-def page(log: Log, summary: dict[str, Any], inputs: Sequence[Input], config: FineTuningConfig) -> str:
-    """Figures, the curves, what was decided and why, the recipe and where it all came from."""
+@dataclass(frozen=True)
+class Compared:
+    """A recipe of a sweep: what sets it apart, what came of it as the manifest's summary has it, and its log."""
+
+    name: str
+    told: dict[str, Any]
+    log: Log
+
+
+def page(log: Log, summary: dict[str, Any], inputs: Sequence[Input], config: FineTuningConfig, sweep: Sequence[Compared] = ()) -> str:
+    """Figures, the curves, what was decided and why, the recipe and where it all came from; `sweep`: the recipes it is the best of, in
+    their order."""
     sections = {
         "At a glance": report.tiles(_figures(summary)) + report.paragraph(_told(summary, config)),
+        "Sweep": _sweep(sweep) if sweep else "",
         "Loss": _plot(log, ("train_loss", "validation_loss"), "loss", f"{summary['loss'][0].upper()}{summary['loss'][1:]}."),
         "Preference": _plot(
             log,
@@ -58,6 +71,31 @@ def _told(summary: dict[str, Any], config: FineTuningConfig) -> str:
     return told + (" It stopped early: the validation loss fell no further." if summary["stopped_early"] else "")
 
 
+def _sweep(sweep: Sequence[Compared]) -> str:
+    """The recipes by their validation loss, and how it fell."""
+    head = [*sweep[0].told["recipe"], "validation loss", "at step", "training loss", "steps", "tokens a second", "what came of it"]
+    names = ("validation_loss", "best_step", "train_loss", "steps", "tokens_per_second")
+    rows = [
+        [*map(_setting, one.told["recipe"].values()), *(one.told[name] for name in names), _came_of(one, chosen=place == 0)]
+        for place, one in enumerate(sweep)
+    ]
+    drawn = {one.name: points for one in sweep if (points := _points(one.log, "validation_loss"))}
+    caption = "Validation loss of each recipe." if len(drawn) <= DRAWN else f"Validation loss of the {DRAWN} best recipes."
+    best = dict(list(drawn.items())[:DRAWN])
+    return report.table(head, rows) + report.line_plot(best, x="optimizer step", y="validation loss", caption=caption)
+
+
+def _setting(value: Any) -> str:
+    """As the configuration has it: 0.00012345 and not 0.0001234."""
+    return str(value)
+
+
+def _came_of(recipe: Compared, *, chosen: bool) -> str:
+    if recipe.told["failed"]:
+        return f"failed: {recipe.told['failed']}"
+    return "this model" if chosen else "trained"
+
+
 def _speed(summary: dict[str, Any]) -> list[list[Any]]:
     flops, mfu = summary["flops_per_second"], summary["mfu"]
     return [
@@ -74,7 +112,12 @@ def _speed(summary: dict[str, Any]) -> list[list[Any]]:
 def _plot(log: Log, names: Sequence[str], y: str, caption: str) -> str:
     series = {}
     for name in names:
-        points = [(entry["step"], entry[name]) for entry in log if name in entry]
-        if points:
-            series[name.replace("_", " ")] = ([x for x, _ in points], [v for _, v in points])
+        if points := _points(log, name):
+            series[name.replace("_", " ")] = points
     return report.line_plot(series, x="optimizer step", y=y, caption=caption) if series else ""
+
+
+def _points(log: Log, name: str) -> tuple[list[float], list[float]] | None:
+    """The steps at which a figure was logged, and its values; None where it never was."""
+    points = [(entry["step"], entry[name]) for entry in log if name in entry]
+    return ([x for x, _ in points], [v for _, v in points]) if points else None

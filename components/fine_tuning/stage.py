@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from components.common import artifacts, hashing, jobs, launch, liveness, models
 from components.common.artifacts import Artifact
 from components.common.errors import GOES_ON, BusyError, ConfigurationError, InputError
-from components.common.launch import Command, LostJobError
+from components.common.launch import Command, Launcher, LostJobError
 from components.common.launch.choice import launcher as chosen
 from components.common.launch.settings import LauncherSettings
 from components.common.models import Base
@@ -32,6 +32,7 @@ EVIDENCE = ("report.html", "training.jsonl", card.NAME)
 # Lists of adapter_config.json whose order means nothing. Others, such as a model's layer_types, are one entry a layer.
 SETS = ("target_modules", "modules_to_save", "exclude_modules")
 CARD = {"card"}  # what is said of a model does not make it another one
+Run = Callable[[Launcher, Command, Path, Reporter], dict[str, Any]]  # as launch.run
 
 
 def finetune(
@@ -46,8 +47,10 @@ def finetune(
     base: Base | None = None,
     overwrite: bool = False,
     where: LauncherSettings | None = None,
+    run: Run | None = None,
 ) -> Artifact:
-    """Tune `config.base_model` on the dataset's training split and publish the model in `output`. `where`: on which machines.
+    """Tune `config.base_model` on the dataset's training split and publish the model in `output`. `where`: on which machines. `run`: what
+    runs the training's command, always in processes of its own; without it, this process trains where it is one and here.
 
     Checkpoints go to `state`/fine_tuning/<key>, where the key is the digest of inputs, configuration and code; the same call after a
     kill goes on from the newest whole one and ends with the same weights. Raises ConfigurationError for a recipe that cannot run here,
@@ -55,27 +58,27 @@ def finetune(
     is lost, InterruptedRunError after a signal.
     """
     where = where or LauncherSettings()
-    _check_place(config, where)
-    kind = str(dataset.manifest.summary.get("rows_kind", "sft"))
+    check_place(config, where)
+    kind = kind_of(dataset)
     learned = OBJECTIVES[config.objective].of(kind, f"the dataset in {dataset.path} holds").learned
     base = base or models.base_model(config.base_model, reporter)
-    arithmetic = models.arithmetic(config.device) if where.kind == HERE else where.arithmetic()
+    arithmetic = arithmetic_of(config, where)
     key = key_of(dataset.sha256, base.sha256, config, seed, arithmetic)
     work = state / STAGE / key
     finished = artifacts.begin(output, key, overwrite=overwrite)
     if finished:
-        _discard(work)  # killed after publishing
+        discard(work)  # killed after publishing
         return finished
     work.mkdir(parents=True, exist_ok=True)
     with jobs.held(work):
         start = training.Startup()
         with start.part("tokens"):
             tokenizer = models.load_tokenizer(base.path)
-            splits = _tokenised(dataset, kind, tokenizer, base, config, state, reporter)
+            splits = tokenised(dataset, kind, tokenizer, base, config, state, reporter)
         written = output if where.kind == HERE else _place(work) / WRITTEN
         job = Job(str(base.path), base.sha256, base.uri, str(splits.folder), config.model_dump(), seed, str(work), str(written))
         with liveness.beating(splits.folder):
-            trained = _train(job, config, tokenizer, reporter, where)
+            trained = _train(job, config, tokenizer, reporter, where, run)
         if written != output:
             _bring_home(written, output)
         _tidy(tokenizer, base, output)
@@ -86,7 +89,17 @@ def finetune(
     return published
 
 
-def _discard(work: Path) -> None:
+def kind_of(dataset: Artifact) -> str:
+    """Which kind of rows a dataset holds."""
+    return str(dataset.manifest.summary.get("rows_kind", "sft"))
+
+
+def arithmetic_of(config: FineTuningConfig, where: LauncherSettings) -> dict[str, Any]:
+    """What the last bits of the weights depend on beside the recipe: device and threads here, or what is asked for elsewhere."""
+    return models.arithmetic(config.device) if where.kind == HERE else where.arithmetic()
+
+
+def discard(work: Path) -> None:
     """Remove the state of a training, unless another job has taken it up for an output of its own."""
     if work.is_dir():
         with suppress(BusyError, FileNotFoundError), jobs.held(work):
@@ -108,9 +121,10 @@ def key_of(dataset_sha256: str, base_sha256: str, config: FineTuningConfig, seed
     )
 
 
-def _tokenised(
+def tokenised(
     dataset: Artifact, kind: str, tokenizer: Any, base: Base, config: FineTuningConfig, state: Path, reporter: Reporter
 ) -> Tokenised:
+    """The dataset's rows as tokens. Raises InputError where nothing of them can be learned."""
     if kind != config.objective:
         reporter.note(f"objective {config.objective} learns {OBJECTIVES[config.objective].uses[kind].learned}")
     splits = tokens.prepare(dataset, kind, tokenizer, tokens.tokenizer_sha256(base.path), config, state, reporter)
@@ -133,7 +147,7 @@ def _nothing_to_learn(config: FineTuningConfig, rows: int) -> InputError:
     )
 
 
-def _check_place(config: FineTuningConfig, where: LauncherSettings) -> None:
+def check_place(config: FineTuningConfig, where: LauncherSettings) -> None:
     """Refuse what cannot run: here, where the training is here; elsewhere only the job itself can tell what its node has."""
     if where.kind == HERE:
         acceleration.check(config)
@@ -144,14 +158,14 @@ def _check_place(config: FineTuningConfig, where: LauncherSettings) -> None:
         )
 
 
-def _train(job: Job, config: FineTuningConfig, tokenizer: Any, reporter: Reporter, where: LauncherSettings) -> Trained:
+def _train(job: Job, config: FineTuningConfig, tokenizer: Any, reporter: Reporter, where: LauncherSettings, run: Run | None) -> Trained:
     """In this process where one is enough, so that nothing is imported or loaded twice; else in processes of its own, here or elsewhere."""
-    if config.processes == 1 and where.kind == HERE:
+    if config.processes == 1 and where.kind == HERE and run is None:
         return training.train(job, reporter, tokenizer)
     place = _place(Path(job.state))
     artifacts.write_atomically(place / launch.JOB, json.dumps(asdict(job)))
     command = Command("components.fine_tuning.worker", [str(place / launch.JOB)], config.processes // where.nodes, where.nodes)
-    return Trained(**launch.run(chosen(where), command, place, reporter)["trained"])
+    return Trained(**(run or launch.run)(chosen(where), command, place, reporter)["trained"])
 
 
 def _place(work: Path) -> Path:
@@ -218,6 +232,11 @@ def _summary(trained: Trained, splits: Tokenised, config: FineTuningConfig, arit
     }
 
 
+def is_payload(path: str) -> bool:
+    """Whether a file of the output makes the model's identity."""
+    return path not in EVIDENCE and not path.startswith(f"{watch.BOARD}/")
+
+
 def _publish(
     dataset: Artifact, dataset_uri: str, base: Base, output: Path, config: FineTuningConfig, seed: int, key: str, summary: dict[str, Any]
 ) -> Artifact:
@@ -228,7 +247,7 @@ def _publish(
     return artifacts.publish(
         output,
         "model",
-        payload=lambda path: path not in EVIDENCE and not path.startswith(f"{watch.BOARD}/"),
+        payload=is_payload,
         inputs=inputs,
         config=config.model_dump(),
         seed=seed,

@@ -65,8 +65,9 @@ def _check(customization: Customization, *, here: bool) -> None:
     from pipelines.config import check_whole
 
     check_whole(customization)
-    if here and acceleration.asks_for_more(customization.fine_tuning):
-        acceleration.check(customization.fine_tuning)
+    for recipe in customization.fine_tuning.recipes.values():
+        if here and acceleration.asks_for_more(recipe):
+            acceleration.check(recipe)
 
 
 def _estimate(customization: Customization, workdir: Path, tracking_uri: str, as_json: bool) -> int:

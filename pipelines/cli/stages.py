@@ -83,7 +83,7 @@ def finetune(
     """Tune the base model on a dataset. Killed and started again, it goes on from the last checkpoint."""
     customization, place = load_config(config, sets), where(platform, launcher)
     from components.common import artifacts
-    from components.fine_tuning.stage import finetune as stage
+    from components.fine_tuning.sweep import tune as stage
 
     with working("finetune", as_json, workdir) as (reporter, work):
         found = artifacts.read(dataset, "dataset")
@@ -91,8 +91,11 @@ def finetune(
         made = stage(found, output.absolute(), customization.fine_tuning, dataset_uri=str(dataset), where=place, **options)
     names = ("steps", "tokens", "train_loss", "validation_loss", "tokens_per_second", "resumed_from")
     result = {"model": str(output), "sha256": made.sha256} | {name: made.manifest.summary[name] for name in names}
-    told = f"{result['steps']} steps, {result['tokens']} tokens, training loss {result['train_loss']:.4f}"
-    show(result, as_json, [told, f"report: {output / 'report.html'}"])
+    told = [f"{result['steps']} steps, {result['tokens']} tokens, training loss {result['train_loss']:.4f}"]
+    if sweep := made.manifest.summary.get("sweep"):
+        result["sweep"] = sweep["recipes"]
+        told.insert(0, f"the best of {len(sweep['recipes'])} recipes: {sweep['recipes'][0]['recipe']}")
+    show(result, as_json, [*told, f"report: {output / 'report.html'}"])
 
 
 @app.command()

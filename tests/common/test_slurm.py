@@ -16,7 +16,7 @@ from components.common.launch import OUTCOME, Seen, SilentError
 from components.common.launch.settings import LauncherSettings
 from components.common.launch.slurm import launcher, programs, script
 from components.common.launch.slurm.programs import Programs, RefusedError
-from components.common.launch.slurm.states import batches
+from components.common.launch.slurm.states import Batch, batches
 
 NUMBER = {"set": True, "infinite": False, "number": 7}
 UNSET = {"set": False, "infinite": False, "number": 0}
@@ -47,6 +47,30 @@ def test_a_job_reads_the_same_in_every_shape(shape: str) -> None:
     (job,) = batches({"jobs": [SHAPES[shape]]})
     assert (job.id, job.name, job.states) == ("7", "tuneline-a", ("RUNNING",))
     assert (job.exit_code, job.seen) == (0, Seen("running", "RUNNING"))
+
+
+TASK_SHAPES: dict[str, list[dict[str, Any]]] = {
+    "squeue of Slurm 22": [
+        {"job_id": 12, "array_job_id": 12, "array_task_id": None, "array_task_string": "2-3,5%2", "job_state": "PENDING"},
+        {"job_id": 13, "array_job_id": 12, "array_task_id": 0, "array_task_string": "", "job_state": "RUNNING"},
+    ],
+    "squeue of Slurm 23.11": [
+        {"job_id": 12, "array_job_id": NUMBER | {"number": 12}, "array_task_id": UNSET, "array_task_string": "2-3,5%2",
+         "job_state": ["PENDING"]},
+        {"job_id": 13, "array_job_id": NUMBER | {"number": 12}, "array_task_id": NUMBER | {"number": 0}, "array_task_string": "",
+         "job_state": ["RUNNING"]},
+    ],
+    "sacct of Slurm 24.05": [
+        {"job_id": 12, "array": {"job_id": 12, "task_id": UNSET, "task": "2-3,5%2"}, "state": {"current": ["PENDING"]}},
+        {"job_id": 13, "array": {"job_id": 12, "task_id": NUMBER | {"number": 0}, "task": ""}, "state": {"current": ["RUNNING"]}},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", TASK_SHAPES)
+def test_the_tasks_of_an_array_are_jobs_also_where_those_that_wait_are_one_entry(shape: str) -> None:
+    found = {job.id: job.seen.state for job in batches({"jobs": TASK_SHAPES[shape]})}
+    assert found == {"12_2": "waiting", "12_3": "waiting", "12_5": "waiting", "12_0": "running"}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +139,48 @@ def test_what_a_job_left_is_found_unless_it_only_says_run_it_again(tmp_path: Pat
     job = found.find(tmp_path)
     assert job is not None
     assert job.name == "Slurm job 5"
+
+
+def test_a_job_may_wait_for_others_and_ends_where_they_cannot_be_waited_for(tmp_path: Path) -> None:
+    lines = rendered(tmp_path, dependency="afterok:123:124").splitlines()
+    assert {"#SBATCH --dependency=afterok:123:124", "#SBATCH --kill-on-invalid-dep=yes"} <= {*lines}
+    assert "dep" not in "".join(line for line in rendered(tmp_path).splitlines() if line.startswith("#SBATCH")).replace(str(tmp_path), "")
+
+
+def test_each_task_of_an_array_finds_its_own_folder(tmp_path: Path) -> None:
+    place = tmp_path / "a sweep's"
+    place.mkdir()
+    settings = LauncherSettings.model_validate({"kind": "slurm", "nodes": 1})
+    text = script.text(script.options("tuneline-a", place, 1, settings.slurm, "0-1%1"), place, 1, settings)
+    script.tasks_of(place, "tuneline-a").write_text("/work/one\n/work/the other\n")
+    (line,) = (line for line in text.splitlines() if line.startswith("folder="))
+    told = subprocess.run(
+        ["bash", "-c", f'{line}; echo "$folder"'],
+        env={**os.environ, "SLURM_ARRAY_TASK_ID": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == "/work/the other\n"
+    assert "#SBATCH --array=0-1%1" in text.splitlines()
+    assert "slurm-%A_%a.log" in text
+
+
+def test_watchers_of_an_arrays_tasks_ask_slurm_once_for_all_within_a_moment() -> None:
+    asked = []
+
+    class Way(Programs):
+        def __init__(self) -> None: ...
+
+        def jobs(self, name: str) -> list[Batch]:
+            asked.append(name)
+            return batches({"jobs": TASK_SHAPES["squeue of Slurm 22"]})
+
+    settings = LauncherSettings.model_validate({"kind": "slurm", "looks_every": 60})
+    way = launcher.Shared(Way(), settings.looks_every)
+    jobs = [launcher.SlurmJob(f"12_{task}", "a", Path("a"), Path("a"), way, settings) for task in (0, 2, 3)]
+    assert [job.look().state for job in jobs] == ["running", "waiting", "waiting"]
+    assert asked == ["a"]
 
 
 def test_a_container_is_pyxis_own_options_or_apptainer_around_the_command(tmp_path: Path) -> None:
@@ -214,7 +280,7 @@ def test_the_programs_run_on_a_login_node_where_one_is_named(said: Path) -> None
     ssh.write_text(f"#!/bin/sh\necho \"$@\" > {said}/asked\necho '42;cluster'\n")
     ssh.chmod(0o755)
     assert Programs("login.example").submit(Path("/work/a job.sh")) == "42"
-    assert (said / "asked").read_text() == "-o BatchMode=yes login.example sbatch --parsable '/work/a job.sh'\n"
+    assert (said / "asked").read_text() == "-o BatchMode=yes login.example env SLURM_BITSTR_LEN=0 sbatch --parsable '/work/a job.sh'\n"
     ssh.write_text("#!/bin/sh\necho 'ssh: connect to host login.example port 22: No route to host' >&2; exit 255\n")
     with pytest.raises(SilentError, match="No route to host"):
         Programs("login.example").jobs("a")

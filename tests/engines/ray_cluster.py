@@ -91,9 +91,11 @@ def _two_nodes(folder: Path, short: str, dashboard: bool) -> Iterator[Cluster]:
 
 
 def _environment() -> dict[str, str]:
-    """Ray's workers import the stages from this checkout; a token would have to be shared by hand."""
+    """Ray's workers import the stages from this checkout, and `python` is the one that has what they need, as in an image; a token would
+    have to be shared by hand."""
     return {
         **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "RAY_AUTH_MODE": "disabled",
         "RAY_DEDUP_LOGS": "0",

@@ -276,6 +276,7 @@ def cached(result: dict[str, Any]) -> set[str]:
 @pytest.mark.dvc
 @pytest.mark.mlflow
 @pytest.mark.triton
+@pytest.mark.timeout(1800)  # five whole runs, with other engines beside them
 def test_a_run_on_a_bucket_gives_the_digests_of_a_run_on_a_folder_and_other_machines_have_its_artifacts(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

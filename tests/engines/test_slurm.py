@@ -164,6 +164,20 @@ def test_a_job_that_slurm_refuses_is_refused_in_slurms_words(counting: Watched) 
     assert "invalid partition specified: nowhere" in error["message"]
 
 
+def test_a_job_whose_dependency_has_failed_ends_and_one_whose_dependency_comes_runs(counting: Watched) -> None:
+    first = counting.cluster.run("sbatch", "--parsable", "--hold", "-o", "/dev/null", "--wrap", "exit 1").strip()
+    counting.place = {"slurm": {"dependency": f"afterok:{first}"}}
+    child = counting.start()
+    wait_until((counting.folder / "told.jsonl").exists, 60)
+    wait_until(lambda: "waits: PENDING (Dependency)" in counting.told(), 60)
+    counting.cluster.run("scontrol", "release", first)
+    error = counting.end(child, 1)
+    assert error["kind"] == "job_ended"
+    assert "was ended from outside: CANCELLED (DependencyNeverSatisfied)" in error["message"]
+    counting.place = {"slurm": {"dependency": f"afternotok:{first}"}}
+    assert counting.run() == {"counted": 50, "starts": 1}
+
+
 def test_a_job_waits_while_all_nodes_are_drained_and_one_that_somebody_cancels_saves_and_goes_on_when_asked_again(
     counting: Watched,
 ) -> None:
@@ -326,6 +340,32 @@ def test_a_training_on_two_nodes_that_is_stopped_at_the_end_of_its_time_has_the_
     assert 8 <= result["resumed_from"] < STEPS
     (tmp_path / "one").mkdir()
     here = Training(cluster, tmp_path / "one", {"kind": "process"}, training.world, training.recipe)
+    assert here.run()["sha256"] == result["sha256"]
+
+
+def test_a_sweep_is_an_array_whose_tasks_go_on_when_nobody_watches_and_are_found_again(
+    training: Training, cluster: Cluster, tmp_path: Path
+) -> None:
+    training.recipe = {"sweep": {"vary": {"learning_rate": [0.001, 0.0001, 0.00001]}, "parallel": 1}, "max_steps": 6, "checkpoint_every": 3}
+
+    def tasks() -> list[str]:
+        return cluster.run("squeue", "-r", "-h", "-o", "%i").split()
+
+    child = training.start()
+    wait_until(lambda: len(tasks()) == 3, 120)
+    (array,) = {task.split("_")[0] for task in tasks()}
+    training.kill(child)
+    wait_until(lambda: len(tasks()) < 3, 240)  # Slurm itself starts the next one
+    assert tasks()
+    result = training.end(training.start())
+    assert cluster.run("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "true").strip() == str(int(array) + 3), (
+        "nothing was started twice"
+    )
+    assert [one["failed"] for one in result["sweep"]] == [None] * 3
+    assert result["sha256"] == result["sweep"][0]["sha256"]
+    (tmp_path / "one").mkdir()
+    best = {**training.recipe, **result["sweep"][0]["recipe"], "sweep": {}}
+    here = Training(cluster, tmp_path / "one", {"kind": "process"}, training.world, best)
     assert here.run()["sha256"] == result["sha256"]
 
 

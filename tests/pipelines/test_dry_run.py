@@ -204,6 +204,13 @@ def test_memory_grows_with_what_is_trained_and_with_what_is_in_memory_at_once(lo
         assert parts["total"] == sum(size for name, size in parts.items() if name != "total")
 
 
+def test_a_sweep_takes_the_time_of_all_its_recipes_and_the_memory_of_those_at_once(look: Look) -> None:
+    one, all_three = look(), look("fine_tuning.sweep.vary={learning_rate: [1e-4, 3e-4, 1e-3]}")
+    assert all_three["memory"]["stages"]["fine_tuning"] == 2 * one["memory"]["stages"]["fine_tuning"]
+    assert all_three["disk"]["checkpoints"] == 2 * one["disk"]["checkpoints"]
+    assert "; 3 recipes of that length" in all_three["basis"]["seconds.fine_tuning"]
+
+
 def test_too_little_memory_or_disk_is_warned_of(look: Look, monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
     assert not [w for w in look()["warnings"] if "memory" in w or "disk" in w]
     monkeypatch.setattr(estimating, "_free_memory", lambda gpu: 10**8)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from components.common import artifacts, process
 from components.common.errors import EXIT_INTERRUPTED, GOES_ON, InterruptedRunError, TunelineError
@@ -60,6 +60,17 @@ class Seen:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Stop:
+    """An end that is asked for: `asked` has the job save its work, `now` ends it at once.
+
+    Signals are heard by the main thread alone. One that has other threads watch jobs passes on to them what it hears.
+    """
+
+    asked: threading.Event = field(default_factory=threading.Event)
+    now: threading.Event = field(default_factory=threading.Event)
+
+
 class Running(Protocol):
     """A job that was started."""
 
@@ -98,6 +109,14 @@ class Launcher(Protocol):
         """The job of this folder that an earlier call started, whoever made it, and that runs or left its outcome; None: there is none."""
 
 
+@runtime_checkable
+class StartsTogether(Launcher, Protocol):
+    """A launcher whose scheduler takes many jobs in one, and sees by itself that not too many run."""
+
+    def start_all(self, commands: Mapping[Path, Command], place: Path, at_once: int) -> Mapping[Path, Running]:
+        """Start commands, by their folders, of which so many run at once. `place`: a folder for what belongs to all of them."""
+
+
 class LostJobError(TunelineError):
     """A job ended without saying how."""
 
@@ -121,21 +140,24 @@ def outcome_of(rank: int) -> str:
     return f"outcome-{rank}.json" if rank else OUTCOME
 
 
-def run(launcher: Launcher, command: Command, folder: Path, reporter: Reporter) -> dict[str, Any]:
+def run(
+    launcher: Launcher, command: Command, folder: Path, reporter: Reporter, stop: Stop | None = None, begun: Running | None = None
+) -> dict[str, Any]:
     """Run a command to its end and return the outcome that it left. A job that an earlier call started for this folder is watched further.
+    `begun`: one that was just started for it.
 
     Raises the error that the job wrote down, LostJobError where it left none, JobEndedError where it was ended from outside and may not be
     started again, or SilentError where nobody answers who could tell of it. SIGTERM and Ctrl-C are passed on, so that the job saves its
-    work, and raise InterruptedRunError; a second Ctrl-C ends it at once.
+    work, and raise InterruptedRunError; a second Ctrl-C ends it at once. In another thread than the main one `stop` does what they do.
     """
-    asked = threading.Event()
-    with process.stopping(asked):
-        running = launcher.find(folder)
+    stop = stop or Stop()
+    with process.stopping(stop.asked):
+        running = begun or launcher.find(folder)
         if running:
-            reporter.note(f"{running.name} is there already and is watched further")
+            reporter.note(f"{running.name} {'was started' if begun else 'is there already and is watched further'}")
         for tries_left in reversed(range(launcher.resumes + 1)):
             running = running or _started(launcher, command, folder, reporter)
-            outcome = _watched(launcher, running, folder, reporter, asked, last=not tries_left)
+            outcome = _watched(launcher, running, folder, reporter, stop, last=not tries_left)
             if outcome is not None:
                 return outcome
             running = None
@@ -143,10 +165,7 @@ def run(launcher: Launcher, command: Command, folder: Path, reporter: Reporter) 
 
 
 def _started(launcher: Launcher, command: Command, folder: Path, reporter: Reporter) -> Running:
-    for left in (folder / EVENTS, folder / WATCHED):
-        left.unlink(missing_ok=True)
-    forget_outcomes(folder)
-    command.write(folder)
+    make_ready(command, folder)
     try:
         running = launcher.start(command, folder)
     except KeyboardInterrupt:
@@ -158,22 +177,28 @@ def _started(launcher: Launcher, command: Command, folder: Path, reporter: Repor
     return running
 
 
+def make_ready(command: Command, folder: Path) -> None:
+    """Write the command into the folder of its next job, and remove what an earlier one left there to be told."""
+    for left in (folder / EVENTS, folder / WATCHED):
+        left.unlink(missing_ok=True)
+    forget_outcomes(folder)
+    command.write(folder)
+
+
 def forget_outcomes(folder: Path) -> None:
     """Remove what the processes of an earlier job left in its folder: none of it is this one's."""
     for left in folder.glob("outcome*.json"):
         left.unlink(missing_ok=True)
 
 
-def _watched(
-    launcher: Launcher, running: Running, folder: Path, reporter: Reporter, asked: threading.Event, *, last: bool
-) -> dict[str, Any] | None:
+def _watched(launcher: Launcher, running: Running, folder: Path, reporter: Reporter, stop: Stop, *, last: bool) -> dict[str, Any] | None:
     """The job's outcome once it has ended; None where it may be started again.
 
     What goes wrong in the watching ends a job that would end with this process anyway. Any other goes on, and is found again: a tracking
     server that is away, or a full disk, must not cost the work of many GPUs.
     """
     try:
-        seen = _follow(launcher, running, folder, reporter, asked)
+        seen = _follow(launcher, running, folder, reporter, stop)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) or not running.name:
             running.cancel()
@@ -184,7 +209,7 @@ def _watched(
     try:
         return _outcome(running, seen, folder)
     except TunelineError as error:
-        if asked.is_set():
+        if stop.asked.is_set():
             if isinstance(error, (LostJobError, JobEndedError)):
                 raise InterruptedRunError("interrupted before there was anything to save", hint=GOES_ON) from None
             raise
@@ -201,7 +226,7 @@ def _wait_for(outcome: Path) -> None:
         time.sleep(LOOKS_EVERY)
 
 
-def _follow(launcher: Launcher, running: Running, folder: Path, reporter: Reporter, asked: threading.Event) -> Seen:
+def _follow(launcher: Launcher, running: Running, folder: Path, reporter: Reporter, stop: Stop) -> Seen:
     """Relay the job's events until it has ended and all are told. Each new state is told with its reason."""
     lines, told, asks = _Lines(folder / EVENTS, folder / WATCHED), Seen("running"), _Again(running.stop)
     while True:
@@ -214,8 +239,10 @@ def _follow(launcher: Launcher, running: Running, folder: Path, reporter: Report
         until = time.monotonic() + launcher.looks_every
         while time.monotonic() < until:
             lines.tell(reporter)
-            if asked.is_set():
+            if stop.asked.is_set():
                 asks()
+            if stop.now.is_set():
+                raise KeyboardInterrupt
             time.sleep(LOOKS_EVERY)
     lines.tell(reporter)
     return seen

@@ -45,3 +45,8 @@ LAUNCHERS: dict[str, Callable[[LauncherSettings], Launcher]] = {
 def launcher(settings: LauncherSettings) -> Launcher:
     """The launcher. Raises EngineMissingError or ConfigurationError where it cannot work here."""
     return LAUNCHERS[settings.kind](settings)
+
+
+def can_start_together(settings: LauncherSettings) -> bool:
+    """Whether its scheduler takes many jobs in one, so that they need not wait for one another here (see StartsTogether)."""
+    return settings.kind == "slurm"

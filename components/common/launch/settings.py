@@ -59,6 +59,11 @@ class Slurm(Strict):
         description="Seconds before the time limit at which the training is asked to save, and is queued anew (--signal).",
     )
     reservation: str = Field("", description="Reservation (--reservation).")
+    dependency: str = Field(
+        "",
+        description="What must have happened to other jobs first (--dependency), for example afterok:1234. A job for which that can no "
+        "longer come is ended (--kill-on-invalid-dep=yes) and told of.",
+    )
     options: list[str] = Field([], description="Further lines of #SBATCH, for example [--exclusive, --mail-type=FAIL].")
     setup: list[str] = Field([], description="Shell commands before the training, for example [module load cuda/12.8].")
     template: str = Field("", description="A batch script of the site's own, see docs/slurm.md. Empty: the one that comes with tuneline.")

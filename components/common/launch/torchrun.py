@@ -7,8 +7,9 @@ import secrets
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -73,12 +74,14 @@ class TorchRun:
     """The local launcher. Its jobs end with who watches them, so there is never one to find again.
 
     `deaf`: a SIGTERM to all processes is for those that train. torchrun would kill them half a minute later, while they still save.
+    `environment`: variables for the processes, such as those that say which accelerators are theirs.
     """
 
     meeting: Rendezvous | None = None
     deaf: bool = False
     looks_every: float = 0.2
     resumes: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, command: Command, folder: Path) -> LocalJob:
         """Start the command's processes on this node, which share this process's cores among them."""
@@ -88,7 +91,7 @@ class TorchRun:
         arguments += [f"--log-dir={folder / LOGS}", "--redirects=3", "-m", command.module, *command.arguments]
         threads = os.environ.get("TUNELINE_JOB_THREADS") or str(max(1, cores.threads() // command.processes))
         environment = process.python_environment(
-            TUNELINE_THREADS=threads, OMP_NUM_THREADS=threads, PYTHONPATH=import_path(), TUNELINE_JOB=job
+            TUNELINE_THREADS=threads, OMP_NUM_THREADS=threads, PYTHONPATH=import_path(), TUNELINE_JOB=job, **self.environment
         )
         if self.deaf:
             arguments.insert(0, "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT")

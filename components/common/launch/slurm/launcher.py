@@ -1,16 +1,18 @@
-"""The launcher: a batch job is found again by its name, which is made of its folder's."""
+"""The launcher: a batch job is found again by its name, which is made of its folder's. Where jobs are the tasks of an array, by the array's
+name and the task's number, which their folders tell."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from components.common import artifacts
+from components.common import artifacts, hashing
 from components.common.errors import EXIT_INTERRUPTED
 from components.common.launch import GOES_ON_BY_ITSELF, OUTCOME, Command, Seen, SilentError, logs_of_nodes
 from components.common.launch.settings import LauncherSettings, shared
@@ -18,7 +20,7 @@ from components.common.launch.slurm import script
 from components.common.launch.slurm.programs import Programs
 from components.common.launch.slurm.states import Batch
 
-SCRIPT, RECORD = "job.sh", "slurm.json"
+SCRIPT, RECORD, ARRAY = "job.sh", "slurm.json", "array.json"
 FORGOTTEN_AFTER = 3  # looks at a job that Slurm no longer knows, before it is said to be gone: what it wrote may come late over NFS
 SECONDS_TO_CANCEL = 30.0  # for which a Slurm that does not answer is asked to end a job
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between two calls of a Slurm that does not answer
@@ -47,32 +49,102 @@ class SlurmLauncher:
         """Hand in the job. Where the answer is lost, the job is looked for before another is handed in."""
         folder = shared(folder)
         (folder / script.STOP).unlink(missing_ok=True)
+        (folder / ARRAY).unlink(missing_ok=True)
         name = name_of(folder)
-        options = script.options(name, folder, command.nodes, self.settings.slurm)
-        artifacts.write_atomically(folder / SCRIPT, script.text(options, folder, command.nodes, self.settings))
-        known = {job.id for job in self._patiently(lambda: self.way.jobs(name))}
-        job = self._patiently(lambda: self._submitted_once(name, known, folder))
-        artifacts.write_atomically(folder / RECORD, json.dumps({"job": job}))
-        return SlurmJob(job, name, folder, self.way, self.settings)
+        job = self._handed_in(folder, script.options(name, folder, command.nodes, self.settings.slurm), command.nodes)
+        return self._recorded(SlurmJob(job, name, folder, folder, self.way, self.settings))
+
+    def start_all(self, commands: Mapping[Path, Command], place: Path, at_once: int) -> dict[Path, SlurmJob]:
+        """Hand in jobs, by their folders, as the tasks of one array, of which so many run at once. `place`: the array's own folder."""
+        place, folders, (nodes, *_) = shared(place), [shared(folder) for folder in commands], (one.nodes for one in commands.values())
+        place.mkdir(parents=True, exist_ok=True)
+        name, array = name_of(place / hashing.digest([str(folder) for folder in folders])), f"0-{len(folders) - 1}%{at_once}"
+        for number, folder in enumerate(folders):
+            (folder / script.STOP).unlink(missing_ok=True)
+            (folder / RECORD).unlink(missing_ok=True)
+            artifacts.write_atomically(folder / ARRAY, json.dumps({"name": name, "place": str(place), "task": number}))
+        artifacts.write_atomically(script.tasks_of(place, name), "".join(f"{folder}\n" for folder in folders))
+        job = self._handed_in(place, script.options(name, place, nodes, self.settings.slurm, array), nodes)
+        jobs = [SlurmJob(f"{job}_{number}", name, folder, place, self._way(name), self.settings) for number, folder in enumerate(folders)]
+        return dict(zip(commands, map(self._recorded, jobs), strict=True))
 
     def find(self, folder: Path) -> SlurmJob | None:
         """The folder's job that waits or runs; or that has ended while nobody watched, where it left its outcome."""
         folder = shared(folder)
-        name = name_of(folder)
-        alive = [job for job in self._patiently(lambda: self.way.jobs(name)) if not job.is_over]
+        name, place, task = _known_by(folder)
+        alive = [job.id for job in self._patiently(lambda: self.way.jobs(name)) if not job.is_over and (not task or job.id.endswith(task))]
+        way = self._way(name) if task else self.way
         if alive:
-            return SlurmJob(alive[-1].id, name, folder, self.way, self.settings)
+            return SlurmJob(alive[-1], name, folder, place, way, self.settings)
         if (folder / RECORD).exists() and _is_worth_telling(folder / OUTCOME):
-            return SlurmJob(json.loads((folder / RECORD).read_text(encoding="utf-8"))["job"], name, folder, self.way, self.settings)
+            job = json.loads((folder / RECORD).read_text(encoding="utf-8"))["job"]
+            return SlurmJob(job, name, folder, place, way, self.settings)
         return None
 
-    def _submitted_once(self, name: str, known: set[str], folder: Path) -> str:
+    def _way(self, array: str) -> Shared:
+        return shared_way(array, self.way, self.looks_every)
+
+    def _handed_in(self, place: Path, options: dict[str, str], nodes: int) -> str:
+        name = options["job-name"]
+        artifacts.write_atomically(place / SCRIPT, script.text(options, place, nodes, self.settings))
+        known = {job.id for job in self._patiently(lambda: self.way.jobs(name))}
+        return self._patiently(lambda: self._submitted_once(name, known, place))
+
+    @staticmethod
+    def _recorded(job: SlurmJob) -> SlurmJob:
+        artifacts.write_atomically(job.folder / RECORD, json.dumps({"job": job.id}))
+        return job
+
+    def _submitted_once(self, name: str, known: set[str], place: Path) -> str:
         """A call that was not answered may have been heard."""
         came = [job.id for job in self.way.jobs(name) if job.id not in known]
-        return came[-1] if came else self.way.submit(folder / SCRIPT)
+        return came[-1].split("_")[0] if came else self.way.submit(place / SCRIPT)
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
         return patiently(ask, self.settings.patience_seconds)
+
+
+@dataclass
+class Shared:
+    """A way to Slurm on which the watchers of an array's tasks ask together: one answer is for all of them within a moment."""
+
+    way: Programs
+    seconds: float
+    _known: list[Batch] = field(default_factory=list)
+    _until: float = 0.0
+    _asking: threading.Lock = field(default_factory=threading.Lock)
+
+    def jobs(self, name: str) -> list[Batch]:
+        """As the way's; no older than those seconds."""
+        with self._asking:
+            if time.monotonic() >= self._until:
+                self._known, self._until = self.way.jobs(name), time.monotonic() + self.seconds
+            return self._known
+
+    def accounted(self, job: str) -> list[Batch]:
+        """As the way's."""
+        return self.way.accounted(job)
+
+    def cancel(self, job: str, signal: str = "") -> None:
+        """As the way's."""
+        self.way.cancel(job, signal)
+
+
+_ways: dict[str, Shared] = {}
+
+
+def shared_way(array: str, way: Programs, seconds: float) -> Shared:
+    """The one way on which everybody in this process asks for this array."""
+    return _ways.setdefault(array, Shared(way, seconds))
+
+
+def _known_by(folder: Path) -> tuple[str, Path, str]:
+    """The name of the folder's job in Slurm, where it logs, and how its id ends: "" unless it is one of an array's tasks."""
+    try:
+        told = json.loads((folder / ARRAY).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return name_of(folder), folder, ""
+    return told["name"], Path(told["place"]), f"_{told['task']}"
 
 
 def _is_worth_telling(outcome: Path) -> bool:
@@ -99,12 +171,13 @@ def patiently(ask: Callable[[], Answer], seconds: float) -> Answer:
 
 @dataclass
 class SlurmJob:
-    """A batch job."""
+    """A batch job, or a task of an array. `place`: where Slurm writes its log."""
 
     id: str
     job_name: str
     folder: Path
-    way: Programs
+    place: Path
+    way: Programs | Shared
     settings: LauncherSettings
     _silent_since: float | None = None
     _unknown: int = 0
@@ -141,7 +214,7 @@ class SlurmJob:
 
     def logs(self) -> list[Path]:
         """The batch script's log, then those of the processes."""
-        return [self.folder / f"slurm-{self.id}.log", *logs_of_nodes(self.folder)]
+        return [self.place / f"slurm-{self.id}.log", *logs_of_nodes(self.folder)]
 
     def _known(self) -> Batch | None:
         found = [job for job in self.way.jobs(self.job_name) if job.id == self.id] or self.way.accounted(self.id)

@@ -77,7 +77,8 @@ class Programs:
         return answer
 
     def _ask(self, *command: str) -> str:
-        full = ["ssh", "-o", "BatchMode=yes", self._ssh, shlex.join(command)] if self._ssh else [*command]
+        whole = ["env", "SLURM_BITSTR_LEN=0", *command]  # otherwise a long list of an array's tasks ends in three points
+        full = ["ssh", "-o", "BatchMode=yes", self._ssh, shlex.join(whole)] if self._ssh else whole
         try:
             done = subprocess.run(
                 full, capture_output=True, text=True, errors="replace", timeout=ANSWERS_WITHIN, check=False, stdin=subprocess.DEVNULL,

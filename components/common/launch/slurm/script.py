@@ -27,15 +27,15 @@ srun @SRUN@ bash -c @NODE@ node "$folder"
 code=$?
 if [ $code -eq 75 ] && [ ! -e "$folder/@STOP@" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt @RESUMES@ ]; then
   echo "saved before its work was done: queued anew" >&2
-  scontrol requeue "$SLURM_JOB_ID" && sleep 60
+  scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}" && sleep 60
 fi
 exit $code
 """
 NEEDED = ("DIRECTIVES", "FOLDER", "NODE")
 
 
-def options(name: str, folder: Path, nodes: int, settings: Slurm) -> dict[str, str]:
-    """sbatch's long options by name; "" for one that takes no value."""
+def options(name: str, folder: Path, nodes: int, settings: Slurm, array: str = "") -> dict[str, str]:
+    """sbatch's long options by name; "" for one that takes no value. `array`: the numbers of its tasks, such as 0-3%2."""
     asked = {
         "partition": settings.partition,
         "account": settings.account,
@@ -46,13 +46,16 @@ def options(name: str, folder: Path, nodes: int, settings: Slurm) -> dict[str, s
         "mem": settings.memory,
         "time": settings.time_limit,
         "reservation": settings.reservation,
+        "array": array,
+        "dependency": settings.dependency,
+        "kill-on-invalid-dep": "yes" if settings.dependency else "",
     }
     return {
         "job-name": name,
         "comment": str(folder),
         "nodes": str(nodes),
         "ntasks-per-node": "1",
-        "output": str(folder).replace("%", "%%") + "/slurm-%j.log",
+        "output": str(folder).replace("%", "%%") + f"/slurm-{'%A_%a' if array else '%j'}.log",
         "open-mode": "append",  # a requeued job has the same number
         "requeue": "",
         "export": "NONE",  # what the submitting process has in its environment is no business of the job
@@ -67,7 +70,7 @@ def text(directives: dict[str, str], folder: Path, nodes: int, settings: Launche
         "DIRECTIVES": "\n".join([*(_directive(*one) for one in directives.items()), *(f"#SBATCH {one}" for one in settings.slurm.options)]),
         "ENVIRONMENT": "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(_environment(settings).items())),
         "SETUP": "\n".join(settings.slurm.setup),
-        "FOLDER": shlex.quote(str(folder)),
+        "FOLDER": _of_this_task(tasks_of(folder, directives["job-name"])) if "array" in directives else shlex.quote(str(folder)),
         "SRUN": _srun(nodes, settings.slurm),
         "NODE": shlex.quote(_node(settings)),
         "STOP": STOP,
@@ -75,6 +78,15 @@ def text(directives: dict[str, str], folder: Path, nodes: int, settings: Launche
     }
     filled = NAME.sub(lambda found: values.get(found[1], found[0]), _template(settings.slurm.template))
     return re.sub(r"\n{2,}", "\n", filled)
+
+
+def tasks_of(place: Path, name: str) -> Path:
+    """The file with the folders of an array's tasks, a line each. Tasks may read it when the next array is there already."""
+    return place / f"{name}.txt"
+
+
+def _of_this_task(tasks: Path) -> str:
+    return f'"$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(tasks))})"'
 
 
 def _directive(option: str, value: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,12 @@ RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_
 BY_THE_CLUSTER = ("TIMEOUT", "DEADLINE", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED")
 BY_SOMEBODY = ("CANCELLED",)
 NO_REASON = ("", "None")
+TASKS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch job as a look shows it."""
+    """A batch job as a look shows it. A task of an array is one too, with an id such as 12_3."""
 
     id: str
     name: str
@@ -55,17 +57,36 @@ def _state(states: tuple[str, ...]) -> State:
 
 def batches(answer: Mapping[str, Any]) -> list[Batch]:
     """The jobs in an answer of `squeue --json`, `sacct --json` or slurmrestd."""
-    return [_batch(job) for job in answer.get("jobs") or []]
+    return [_batch(known_as, job) for job in answer.get("jobs") or [] for known_as in _ids(job)]
 
 
-def _batch(job: Mapping[str, Any]) -> Batch:
+def _ids(job: Mapping[str, Any]) -> list[str]:
+    """The job's id; those of the tasks where it is of an array, of which all that wait are one entry."""
+    found = job.get("array") or {}  # sacct
+    array = _number(found.get("job_id", job.get("array_job_id")))
+    if not array:
+        return [str(_number(job.get("job_id")))]
+    task = _number(found.get("task_id", job.get("array_task_id")))
+    waiting = str(found.get("task") or job.get("array_task_string") or "")
+    return [f"{array}_{number}" for number in (_numbers(waiting) if waiting else [task])]
+
+
+def _numbers(tasks: str) -> list[int]:
+    """The numbers in a list of tasks, such as 0-2,5%2, where at most two run at once."""
+    numbers: list[int] = []
+    for first, last in TASKS.findall(tasks.split("%")[0]):
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _batch(known_as: str, job: Mapping[str, Any]) -> Batch:
     state: Any = job.get("job_state", job.get("state"))
     reason = job.get("state_reason", "")
     if isinstance(state, Mapping):  # sacct: {"current": …, "reason": …}
         state, reason = state.get("current"), state.get("reason", "")
     names = tuple(str(name).upper() for name in (state if isinstance(state, list) else [state]) if name)
     return Batch(
-        id=str(_number(job.get("job_id"))),
+        id=known_as,
         name=str(job.get("name", "")),
         states=names or ("UNKNOWN",),
         reason=str(reason or ""),
