@@ -26,6 +26,7 @@ def _filled(pods: Any, platform: Platform, scheduling: Scheduling) -> Any:
         "image": images.training,
         "pull_policy": images.pull_policy,
         "pull_secrets": images.pull_secrets,
+        "claims": platform.claims,
         "run_as_user": security.run_as_user,
         "run_as_group": security.run_as_group,
         **{name: getattr(scheduling, name) for name in PLACE},

@@ -12,14 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from components.common import addresses, buckets, images
 from components.common.errors import ConfigurationError
 from components.common.launch.settings import LauncherSettings
-from components.common.scheduling import NodeAffinity, Toleration
+from components.common.scheduling import LABEL, MOUNT, Claim, NodeAffinity, Toleration
 from pipelines.config import read, told
 
 NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
-LABEL = (
-    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"  # what Kubernetes takes for a volume; Kubeflow names a volume after its claim, secret or map
-)
-MOUNT = r"^/[^:]*[^:/]$"
 SIZE = r"^$|^[0-9]+([EPTGMK]i?)?$"
 RESOURCE = r"^$|^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 KEY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of a label or an annotation
@@ -91,14 +87,6 @@ class Volume(Strict):
     def workdir(self) -> str:
         """The work folder as the pods see it."""
         return f"{self.mount}/{self.folder.rstrip('/')}"
-
-
-class Claim(Strict):
-    """Another volume that all pods see, for example raw data that belongs to another team."""
-
-    claim: str = Field(pattern=LABEL, description="Name of an existing PersistentVolumeClaim.")
-    mount: str = Field(pattern=MOUNT, description="Where the pods see it.")
-    sub_path: str = Field("", pattern=r"^([^/:][^:]*)?$", description="Folder of the claim that is mounted. Empty: all of it.")
 
 
 class Files(Strict):

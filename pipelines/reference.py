@@ -13,12 +13,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from components.common.errors import OutputOccupiedError
-from components.common.scheduling import NodeAffinity, Toleration
+from components.common.scheduling import Claim, NodeAffinity, Toleration
 from components.evaluation.config import Rule
 from components.evaluation.tasks.config import TaskConfig
 from pipelines import outputs
 from pipelines.config import Customization
-from pipelines.platform import Claim, Files, Platform, Resources, Scheduling, SecretKey, Stages
+from pipelines.platform import Files, Platform, Resources, Scheduling, SecretKey, Stages
 
 FILES = ("customization.yaml", "platform.yaml")
 HEAD = """\

@@ -46,6 +46,9 @@ class KubernetesApi:
     unreadable: set[str] = field(default_factory=set)  # kinds that the caller may not get or list
     webhook: Callable[[Json], str] = lambda pod: ""  # an admission webhook's refusal of a pod
     kueue_takes_pods: bool = True
+    served: dict[str, list[str]] = field(
+        default_factory=lambda: {"/apis/trainer.kubeflow.org/v1alpha1": ["trainjobs"]}
+    )  # of custom resources
     silent_about: str = ""  # a kind that nothing is answered about
     url: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -70,6 +73,8 @@ class KubernetesApi:
     def _get(self, path: str) -> tuple[int, Json]:
         if path == KUEUE:
             return self._kueue()
+        if path in self.served:
+            return 200, {"kind": "APIResourceList", "apiVersion": "v1", "resources": [{"name": name} for name in self.served[path]]}
         found = ADDRESS.match(path)
         if found is None:
             return _failure(404, "the server could not find the requested resource")

@@ -1,4 +1,4 @@
-"""On which nodes of Kubernetes a pod may run."""
+"""On which nodes of Kubernetes a pod may run, and which volumes it sees."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+LABEL = (
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"  # what Kubernetes takes for a volume; Kubeflow names a volume after its claim, secret or map
+)
+MOUNT = r"^/[^:]*[^:/]$"
+
 
 class Strict(BaseModel):
     """Unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Claim(Strict):
+    """Another volume that pods see, for example raw data that belongs to another team."""
+
+    claim: str = Field(pattern=LABEL, description="Name of an existing PersistentVolumeClaim.")
+    mount: str = Field(pattern=MOUNT, description="Where the pods see it.")
+    sub_path: str = Field("", pattern=r"^([^/:][^:]*)?$", description="Folder of the claim that is mounted. Empty: all of it.")
 
 
 class Toleration(Strict):

@@ -7,7 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from components.common.errors import TunelineError
-from pipelines.cluster import access, admission, limits, namespace, nodes, permissions, queue, registry, secrets, services, storage
+from pipelines.cluster import (
+    access,
+    admission,
+    limits,
+    namespace,
+    nodes,
+    permissions,
+    queue,
+    registry,
+    secrets,
+    services,
+    storage,
+    training,
+)
 from pipelines.cluster.access import Api
 from pipelines.cluster.look import Check, Look, checked
 from pipelines.findings import Finding, finding
@@ -28,6 +41,7 @@ CHECKS: dict[str, Check] = {
     "pull secrets": secrets.pull_secrets,
     "nodes": nodes.for_stages,
     "queue": queue.queues,
+    "launcher": training.launcher,
     "limits and quotas": limits.limits,
     "trial of the pods": admission.trial,
     "MLflow": services.mlflow,

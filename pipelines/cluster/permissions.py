@@ -74,7 +74,7 @@ def of_the_account(look: Look) -> Iterator[Finding]:
         return  # told already
     rights = [*OF_THE_PODS, *([("get", "", "secrets", STORE_SECRET)] if _has_store_secret(look) else [])]
     try:
-        refused = [_right(one) for one in rights if not _pods_may(look, *one)]
+        refused = [_right(one) for one in rights if not pods_may(look, *one)]
     except ForbiddenError:
         check = look.kubectl(
             f"auth can-i create workflowtaskresults.argoproj.io --as=system:serviceaccount:{look.namespace}:{look.account}"
@@ -95,14 +95,18 @@ def _has_store_secret(look: Look) -> bool:
         return False
 
 
-def _pods_may(look: Look, verb: str, group: str, resource: str, name: str) -> bool:
+def pods_may(look: Look, verb: str, group: str, resource: str, name: str = "", namespace: str = "") -> bool:
+    """Whether the account of the pods may do this, in the run's namespace or another. Raises ForbiddenError where that may not be asked."""
     full = f"system:serviceaccount:{look.namespace}:{look.account}"
+    attributes = _attributes(look, verb, group, resource, name) | ({"namespace": namespace} if namespace else {})
     if look.user == full:
-        return may(look, verb, group, resource, name)
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        return _allowed(look, path, "SelfSubjectAccessReview", {"resourceAttributes": attributes})
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{look.namespace}", "system:authenticated"]
-    spec = {"resourceAttributes": _attributes(look, verb, group, resource, name), "user": full, "groups": groups}
-    path = look.path("localsubjectaccessreviews", group="apis/authorization.k8s.io/v1")
-    return _allowed(look, path, "LocalSubjectAccessReview", spec)
+    within = attributes["namespace"]  # a local review is about the namespace that it is made in
+    path = f"/apis/authorization.k8s.io/v1/namespaces/{within}/localsubjectaccessreviews"
+    spec = {"resourceAttributes": attributes, "user": full, "groups": groups}
+    return _allowed(look, path, "LocalSubjectAccessReview", spec, within)
 
 
 def _attributes(look: Look, verb: str, group: str, resource: str, name: str) -> dict[str, Any]:
@@ -110,10 +114,7 @@ def _attributes(look: Look, verb: str, group: str, resource: str, name: str) -> 
     return {key: value for key, value in said.items() if value}
 
 
-def _allowed(look: Look, path: str, kind: str, spec: Json) -> bool:
-    body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "metadata": _within(look, kind), "spec": spec}
+def _allowed(look: Look, path: str, kind: str, spec: Json, namespace: str = "") -> bool:
+    metadata = {"namespace": namespace} if namespace else {}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
     return bool(look.api.create(path, body).get("status", {}).get("allowed"))
-
-
-def _within(look: Look, kind: str) -> Json:
-    return {"namespace": look.namespace} if kind.startswith("Local") else {}

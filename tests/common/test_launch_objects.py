@@ -36,6 +36,7 @@ MANY = {
     "claim": "tuneline",
     "mount": "/data",
     "sub_path": "models",
+    "claims": [{"claim": "base-models", "mount": "/models"}, {"claim": "corpus", "mount": "/corpus", "sub_path": "clean"}],
     "queue": "team-a",
     "priority": "batch",
     "service_account": "trainer",

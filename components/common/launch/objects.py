@@ -176,14 +176,20 @@ def _confined(pods: Pods) -> Json:
 
 
 def _volumes(pods: Pods) -> list[Json]:
-    volumes: list[Json] = [{"name": VOLUME, "persistentVolumeClaim": {"claimName": pods.claim}}]
+    claims = {VOLUME: pods.claim} | {_further(number): one.claim for number, one in enumerate(pods.claims)}
+    volumes: list[Json] = [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim in claims.items()]
     if pods.shared_memory:
         volumes.append({"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": pods.shared_memory}})
     return volumes
 
 
+def _further(number: int) -> str:
+    return f"further-{number}"
+
+
 def _mounts(pods: Pods) -> list[Json]:
     mounts: list[Json] = [_said({"name": VOLUME, "mountPath": pods.mount, "subPath": pods.sub_path})]
+    mounts += [_said({"name": _further(number), "mountPath": one.mount, "subPath": one.sub_path}) for number, one in enumerate(pods.claims)]
     if pods.shared_memory:
         mounts.append({"name": SHARED_MEMORY, "mountPath": "/dev/shm"})  # noqa: S108 - where it is mounted
     return mounts

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from components.common.scheduling import NodeAffinity, Toleration
+from components.common.scheduling import Claim, NodeAffinity, Toleration
 
 NAME = r"^$|^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 RESOURCE = r"^$|^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
@@ -37,6 +37,9 @@ class Pods(BaseModel):
     claim: str = Field("", pattern=NAME, description="PersistentVolumeClaim that the step and the pods share. Empty: volume.claim.")
     mount: str = Field("/data", pattern=r"^/[^:]*[^:/]$", description="Where the pods see it: at the same place as the step does.")
     sub_path: str = Field("", pattern=r"^([^/:][^:]*)?$", description="Folder of the claim that is mounted. Empty: all of it.")
+    claims: list[Claim] = Field(
+        [], description="Further volumes, such as that of the base models, at the same places as in the step. Empty: claims."
+    )
     queue: str = Field("", description="Kueue's LocalQueue that the job waits in (label kueue.x-k8s.io/queue-name). Empty: none.")
     priority: str = Field(
         "", description="Kueue's WorkloadPriorityClass (label kueue.x-k8s.io/priority-class). Empty: the queue's default."

@@ -22,6 +22,7 @@ from tests.kubernetes_api import Json, KubernetesApi, Outside, claim, kueue, nam
 
 TEAM = "team-a"
 CORE = f"/api/v1/namespaces/{TEAM}"
+RUNTIME = "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/tuneline"
 DIGESTS = [f"sha256:{digit * 64}" for digit in "1234"]
 GPU = [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]
 QUOTAS = {"cpu": "256", "memory": "2Ti", "nvidia.com/gpu": "16"}
@@ -70,6 +71,10 @@ class Standing:
         """Change the platform.yaml."""
         assert old in self.text
         self.text = self.text.replace(old, new)
+
+    def train_elsewhere(self) -> None:
+        """Have the training run as a TrainJob."""
+        self.text += "launcher: {kind: trainjob, trainjob: {runtime: tuneline}}\n"
 
     def remove(self, kind: str, name: str) -> None:
         """Take an object out of the namespace."""
@@ -122,6 +127,7 @@ def objects() -> dict[str, Json]:
         node("gpu-2", gpus, GPU, cpu="128", memory="2000Gi", nvidia__gpu="8"),
     ):
         found[f"/api/v1/nodes/{one['metadata']['name']}"] = one
+    found[RUNTIME] = named("ClusterTrainingRuntime", "tuneline", "trainer.kubeflow.org/v1alpha1")
     return found | kueue(TEAM, "team-a", "customization", QUOTAS)
 
 

@@ -26,7 +26,7 @@ from pipelines.findings import Finding, all_well
 from pipelines.platform import Platform
 from tests import kubernetes_api, kubernetes_schemas
 from tests.kubernetes_api import KUEUE, Json, KubernetesApi, claim, kubeconfig, named, secret, storage_class
-from tests.pipelines.cluster.standing import CORE, TEAM, Standing, objects, written
+from tests.pipelines.cluster.standing import CORE, RUNTIME, TEAM, Standing, objects, written
 from tests.pipelines.command import COMMAND, ROOT, environment
 from tests.pipelines.test_submit import certificate
 
@@ -55,6 +55,10 @@ class Broken:
 
 def deny(who: str, verb: str, resource: str) -> Break:
     return lambda place: place.kubernetes.denied.add((who, verb, resource))
+
+
+def elsewhere(change: Break) -> Break:
+    return lambda place: (place.train_elsewhere(), change(place))
 
 
 def put(kind: str, thing: Json) -> Break:
@@ -131,6 +135,24 @@ CLUSTERS: dict[str, Broken] = {
         "service account tuneline",
         "it does not exist",
         f"kubectl -n {TEAM} create serviceaccount tuneline",
+    ),
+    "nobody knows what a TrainJob is": Broken(
+        elsewhere(lambda place: place.kubernetes.served.clear()),
+        "Kubeflow Trainer",
+        "the API server knows no trainjobs.trainer.kubeflow.org v1alpha1",
+        "Have Kubeflow Trainer 2.2 or later installed",
+    ),
+    "the runtime of the training is not there": Broken(
+        elsewhere(lambda place: place.kubernetes.objects.pop(RUNTIME)),
+        "runtime tuneline",
+        "there is no such ClusterTrainingRuntime",
+        "Apply docs/examples/training-runtime.yaml, or correct launcher.trainjob.runtime in platform.yaml; there is: none.",
+    ),
+    "the service account may not make TrainJobs": Broken(
+        elsewhere(deny("pods", "create", "trainjobs")),
+        "rights to train as trainjobs",
+        f"tuneline may not create trainjobs in {TEAM}",
+        "Apply docs/examples/launcher-rbac.yaml",
     ),
     "the service account may not write what Argo reads": Broken(
         deny("pods", "patch", "workflowtaskresults"),
@@ -497,6 +519,16 @@ def test_each_broken_cluster_has_its_own_finding_and_remedy() -> None:
     assert len(said) == len(CLUSTERS) > 20
 
 
+def test_a_cluster_that_trains_as_it_should_is_told_so_and_one_that_says_less_is_remarked(place: Standing) -> None:
+    place.train_elsewhere()
+    found = by_name(place.examine())
+    assert [found[name]["ok"] for name in ("Kubeflow Trainer", "runtime tuneline", "rights to train as trainjobs")] == [True] * 3
+    deny("pods", "list", "events")(place)
+    findings = place.examine()
+    assert lacking(findings) == []
+    assert "may not list events" in by_name(findings)["rights to tell what a training waits for"]["found"]
+
+
 def test_nothing_that_is_held_in_a_secret_is_told(place: Standing) -> None:
     for change in (lambda: None, lambda: setattr(place.outside, "mlflow_token", "x"), lambda: setattr(place.outside, "login", "a:b")):
         change()
@@ -614,6 +646,8 @@ def test_the_rights_of_the_example_are_those_that_the_doctor_uses_and_no_more(pl
     rules = [rule for thing in things for rule in thing.get("rules", [])]
     inside_service(1)(place)
     place.change("queue: team-a, priority: customization", "queue: team-b, priority: urgent")  # what there is instead is listed
+    place.train_elsewhere()
+    place.change("runtime: tuneline}", "runtime: another}")
     place.examine()
     place.change("queue: team-b, priority: urgent", "queue: team-a, priority: customization")
     place.examine()
@@ -629,7 +663,7 @@ def test_the_rights_of_the_example_are_those_that_the_doctor_uses_and_no_more(pl
 
 @pytest.mark.parametrize("version", kubernetes_schemas.versions()[-1:])
 def test_the_objects_of_the_good_cluster_are_ones_that_kubernetes_has(version: str) -> None:
-    core = [thing for thing in objects().values() if not thing["apiVersion"].startswith("kueue.")]
+    core = [thing for thing in objects().values() if not thing["apiVersion"].startswith(("kueue.", "trainer."))]
     assert {thing["kind"] for thing in core} >= {
         "Namespace",
         "Node",
