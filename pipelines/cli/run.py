@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from components.common.errors import EXIT_REFUSED
+from components.common.launch import settings
 from components.common.places import Workdir
 from pipelines.cli.app import (
     HERE,
@@ -50,6 +51,7 @@ def run(
     customization, place = load_config(config, sets), where(platform, launcher)
     _check(customization, here=place.kind == "process")
     if dry_run:
+        os.environ.update(settings.as_environment(place))
         return _estimate(customization, workdir, tracking_uri, as_json)
     from pipelines import local, summary
 

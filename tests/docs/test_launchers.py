@@ -11,7 +11,7 @@ import yaml
 from components.common.launch import Command, objects
 from components.common.launch.settings import LauncherSettings
 from pipelines import launching, platform, pods
-from tests import crds, kubernetes_schemas
+from tests import crds, kubernetes_schemas, pod_security
 from tests.pipelines.command import ROOT
 
 DOCS = ROOT / "docs"
@@ -60,3 +60,15 @@ def test_the_runtime_has_the_job_and_the_container_that_are_patched() -> None:
     assert "torch" in runtime["spec"]["mlPolicy"], "its plugin injects the variables of torchrun"
     if crds.folder():
         assert crds.whole(runtime) == []
+
+
+def test_the_curation_on_ray_is_a_job_that_its_crd_and_a_restricted_namespace_take_and_a_command_that_there_is() -> None:
+    thing = yaml.safe_load((DOCS / "examples" / "rayjob-curation.yaml").read_text(encoding="utf-8"))
+    assert crds.problems(thing) == []
+    if crds.folder():
+        assert crds.whole(thing) == []
+    assert [problem for pod in crds.pods(thing) for problem in pod_security.violations(pod)] == []
+    page = (DOCS / "ray.md").read_text(encoding="utf-8")
+    told = next(line for line in page.splitlines() if line.startswith("ray job submit") and " curate " in line)
+    named = re.compile(r"/\S+|--workdir")  # the paths are each one's own
+    assert named.sub("", thing["spec"]["entrypoint"]).split() == named.sub("", told.partition(" -- ")[2]).split()

@@ -15,6 +15,7 @@ import pytest
 
 from components.common import artifacts
 from components.common.errors import EngineMissingError, InputError, TunelineError
+from components.common.launch.settings import LauncherSettings, as_environment
 from components.common.places import Workdir
 from components.common.progress import Silent
 from components.data_curation.stage import curate, list_sources
@@ -209,6 +210,15 @@ def test_a_sweep_takes_the_time_of_all_its_recipes_and_the_memory_of_those_at_on
     assert all_three["memory"]["stages"]["fine_tuning"] == 2 * one["memory"]["stages"]["fine_tuning"]
     assert all_three["disk"]["checkpoints"] == 2 * one["disk"]["checkpoints"]
     assert "; 3 recipes of that length" in all_three["basis"]["seconds.fine_tuning"]
+
+
+def test_of_a_training_elsewhere_neither_time_nor_this_machines_memory_is_told(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in as_environment(LauncherSettings(kind="slurm", nodes=2)).items():
+        monkeypatch.setenv(name, value)
+    told = look("fine_tuning.processes=16", "fine_tuning.batch_size=16", "fine_tuning.micro_batch_size=1")
+    assert (told["seconds"]["fine_tuning"], told["seconds"]["total"]) == (None, None)
+    assert told["basis"]["seconds.fine_tuning"] == "it trains elsewhere (slurm, 2 nodes), at a speed that is not known here"
+    assert told["memory"]["largest_stage"] != "fine_tuning"
 
 
 def test_too_little_memory_or_disk_is_warned_of(look: Look, monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
