@@ -57,6 +57,13 @@ def show(result: dict[str, Any], as_json: bool, lines: list[str]) -> None:
     print(json.dumps(result, default=str) if as_json else "\n".join(lines))
 
 
+def finding_line(finding: dict[str, Any]) -> str:
+    """A finding as a person reads it, with what mends it below."""
+    mark = "ok     " if finding["ok"] else "MISSING" if finding["needed"] else "without"
+    hint = f"\n         {finding['hint']}" if finding["hint"] else ""
+    return f"{mark}  {finding['name']}: {finding['found']}{hint}"
+
+
 def load_config(config: Path | None, sets: list[str]) -> Customization:
     """The configuration file with its overrides; defaults without one."""
     from pipelines.config import load

@@ -9,7 +9,7 @@ import typer
 
 from components.common.errors import EXIT_FAILED, UsageError
 from components.common.places import Workdir
-from pipelines.cli.app import HERE, AsJson, WorkdirOption, app, show
+from pipelines.cli.app import HERE, AsJson, WorkdirOption, app, finding_line, show
 
 
 @app.command()
@@ -38,7 +38,7 @@ def doctor(
     findings = (
         _of_this_machine(workdir) if platform is None else _of_the_cluster(platform, context, namespace, endpoint, token_file, ca_cert)
     )
-    show({"ok": all_well(findings), "findings": findings}, as_json, [_line(one) for one in findings])
+    show({"ok": all_well(findings), "findings": findings}, as_json, [finding_line(one) for one in findings])
     return 0 if all_well(findings) else EXIT_FAILED
 
 
@@ -56,9 +56,3 @@ def _of_the_cluster(
 
     wanted = platforms.load(platform)
     return examine(wanted, context=context, named=namespace, endpoint=endpoint, token_file=token_file, ca_cert=ca_cert)
-
-
-def _line(finding: dict[str, Any]) -> str:
-    mark = "ok     " if finding["ok"] else "MISSING" if finding["needed"] else "without"
-    hint = f"\n         {finding['hint']}" if finding["hint"] else ""
-    return f"{mark}  {finding['name']}: {finding['found']}{hint}"

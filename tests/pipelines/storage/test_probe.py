@@ -1,0 +1,160 @@
+"""The probe of shared storage: on honest storage it finds nothing; of a lie it finds that lie, with what mends it, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.common.progress import Silent
+from pipelines.storage import probe
+from pipelines.storage.meeting import PREFIX, PartnerError
+from pipelines.storage.remedies import REMEDIES
+from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal
+from tests.pipelines.storage.lying import KINDS, asked
+
+Findings = dict[str, dict[str, Any]]
+PAIR = "together"
+
+
+def probed(path: Path, kind: str) -> dict[str, Any]:
+    """A probe of storage of this kind, by this process and a second one."""
+    second = [sys.executable, "-P", "-m", "tests.pipelines.storage.lying", kind, str(path), PAIR]
+    os.environ["PYTHONPATH"] = str(ROOT)
+    return probe.on_this_host(asked(path, PAIR, 0), Silent(), KINDS[kind](), second)
+
+
+def wrong(found: dict[str, Any]) -> Findings:
+    return {one["name"]: one for one in found["findings"] if not one["ok"]}
+
+
+def test_honest_storage_has_nothing_to_mend(tmp_path: Path) -> None:
+    found = answer("storage", "probe", tmp_path, "--quick", "--size", "4MiB", "--no-fio", cwd=tmp_path)
+    assert wrong(found) == {}
+    assert found["ok"]
+    assert [host["rank"] for host in found["hosts"]] == [0, 1]
+    assert set(found["measured"]) == set(probe.STEPS)
+    rename, checkpoints = found["measured"]["rename"], found["measured"]["checkpoints"]
+    assert all(side["reads"] > 10 and side["versions"] > 10 for side in rename)
+    assert all(won for side in found["measured"]["exclusive"] for won in side["won"].values()), "it was a race"
+    assert [side["bytes"] for side in checkpoints] == [4 << 20, 4 << 20]
+    assert {side["bytes"] for side in found["measured"]["training"]} == {4 << 20}
+    assert list(tmp_path.iterdir()) == [], "it takes its folder away"
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "said", "needed"),
+    [
+        ("LazyNames", ["new files"], "a new file by its name seen after 2.", False),
+        ("LazyTimes", ["signs of life"], "a time of change seen after", False),
+        ("TornRename", ["rename"], "a torn one", True),
+        ("GapRename", ["rename"], "found no file", True),
+        ("LostFsync", ["fsync"], "what was forced out is not what is read while the other side has it open", True),
+        ("ReadOnly", ["read-only"], "Read-only file system (EROFS)", True),
+        ("Quota", ["quota"], "Disk quota exceeded (EDQUOT)", True),
+        ("SharedLocks", ["locks"], "fcntl is given to both sides at once; flock is given to both sides at once", False),
+        ("NoLocks", ["locks"], "fcntl is not to be had; flock is not to be had", False),
+        ("WrongServerClock", ["clock"], "the server's clock shows +89.9", True),
+        ("WrongHostClock", ["clock"], "second process: the server's clock shows -5", False),
+        ("Squashed", ["owner"], "belongs to 65534", False),
+        ("Careless", ["exclusive names"], "were given to both sides", True),
+        ("OneCase", ["case"], "one file", True),
+        ("Stale", ["deleted while read"], "ESTALE", False),
+    ],
+)
+def test_a_lie_is_found_with_its_remedy_and_nothing_else(tmp_path: Path, kind: str, names: list[str], said: str, needed: bool) -> None:
+    found = wrong(probed(tmp_path, kind))
+    assert list(found) == names, found
+    (one,) = found.values()
+    assert said in one["found"]
+    assert one["hint"] == REMEDIES[one["name"]]
+    assert one["needed"] is needed
+
+
+def test_the_steps_after_one_that_was_refused_are_gone_through_all_the_same(tmp_path: Path) -> None:
+    found = probed(tmp_path, "Quota")
+    assert "error" in found["measured"]["checkpoints"][0]
+    assert all(side["files"] for side in found["measured"]["files"])
+    assert not found["ok"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_partner_that_goes_away_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(PartnerError, match="the second process ended: killed for memory"):
+        probed(tmp_path, "Deserter")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_partner_that_does_not_come_is_told_on_either_side(tmp_path: Path) -> None:
+    error = refusal(1, "storage", "probe", tmp_path, "--pair", PAIR, "--rank", "0", "--wait", "1", cwd=tmp_path)
+    assert (error["kind"], "no partner came to" in error["message"]) == ("partner", True)
+    error = refusal(1, "storage", "probe", tmp_path, "--pair", PAIR, "--wait", "1", cwd=tmp_path, SLURM_PROCID="1")
+    assert (error["kind"], "no partner waits in" in error["message"]) == ("partner", True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere is no folder that could be probed"),
+        ([".", "--pair", "one"], "the rank of this one is not given"),
+        ([".", "--pair", "one", "--rank", "2"], "the rank of this one is 2"),
+        ([".", "--pair", "../x", "--rank", "0"], "'../x' is no name for a pair"),
+        ([".", "--size", "many"], "'many' is no size"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_written(tmp_path: Path, arguments: list[str], message: str) -> None:
+    error = refusal(2, "storage", "probe", *arguments, cwd=tmp_path)
+    assert error["kind"] == "usage"
+    assert message in error["message"]
+    assert error["hint"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def start(path: Path, *options: str) -> subprocess.Popen[str]:
+    command = [*COMMAND, "storage", "probe", str(path), "--quick", "--json", *options]
+    return subprocess.Popen(command, cwd=path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def in_the_middle(path: Path) -> Path:
+    """The folder of a probe that is at work."""
+    deadline = time.monotonic() + 60
+    while not (found := list(path.glob(f"{PREFIX}.*/rename.0"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found[0].parent
+
+
+def test_what_a_killed_probe_left_is_taken_away_by_the_next_and_nothing_else(tmp_path: Path) -> None:
+    mine = [tmp_path / "tuneline-probe.txt", tmp_path / "tuneline-probe.of.my.own", tmp_path / "data"]
+    for folder in mine[1:]:
+        folder.mkdir()
+        (folder / "kept").write_text("mine")
+    mine[0].write_text("mine")
+    child = start(tmp_path)
+    left = in_the_middle(tmp_path)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    assert left.exists()
+    with pytest.raises(PartnerError):
+        probe.lead(asked(tmp_path, PAIR, 0, wait=1.0), Silent(), KINDS["Filesystem"]())
+    assert sorted(tmp_path.iterdir()) == sorted(mine)
+    assert all((folder / "kept").read_text() == "mine" for folder in mine[1:])
+
+
+def test_a_probe_that_is_stopped_takes_its_folder_away_and_ends_the_other_side(tmp_path: Path) -> None:
+    first, second = (start(tmp_path, "--pair", PAIR, "--rank", str(rank)) for rank in (0, 1))
+    in_the_middle(tmp_path)
+    first.send_signal(signal.SIGTERM)
+    said, told = json.loads(first.communicate(timeout=60)[0]), json.loads(second.communicate(timeout=60)[0])
+    assert (first.returncode, said["error"]["kind"]) == (75, "interrupted")
+    assert (second.returncode, told["error"]["kind"]) == (1, "partner")
+    assert "the partner has ended" in told["error"]["message"]
+    assert list(tmp_path.iterdir()) == []
