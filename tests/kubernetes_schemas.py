@@ -46,7 +46,7 @@ def _validator(kind: str, version: str) -> Any:
     from referencing import Registry, Resource
 
     folder = f"kubernetes-json-schema/v{version}-local-strict"
-    group = "rbac-" if kind.startswith(("Role", "ClusterRole")) else ""
+    group = "rbac-" if kind.startswith(("Role", "ClusterRole")) else "batch-" if kind == "Job" else ""
     names = (f"{kind.lower()}-{group}v1.json", "_definitions.json")
     schema, definitions = (utils.schema_contents(f"{folder}/{name}", version) for name in names)
     registry = Resource.from_contents(definitions) @ (Resource.from_contents(schema) @ Registry())
