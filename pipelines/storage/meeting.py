@@ -112,22 +112,39 @@ def welcome(fs: Filesystem, folder: Path, plan: dict[str, Any], seconds: float, 
 
 
 def join(fs: Filesystem, path: Path, pair: str, seconds: float) -> tuple[Path, dict[str, Any]]:
-    """Find the partner's folder below a path: the folder and the plan. Folders that were left over never answer. Raises PartnerError."""
+    """Find the partner's folder below a path: the folder and the plan. Folders that were left over never answer.
+
+    Raises PartnerError, and PermissionError where the folder is there and this user may not write in it.
+    """
     deadline, mine = time.monotonic() + seconds, secrets.token_hex(8)
     greeted: set[Path] = set()
-    while True:
+    refused: PermissionError | None = None
+    while time.monotonic() < deadline:
         fs.refresh(path)
         for folder in sorted(path / name for name in fs.names(path) if name.startswith(f"{PREFIX}.")):
-            with suppress(OSError, ValueError):  # just removed, or not whole yet
-                if folder not in greeted and content(fs, folder / PAIR) == pair.encode():
-                    keep(fs, folder / TALK / f"hello.{mine}", b"")
-                    greeted.add(folder)
-                fs.refresh(folder / TALK)
-                plan: dict[str, Any] = json.loads(content(fs, folder / TALK / f"welcome.{mine}"))
-                return folder, plan
-        if time.monotonic() > deadline:
-            raise PartnerError(
-                f"no partner waits in {path} within {seconds:.0f} seconds",
-                hint=f"Start the same command with --pair {pair} --rank 0 on the other host; both have to see the same folder there.",
-            )
+            try:
+                if plan := _greeted(fs, folder, pair, mine, greeted):
+                    return folder, plan
+            except PermissionError as error:
+                refused = error
+            except (OSError, ValueError):  # just removed, or not whole yet
+                continue
         time.sleep(LOOKS_EVERY[1])
+    if refused:
+        raise refused
+    raise PartnerError(
+        f"no partner waits in {path} within {seconds:.0f} seconds",
+        hint=f"Start the same command with --pair {pair} --rank 0 on the other host; both have to see the same folder there.",
+    )
+
+
+def _greeted(fs: Filesystem, folder: Path, pair: str, mine: str, greeted: set[Path]) -> dict[str, Any] | None:
+    """Say hello in a folder of this pair, once; the plan where it was answered. Raises FileNotFoundError where it was not yet."""
+    if folder not in greeted:
+        if content(fs, folder / PAIR) != pair.encode():
+            return None
+        keep(fs, folder / TALK / f"hello.{mine}", b"")
+        greeted.add(folder)
+    fs.refresh(folder / TALK)
+    plan: dict[str, Any] = json.loads(content(fs, folder / TALK / f"welcome.{mine}"))
+    return plan

@@ -1,5 +1,5 @@
-"""The probe of shared storage as a job of two tasks on a real Slurm of two nodes. Both are on this machine, and so is the folder: that the two
-sides meet, talk and come to one result is what is tried here, and nothing of a network's file system."""
+"""The probe of shared storage as a job of two tasks on a real Slurm of two nodes. Both are on this machine, and so is the folder: that the
+two sides meet, talk and come to one result is what is tried here, and nothing of a network's file system."""
 
 from __future__ import annotations
 

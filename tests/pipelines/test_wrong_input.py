@@ -999,6 +999,18 @@ OF_PACKAGES = {  # the tests are in tests/triton_packaging, tests/engines and te
 OF_THE_PLACE = {  # the test is in test_place.py
     "this is not the place that platform.yaml describes: …": ("platform", 1),
 }
+OF_STORAGE = {  # the tests are in tests/pipelines/storage
+    "no partner came to … within 300 seconds": ("partner", 1),
+    "no partner waits in … within 300 seconds": ("partner", 1),
+    "the partner did not answer within … seconds (…)": ("partner", 1),
+    "the partner fell silent: no sign of life for 60 seconds": ("partner", 1),
+    "the partner has ended, and took the probe's folder away": ("partner", 1),
+    "the second process ended: …": ("partner", 1),
+    "… is no folder that could be probed": ("usage", 2),
+    "--pair asks for two sides, and the rank of this one is not given": ("usage", 2),
+    "--pair '…' is no name for a pair": ("usage", 2),
+    "--size '…' is no size of a MiB or more": ("usage", 2),
+}
 OF_JOBS = {  # the tests are in tests/common/test_kubernetes_jobs.py, test_slurm.py, test_launch_settings.py and tests/engines/test_slurm.py
     "there is no sbatch here": ("engine_missing", 1),
     "sbatch: …": ("launcher", 1),
@@ -1045,5 +1057,6 @@ def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -
         **OF_DEPLOYMENTS,
         **OF_JOBS,
         **OF_THE_PLACE,
+        **OF_STORAGE,
     }
     assert all(meaning and to_do for _, _, _, meaning, to_do in rows)

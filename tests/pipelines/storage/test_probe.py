@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 
 from components.common.progress import Silent
-from pipelines.storage import probe
+from pipelines.storage import meeting, probe
+from pipelines.storage.filesystem import Filesystem
 from pipelines.storage.meeting import PREFIX, PartnerError
 from pipelines.storage.remedies import REMEDIES
-from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal
+from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
 from tests.pipelines.storage.lying import KINDS, asked
 
 Findings = dict[str, dict[str, Any]]
@@ -116,6 +118,27 @@ def test_a_mistake_is_told_before_anything_is_written(tmp_path: Path, arguments:
     assert message in error["message"]
     assert error["hint"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_takes_nothing_is_told_as_a_finding() -> None:
+    done = tuneline("storage", "probe", "/sys", "--json", cwd=Path("/"))
+    found = wrong(json.loads(done.stdout))
+    assert done.returncode == 1
+    assert set(found) < {"permissions", "read-only"}, found
+
+
+def test_a_partner_that_may_not_write_in_the_others_folder_is_told_so(tmp_path: Path) -> None:
+    class Refused(Filesystem):
+        def open(self, path: Path, flags: int) -> int:
+            if path.name.startswith("hello."):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return super().open(path, flags)
+
+    folder = tmp_path / f"{PREFIX}.here.1-1.00000000"
+    folder.mkdir()
+    meeting.prepare(Filesystem(), folder, PAIR)
+    found = wrong(probe.join(asked(tmp_path, PAIR, 1, wait=1.0), Silent(), Refused()))
+    assert list(found) == ["permissions"]
 
 
 def start(path: Path, *options: str) -> subprocess.Popen[str]:
