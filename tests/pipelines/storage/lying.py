@@ -17,7 +17,7 @@ from pipelines.storage.filesystem import Filesystem, LockKind
 from pipelines.storage.probe import Asked, join
 from pipelines.storage.side import Plan
 
-DELAY = 2.6  # seconds, more than what is taken for prompt
+DELAY = 4.0  # seconds, more than what is taken for prompt
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -147,6 +147,14 @@ class Quota(Filesystem):
         super().write(descriptor, data)
 
 
+class QuotaElsewhere(Quota):
+    """The same for the second process alone."""
+
+    def write(self, descriptor: int, data: bytes) -> None:
+        call = Quota.write if __name__ == "__main__" else Filesystem.write
+        call(self, descriptor, data)
+
+
 class SharedLocks(Filesystem):
     """Gives every lock to everybody, as local locks do on two hosts."""
 
@@ -232,14 +240,14 @@ class Deserter(Filesystem):
 
 
 KINDS = {kind.__name__: kind for kind in (
-    Filesystem, LazyNames, LazyTimes, TornRename, GapRename, LostFsync, ReadOnly, Quota, SharedLocks, NoLocks, WrongServerClock, Squashed,
-    WrongHostClock, Careless, OneCase, Stale, Deserter,
+    Filesystem, LazyNames, LazyTimes, TornRename, GapRename, LostFsync, ReadOnly, Quota, QuotaElsewhere, SharedLocks, NoLocks,
+    WrongServerClock, Squashed, WrongHostClock, Careless, OneCase, Stale, Deserter,
 )}  # fmt: skip
 
 
 def asked(path: Path, pair: str, rank: int, plan: Plan | None = None, wait: float = 60.0) -> Asked:
     """A side of a small probe."""
-    return Asked(path, pair, rank, plan or Plan(patience=5.0, seconds=0.4, size=4 << 20, rounds=20, fio=False), wait)
+    return Asked(path, pair, rank, plan or Plan(patience=8.0, seconds=0.4, size=4 << 20, rounds=20, fio=False), wait)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/examples/storage-probe.yaml: a Job that every version of Kubernetes takes, where pods are restricted too, and whose two pods meet."""
+"""docs/examples/storage-probe.yaml: a Job that every version of Kubernetes takes, restricted pods or not, and whose two pods meet."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ def test_honest_storage_has_nothing_to_mend(tmp_path: Path) -> None:
     assert set(found["measured"]) == set(probe.STEPS)
     rename, checkpoints = found["measured"]["rename"], found["measured"]["checkpoints"]
     assert all(side["reads"] > 10 and side["versions"] > 10 for side in rename)
-    assert all(won for side in found["measured"]["exclusive"] for won in side["won"].values()), "it was a race"
+    for kind in ("O_EXCL", "mkdir", "link"):
+        assert sorted(name for side in found["measured"]["exclusive"] for name in side["won"][kind]) == list(range(50))
     assert [side["bytes"] for side in checkpoints] == [4 << 20, 4 << 20]
     assert {side["bytes"] for side in found["measured"]["training"]} == {4 << 20}
     assert list(tmp_path.iterdir()) == [], "it takes its folder away"
@@ -54,7 +55,7 @@ def test_honest_storage_has_nothing_to_mend(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "names", "said", "needed"),
     [
-        ("LazyNames", ["new files"], "a new file by its name seen after 2.", False),
+        ("LazyNames", ["new files"], "a new file by its name seen after", False),
         ("LazyTimes", ["signs of life"], "a time of change seen after", False),
         ("TornRename", ["rename"], "a torn one", True),
         ("GapRename", ["rename"], "found no file", True),
@@ -86,6 +87,13 @@ def test_the_steps_after_one_that_was_refused_are_gone_through_all_the_same(tmp_
     assert all(side["files"] for side in found["measured"]["files"])
     assert not found["ok"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_one_side_alone_is_refused_is_told_of_that_side_and_the_other_does_not_wait_for_it(tmp_path: Path) -> None:
+    found = probed(tmp_path, "QuotaElsewhere")
+    (one,) = wrong(found).values()
+    assert (one["name"], one["found"]) == ("quota", "Disk quota exceeded (EDQUOT) for second process, in the step checkpoints")
+    assert all(side["files"] for side in found["measured"]["files"])
 
 
 def test_a_partner_that_goes_away_is_told_with_its_last_words(tmp_path: Path) -> None:
