@@ -247,7 +247,7 @@ KINDS = {kind.__name__: kind for kind in (
 
 def asked(path: Path, pair: str, rank: int, plan: Plan | None = None, wait: float = 60.0) -> Asked:
     """A side of a small probe."""
-    return Asked(path, pair, rank, plan or Plan(patience=8.0, seconds=0.4, size=4 << 20, rounds=20, fio=False), wait)
+    return Asked(path, pair, rank, plan or Plan(patience=8.0, seconds=0.2, size=4 << 20, rounds=20, fio=False), wait)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -26,10 +25,14 @@ Findings = dict[str, dict[str, Any]]
 PAIR = "together"
 
 
+@pytest.fixture(autouse=True)
+def second_imports_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
 def probed(path: Path, kind: str) -> dict[str, Any]:
     """A probe of storage of this kind, by this process and a second one."""
     second = [sys.executable, "-P", "-m", "tests.pipelines.storage.lying", kind, str(path), PAIR]
-    os.environ["PYTHONPATH"] = str(ROOT)
     return probe.on_this_host(asked(path, PAIR, 0), Silent(), KINDS[kind](), second)
 
 
