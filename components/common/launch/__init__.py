@@ -20,6 +20,7 @@ from components.common.errors import EXIT_INTERRUPTED, GOES_ON, InterruptedRunEr
 from components.common.progress import Reporter, event_in, relay
 
 JOB, COMMAND, EVENTS, OUTCOME, WATCHED = "job.json", "command.json", "events.jsonl", "outcome.json", "watched.json"
+STOP = "stop"  # a file in the job's folder: it is asked to save its work and end
 NODES = "nodes"  # the folder in which each node's processes keep their logs
 COMES_WITHIN = 5.0  # seconds after the end of a job in which its outcome may still come
 ASKS_EVERY = 5.0  # seconds between two times that a job is asked to stop
@@ -179,7 +180,7 @@ def _started(launcher: Launcher, command: Command, folder: Path, reporter: Repor
 
 def make_ready(command: Command, folder: Path) -> None:
     """Write the command into the folder of its next job, and remove what an earlier one left there to be told."""
-    for left in (folder / EVENTS, folder / WATCHED):
+    for left in (folder / EVENTS, folder / WATCHED, folder / STOP):
         left.unlink(missing_ok=True)
     forget_outcomes(folder)
     command.write(folder)

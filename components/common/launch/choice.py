@@ -17,8 +17,9 @@ def _process(settings: LauncherSettings) -> Launcher:
 def _slurm(settings: LauncherSettings) -> Launcher:
     from components.common.launch.slurm.launcher import SlurmLauncher
     from components.common.launch.slurm.programs import Programs
+    from components.common.launch.slurm.rest import Rest
 
-    return SlurmLauncher(settings, Programs(settings.slurm.ssh))
+    return SlurmLauncher(settings, Rest(settings.slurm) if settings.slurm.rest else Programs(settings.slurm.ssh))
 
 
 def _kubernetes(settings: LauncherSettings) -> Launcher:

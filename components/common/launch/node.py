@@ -3,7 +3,8 @@
 Every launcher starts this on each node, and this starts torchrun with the command in the job's folder. Which node it is, and where the
 nodes meet, it reads from PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT: the variables of torchrun itself, which Kubeflow Trainer's
 runtime injects and which the other launchers set. SIGTERM goes on to every process, which saves its work; torchrun itself would kill them
-after half a minute. Exit code: 0, 75 where the work was saved and can go on, or 1.
+after half a minute. The file `stop` in the folder asks for the same, where no signal comes through. Exit code: 0, 75 where the work was
+saved and can go on, or 1.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from components.common import process
 from components.common.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from components.common.launch import NODES, Command, outcome_of
+from components.common.launch import NODES, STOP, Command, outcome_of
 from components.common.launch.torchrun import LocalJob, Rendezvous, TorchRun
 
 PORT = 29500  # torchrun's own
@@ -36,7 +38,7 @@ def main(folder: Path) -> int:
     with process.stopping(asked):
         job = TorchRun(_meeting(command, node), deaf=True).start(command, own)
         try:
-            succeeded = _wait(job, asked)
+            succeeded = _wait(job, lambda: asked.is_set() or (folder / STOP).exists())
         finally:
             job.cancel()
     _show(job)
@@ -55,11 +57,11 @@ def _meeting(command: Command, node: int) -> Rendezvous | None:
     return Rendezvous(node, os.environ["PET_MASTER_ADDR"], int(os.environ.get("PET_MASTER_PORT") or PORT))
 
 
-def _wait(job: LocalJob, asked: threading.Event) -> bool:
+def _wait(job: LocalJob, asked: Callable[[], bool]) -> bool:
     """Whether the processes succeeded. They are asked to stop when this one is, and again: before they train they hear nothing."""
     next_time = 0.0
     while (seen := job.look()).state == "running":
-        if asked.is_set() and time.monotonic() >= next_time:
+        if time.monotonic() >= next_time and asked():
             next_time = time.monotonic() + ASKS_EVERY
             job.stop()
         time.sleep(0.1)

@@ -24,12 +24,12 @@ from typing import Any, Literal
 
 from components.common import artifacts, process
 from components.common.errors import EXIT_FAILED, EXIT_INTERRUPTED, GOES_ON, EngineMissingError, TunelineError
-from components.common.launch import EVENTS, OUTCOME, Command, JobEndedError, LostJobError, forget_outcomes
+from components.common.launch import EVENTS, OUTCOME, STOP, Command, JobEndedError, LostJobError, forget_outcomes
 from components.common.launch.settings import LauncherSettings, from_environment
 from components.common.progress import Events
 
 STAGE = "launch"
-STOP, RESTARTS = "stop", "restarts.json"
+RESTARTS = "restarts.json"
 LOOKS_EVERY = 0.5  # seconds
 PATIENCE = 10.0  # seconds for the other nodes to end by themselves and say why, after one has failed
 QUIETLY = 3.0  # seconds of waiting for nodes that are not worth a word

@@ -15,6 +15,7 @@ from components.common.launch.pods import Pods, RayJob, TrainJob
 
 Kind = Literal["process", "slurm", "trainjob", "rayjob", "ray"]
 ENVIRONMENT = "TUNELINE_LAUNCHER"  # where a step finds these settings, as JSON
+USER = r"^[A-Za-z0-9._@-]*$"
 TIME = r"^$|^(\d+-)?\d+(:\d+){0,2}$"
 
 
@@ -69,6 +70,13 @@ class Slurm(Strict):
     template: str = Field("", description="A batch script of the site's own, see docs/slurm.md. Empty: the one that comes with tuneline.")
     container: Container = Field(Container(), description="A container around the processes.")
     ssh: str = Field("", description="Host on which Slurm's programs run, as ssh names it, where they are not here. Empty: here.")
+    rest: str = Field(
+        "", description="slurmrestd's address, for example https://slurm.example:6820, where neither the programs nor a login node are."
+    )
+    rest_user: str = Field("", pattern=USER, description="User of Slurm to be there. Empty: the one that the token names.")
+    rest_token_file: str = Field(
+        "", description="File that holds the token, read anew with every call. Empty: the variable SLURM_JWT holds it, by a secret."
+    )
 
     @field_validator("options")
     @classmethod
@@ -77,6 +85,21 @@ class Slurm(Strict):
             if not option.startswith("-") or "\n" in option:
                 raise ValueError(f"{option!r} is no option of sbatch: it begins with -")
         return options
+
+    @field_validator("rest")
+    @classmethod
+    def _is_an_address(cls, address: str) -> str:
+        if address and not address.startswith(("http://", "https://")):
+            raise ValueError("wants slurmrestd's address, https://HOST:6820")
+        if addresses.holds_password(address):
+            raise ValueError("holds a password; slurmrestd takes a token: SLURM_JWT, by a secret, or rest_token_file")
+        return address.rstrip("/")
+
+    @model_validator(mode="after")
+    def _has_one_way(self) -> Slurm:
+        if self.ssh and self.rest:
+            raise ValueError("ssh and rest are two ways to the same Slurm: name one")
+        return self
 
 
 class Ray(Strict):

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
 
+from components.common import web
 from components.common.errors import ConfigurationError, EngineMissingError
 
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504, 529})  # statuses after which the same request may succeed
@@ -77,7 +77,7 @@ class Endpoint:
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
         url = self.base_url.rstrip("/") + "/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 the settings allow https and loopback alone
-        with _opener(url).open(request, timeout=self.timeout) as response:
+        with web.opener(url).open(request, timeout=self.timeout) as response:
             return json.loads(response.read(MOST))
 
     def _said(self, error: urllib.error.HTTPError) -> str:
@@ -96,17 +96,6 @@ class Endpoint:
         )
         refused.of_its_own = status in OF_ITS_OWN
         return refused
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    """Without redirects; on this machine without a proxy."""
-    here = urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
-    return urllib.request.build_opener(_Stay(), *([urllib.request.ProxyHandler({})] if here else []))
 
 
 def _content(answer: Any) -> str:

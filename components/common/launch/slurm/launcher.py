@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from components.common import artifacts, hashing
 from components.common.errors import EXIT_INTERRUPTED
-from components.common.launch import GOES_ON_BY_ITSELF, OUTCOME, Command, Seen, SilentError, logs_of_nodes
+from components.common.launch import GOES_ON_BY_ITSELF, OUTCOME, STOP, Command, Seen, SilentError, logs_of_nodes
 from components.common.launch.settings import LauncherSettings, shared
 from components.common.launch.slurm import script
-from components.common.launch.slurm.programs import Programs
 from components.common.launch.slurm.states import Batch
+from components.common.launch.slurm.way import Way
 
 SCRIPT, RECORD, ARRAY = "job.sh", "slurm.json", "array.json"
 FORGOTTEN_AFTER = 3  # looks at a job that Slurm no longer knows, before it is said to be gone: what it wrote may come late over NFS
@@ -37,18 +37,18 @@ class SlurmLauncher:
     """Batch jobs. A job that ends with its work saved queues itself anew (see script.py), so nobody else has to."""
 
     settings: LauncherSettings
-    way: Programs
+    way: Way
     resumes: int = 0
 
     @property
     def looks_every(self) -> float:
-        """Seconds between two looks: squeue asks the one controller that everybody asks."""
+        """Seconds between two looks: each asks the one controller that everybody asks."""
         return self.settings.looks_every
 
     def start(self, command: Command, folder: Path) -> SlurmJob:
         """Hand in the job. Where the answer is lost, the job is looked for before another is handed in."""
         folder = shared(folder)
-        (folder / script.STOP).unlink(missing_ok=True)
+        (folder / STOP).unlink(missing_ok=True)
         (folder / ARRAY).unlink(missing_ok=True)
         name = name_of(folder)
         job = self._handed_in(folder, script.options(name, folder, command.nodes, self.settings.slurm), command.nodes)
@@ -60,7 +60,7 @@ class SlurmLauncher:
         place.mkdir(parents=True, exist_ok=True)
         name, array = name_of(place / hashing.digest([str(folder) for folder in folders])), f"0-{len(folders) - 1}%{at_once}"
         for number, folder in enumerate(folders):
-            (folder / script.STOP).unlink(missing_ok=True)
+            (folder / STOP).unlink(missing_ok=True)
             (folder / RECORD).unlink(missing_ok=True)
             artifacts.write_atomically(folder / ARRAY, json.dumps({"name": name, "place": str(place), "task": number}))
         artifacts.write_atomically(script.tasks_of(place, name), "".join(f"{folder}\n" for folder in folders))
@@ -108,7 +108,7 @@ class SlurmLauncher:
 class Shared:
     """A way to Slurm on which the watchers of an array's tasks ask together: one answer is for all of them within a moment."""
 
-    way: Programs
+    way: Way
     seconds: float
     _known: list[Batch] = field(default_factory=list)
     _until: float = 0.0
@@ -133,7 +133,7 @@ class Shared:
 _ways: dict[str, Shared] = {}
 
 
-def shared_way(array: str, way: Programs, seconds: float) -> Shared:
+def shared_way(array: str, way: Way, seconds: float) -> Shared:
     """The one way on which everybody in this process asks for this array."""
     return _ways.setdefault(array, Shared(way, seconds))
 
@@ -177,7 +177,7 @@ class SlurmJob:
     job_name: str
     folder: Path
     place: Path
-    way: Programs | Shared
+    way: Way
     settings: LauncherSettings
     _silent_since: float | None = None
     _unknown: int = 0
@@ -200,7 +200,7 @@ class SlurmJob:
 
     def stop(self) -> None:
         """Ask the training to save. It is not queued anew after that."""
-        (self.folder / script.STOP).touch()
+        (self.folder / STOP).touch()
         if self._last.state == "running":
             patiently(lambda: self.way.cancel(self.id, "TERM"), self.settings.patience_seconds)
         else:
@@ -209,7 +209,7 @@ class SlurmJob:
     def cancel(self) -> None:
         """End the job, unless it has ended."""
         if self._last.state in GOES_ON_BY_ITSELF:
-            (self.folder / script.STOP).touch()
+            (self.folder / STOP).touch()
             patiently(lambda: self.way.cancel(self.id), min(self.settings.patience_seconds, SECONDS_TO_CANCEL))
 
     def logs(self) -> list[Path]:

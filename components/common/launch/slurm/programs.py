@@ -6,29 +6,19 @@ import json
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.common.errors import ConfigurationError, EngineMissingError, TunelineError
+from components.common.errors import ConfigurationError, EngineMissingError
 from components.common.launch import SilentError
 from components.common.launch.slurm import states
 from components.common.launch.slurm.states import Batch
+from components.common.launch.slurm.way import SILENT, RefusedError, is_over
 
 ANSWERS_WITHIN = 120.0  # seconds; a busy slurmctld takes its time, one that is gone is told of after some ten
-# What Slurm's programs say where the controller does not answer, is in its start, or has too much to do; ssh, where it cannot connect.
-SILENT = (
-    "unable to contact slurm controller", "connection refused", "socket timed out", "communication", "zero bytes were transmitted",
-    "connection timed out", "resource temporarily unavailable", "unexpected message received", "connection reset", "no route to host",
-    "could not resolve hostname", "connection closed by remote host", "slurmctld is in standby", "protocol authentication error",
-)  # fmt: skip
+# What ssh says where it cannot connect, and Slurm's programs where munge is away.
+UNREACHED = ("could not resolve hostname", "connection closed by remote host", "protocol authentication error")
 SSH_FAILED = 255
-
-
-class RefusedError(TunelineError):
-    """Slurm refused what was asked."""
-
-    kind = "launcher"
 
 
 class Programs:
@@ -38,7 +28,7 @@ class Programs:
         self._ssh = ssh
         wanted = "ssh" if ssh else "sbatch"
         if not shutil.which(wanted):
-            hint = "Run this on a login node, or name one as launcher.slurm.ssh."
+            hint = "Run this on a login node, or name one as launcher.slurm.ssh, or slurmrestd as launcher.slurm.rest."
             raise EngineMissingError(f"there is no {wanted} here", hint=hint)
 
     def submit(self, script: Path) -> str:
@@ -62,7 +52,7 @@ class Programs:
         try:
             self._ask("scancel", *([f"--signal={signal}"] if signal else []), job)
         except RefusedError as error:
-            if "invalid job id" not in error.message.lower() and "already completing" not in error.message.lower():
+            if not is_over(error):
                 raise
 
     def _json(self, *command: str) -> dict[str, Any]:
@@ -73,7 +63,7 @@ class Programs:
             hint = "Slurm 21.08 and later have it, where they were built with libjson-c."
             raise ConfigurationError(f"{command[0]} --json gives no JSON: {said.strip()[:200]!r}", hint=hint) from None
         if errors := answer.get("errors"):  # squeue of Slurm 22 exits with 0 where the controller is gone, and lists no job
-            raise SilentError(f"{command[0]}: " + "; ".join(_words(error) for error in errors))
+            raise SilentError(f"{command[0]}: " + states.words(errors))
         return answer
 
     def _ask(self, *command: str) -> str:
@@ -89,10 +79,6 @@ class Programs:
         if done.returncode == 0:
             return done.stdout
         said = " ".join((done.stderr or done.stdout).split())
-        if (self._ssh and done.returncode == SSH_FAILED) or any(sign in said.lower() for sign in SILENT):
+        if (self._ssh and done.returncode == SSH_FAILED) or any(sign in said.lower() for sign in (*SILENT, *UNREACHED)):
             raise SilentError(f"{command[0]}: {said[:300]}")
         raise RefusedError(f"{command[0]}: {said[:300]}", hint="docs/slurm.md explains what Slurm refuses and why.")
-
-
-def _words(error: Mapping[str, Any]) -> str:
-    return ", ".join(str(error[name]) for name in ("description", "error", "source") if error.get(name))

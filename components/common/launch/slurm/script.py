@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 
 from components.common.errors import ConfigurationError
+from components.common.launch import STOP
 from components.common.launch.settings import LauncherSettings, Slurm
 from components.common.launch.torchrun import import_path
 
-STOP = "stop"  # a file in the job's folder: it was asked to end for good, and is not queued anew
 NAME = re.compile(r"@([A-Z_]+)@")
+# A job whose folder holds the file `stop` was asked to end for good, and is not queued anew.
 # SIGTERM at the end of the time goes to the steps (--signal without B:), not to this script, which waits for their exit codes.
+# A job that slurmrestd was given has neither HOME nor USER.
 TEMPLATE = """#!/bin/bash
 @DIRECTIVES@
+export HOME="${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}" USER="${USER:-$(id -un)}"
 @ENVIRONMENT@
 @SETUP@
 folder=@FOLDER@

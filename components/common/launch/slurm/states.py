@@ -63,12 +63,12 @@ def batches(answer: Mapping[str, Any]) -> list[Batch]:
 def _ids(job: Mapping[str, Any]) -> list[str]:
     """The job's id; those of the tasks where it is of an array, of which all that wait are one entry."""
     found = job.get("array") or {}  # sacct
-    array = _number(found.get("job_id", job.get("array_job_id")))
+    array = number(found.get("job_id", job.get("array_job_id")))
     if not array:
-        return [str(_number(job.get("job_id")))]
-    task = _number(found.get("task_id", job.get("array_task_id")))
+        return [str(number(job.get("job_id")))]
+    task = number(found.get("task_id", job.get("array_task_id")))
     waiting = str(found.get("task") or job.get("array_task_string") or "")
-    return [f"{array}_{number}" for number in (_numbers(waiting) if waiting else [task])]
+    return [f"{array}_{one}" for one in (_numbers(waiting) if waiting else [task])]
 
 
 def _numbers(tasks: str) -> list[int]:
@@ -77,6 +77,11 @@ def _numbers(tasks: str) -> list[int]:
     for first, last in TASKS.findall(tasks.split("%")[0]):
         numbers += range(int(first), int(last or first) + 1)
     return numbers
+
+
+def words(errors: list[dict[str, Any]]) -> str:
+    """What an answer's errors, or warnings, say."""
+    return "; ".join(", ".join(str(one[name]) for name in ("description", "error", "source") if one.get(name)) for one in errors)
 
 
 def _batch(known_as: str, job: Mapping[str, Any]) -> Batch:
@@ -94,7 +99,7 @@ def _batch(known_as: str, job: Mapping[str, Any]) -> Batch:
     )
 
 
-def _number(value: Any) -> int | None:
+def number(value: Any) -> int | None:
     """A plain number, or {"set": …, "infinite": …, "number": …}; None where none is set."""
     if isinstance(value, Mapping):
         return int(value["number"]) if value.get("set") else None
@@ -104,6 +109,6 @@ def _number(value: Any) -> int | None:
 def _exit_code(value: Any) -> int | None:
     """As the job's script gave it. Slurm 22 gives what wait(2) does: the code in the second byte."""
     if isinstance(value, Mapping):
-        return _number(value.get("return_code"))
-    waited = _number(value)
+        return number(value.get("return_code"))
+    waited = number(value)
     return None if waited is None else waited >> 8
