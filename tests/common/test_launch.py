@@ -17,7 +17,7 @@ import pytest
 from components.common import launch, process
 from components.common.errors import EXIT_INTERRUPTED, TunelineError
 from components.common.hashing import ROOT
-from components.common.launch import Command, JobEndedError, LostJobError, Running, Seen, State, torchrun
+from components.common.launch import Command, JobEndedError, LostJobError, Running, Seen, State, node, torchrun
 from components.common.launch.torchrun import LocalJob, TorchRun
 from components.common.progress import Silent
 
@@ -220,6 +220,15 @@ def test_sigterm_to_who_waits_is_passed_on_and_what_the_processes_saved_is_told(
     assert not living(numbers)
 
 
+def test_a_node_hears_of_a_stop_by_a_file_in_the_folder(tmp_path: Path) -> None:
+    command("wait", tmp_path).write(tmp_path)
+    child = subprocess.Popen(process.module_command(node.__name__, str(tmp_path)), env=process.python_environment(PYTHONPATH=str(ROOT)))
+    pids(tmp_path, 1)
+    (tmp_path / launch.STOP).touch()
+    assert child.wait(30) == EXIT_INTERRUPTED
+    assert (tmp_path / "saved.0").exists()
+
+
 @pytest.mark.usefixtures("ended")
 def test_a_job_ends_within_seconds_of_who_waits_for_it_even_when_that_is_killed(tmp_path: Path) -> None:
     child = waiting(tmp_path, "deaf")
@@ -284,6 +293,12 @@ def test_what_goes_wrong_in_watching_leaves_a_job_that_goes_on_by_itself(tmp_pat
 def test_work_that_was_done_when_its_job_was_ended_counts(state: State, tmp_path: Path) -> None:
     job = Outcomes(tmp_path, [Seen(state, "TIMEOUT")], name='{"answer": 42}')
     assert launch.run(job, Command(JOB, []), tmp_path, Silent()) == {"answer": 42}
+
+
+def test_a_job_knows_nothing_of_the_stop_of_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / launch.STOP).touch()
+    launch.run(Outcomes(tmp_path, [Seen("succeeded")], name="{}"), Command(JOB, []), tmp_path, Silent())
+    assert not (tmp_path / launch.STOP).exists()
 
 
 @pytest.mark.parametrize(("state", "starts"), [("cancelled", 1), ("ended", 3)])

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from components.common.launch.slurm import launcher, properties, rest, script
 from components.common.launch.slurm.rest import Rest
 from components.common.launch.slurm.token import Token, TokenError
 from components.common.launch.slurm.way import RefusedError
+from tests.pipelines.test_submit import certificate
 
 META = {"meta": {"plugin": {"type": "openapi/x"}}}
 Said = tuple[int, Any]  # a status, and JSON or text
@@ -329,10 +329,7 @@ def test_a_token_that_names_nobody_leaves_it_to_slurm_who_it_is(monkeypatch: pyt
 
 
 def test_a_certificate_of_nobody_known_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost", "-addext",
-         "subjectAltName=IP:127.0.0.1", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "crt")], check=True, capture_output=True,
-    )  # fmt: skip
+    own = certificate(tmp_path / "own.pem")
     monkeypatch.setenv("SLURM_JWT", jwt(sun="ada"))
 
     class Handler(BaseHTTPRequestHandler):
@@ -346,7 +343,7 @@ def test_a_certificate_of_nobody_known_is_no_silence(tmp_path: Path, monkeypatch
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "crt", tmp_path / "key")
+    context.load_cert_chain(own)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     way = Rest(Slurm(rest=f"https://127.0.0.1:{server.server_address[1]}"))
@@ -355,7 +352,7 @@ def test_a_certificate_of_nobody_known_is_no_silence(tmp_path: Path, monkeypatch
     ) as raised:
         way.jobs("a")
     assert "SSL_CERT_FILE" in raised.value.hint
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "crt"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(own))
     assert way.jobs("a") == []
     server.shutdown()
     server.server_close()

@@ -1,4 +1,4 @@
-"""The pages of the launchers on Kubernetes: their examples are such as a cluster takes."""
+"""The pages of the launchers: their examples are such as a cluster takes."""
 
 from __future__ import annotations
 
@@ -72,3 +72,13 @@ def test_the_curation_on_ray_is_a_job_that_its_crd_and_a_restricted_namespace_ta
     told = next(line for line in page.splitlines() if line.startswith("ray job submit") and " curate " in line)
     named = re.compile(r"/\S+|--workdir")  # the paths are each one's own
     assert named.sub("", thing["spec"]["entrypoint"]).split() == named.sub("", told.partition(" -- ")[2]).split()
+
+
+def test_each_platform_of_the_page_on_slurm_can_be_read_and_leads_to_a_launcher(tmp_path: Path) -> None:
+    file, ways = tmp_path / "platform.yaml", []
+    for text in BLOCK.findall((DOCS / "slurm.md").read_text(encoding="utf-8")):
+        file.write_text(text)
+        read = platform.load(file)
+        assert read.launcher.kind == "slurm"
+        ways.append((read.launcher.slurm.rest, [*read.secrets]))
+    assert ways == [("", []), ("https://slurm.example:6820", ["SLURM_JWT"])]

@@ -1011,10 +1011,16 @@ OF_STORAGE = {  # the tests are in tests/pipelines/storage
     "--pair '…' is no name for a pair": ("usage", 2),
     "--size '…' is no size of a MiB or more": ("usage", 2),
 }
-OF_JOBS = {  # the tests are in tests/common/test_kubernetes_jobs.py, test_slurm.py, test_launch_settings.py and tests/engines/test_slurm.py
+OF_JOBS = {  # the tests are in tests/common/test_kubernetes_jobs.py, test_slurm*.py, test_launch_settings.py and tests/engines
     "there is no sbatch here": ("engine_missing", 1),
     "sbatch: …": ("launcher", 1),
     "Slurm has not answered for 3600 s: …": ("engine_missing", 1),
+    "--… of the batch script cannot be said to slurmrestd": ("configuration", 2),
+    "launcher.slurm.rest: what answers at … is no slurmrestd: …": ("configuration", 2),
+    "launcher.slurm.rest: the certificate of … is not trusted: …": ("configuration", 2),
+    "there is no token in SLURM_JWT": ("access", 1),
+    "the token in … has expired (…)": ("access", 1),
+    "the token in … is not accepted by Slurm at …: …": ("access", 1),
     "squeue --json gives no JSON: …": ("configuration", 2),
     "launcher.slurm.template: … cannot be read: …": ("configuration", 2),
     "launcher.slurm.template: …: @NODE@ is missing": ("configuration", 2),

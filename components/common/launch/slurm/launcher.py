@@ -121,6 +121,10 @@ class Shared:
                 self._known, self._until = self.way.jobs(name), time.monotonic() + self.seconds
             return self._known
 
+    def submit(self, script: Path) -> str:
+        """As the way's."""
+        return self.way.submit(script)
+
     def accounted(self, job: str) -> list[Batch]:
         """As the way's."""
         return self.way.accounted(job)
