@@ -297,7 +297,7 @@ def test_work_that_was_done_when_its_job_was_ended_counts(state: State, tmp_path
 
 def test_a_job_knows_nothing_of_the_stop_of_the_one_before(tmp_path: Path) -> None:
     (tmp_path / launch.STOP).touch()
-    launch.run(Outcomes(tmp_path, [Seen("succeeded")], name="{}"), Command(JOB, []), tmp_path, Silent())
+    launch.run(Outcomes(tmp_path, [Seen("succeeded")], name='{"answer": 42}'), Command(JOB, []), tmp_path, Silent())
     assert not (tmp_path / launch.STOP).exists()
 
 
