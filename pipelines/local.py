@@ -277,8 +277,12 @@ def _forget_missing(cache: Path, store: Path) -> None:
 
 
 def _lasts(store: Path, sha256: str) -> bool:
-    """Whether an artifact is there and is what the same work would make again; a damaged one is told by the step that reads it."""
+    """Whether an artifact is there and is what the same work would make again; a damaged one is told by the step that reads it.
+
+    A step that is answered from the cache reads nothing, so the artifact is marked as used for it.
+    """
     try:
+        places.mark_used(store, sha256)
         found = places.manifest(store, sha256)
         return found is not None and found.lasting
     except ArtifactDamagedError:

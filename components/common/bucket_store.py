@@ -4,9 +4,14 @@
     <address>/<content_sha256>/_beside/<sha256>/<path>    a file that is no payload (a report, a log), under its own digest
     <address>/<content_sha256>/manifest.json              comes last: without it the artifact is unfinished, and never read
     <address>/keys/<stage>/<key>                          which artifact was made under a key
+    <address>/used/<content_sha256>                       its time of change says when the artifact was used last
+    <address>/removing/<content_sha256>/<mark>            who removes the artifact right now
 
 An object is there whole or not at all, and no object's bytes are ever exchanged for others but the manifest's. So two writers of the same
 content cannot leave one's report under the other's manifest, and a reader needs no lock.
+
+Who uses an artifact first notes that, then looks whether somebody removes it; who removes one first notes that, then looks whether
+somebody has used it. So one of the two sees the other: the remover gives up, or the user waits until it is gone, and makes it again.
 """
 
 from __future__ import annotations
@@ -20,15 +25,17 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from components.common import artifacts, buckets, hashing
+from components.common import artifacts, buckets, hashing, jobs
 from components.common.artifacts import Artifact, File, Manifest
-from components.common.errors import ArtifactDamagedError
+from components.common.errors import ArtifactDamagedError, EngineMissingError
 from components.common.paths import link_or_copy
 from components.common.progress import Reporter
 
 BESIDE = "_beside"
 TRIES, PAUSE = 10, 0.1  # looks at an artifact that another job replaces, and the seconds between them
-NO_ARTIFACTS = ("keys", "costs")  # folders beside the artifacts
+USED, REMOVING = "used", "removing"
+NO_ARTIFACTS = ("keys", "costs", "pins", USED, REMOVING)  # folders beside the artifacts
+LEASE = 600.0  # seconds after which who removes an artifact counts as dead
 
 
 def upload(address: str, artifact: Artifact, reporter: Reporter) -> None:
@@ -38,6 +45,7 @@ def upload(address: str, artifact: Artifact, reporter: Reporter) -> None:
     ArtifactDamagedError where the files are not what the manifest says, EngineMissingError.
     """
     home = f"{address}/{artifact.sha256}"
+    use(address, artifact.sha256)
     reporter.step(f"writing to {address}")
     for _ in range(TRIES):
         with suppress(FileNotFoundError):  # right between the two renames of a job that replaces it
@@ -133,6 +141,65 @@ def parsed(address: str, sha256: str, said: bytes) -> Manifest:
 def listed(address: str) -> list[str]:
     """The digests of what lies in the bucket, finished or not, sorted. Raises EngineMissingError."""
     return [name for name in buckets.folders(address) if name not in NO_ARTIFACTS]
+
+
+def use(address: str, sha256: str) -> None:
+    """Note that an artifact is used now, and wait until nobody removes it. Raises EngineMissingError."""
+    note_use(address, sha256)
+    until = time.monotonic() + LEASE
+    while (others := buckets.times(f"{address}/{REMOVING}/{sha256}")) and time.monotonic() < until:
+        note_use(address, sha256)
+        now = buckets.changed(f"{address}/{USED}/{sha256}") or 0.0
+        if all(now - began > LEASE for _, began in others.values()):
+            return
+        time.sleep(PAUSE)
+
+
+def note_use(address: str, sha256: str) -> None:
+    """Note that an artifact is used now. Who may not write there leaves no note."""
+    with suppress(EngineMissingError):
+        buckets.write(f"{address}/{USED}/{sha256}", "")
+
+
+def unused(address: str) -> dict[str, tuple[int, float]]:
+    """What lies in the bucket, finished or not: by digest the bytes, and the seconds since it was used. Raises EngineMissingError."""
+    note = f"{address}/{REMOVING}/.now.{jobs.mark()}"
+    buckets.write(note, "")
+    try:
+        now = buckets.changed(note) or 0.0
+        used = {sha256: at for sha256, (_, at) in buckets.times(f"{address}/{USED}").items()}
+        return {sha256: _unused(address, sha256, used.get(sha256), now) for sha256 in listed(address)}
+    finally:
+        buckets.delete(note)
+
+
+def _unused(address: str, sha256: str, used: float | None, now: float) -> tuple[int, float]:
+    """Bytes and seconds. What is being written counts as used."""
+    there = buckets.times(f"{address}/{sha256}").values()
+    return sum(size for size, _ in there), now - max((*(at for _, at in there), used or 0.0))
+
+
+def remove(address: str, sha256: str, unused_for: float) -> bool:
+    """Delete an artifact, its manifest first, unless it was used within so many seconds. Returns whether it is gone.
+
+    What a killed removal left has no manifest, so nobody reads it; the next removal deletes the rest. Raises EngineMissingError.
+    """
+    home, note = f"{address}/{sha256}", f"{address}/{REMOVING}/{sha256}/{jobs.mark()}"
+    buckets.write(note, "")
+    began = time.monotonic()
+    try:
+        now, used = buckets.changed(note) or 0.0, buckets.changed(f"{address}/{USED}/{sha256}")
+        if _unused(address, sha256, used, now)[1] < unused_for:
+            return False
+        buckets.delete(f"{home}/{artifacts.MANIFEST}")
+        for name in buckets.sizes(home):
+            if time.monotonic() - began > LEASE / 2:  # whoever waits may take this for dead soon
+                return False
+            buckets.delete(f"{home}/{name}")
+        buckets.delete(f"{address}/{USED}/{sha256}")
+    finally:
+        buckets.delete(note)
+    return True
 
 
 def _name(file: File) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,13 +72,35 @@ def read(uri: str) -> bytes | None:
 
 def sizes(uri: str) -> dict[str, int]:
     """The objects below a prefix with their bytes, by what follows the prefix. Raises as `told` says."""
+    return {name: size for name, (size, _) in times(uri).items()}
+
+
+def times(uri: str) -> dict[str, tuple[int, float]]:
+    """As `sizes`, each with the time of its last change as well: seconds since 1970, by the service's clock. Raises as `told` says."""
     start = uri.removeprefix(S3).rstrip("/") + "/"
     try:
         with told(uri):
             found = _system().find(uri, detail=True)
     except FileNotFoundError:
         return {}
-    return {name.removeprefix(start): int(entry["size"] or 0) for name, entry in found.items() if name.startswith(start)}
+    kept = {name.removeprefix(start): entry for name, entry in found.items() if name.startswith(start)}
+    return {name: (int(entry["size"] or 0), entry["LastModified"].timestamp()) for name, entry in kept.items()}
+
+
+def changed(uri: str) -> float | None:
+    """When an object was written, in seconds since 1970 by the service's clock; None where there is none. Raises as `told` says."""
+    try:
+        with told(uri):
+            found = _system().info(uri, refresh=True)
+    except FileNotFoundError:
+        return None
+    return float(found["LastModified"].timestamp()) if found["type"] == "file" else None
+
+
+def delete(uri: str) -> None:
+    """Delete an object; one that is not there is none to delete. Raises as `told` says."""
+    with suppress(FileNotFoundError), told(uri):
+        _system().rm_file(uri)
 
 
 def folders(uri: str) -> list[str]:

@@ -81,12 +81,13 @@ def settle(made: Path, home: Path, kept: Callable[[], Kept | None], aside: Path)
     return None
 
 
-def put_aside(home: Path, aside: Path) -> None:
-    """Move a folder to a new place below `aside`, under its own name."""
+def put_aside(home: Path, aside: Path) -> Path:
+    """Move a folder to a new place below `aside`, under its own name. Returns where it is then, if no other job was first."""
     place = aside / secrets.token_hex(4)
     place.mkdir(parents=True)
     with suppress(FileNotFoundError):  # another job was first
         home.rename(place / home.name)
+    return place / home.name
 
 
 def _is_moved(made: Path, home: Path) -> bool:
@@ -147,6 +148,13 @@ def held(folder: Path) -> Iterator[None]:
         with suppress(FileNotFoundError), _alone(folder):  # its work done, the job may have removed the folder
             if _owner(hold) == mine:
                 hold.unlink(missing_ok=True)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a living job holds a folder; of one on another machine, whether it gave a sign of life within SILENT seconds."""
+    hold = folder / HOLDER
+    owner = _owner(hold)
+    return bool(owner) and not _is_dead(owner, hold, SILENT)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -60,29 +60,41 @@ def _stat(pid: int) -> list[str] | None:
 @contextmanager
 def beating(path: Path) -> Iterator[None]:
     """Give signs of life at a file or folder, by a thread, as long as it is held."""
+
+    def beat() -> None:
+        with suppress(OSError):
+            os.utime(path)
+
+    with repeating(beat, BEAT):
+        yield
+
+
+@contextmanager
+def repeating(call: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Call something again and again, so many seconds apart, by a thread, as long as this lasts. It may not raise."""
     done = threading.Event()
-    threading.Thread(target=_beat, args=(path, done), daemon=True, name="sign-of-life").start()
+    threading.Thread(target=_repeat, args=(call, seconds, done), daemon=True, name="sign-of-life").start()
     try:
         yield
     finally:
         done.set()
 
 
-def _beat(path: Path, done: threading.Event) -> None:
-    while not done.wait(BEAT):
-        with suppress(OSError):
-            os.utime(path)
+def _repeat(call: Callable[[], object], seconds: float, done: threading.Event) -> None:
+    while not done.wait(seconds):
+        call()
 
 
 def silence(path: Path) -> float:
-    """Seconds since the last sign of life. Raises FileNotFoundError.
+    """Seconds since the last sign of life. Raises FileNotFoundError."""
+    return now(path.parent) - path.stat().st_mtime
 
-    It is now by the clock of the file server, since those of machines differ: the folder around is told to have changed now. Where that is
-    not permitted it is now by this machine's.
-    """
+
+def now(folder: Path) -> float:
+    """The time in seconds since 1970 by the clock of a folder's file server, since those of machines differ: the folder is told to have
+    changed now. Where that is not permitted it is this machine's."""
     try:
-        os.utime(path.parent)
-        now = path.parent.stat().st_mtime
+        os.utime(folder)
+        return folder.stat().st_mtime
     except OSError:
-        now = time.time()
-    return now - path.stat().st_mtime
+        return time.time()

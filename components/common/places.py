@@ -14,13 +14,13 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from components.common import artifacts, bucket_store, buckets, jobs
+from components.common import artifacts, bucket_store, buckets, jobs, liveness
 from components.common.artifacts import Artifact, Manifest
 from components.common.errors import ArtifactDamagedError, ConfigurationError, InterruptedRunError, TunelineError
 from components.common.progress import Reporter, Silent
@@ -29,6 +29,8 @@ DEFAULT_WORKDIR = ".tuneline"
 STORE = "store:"  # before a digest: what lies in the artifact store under it, wherever that is
 JOB = "job"  # a job's folder in the store is unfinished/job.<where>.<process>.<digits>
 ASIDE = "aside"  # where in it an artifact lies whose place another one is about to take
+GONE = "gone"  # where in it an artifact lies that left the store
+USED_EVERY = 900.0  # seconds between two notes in a bucket that an artifact is in use
 LOOKS = 100  # at a place that is empty between two renames, a hundredth of a second apart
 LOOKS_FOR_NOTHING = 3  # a look goes from folder to folder, while another job may move what is looked for
 
@@ -129,10 +131,13 @@ def folder_of(uri: str) -> Path | None:
     Raises ArtifactDamagedError, EngineMissingError.
     """
     if uri.startswith("file://"):
-        return Path(unquote(urlparse(uri).path))
+        folder = Path(unquote(urlparse(uri).path))
+        _is_marked(folder)
+        return folder
     bucket, _, sha256 = uri.rpartition("/")
     if not buckets.ADDRESS.fullmatch(bucket):
         return None
+    bucket_store.use(bucket, sha256)
     said = bucket_store.manifest(bucket, sha256)
     return _fetched(_copies(bucket), bucket, sha256, said, (), Silent()).path if said else None
 
@@ -174,6 +179,7 @@ def listed(store: Path) -> list[str]:
 def stored(store: Path, sha256: str, *kinds: str, reporter: Reporter | None = None) -> Artifact:
     """The artifact with this identity, checked. Raises ArtifactDamagedError when it is not in the store or not what it says."""
     if bucket := _bucket(store):
+        bucket_store.use(bucket, sha256)
         said = bucket_store.manifest(bucket, sha256)
         if said is None:
             raise _missing(store, sha256)
@@ -206,12 +212,87 @@ def _copy_of(store: Path, sha256: str, said: bytes) -> Artifact | None:
 
 def _in_folder(store: Path, sha256: str, kinds: tuple[str, ...]) -> Artifact:
     folder = store / sha256
-    if not _is_there(store, sha256):
-        raise _missing(store, sha256)
+    while True:
+        if not _is_there(store, sha256):
+            raise _missing(store, sha256)
+        if _is_marked(folder):
+            break
     found = _read(store, sha256, kinds)
     if found.sha256 != sha256:
         raise ArtifactDamagedError(f"{folder} holds {found.sha256}", hint=f"Remove {folder} and run the stage that makes it again.")
     return found
+
+
+def _is_marked(folder: Path) -> bool:
+    """Set the manifest's time of change, which says when the artifact was used last. False where there is none: whoever takes an artifact
+    out of the store looks at that time after it was moved away, so that either the mark is seen or the artifact is missed here."""
+    try:
+        os.utime(folder / artifacts.MANIFEST)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass  # it is another user's, or the file system is read-only: the time stays that of its making
+    return True
+
+
+def mark_used(store: Path, sha256: str) -> None:
+    """Say that an artifact is in use now, where the store has it."""
+    if bucket := _bucket(store):
+        bucket_store.use(bucket, sha256)
+    _is_marked(store / sha256)
+
+
+@contextmanager
+def in_use(store: Path, sha256: str) -> Iterator[None]:
+    """Say again and again that an artifact is in use."""
+    with ExitStack() as both:
+        both.enter_context(liveness.beating(store / sha256 / artifacts.MANIFEST))
+        if bucket := _bucket(store):
+            both.enter_context(liveness.repeating(partial(bucket_store.note_use, bucket, sha256), USED_EVERY))
+        yield
+
+
+def unused_for(folder: Path) -> float:
+    """Seconds since the artifact in a folder was used, by its file server's clock; without a manifest, since anything in it changed.
+
+    It is opened for that: over NFS a look alone may be answered from what was seen a minute ago. Raises FileNotFoundError.
+    """
+    try:
+        with (folder / artifacts.MANIFEST).open("rb") as file:
+            used = os.fstat(file.fileno()).st_mtime
+    except (FileNotFoundError, NotADirectoryError):
+        used = max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+    return liveness.now(folder.parent) - used
+
+
+def remove(store: Path, sha256: str, unused: float) -> bool:
+    """Take an artifact out of the store, whole, unless it was used within so many seconds. Returns whether it is gone.
+
+    In a folder it is moved away by one rename, then looked at, and put back where somebody used it meanwhile; killed before that it is put
+    back by the next job, and killed after it what is left is swept up. In a bucket its manifest goes first.
+    """
+    if bucket := _bucket(store):
+        return bucket_store.remove(bucket, sha256, unused)
+    return remove_copy(store, sha256, unused)
+
+
+def remove_copy(store: Path, sha256: str, unused: float) -> bool:
+    """As `remove`, of the copy here where the store is a bucket."""
+    with workplace(store) as own, suppress(FileNotFoundError):  # another job took it, or waited for it and put it back
+        if unused_for(store / sha256) < unused:
+            return False
+        moved = jobs.put_aside(store / sha256, own / ASIDE)
+        if unused_for(moved) < unused:
+            return False
+        moved.rename(own / GONE)  # from here on nobody puts it back
+        return True
+    return False
+
+
+def unused_in_bucket(store: Path) -> dict[str, tuple[int, float]] | None:
+    """What lies in a store that is a bucket, finished or not: by digest the bytes, and the seconds since it was used. None: a folder."""
+    bucket = _bucket(store)
+    return bucket_store.unused(bucket) if bucket else None
 
 
 def _read(store: Path, sha256: str, kinds: tuple[str, ...]) -> Artifact:
@@ -321,8 +402,11 @@ def unfinished(store: Path) -> tuple[list[Path], list[Path]]:
 
 
 def noted(store: Path, stage: str, key: str) -> str | None:
-    """The digest of the stored artifact that was made under this key; None where there is none. Its files are not checked."""
+    """The digest of the stored artifact that was made under this key, now marked as used; None where there is none. Its files are not
+    checked."""
     sha256 = (read_note(store, f"keys/{stage}/{key}") or "").strip()
+    if sha256:
+        mark_used(store, sha256)
     return sha256 if sha256 and holds(store, sha256) else None
 
 
@@ -344,6 +428,21 @@ def read_note(store: Path, name: str) -> str | None:
         return (store / name).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
+
+
+def notes(store: Path, folder: str) -> list[str]:
+    """The names of the notes that the store keeps in a folder of notes, sorted."""
+    if bucket := _bucket(store):
+        return sorted(buckets.sizes(f"{bucket}/{folder}"))
+    return [path.name for path in jobs.listed(store / folder)]
+
+
+def remove_note(store: Path, name: str) -> None:
+    """Remove a note; one that is not there is none to remove."""
+    if bucket := _bucket(store):
+        buckets.delete(f"{bucket}/{name}")
+    else:
+        (store / name).unlink(missing_ok=True)
 
 
 def adopt(store: Path, built: Artifact, reporter: Reporter | None = None) -> Artifact:

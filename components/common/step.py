@@ -11,8 +11,8 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Step:
     tracked: tracking.MlflowReporter | None
     events: Events | None = None
     cached: bool = False
+    using: ExitStack = field(default_factory=ExitStack)
 
     @property
     def run_events(self) -> Path | None:
@@ -54,8 +55,10 @@ class Step:
         Path(path).write_text("".join(f"- {line}\n" for line in lines), encoding="utf-8")
 
     def artifact(self, sha256: str, *kinds: str) -> Artifact:
-        """An input artifact from the store, every digest checked."""
-        return places.stored(self.workdir.store, sha256, *kinds, reporter=self.reporter)
+        """An input artifact from the store, every digest checked. Until the step ends it says that it is in use."""
+        found = places.stored(self.workdir.store, sha256, *kinds, reporter=self.reporter)
+        self.using.enter_context(places.in_use(self.workdir.store, sha256))
+        return found
 
 
 @contextmanager
@@ -69,7 +72,8 @@ def running(stage: str, *, tracked: bool = True) -> Iterator[Step]:
         try:
             with _room_for_last_words(), _tracked(stage) if tracked else nullcontext() as own, _room_for_last_words():
                 step = Step(stage, _reporter(stage, events, own), Workdir.from_environment(), own, events)
-                yield step
+                with step.using:
+                    yield step
         except BaseException as error:
             process.end_stop()
             told = _told(error, stage, log)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError
 from components.common.places import Workdir
 from components.common.progress import Silent
+from components.data_versioning.config import DataVersioningConfig
 from components.model_registry import checks, versions
+from pipelines.housekeeping import found, removal
+from pipelines.housekeeping.plan import plan
 from tests.engines.s3_server import S3
 from tests.pipelines.command import ROOT, answer
 from tests.pipelines.project import write_project
@@ -75,7 +79,8 @@ def test_an_artifact_is_written_once_and_read_from_another_machine(
     assert not cached
     report = hashing.sha256_file(made.path / "report.html")
     said = {"train.parquet", f"_beside/{report}/report.html", "manifest.json"}
-    assert set(objects(s3_server.client(), address)) == {*(f"{made.sha256}/{name}" for name in said), "keys/data_curation/key"}
+    noted = {"keys/data_curation/key", f"used/{made.sha256}"}
+    assert set(objects(s3_server.client(), address)) == {*(f"{made.sha256}/{name}" for name in said), *noted}
     there = elsewhere(tmp_path, monkeypatch)
     assert not places.is_here(there, made.sha256)
     found, cached = places.produce(there, "data_curation", "key", lambda _: pytest.fail("it is made already"))
@@ -102,16 +107,18 @@ import os, signal, sys
 from pathlib import Path
 from components.common import buckets, places
 from tests.engines.test_s3_store import build
-put, moment = buckets.put, sys.argv[1]
+put, write, moment = buckets.put, buckets.write, sys.argv[1]
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 def one(path, uri, moved):
     put(path, uri, moved)
     die()
+def but_the_manifest(uri, text):
+    die() if uri.endswith("manifest.json") else write(uri, text)
 if moment == "between two files":
     buckets.put = one
 elif moment == "before the manifest":
-    buckets.write = die
+    buckets.write = but_the_manifest
 else:
     places.write_note = die
 places.produce(places.Workdir.from_environment().store, "data_curation", "key", build)
@@ -311,3 +318,91 @@ def lineage_and_package_are_found_from_a_third_machine(
         version = client.get_model_version_by_alias("tiny-helper", "champion")
     with checks.found_at(version, "repository", digests["repository"]) as package:
         assert package.sha256 == digests["repository"]
+
+
+def test_an_artifact_is_removed_from_the_bucket_once_nobody_has_used_it_for_long(
+    s3_server: S3, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Workdir.from_environment().store
+    made, _ = places.produce(store, "data_curation", "key", build)
+    assert not places.remove(store, made.sha256, 3600)
+    [(sha256, (size, unused))] = (places.unused_in_bucket(store) or {}).items()
+    assert (sha256, size) == (made.sha256, sum(size for name, size in objects(s3_server.client(), address).items() if sha256 in name))
+    assert 0 <= unused < 3600
+    assert places.remove(store, made.sha256, 0)
+    assert set(objects(s3_server.client(), address)) == {"keys/data_curation/key"}
+    assert (places.listed(store), places.noted(store, "data_curation", "key")) == ([], None)
+    again, cached = places.produce(elsewhere(tmp_path, monkeypatch), "data_curation", "key", build)
+    assert (again.sha256, cached) == (made.sha256, False)
+
+
+REMOVED = """
+import os, signal, sys
+from components.common import buckets, places
+delete = buckets.delete
+def one(uri):
+    delete(uri)
+    os.kill(os.getpid(), signal.SIGKILL)
+buckets.delete = one
+places.remove(places.Workdir.from_environment().store, sys.argv[1], 0)
+"""
+
+
+def test_a_removal_that_is_killed_leaves_nothing_that_looks_finished_and_is_completed_or_made_good(
+    s3_server: S3, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Workdir.from_environment().store
+    made, _ = places.produce(store, "data_curation", "key", build)
+    child = subprocess.run(
+        [sys.executable, "-c", REMOVED, made.sha256], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=120
+    )
+    assert child.returncode == -9
+    left = set(objects(s3_server.client(), address))
+    assert f"{made.sha256}/train.parquet" in left
+    assert f"{made.sha256}/manifest.json" not in left
+    monkeypatch.setattr(bucket_store, "LEASE", 0.5)  # seconds after which the dead one is waited for no more
+    again, cached = places.produce(store, "data_curation", "key", build)
+    assert (again.sha256, cached) == (made.sha256, False)
+    assert places.stored(store, made.sha256).sha256 == made.sha256
+    monkeypatch.setattr(bucket_store, "LEASE", 600.0)
+    subprocess.run([sys.executable, "-c", REMOVED, made.sha256], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, timeout=120)
+    assert places.remove(store, made.sha256, 0)
+    assert not any(name.startswith(made.sha256) for name in objects(s3_server.client(), address))
+
+
+def test_who_wants_an_artifact_that_is_being_removed_waits_until_it_is_gone(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Workdir.from_environment().store
+    made, _ = places.produce(store, "data_curation", "key", build)
+    delete, begun = buckets.delete, threading.Event()
+
+    def slowly(uri: str) -> None:
+        begun.set()
+        time.sleep(0.5)
+        delete(uri)
+
+    monkeypatch.setattr(buckets, "delete", slowly)
+    remover = threading.Thread(target=places.remove, args=(store, made.sha256, 0))
+    remover.start()
+    assert begun.wait(60)
+    with pytest.raises(ArtifactDamagedError, match="is not in the artifact store"):
+        places.stored(store, made.sha256)
+    assert not any(name.endswith(made.sha256) for name in buckets.sizes(f"{address}/removing"))
+    remover.join()
+    assert places.listed(store) == []
+
+
+def test_what_is_pinned_is_kept_in_the_bucket_and_the_house_is_kept_there_too(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Workdir.from_environment()
+    work.root.mkdir(parents=True)
+    kept, _ = places.produce(work.store, "data_curation", "kept", build)
+    gone, _ = places.produce(work.store, "data_curation", "gone", lambda folder: build(folder, rows="another row\n"))
+    found.pin(work, kept.sha256, "the audit")
+    asked = found.Asked(work, DataVersioningConfig(), Silent(), 0.0, no_registry=True)
+    world = found.look(asked)
+    decided = plan(world.things, world.roots, asked.policy)
+    assert {item.thing.path for item in decided.going if item.thing.kind == "artifact"} == {f"{address}/{gone.sha256}"}
+    assert not any(outcome.kept for outcome in removal.carry_out(decided, world, asked))
+    assert places.listed(work.store) == [kept.sha256]
+    assert places.notes(work.store, found.PINS) == [kept.sha256]
+    found.unpin(work, kept.sha256)
+    assert places.notes(work.store, found.PINS) == []
