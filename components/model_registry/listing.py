@@ -27,10 +27,11 @@ def listed() -> list[Listed]:
     if not tracking.enabled() or versions.store_is_missing():
         return []
     with versions.talking() as client:
-        return [one for model in _models(client) if not is_history(model.name) for one in _versions(client, model)]
+        return [one for model in registered_models(client) if not is_history(model.name) for one in _versions(client, model)]
 
 
-def _models(client: Any) -> list[Any]:
+def registered_models(client: Any) -> list[Any]:
+    """Every registered model by name, those that are histories among them."""
     found, token = [], None
     while True:
         page = client.search_registered_models(max_results=1000, page_token=token)
