@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 UNFOLDED = 10_000  # columns
 SHOWN = 5  # ids or files of one kind
-COUNTED = ("rows", "bytes", "before", "after", "added", "removed", "changed", "moved in", "moved out", "kept", "+/−")
+COUNTED = ("rows", "bytes", "things", "before", "after", "added", "removed", "changed", "moved in", "moved out", "kept", "+/−")
 
 
 def lines_of(*parts: Any) -> list[str]:

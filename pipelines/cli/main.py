@@ -10,7 +10,7 @@ from pathlib import Path
 from components.common import process
 from components.common.errors import InterruptedRunError, TunelineError, UsageError, of_the_machine, unexpected
 from components.common.places import DEFAULT_WORKDIR
-from pipelines.cli import run, doctor, runs, stages, registry, deploying, reproduce, data, models, cluster, storage
+from pipelines.cli import run, doctor, runs, stages, registry, deploying, reproduce, data, models, housekeeping, cluster, storage
 from pipelines.cli.app import app
 
 INTERRUPTED_BY_TYPER = 130  # what typer makes of a KeyboardInterrupt

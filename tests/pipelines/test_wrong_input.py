@@ -1037,6 +1037,15 @@ OF_JOBS = {  # the tests are in tests/common/test_kubernetes_jobs.py, test_slurm
     "… is not on the volume …, which is mounted at … (launcher.trainjob.mount)": ("configuration", 2),
     "… is being deleted and does not end": ("busy", 1),
 }
+OF_HOUSEKEEPING = {  # the tests are in tests/pipelines/housekeeping/test_command.py
+    "there is no workdir …": ("usage", 2),
+    "the registry knows of no model version, and the store … holds … artifacts": ("usage", 2),
+    "--older-than … is no age": ("usage", 2),
+    "--older-than … is too short to tell what is in use": ("usage", 2),
+    "--kind …: there is no such kind": ("usage", 2),
+    "… is neither in the artifact store nor a run": ("usage", 2),
+    "… is not pinned": ("usage", 2),
+}
 OF_DEPLOYMENTS = {  # the tests are in tests/pipelines/test_deploying.py
     "… version … is not served: …": ("registry", 1),
     "over … it does not answer as it was proven to": ("smoke_test", 1),
@@ -1061,6 +1070,7 @@ def test_the_page_of_errors_has_one_line_for_each_of_them_with_kind_and_code() -
         **OF_THE_REGISTRY,
         **OF_PACKAGES,
         **OF_DEPLOYMENTS,
+        **OF_HOUSEKEEPING,
         **OF_JOBS,
         **OF_THE_PLACE,
         **OF_STORAGE,

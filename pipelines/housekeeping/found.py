@@ -1,0 +1,327 @@
+"""What there is in a workdir, its store, its data repository and its MLflow: everything that takes space, and what must stay."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from components.common import jobs, liveness, places
+from components.common.artifacts import Manifest
+from components.common.errors import TunelineError, UsageError
+from components.common.places import Workdir
+from components.common.progress import Reporter
+from components.data_versioning import retention as data
+from components.data_versioning.config import DataVersioningConfig
+from components.model_registry import retention as registry
+from components.triton_packaging.deployment import layout, state
+from pipelines import runs
+from pipelines.housekeeping.plan import KINDS, Kind, Policy, Root, Thing
+
+PINS = "pins"  # the folder of the store's notes that keep what they name
+SHA256 = re.compile("[0-9a-f]{64}")
+# Folders of the state that look after themselves: jobs' private folders, mirrors of repositories, and files instead of folders.
+TOKENS = "tokens"
+NOT_BY_KEY = ("data_versioning", "data_repositories", "evaluation")
+
+
+class RegistryMissingError(UsageError):
+    """There is no registry that says what is needed."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Where to look, and what to keep. `older_than` is in seconds; `own_remote` and `no_registry` are what the user knows and nobody
+    else can: that the DVC remote serves this repository alone, and that no registry knows of this store."""
+
+    work: Workdir
+    versioning: DataVersioningConfig
+    reporter: Reporter
+    older_than: float
+    keep_runs: int = 20
+    keep_versions: int = 3
+    kinds: Collection[Kind] = KINDS
+    own_remote: bool = False
+    no_registry: bool = False
+
+    @property
+    def policy(self) -> Policy:
+        """What may go."""
+        return Policy(self.older_than, self.kinds)
+
+
+@dataclass(frozen=True)
+class World:
+    """What was found. `objects` are the DVC remote's by the names of their things; `notes` are worth telling."""
+
+    things: list[Thing]
+    roots: list[Root]
+    objects: dict[str, data.Object] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def look(asked: Asked) -> World:
+    """Look at everything. Nothing is changed but for what killed jobs left.
+
+    Raises UsageError where there is no workdir, or no registry that says what is needed, and EngineMissingError or RegistryError where
+    the registry or the store does not answer: without knowing what is needed nothing may go.
+    """
+    store = asked.work.store
+    if not asked.work.root.is_dir() and not store.is_dir():
+        raise UsageError(f"there is no workdir {asked.work.root}", hint="Name one with --workdir.")
+    asked.reporter.step("looking at the artifact store")
+    places.tidy(store)
+    things = [*artifacts_of(store), *copies_of(store)]
+    asked.reporter.step("looking at the data repository")
+    remote = data.held(asked.versioning, workdir=asked.work.root, own_remote=asked.own_remote)
+    objects = {f"object:{one.oid}": one for one in remote.unnamed}
+    asked.reporter.step("looking at runs, checkpoints and deployments")
+    things += [*states(asked.work.state), *runs_of(asked.work, asked.keep_runs), *packages(asked.work.root / "serving")]
+    things += [Thing("data_object", name, str(one.path), one.bytes, one.unused) for name, one in objects.items()]
+    asked.reporter.step("looking at MLflow")
+    check_registry(asked, things)
+    things += in_mlflow(asked.older_than)
+    notes = [f"objects of the DVC remote are left alone: {remote.why_not}"] if remote.why_not else []
+    return World(things, roots(asked, things), objects, notes)
+
+
+def roots(asked: Asked, things: Collection[Thing]) -> list[Root]:
+    """What of these things must stay, as it is now: aliases first, since they are the reason that people know. Raises as `look`."""
+    revisions = data.revisions(asked.versioning, workdir=asked.work.root)
+    return [
+        *(Root(f"store:{digest}", one.why) for one in registry.needed(asked.keep_versions) for digest in one.digests),
+        *(root for folder in jobs.listed(asked.work.root / "serving") for root in in_service(folder)),
+        *(Root(f"store:{sha256}", f"the revision {tag} holds it") for tag, sha256 in revisions),
+        *at_work(asked.work, things),
+        *pinned(asked.work.store),
+    ]
+
+
+def check_registry(asked: Asked, things: Collection[Thing]) -> None:
+    """Raise RegistryMissingError where the registry knows of no version and the store holds what runs register: it is the wrong one."""
+    held = [thing for thing in things if thing.kind == "artifact"]
+    if asked.no_registry or not held or registry.needed(1):
+        return
+    raise RegistryMissingError(
+        f"the registry knows of no model version, and the store {places.address(asked.work.store)} holds {len(held)} artifacts",
+        hint="Name the registry with --tracking-uri or MLFLOW_TRACKING_URI; where there is none, --no-registry says so.",
+    )
+
+
+def artifacts_of(store: Path) -> Iterator[Thing]:
+    """The artifacts of a store, and what lies in their place and was never finished."""
+    in_bucket = places.unused_in_bucket(store)
+    if in_bucket is not None:
+        for sha256, (size, unused) in in_bucket.items():
+            yield _artifact(store, sha256, size, unused)
+        return
+    for folder in _by_digest(store):
+        try:
+            yield _artifact(store, folder.name, size_of(folder), places.unused_for(folder))
+        except FileNotFoundError:
+            continue  # another job just moved it aside
+
+
+def _by_digest(folder: Path) -> list[Path]:
+    return [path for path in jobs.listed(folder) if SHA256.fullmatch(path.name) and path.is_dir()]
+
+
+def _artifact(store: Path, sha256: str, size: int, unused: float) -> Thing:
+    name, path = f"store:{sha256}", places.uri_of(store, sha256) if "://" in places.address(store) else str(store / sha256)
+    try:
+        said = places.manifest(store, sha256)
+    except (TunelineError, OSError) as error:
+        told = getattr(error, "message", str(error))
+        return Thing("artifact", name, path, size, unused, stays=f"its manifest cannot be read: {told}")
+    kind: Kind = "base_model" if said and said.kind == "base_model" else "artifact"
+    return Thing(kind, name, path, size, unused, _inputs(said))
+
+
+def _inputs(said: Manifest | None) -> tuple[str, ...]:
+    return tuple(f"store:{one.content_sha256}" for one in said.inputs) if said else ()
+
+
+def copies_of(store: Path) -> Iterator[Thing]:
+    """The copies here of a store in a bucket. Nothing needs them that would not fetch them again."""
+    if places.address(store) == str(store):
+        return
+    for folder in _by_digest(store):
+        try:
+            yield Thing("copy", f"copy:{folder.name}", str(folder), size_of(folder), places.unused_for(folder))
+        except FileNotFoundError:
+            continue
+
+
+def states(folder: Path) -> Iterator[Thing]:
+    """Work in progress: a folder a key, and kept scores, a file a key. What was written into last says when it was used."""
+    for path in _states(folder):
+        try:
+            unused = unused_state(path, touched=is_touched(path))
+            yield Thing("state", _state(folder, path), str(path), size_of(path), unused, _needs(folder, path), _worked_in(path))
+        except FileNotFoundError:
+            continue  # its job just ended
+
+
+def _states(folder: Path) -> Iterator[Path]:
+    for stage in jobs.listed(folder):
+        if stage.is_dir() and not stage.name.startswith(".") and stage.name not in NOT_BY_KEY:
+            yield from (path for path in jobs.listed(stage) if not path.name.startswith("."))
+    yield from (path for path in jobs.listed(folder / "evaluation" / "scores") if not path.name.startswith("."))
+
+
+def _state(folder: Path, path: Path) -> str:
+    return f"state:{path.relative_to(folder).as_posix()}"
+
+
+def unused_state(path: Path, *, touched: bool = True) -> float:
+    """Seconds since anything in a file or folder was written, by its file server's clock. Raises FileNotFoundError.
+
+    A hold is nothing that was written. `touched`: the folder's own time counts, because who uses it sets that; it changes with a hold too.
+    """
+    within = [one for one in path.rglob("*") if not one.name.startswith((jobs.HOLDER, f".{jobs.HOLDER}."))]
+    looked_at = [path, *within] if touched or not within else within
+    return liveness.now(path.parent) - max(one.lstat().st_mtime for one in looked_at)
+
+
+def is_touched(path: Path) -> bool:
+    """Whether who uses this state sets its own time; other folders are held."""
+    return path.is_file() or path.parent.name == TOKENS
+
+
+def _worked_in(path: Path) -> str:
+    """Whether a living job holds the folder, or one in it."""
+    held = any(jobs.is_held(hold.parent) for hold in path.rglob(jobs.HOLDER)) if path.is_dir() else False
+    return "a job works in it" if held else ""
+
+
+def _needs(folder: Path, path: Path) -> tuple[str, ...]:
+    """What a job that was given away was told to read: it may wait in a queue, with nobody watching it."""
+    return tuple(name for said in path.rglob("job.json") for name in _named_in(said, folder)) if path.is_dir() else ()
+
+
+def _named_in(job: Path, folder: Path) -> Iterator[str]:
+    try:
+        said: dict[str, Any] = json.loads(job.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    for value in said.values():
+        if isinstance(value, str) and Path(value).is_absolute():
+            place = Path(value)
+            yield from (f"store:{part}" for part in place.parts if SHA256.fullmatch(part))
+            if place.is_relative_to(folder):
+                yield _state(folder, place)
+
+
+def runs_of(work: Workdir, keep: int) -> Iterator[Thing]:
+    """The folders of the runs, with what came of them."""
+    for place, run in enumerate(runs.every(work)):
+        known = run.read()
+        result = known.get("result") or {}
+        needs = [f"store:{Path(path).name}" for path in (result.get("artifacts") or {}).values() if path]
+        needs += [f"mlflow_run:{known['mlflow_run_id']}"] if known.get("mlflow_run_id") else []
+        stays = _stays(run, known) or (f"one of the newest {keep} runs" if place < keep else "")
+        yield Thing("run", f"run:{run.name}", str(run.folder), size_of(run.folder), unused_state(run.folder), tuple(needs), stays)
+
+
+def _stays(run: runs.Run, known: dict[str, Any]) -> str:
+    if run.state == "running":
+        return "it is running"
+    if known.get("tracking_open") or known.get("status", "running") == "running":
+        return "it is still open in MLflow, and closed by the next run"
+    return ""
+
+
+def at_work(work: Workdir, things: Collection[Thing]) -> Iterator[Root]:
+    """What the living run of the workdir has used since it began."""
+    for run in runs.every(work):
+        if run.state == "running":
+            since = liveness.now(run.folder) - float(run.read().get("started") or 0.0)
+            used = (thing for thing in things if thing.kind in ("artifact", "base_model", "state") and thing.unused <= since)
+            yield from (Root(thing.name, f"the run {run.name} is at work") for thing in used)
+
+
+def packages(serving: Path) -> Iterator[Thing]:
+    """What deployments keep of packages."""
+    for folder in jobs.listed(serving):
+        yield from packages_of(folder, held=jobs.is_held(folder))
+
+
+def packages_of(folder: Path, *, held: bool) -> Iterator[Thing]:
+    """What one deployment keeps; `held`: it is at work, and looks after its folder itself."""
+    used = _served(folder)
+    for path in [*_by_digest(folder / layout.PACKAGES), *_by_digest(folder / layout.ROOTED)]:
+        name = f"package:{path.relative_to(folder.parent).as_posix()}"
+        stays = "a deployment is at work" if held else used.get(path.name, used.get("", ""))
+        yield Thing("package", name, str(path), size_of(path), places.unused_for(path), stays=stays)
+
+
+def in_service(folder: Path) -> Iterator[Root]:
+    """The packages of a serving folder that are in service, or the way back."""
+    yield from (Root(f"store:{sha256}", why) for sha256, why in _served(folder).items() if sha256)
+    if "" in _served(folder):
+        yield from (Root(f"store:{path.name}", f"{folder.name} serves it") for path in _by_digest(folder / layout.PACKAGES))
+
+
+def _served(folder: Path) -> dict[str, str]:
+    """Digests of packages that are needed there, with the reason; under "" the reason that counts for all."""
+    try:
+        known = state.read(folder)
+    except TunelineError as error:
+        return {"": f"what is served there cannot be told: {error.message}"}
+    links = (link for link in (folder / layout.REPOSITORY).glob("*/*") if link.is_symlink())
+    found = {link.readlink().parts[-3]: f"laid out for the server of {folder.name}" for link in links}
+    named = [(known.before, "the way back of"), (known.serving, "in service in")] if known else []
+    for served, why in named:
+        if served:
+            found |= dict.fromkeys((served.repository_sha256, served.model_sha256), f"{why} {folder.name}")
+    return found
+
+
+def pinned(store: Path) -> Iterator[Root]:
+    """What somebody said to keep."""
+    for name in places.notes(store, PINS):
+        why = f"pinned: {(places.read_note(store, f'{PINS}/{name}') or '').strip() or 'by hand'}"
+        yield from (Root(f"{kind}:{name}", why) for kind in ("store", "run"))
+
+
+def in_mlflow(older_than: float) -> Iterator[Thing]:
+    """Runs and logged models that MLflow keeps. A run keeps those that are nested in it."""
+    kept = registry.ended_runs(older_than)
+    for one in kept:
+        nested = tuple(f"mlflow_run:{other.id}" for other in kept if other.parent == one.id)
+        yield Thing("mlflow_run", f"mlflow_run:{one.id}", f"{one.uri} ({one.name})", one.bytes, one.unused, nested, one.stays)
+    for one in registry.unversioned_models(older_than):
+        yield Thing("mlflow_model", f"mlflow_model:{one.id}", f"{one.uri} ({one.name})", one.bytes, one.unused)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of the files in a folder; what other folders share by links counts here too."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    found = 0
+    for one in files:
+        try:
+            found += one.lstat().st_size if one.is_file() else 0
+        except FileNotFoundError:
+            continue  # its job just removed it
+    return found
+
+
+def pin(work: Workdir, name: str, why: str) -> None:
+    """Keep an artifact with all that it was made from, or a run, whatever its age.
+
+    Raises UsageError for what is neither the whole digest of something in the store nor the name of a run.
+    """
+    if not (SHA256.fullmatch(name) and places.holds(work.store, name)) and not (work.runs / Path(name).name).is_dir():
+        raise UsageError(f"{name} is neither in the artifact store nor a run", hint="Give the whole digest, or the whole name of a run.")
+    places.write_note(work.store, f"{PINS}/{name}", why + "\n")
+
+
+def unpin(work: Workdir, name: str) -> None:
+    """Let go of what was pinned. Raises UsageError for what is not."""
+    names = places.notes(work.store, PINS)
+    if name not in names:
+        raise UsageError(f"{name} is not pinned", hint=f"What is pinned: {', '.join(names) or 'nothing'}.")
+    places.remove_note(work.store, f"{PINS}/{name}")

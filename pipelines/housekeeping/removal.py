@@ -1,0 +1,166 @@
+"""Removing what may go, a thing at a time, each moved out of sight whole before anything of it is deleted.
+
+Whenever this is killed, a thing is still there, or gone, or lies in a private folder that the next job, or the next time, sweeps up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from components.common import jobs, places
+from components.common.errors import BusyError, TunelineError
+from components.data_versioning import retention as data
+from components.model_registry import retention as registry
+from pipelines.housekeeping import found
+from pipelines.housekeeping.found import Asked, World
+from pipelines.housekeeping.plan import Item, Kind, Plan, Thing, plan
+
+PREFIX = ".removing"  # a private folder is .removing.<where>.<process>.<digits>
+ORIGIN, ASIDE, GONE = "origin", "aside", "gone"  # in it: where the thing lay, the thing while it is judged, and once it is not put back
+LOOKS_AGAIN = 2.0  # seconds that an answer to what is needed counts
+MEANWHILE = "used, or needed, meanwhile"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a thing that might go: `kept` says why it is still there, "" where it is gone; `failed` that it should not be."""
+
+    item: Item
+    kept: str = ""
+    failed: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object that `tuneline gc --delete --json` prints of it."""
+        return {**self.item.as_dict(), "deleted": not self.kept, "kept": self.kept}
+
+
+def carry_out(decided: Plan, world: World, asked: Asked) -> Iterator[Outcome]:
+    """Remove what may go. What is needed is asked for again on the way, since aliases move and jobs begin.
+
+    Raises as `found.look` where that cannot be told any more; what is gone until then stays gone.
+    """
+    now = _Now(world, asked, decided.names)
+    for item in decided.going:
+        if item.thing.name not in now.may_go():
+            yield Outcome(item, MEANWHILE)
+            continue
+        try:
+            yield Outcome(item, "" if REMOVALS[item.thing.kind](item.thing, world, asked) else MEANWHILE)
+        except (TunelineError, OSError) as error:
+            yield Outcome(item, getattr(error, "message", str(error)), failed=True)
+
+
+@dataclass
+class _Now:
+    """What may go by what is needed now."""
+
+    world: World
+    asked: Asked
+    names: set[str]
+    at: float = field(default_factory=time.monotonic)
+
+    def may_go(self) -> set[str]:
+        if time.monotonic() - self.at > LOOKS_AGAIN:
+            self.names = plan(self.world.things, found.roots(self.asked, self.world.things), self.asked.policy).names
+            self.at = time.monotonic()
+        return self.names
+
+
+def _artifact(thing: Thing, world: World, asked: Asked) -> bool:
+    sha256, store = thing.name.partition(":")[2], asked.work.store
+    gone = places.remove(store, sha256, asked.older_than)
+    if gone:
+        places.remove_note(store, f"costs/{sha256}.json")
+    return gone
+
+
+def _copy(thing: Thing, world: World, asked: Asked) -> bool:
+    return places.remove_copy(asked.work.store, thing.name.partition(":")[2], asked.older_than)
+
+
+def _state(thing: Thing, world: World, asked: Asked) -> bool:
+    """A folder of work in progress is held meanwhile, so that a job that begins is told so; tokens and scores are held by nobody."""
+    path = Path(thing.path)
+    touched = found.is_touched(path)
+
+    def away() -> bool:
+        return _taken_away(path, asked.work.state, lambda moved: found.unused_state(moved, touched=touched) >= asked.older_than)
+
+    if touched:
+        return away()
+    with suppress(BusyError, FileNotFoundError), jobs.held(path):
+        return away()
+    return False
+
+
+def _run(thing: Thing, world: World, asked: Asked) -> bool:
+    return _taken_away(Path(thing.path), asked.work.root, lambda moved: found.unused_state(moved) >= asked.older_than)
+
+
+def _package(thing: Thing, world: World, asked: Asked) -> bool:
+    path = Path(thing.path)
+    folder = path.parent.parent
+    with suppress(BusyError), jobs.held(folder):
+        may_go = any(one.name == thing.name and not one.stays for one in found.packages_of(folder, held=False))
+        return may_go and _taken_away(path, path.parent, lambda _: True)
+    return False
+
+
+def _data_object(thing: Thing, world: World, asked: Asked) -> bool:
+    return data.remove(world.objects[thing.name], asked.versioning, workdir=asked.work.root, unused=asked.older_than)
+
+
+def _mlflow_run(thing: Thing, world: World, asked: Asked) -> bool:
+    registry.remove_run(thing.name.partition(":")[2])
+    return True
+
+
+def _mlflow_model(thing: Thing, world: World, asked: Asked) -> bool:
+    return registry.remove_model(thing.name.partition(":")[2])
+
+
+REMOVALS: dict[Kind, Callable[[Thing, World, Asked], bool]] = {
+    "artifact": _artifact,
+    "base_model": _artifact,
+    "copy": _copy,
+    "state": _state,
+    "run": _run,
+    "package": _package,
+    "data_object": _data_object,
+    "mlflow_run": _mlflow_run,
+    "mlflow_model": _mlflow_model,
+}
+
+
+def _taken_away(path: Path, parent: Path, may_go: Callable[[Path], bool]) -> bool:
+    """Move a file or folder to a private folder in `parent`, judge it there, where nobody finds it any more, and delete it or put it back.
+
+    Killed before the judgement it is put back by the next call.
+    """
+    with jobs.private_folder(parent, PREFIX, rescue=_put_back) as own:
+        (own / ORIGIN).write_text(str(path.absolute()), encoding="utf-8")
+        try:
+            path.rename(own / ASIDE)
+        except FileNotFoundError:  # another job was first
+            return False
+        if not may_go(own / ASIDE):
+            return False
+        (own / ASIDE).rename(own / GONE)
+    return True
+
+
+def _put_back(own: Path) -> None:
+    with suppress(OSError):  # nothing was moved yet, or its place is taken
+        (own / ASIDE).rename((own / ORIGIN).read_text(encoding="utf-8"))
+
+
+def tidy(asked: Asked) -> None:
+    """Put back, or delete, what an earlier time left that was killed."""
+    serving = asked.work.root / "serving"
+    for parent in (asked.work.root, asked.work.state, *serving.glob("*/packages"), *serving.glob("*/rooted")):
+        jobs.sweep(parent, PREFIX, _put_back)
