@@ -90,7 +90,7 @@ def platform_page() -> str:
     text = [
         head,
         "The cluster that a pipeline is compiled for: what Kubeflow can only fix when compiling. `tuneline init` writes a commented one;",
-        "unknown keys are refused. [Kubeflow in ten minutes](kubeflow.md) shows its use, [Platforms](platforms.md) three whole examples",
+        "unknown keys are refused. [Kubeflow in ten minutes](kubeflow.md) shows its use, [Platforms](platforms.md) four whole examples",
         "and what each key becomes in a pod.\n",
         *_sections(Platform(), "", leave_out="resources"),
         *_table(f"Resources of a stage, under `resources.{'`, `resources.'.join(Stages.model_fields)}`", Resources),

@@ -1,7 +1,7 @@
-"""Is a TrainJob or a RayJob one that its CustomResourceDefinition takes? Strictly: an unknown field is refused, and a wrong type.
+"""Is a custom resource one that its CustomResourceDefinition takes? Strictly: an unknown field is refused, and a wrong type.
 
-tests/common/crds holds the two schemas, derived from the CRDs of kubeflow/trainer and ray-project/kuberay (Apache-2.0, see there) without
-their descriptions; a RayJob's pod templates are objects there, and are checked as pods by tests/kubernetes_schemas.py and against the
+tests/common/crds holds the schemas, derived from the CRDs of kubeflow/trainer, ray-project/kuberay and kubernetes-sigs/kueue (Apache-2.0,
+see there) without their descriptions; pod templates are objects there, and are checked as pods by tests/kubernetes_schemas.py and against the
 schemas of kubernetes-validate. Where TUNELINE_CRDS names a folder with the whole CRDs (*.yaml.gz), `whole` is the same check against them.
 """
 
@@ -26,6 +26,10 @@ WHOLE = {
     "TrainJob": ("trainer.kubeflow.org_trainjobs", "v1alpha1"),
     "RayJob": ("ray.io_rayjobs", "v1"),
     "ClusterTrainingRuntime": ("trainer.kubeflow.org_clustertrainingruntimes", "v1alpha1"),
+    "ClusterQueue": ("kueue.x-k8s.io_clusterqueues", "v1beta2"),
+    "LocalQueue": ("kueue.x-k8s.io_localqueues", "v1beta2"),
+    "ResourceFlavor": ("kueue.x-k8s.io_resourceflavors", "v1beta2"),
+    "WorkloadPriorityClass": ("kueue.x-k8s.io_workloadpriorityclasses", "v1beta2"),
 }
 LEFT_OUT = ("description", "default", "title", "x-kubernetes-validations")
 TEMPLATE = {"type": "object", "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}}, "additionalProperties": False}
@@ -55,7 +59,7 @@ def whole(thing: Json) -> list[str]:
 
 def pods(thing: Json) -> Iterator[Json]:
     """A RayJob's pods, with the lists that the API server adds where they are missing."""
-    cluster = thing["spec"].get("rayClusterSpec") or {}
+    cluster = thing.get("spec", {}).get("rayClusterSpec") or {}
     for group in [cluster.get("headGroupSpec"), *cluster.get("workerGroupSpecs", [])]:
         if group:
             template = group["template"]
@@ -99,7 +103,7 @@ def _strict(schema: Json, *, top: bool = False) -> Json:
 
 
 def derive(schema: Json) -> Json:
-    """Without what is not used here: a status, and a RayJob's pod templates, which are checked as pods."""
+    """Without what is not used here: a status, and the pod templates of a RayJob or a runtime, which are checked as pods."""
     found = dict(schema)
     if "properties" in found:
         kept = {name: one for name, one in found["properties"].items() if name not in ("status", "initializer")}
@@ -119,6 +123,6 @@ if __name__ == "__main__":  # writes the derived schemas anew
     where = folder()
     if where is None:
         sys.exit("TUNELINE_CRDS names no folder")
-    for kind in ("TrainJob", "RayJob"):
+    for kind in WHOLE:
         text = json.dumps(derive(_schema(where, kind)), separators=(",", ":"), sort_keys=True)
         (DERIVED / f"{kind.lower()}.json").write_text(text + "\n", encoding="utf-8")

@@ -19,7 +19,7 @@ VOLUME_NAME = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 
 def problems(thing: dict[str, Any]) -> list[str]:
     """What the client's models and the rules of the API server that no schema holds find wrong."""
-    found = list(_model(f"V1{thing['kind']}", thing, thing["kind"]))
+    found = list(_model(_model_of(thing), thing, thing["kind"]))
     return found + (list(_rules(thing)) if thing["kind"] == "Pod" else [])
 
 
@@ -34,23 +34,39 @@ def versions() -> list[str]:
 
 def schema_problems(thing: dict[str, Any], version: str) -> list[str]:
     """What this version's strict schema refuses."""
-    found = _validator(thing["kind"], version).iter_errors(thing)
+    found = _validator(thing["apiVersion"], thing["kind"], version).iter_errors(thing)
     return [f"{'.'.join(map(str, problem.absolute_path))}: {problem.message}" for problem in found]
 
 
 @functools.cache
-def _validator(kind: str, version: str) -> Any:
+def _validator(api: str, kind: str, version: str) -> Any:
     """kubernetes_validate.validate without reading its definitions, 1 MB, again for each object."""
     import jsonschema
     from kubernetes_validate import utils
     from referencing import Registry, Resource
 
-    folder = f"kubernetes-json-schema/v{version}-local-strict"
-    group = "rbac-" if kind.startswith(("Role", "ClusterRole")) else "batch-" if kind == "Job" else ""
-    names = (f"{kind.lower()}-{group}v1.json", "_definitions.json")
-    schema, definitions = (utils.schema_contents(f"{folder}/{name}", version) for name in names)
-    registry = Resource.from_contents(definitions) @ (Resource.from_contents(schema) @ Registry())
+    group, _, api_version = api.rpartition("/")
+    name = "-".join(filter(None, [kind.lower(), group.partition(".")[0], api_version]))
+    schema = utils.schema_contents(f"{_folder(version)}/{name}.json", version)
+    registry = _definitions(version) @ (Resource.from_contents(schema) @ Registry())
     return jsonschema.Draft202012Validator(schema, registry=registry)
+
+
+@functools.cache
+def _definitions(version: str) -> Any:
+    from kubernetes_validate import utils
+    from referencing import Resource
+
+    return Resource.from_contents(utils.schema_contents(f"{_folder(version)}/_definitions.json", version))
+
+
+def _folder(version: str) -> str:
+    return f"kubernetes-json-schema/v{version}-local-strict"
+
+
+def _model_of(thing: dict[str, Any]) -> str:
+    """The client's model of an object: V1Pod, V2HorizontalPodAutoscaler."""
+    return f"{thing['apiVersion'].rpartition('/')[2].upper()}{thing['kind']}"
 
 
 def _model(kind: str, value: Any, where: str) -> Iterator[str]:
@@ -83,7 +99,7 @@ def _typed(kind: str, value: Any, where: str) -> Iterator[str]:
     elif kind in PLAIN:
         if not isinstance(value, PLAIN[kind]) or (isinstance(value, bool) and kind != "bool"):
             yield f"{where}: {kind} is wanted, not {value!r}"
-    elif kind.startswith("V1"):
+    elif kind.startswith(("V1", "V2")):
         yield from _model(kind, value, where)
 
 

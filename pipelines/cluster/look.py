@@ -14,7 +14,7 @@ from pipelines.findings import Finding, unchecked
 from pipelines.platform import Platform, Resources, Scheduling, Stages
 from pipelines.submitting import Server
 
-RULES = "Ask for the rights in docs/examples/doctor-rbac.yaml, or have somebody look who has them."
+RULES = "Ask for the rights in deploy/components/doctor/doctor-rbac.yaml, or have somebody look who has them."
 
 
 @dataclass

@@ -23,7 +23,7 @@ def claims(look: Look) -> Iterator[Finding]:
 def _claim(look: Look, name: str, key: str, *, written: bool) -> Iterator[Finding]:
     found, title = look.get("persistentvolumeclaims", name), f"claim {name}"
     if found is None:
-        hint = f"Make it ({look.kubectl('apply -f volume.yaml')}; docs/examples has three), or correct {key} in platform.yaml."
+        hint = f"Make it ({look.kubectl('apply -f volume.yaml')}; deploy/components has two), or correct {key} in platform.yaml."
         yield finding(title, False, "it does not exist", hint)
     elif problem := _unusable(look, found):
         yield finding(title, False, *problem)
@@ -75,7 +75,7 @@ def _modes(look: Look, claim: Json, title: str, *, written: bool) -> Finding:
         "storage"
     )
     said = f"{', '.join(modes)}, {held or 'of unknown size'}, {claim.get('status', {}).get('phase', 'Pending')}"
-    hint = f"Make a claim with accessModes: [{MANY}] (NFS, PowerScale, CephFS; docs/examples/xe9680-powerscale/volume.yaml)"
+    hint = f"Make a claim with accessModes: [{MANY}] (NFS, PowerScale, CephFS; deploy/components/powerscale-nfs/volume.yaml)"
     if MANY in modes or (READ in modes and not written):
         return finding(title, True, said, "")
     if ONE not in modes:

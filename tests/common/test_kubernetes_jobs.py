@@ -496,7 +496,7 @@ def test_a_job_runs_where_neither_pods_nor_events_nor_workloads_may_be_read(plac
 
 
 def test_the_rights_of_the_example_are_those_that_are_used_and_no_more(place: Place) -> None:
-    text = (ROOT / "docs" / "examples" / "launcher-rbac.yaml").read_text(encoding="utf-8")
+    text = (ROOT / "deploy" / "components" / "launcher" / "launcher-rbac.yaml").read_text(encoding="utf-8")
     role, _ = yaml.safe_load_all(text)
     granted = {(verb, kind) for rule in role["rules"] for kind in rule["resources"] for verb in rule["verbs"]}
     queued(place)

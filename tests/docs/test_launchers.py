@@ -15,6 +15,7 @@ from tests import crds, kubernetes_schemas, pod_security
 from tests.pipelines.command import ROOT
 
 DOCS = ROOT / "docs"
+COMPONENTS = ROOT / "deploy" / "components"
 BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MADE = {"trainjob": objects.trainjob, "rayjob": objects.rayjob}
 
@@ -45,7 +46,7 @@ def test_what_the_platform_says_of_the_steps_pod_counts_for_the_job_where_the_la
 
 
 def test_the_role_is_one_that_every_version_of_kubernetes_takes() -> None:
-    things = list(yaml.safe_load_all((DOCS / "examples" / "launcher-rbac.yaml").read_text(encoding="utf-8")))
+    things = list(yaml.safe_load_all((COMPONENTS / "launcher" / "launcher-rbac.yaml").read_text(encoding="utf-8")))
     assert [thing["kind"] for thing in things] == ["Role", "RoleBinding"]
     assert [problem for thing in things for problem in kubernetes_schemas.problems(thing)] == []
     for version in kubernetes_schemas.versions():
@@ -53,7 +54,7 @@ def test_the_role_is_one_that_every_version_of_kubernetes_takes() -> None:
 
 
 def test_the_runtime_has_the_job_and_the_container_that_are_patched() -> None:
-    runtime = yaml.safe_load((DOCS / "examples" / "training-runtime.yaml").read_text(encoding="utf-8"))
+    runtime = yaml.safe_load((COMPONENTS / "runtime" / "training-runtime.yaml").read_text(encoding="utf-8"))
     (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
     assert (job["name"], container["name"]) == (objects.NODE, objects.NODE)

@@ -104,7 +104,7 @@ def test_an_image_that_is_not_there_and_one_base_for_several_images_are_refused(
     assert unknown.returncode != 0
     told, _, there = unknown.stderr.splitlines()[0].partition("; there are: ")
     assert told.endswith("there is no image trainning")
-    assert set(there.split()) == {"curation", "evaluation", "training", "training-gaudi", "serving"}
+    assert set(there.split()) == {"curation", "evaluation", "mlflow", "training", "training-gaudi", "serving"}
     several = images(checkout, "BASE_IMAGE=r/base:1")
     assert several.returncode != 0
     assert "BASE_IMAGE is for one image" in several.stderr

@@ -54,7 +54,9 @@ def of(file: Path, keyword: str) -> list[str]:
 def test_every_image_that_a_component_names_has_its_containerfile() -> None:
     wanted = {runtime(value) for name, value in vars(named).items() if name.isupper()}
     assert len(wanted) == 4
-    assert {file.name.partition(".")[0] for file in FILES} == wanted | {"training-gaudi"}
+    assert {file.name.partition(".")[0] for file in FILES} == wanted | {"training-gaudi", "mlflow"}, (
+        "and those that a site asks for by name"
+    )
     default = re.search(r"IMAGES:-([a-z ]+)}", (ROOT / "images" / "build.sh").read_text(encoding="utf-8"))
     assert default is not None
     assert set(default[1].split()) == wanted
@@ -138,6 +140,12 @@ def test_no_step_needs_a_module_that_its_image_lacks(steps: dict[str, Step]) -> 
 def test_the_image_for_gaudi_holds_what_training_and_every_step_of_evaluation_need(steps: dict[str, Step]) -> None:
     there = stated(containerfile("training-gaudi"))["EXTRAS"]
     assert all(lacking(step, there) == set() for step in steps.values() if step[0] in ("training", "evaluation"))
+
+
+def test_the_image_of_the_tracking_server_holds_what_its_configuration_leads_it_to_import() -> None:
+    held, brought = distributions(stated(containerfile("mlflow"))["EXTRAS"]), bringing()
+    needed = ("mlflow", "flask_wtf", "psycopg2", "boto3")  # the server, its users, its databases, its artifacts
+    assert [module for module in needed if held.isdisjoint(normalized(name) for name in brought.get(module, []))] == []
 
 
 def test_an_image_without_an_extra_that_a_step_needs_is_found_out(steps: dict[str, Step]) -> None:

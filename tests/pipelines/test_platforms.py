@@ -1,4 +1,4 @@
-"""The platforms of docs/examples: what is compiled for them, and the pods that Kubeflow makes of it."""
+"""The platforms of deploy/overlays: what is compiled for them, and the pods that Kubeflow makes of it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests import kubernetes_schemas, pod_security
 from tests.pipelines.command import ROOT
 
 Json = dict[str, Any]
-EXAMPLES = ("gpu-node", "xe9680-powerscale", "gaudi")
+EXAMPLES = ("one-gpu-node", "xe9680-powerscale", "gaudi3-roce", "shared-gpus")
 GOLDEN = ROOT / "tests" / "pipelines" / "golden"
 REGENERATE = "if the change is meant: python -P -m tests.pipelines.test_platforms writes the golden copies anew"
 POWERSCALE = "xe9680-powerscale"
 
 
-def example(name: str, file: str = "platform.yaml") -> Path:
-    return ROOT / "docs" / "examples" / name / file
+def example(name: str) -> Path:
+    return ROOT / "deploy" / "overlays" / name / "platform.yaml"
 
 
 def compiled_for(name: str) -> str:
@@ -123,13 +123,12 @@ def test_every_pod_is_one_that_kubernetes_takes(pods: dict[str, dict[str, Json]]
 
 
 @pytest.mark.parametrize("version", kubernetes_schemas.versions() or ["none"])
-def test_every_pod_and_volume_passes_the_schema_of_each_version(pods: dict[str, dict[str, Json]], version: str) -> None:
+def test_every_pod_passes_the_schema_of_each_version(pods: dict[str, dict[str, Json]], version: str) -> None:
     if version == "none":
         pytest.skip("kubernetes-validate, of the development extra, is not installed; the client's models were asked above")
-    volumes = [thing for name in EXAMPLES for thing in yaml.safe_load_all(example(name, "volume.yaml").read_text())]
-    for thing in [*volumes, *(pod for name in EXAMPLES for pod in pods[name].values())]:
-        assert kubernetes_schemas.schema_problems(thing, version) == []
-    broken = copy.deepcopy(pods["gaudi"]["resolve"])
+    for pod in (pod for name in EXAMPLES for pod in pods[name].values()):
+        assert kubernetes_schemas.schema_problems(pod, version) == []
+    broken = copy.deepcopy(pods["gaudi3-roce"]["resolve"])
     broken["spec"]["containers"][0]["securityContext"]["runAsNonroot"] = True
     assert "runAsNonroot" in kubernetes_schemas.schema_problems(broken, version)[0]
 
@@ -137,17 +136,6 @@ def test_every_pod_and_volume_passes_the_schema_of_each_version(pods: dict[str, 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_pod_passes_the_restricted_pod_security_standard(pods: dict[str, dict[str, Json]], name: str) -> None:
     assert {task: pod_security.violations(pod) for task, pod in pods[name].items()} == {task: [] for task in pods[name]}
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_volume_of_an_example_is_the_one_that_its_pods_mount(pods: dict[str, dict[str, Json]], name: str) -> None:
-    things = list(yaml.safe_load_all(example(name, "volume.yaml").read_text()))
-    assert [problem for thing in things for problem in kubernetes_schemas.problems(thing)] == []
-    (claim,) = [thing for thing in things if thing["kind"] == "PersistentVolumeClaim"]
-    for pod in pods[name].values():
-        assert {"persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}} in [
-            {key: value for key, value in volume.items() if key != "name"} for volume in pod["spec"]["volumes"]
-        ]
 
 
 def _spoilt(change: Callable[[Json], None]) -> Callable[[Json], Json]:
@@ -184,7 +172,7 @@ def _context(**values: Any) -> Callable[[Json], None]:
 def test_the_check_of_the_standard_finds_what_breaks_it(
     pods: dict[str, dict[str, Json]], change: Callable[[Json], None], said: str
 ) -> None:
-    assert said in pod_security.violations(_spoilt(change)(pods["gpu-node"]["resolve"]))
+    assert said in pod_security.violations(_spoilt(change)(pods["one-gpu-node"]["resolve"]))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +187,7 @@ def test_the_check_of_the_standard_finds_what_breaks_it(
     ],
 )
 def test_the_check_of_the_schema_finds_what_breaks_it(pods: dict[str, dict[str, Json]], change: Callable[[Json], None], said: str) -> None:
-    spoilt = _spoilt(change)(pods["gpu-node"]["resolve"])
+    spoilt = _spoilt(change)(pods["one-gpu-node"]["resolve"])
     spoilt["spec"]["containers"][0].setdefault("name", "main") if "name" not in said else None
     found = list(kubernetes_schemas._model("V1Pod", spoilt, "Pod")) if "Invalid" in said else kubernetes_schemas.problems(spoilt)
     assert any(said in problem for problem in found), found
@@ -236,24 +224,23 @@ def test_every_pod_waits_in_the_queue_with_its_priority(pods: dict[str, dict[str
 
 def test_accelerators_are_asked_for_by_the_name_that_the_platform_gives(pods: dict[str, dict[str, Json]]) -> None:
     limits = {name: main_of(pods[name]["fine-tuning"])["resources"]["limits"] for name in EXAMPLES}
-    assert (limits["gpu-node"]["nvidia.com/gpu"], limits[POWERSCALE]["nvidia.com/gpu"], limits["gaudi"]["habana.ai/gaudi"]) == (
-        "1",
-        "8",
-        "8",
-    )
-    assert "habana.ai/gaudi" not in main_of(pods["gaudi"]["triton-packaging"])["resources"]["limits"]
+    assert (limits["one-gpu-node"]["nvidia.com/gpu"], limits[POWERSCALE]["nvidia.com/gpu"]) == ("1", "8")
+    assert not [key for key in limits["gaudi3-roce"] if "/" in key], "its accelerators are the TrainJob's"
+    assert main_of(pods["gaudi3-roce"]["evaluation"])["resources"]["limits"]["habana.ai/gaudi"] == "1"
+    assert main_of(pods["shared-gpus"]["evaluation"])["resources"]["limits"]["nvidia.com/mig-3g.40gb"] == "1"
+    assert "habana.ai/gaudi" not in main_of(pods["gaudi3-roce"]["triton-packaging"])["resources"]["limits"]
 
 
 def test_scratch_is_the_nodes_disk_or_a_claim_on_a_storage_class(pods: dict[str, dict[str, Json]]) -> None:
     def scratch(pod: Json) -> Json:
         return next(volume for volume in pod["spec"]["volumes"] if volume["name"] == "scratch")
 
-    assert scratch(pods["gaudi"]["fine-tuning"])["emptyDir"] == {"sizeLimit": "500Gi"}
+    assert scratch(pods["gaudi3-roce"]["evaluation"])["emptyDir"] == {"sizeLimit": "200Gi"}
     template = scratch(pods[POWERSCALE]["fine-tuning"])["ephemeral"]["volumeClaimTemplate"]["spec"]
     assert (template["storageClassName"], template["resources"]["requests"]["storage"]) == ("local-nvme", "3Ti")
-    variables = {one["name"]: one.get("value") for one in main_of(pods["gaudi"]["fine-tuning"])["env"]}
+    variables = {one["name"]: one.get("value") for one in main_of(pods["gaudi3-roce"]["evaluation"])["env"]}
     assert variables["TMPDIR"] == "/scratch"
-    assert "TMPDIR" not in {one["name"] for one in main_of(pods["gaudi"]["resolve"])["env"]}
+    assert "TMPDIR" not in {one["name"] for one in main_of(pods["gaudi3-roce"]["resolve"])["env"]}
 
 
 def test_proxies_and_authorities_reach_every_pod(pods: dict[str, dict[str, Json]]) -> None:
@@ -269,7 +256,7 @@ def test_proxies_and_authorities_reach_every_pod(pods: dict[str, dict[str, Json]
 
 
 def test_the_run_ends_in_time_and_is_forgotten_and_its_steps_are_tried_again(texts: dict[str, str]) -> None:
-    pipeline, kubernetes = yaml.safe_load_all(texts["gpu-node"])
+    pipeline, kubernetes = yaml.safe_load_all(texts["one-gpu-node"])
     assert kubernetes["platforms"]["kubernetes"]["pipelineConfig"] == {"activeDeadlineSeconds": 345600, "resourceTtlOnCompletion": 604800}
     policy = retries(pipeline["root"]["dag"], pipeline["components"])
     assert policy == {"fine-tuning": {"backoffDuration": "60s", "backoffFactor": 2.0, "backoffMaxDuration": "3600s", "maxRetryCount": 2}}

@@ -197,7 +197,7 @@ def _refused(verb: str, plural: str, error: Any) -> Exception:
             f"the API server does not accept who is asking: {said}", hint="The login, or the service account's token, has expired."
         )
     if error.status == 403:
-        hint = f"The step's service account needs the right to {verb} {plural}: docs/examples/launcher-rbac.yaml is a Role with it."
+        hint = f"The step's service account needs the right to {verb} {plural}: deploy/components/launcher/launcher-rbac.yaml has it."
         return AccessError(f"may not {verb} {plural}: {said}", hint=hint)
     return ConfigurationError(
         f"the cluster does not take the job: {said}", hint="The words are the API server's; the keys are those of `launcher`."

@@ -116,7 +116,7 @@ INACTIVE = [
     }
 ]
 REFUSED_POD = "images must come from registry.example"
-MODES = "docs/examples/xe9680-powerscale/volume.yaml"
+MODES = "deploy/components/powerscale-nfs/volume.yaml"
 CLUSTERS: dict[str, Broken] = {
     "the namespace is not there": Broken(
         lambda place: place.kubernetes.objects.pop(CORE), f"namespace {TEAM}", "it does not exist", f"kubectl create namespace {TEAM}"
@@ -641,7 +641,7 @@ def granted(rules: list[Json], method: str, path: str) -> bool:
 
 
 def test_the_rights_of_the_example_are_those_that_the_doctor_uses_and_no_more(place: Standing) -> None:
-    things = list(yaml.safe_load_all((ROOT / "docs" / "examples" / "doctor-rbac.yaml").read_text(encoding="utf-8")))
+    things = list(yaml.safe_load_all((ROOT / "deploy" / "components" / "doctor" / "doctor-rbac.yaml").read_text(encoding="utf-8")))
     assert [problem for thing in things for problem in kubernetes_schemas.problems(thing)] == []
     rules = [rule for thing in things for rule in thing.get("rules", [])]
     inside_service(1)(place)
