@@ -1,8 +1,9 @@
 """Is a custom resource one that its CustomResourceDefinition takes? Strictly: an unknown field is refused, and a wrong type.
 
 tests/common/crds holds the schemas, derived from the CRDs of kubeflow/trainer, ray-project/kuberay and kubernetes-sigs/kueue (Apache-2.0,
-see there) without their descriptions; pod templates are objects there, and are checked as pods by tests/kubernetes_schemas.py and against the
-schemas of kubernetes-validate. Where TUNELINE_CRDS names a folder with the whole CRDs (*.yaml.gz), `whole` is the same check against them.
+see there) without their descriptions; pod templates are objects there, and are checked as pods by tests/kubernetes_schemas.py and against
+the schemas of kubernetes-validate. Where TUNELINE_CRDS names a folder with the whole CRDs (*.yaml.gz), `whole` is the same check against
+them.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ def test_the_backup_dumps_both_databases_of_the_cluster_and_leaves_the_bucket_al
     (tmp_path / "bin").mkdir()
     for program in ("pg_dump", "pg_restore"):
         (tmp_path / "bin" / program).write_text(
-            f'#!/bin/sh\necho "{program} $*" >> "{tmp_path}/calls"\nfor one; do case $one in --file=*) : > "${{one#--file=}}";; esac; done\n'
+            f'#!/bin/sh\necho "{program} $*" >> "{tmp_path}/calls"\nfor one; do\n'
+            'case $one in --file=*) : > "${one#--file=}";; esac; done\n'
         )
         (tmp_path / "bin" / program).chmod(0o755)
     backup = container("xe9680-powerscale", "CronJob", "mlflow-backup")
