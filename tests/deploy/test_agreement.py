@@ -284,3 +284,33 @@ def test_the_sites_values_are_those_of_the_platform(overlay: str) -> None:
     site, said = site_of(overlay), platform_of(overlay)
     assert (site["user"], site["group"]) == (str(said.security.run_as_user), str(said.security.run_as_group))
     assert site.get("scratch-storage-class", "") == said.scratch.storage_class
+
+
+@each
+def test_the_command_line_takes_what_a_pod_calls_it_with(overlay: str) -> None:
+    from typer.main import get_command
+
+    from pipelines.cli import main
+
+    commands = get_command(main.app).commands  # type: ignore[attr-defined]
+    lines = [
+        one["args"][1:] for pod in pods(rendered(overlay)) for one in pod["spec"]["containers"] if one.get("args", [""])[0] == "tuneline"
+    ]
+    called = [line for line in lines if line[0] in commands]
+    assert "deploy" in [line[0] for line in called]
+    for name, *arguments in called:
+        commands[name].make_context(name, list(arguments))
+
+
+@each
+def test_the_watcher_and_triton_share_a_folder_and_the_name_that_a_pod_is_ready_by(overlay: str) -> None:
+    (pod,) = [one for one in pods(rendered(overlay)) if one["metadata"]["name"] == "triton"]
+    triton, watcher = pod["spec"]["containers"]
+    said = dict(one.lstrip("-").split("=", 1) for one in [*triton["args"], *watcher["args"]] if "=" in one)
+    assert said["model-repository"] == f"{said['folder']}/repository"
+    assert pod["spec"]["initContainers"][0]["command"][-1] == said["model-repository"]
+    assert triton["readinessProbe"]["httpGet"]["path"] == f"/v2/models/{said['as']}/ready"
+    for container in (triton, watcher):  # vLLM's packages name folders by their path
+        assert said["folder"] in [mount["mountPath"] for mount in container["volumeMounts"]]
+    ports = {one["name"]: one["containerPort"] for one in triton["ports"]}
+    assert (said["url"], said["grpc-url"]) == (f"http://127.0.0.1:{ports['http']}", f"127.0.0.1:{ports['grpc']}")

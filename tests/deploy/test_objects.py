@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -233,6 +234,8 @@ def test_each_pod_gets_where_it_has_to(overlay: str) -> None:
     assert database in reaches(things, there["mlflow", "mlflow"], 5432)
     assert database in reaches(things, there["mlflow-backup", "mlflow"], 5432)
     assert not reaches(things, there["postgresql", "mlflow"], 5432)
+    variables = {one["name"]: one.get("value") for one in there["mlflow", "mlflow"]["spec"]["containers"][0]["env"]}
+    assert reaches(things, there["mlflow", "mlflow"], urlsplit(variables["S3_ENDPOINT"]).port or 443)
     team = home(overlay)
     if team in of_kind(things, "Namespace"):  # the policies of Kubeflow's own namespace are Kubeflow's
         mlflow = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "mlflow"}}}
