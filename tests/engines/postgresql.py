@@ -65,8 +65,8 @@ class PostgreSQL:
 
 
 @contextmanager
-def serving() -> Iterator[PostgreSQL]:
-    """Start a server with nothing in it but its own databases."""
+def serving(*more: str) -> Iterator[PostgreSQL]:
+    """Start a server with nothing in it but its own databases. `more` are further arguments."""
     folder = Path(tempfile.mkdtemp(prefix="tuneline-postgresql-"))  # one that another user may enter, unlike pytest's
     who = _unprivileged(folder)
     try:
@@ -74,7 +74,7 @@ def serving() -> Iterator[PostgreSQL]:
         subprocess.run(made, cwd=folder, check=True, capture_output=True, **who)
         port = free_port()
         settings = [part for setting in FAST for part in ("-c", setting)]
-        command = [program("postgres"), "-D", folder / "data", "-p", str(port), "-k", folder, *settings]
+        command = [program("postgres"), "-D", folder / "data", "-p", str(port), "-k", folder, *settings, *more]
         with (folder / "server.log").open("wb") as log:
             server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True, **who)
         try:
