@@ -152,6 +152,22 @@ def test_every_stage_fits_a_share_by_itself_without_borrowing(overlay: str) -> N
         assert any(fits), f"{stage} never fits"
 
 
+def test_the_queue_gives_out_the_parts_that_mig_cuts_but_for_those_that_serve() -> None:
+    things = rendered("shared-gpus")
+    cut = yaml.safe_load(of_kind(things, "ConfigMap", "gpu-operator")["tuneline-mig"]["data"]["config.yaml"])["mig-configs"][
+        "customization"
+    ]
+    parts = {f"nvidia.com/mig-{name}": n * len(one["devices"]) for one in cut for name, n in one.get("mig-devices", {}).items()}
+    parts["nvidia.com/gpu"] = sum(len(one["devices"]) for one in cut if not one["mig-enabled"])
+    scaler = of_kind(things, "HorizontalPodAutoscaler")["triton"]["spec"]
+    (triton,) = [one["spec"]["containers"][0] for one in pods(things) if one["metadata"]["name"] == "triton"]
+    served = {name: int(n) * scaler["maxReplicas"] for name, n in triton["resources"]["limits"].items() if name.startswith("nvidia.com/")}
+    (group,) = of_kind(things, "ClusterQueue")["team-a"]["spec"]["resourceGroups"]
+    quota = {one["name"]: one["nominalQuota"] for one in group["flavors"][1]["resources"]}
+    assert served == {"nvidia.com/mig-1g.10gb": 2}
+    assert {name: quota[name] + served.get(name, 0) for name in parts} == parts
+
+
 def test_teams_lend_each_other_what_they_do_not_use_and_get_it_back() -> None:
     things = rendered("xe9680-powerscale")
     queues = of_kind(things, "ClusterQueue")
