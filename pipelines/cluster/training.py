@@ -14,7 +14,7 @@ from pipelines.findings import Finding, finding, unchecked
 KINDS = {"trainjob": TRAINJOB, "rayjob": RAYJOB}
 VERBS = ("create", "get", "list", "delete")
 TELLING = (("list", "", "pods"), ("list", "", "events"), ("list", "kueue.x-k8s.io", "workloads"))
-RULES = "Apply docs/examples/launcher-rbac.yaml with the namespace and the account of the pods."
+RULES = "Apply deploy/components/launcher/launcher-rbac.yaml with the namespace and the account of the pods."
 
 
 def launcher(look: Look) -> Iterator[Finding]:
@@ -48,7 +48,9 @@ def _runtime(look: Look, kind: Kind, said: TrainJob) -> Finding:
     if look.api.get(f"{every}/{said.runtime}"):
         return finding(name, True, "it is there", "")
     there = ", ".join(sorted(one["metadata"]["name"] for one in look.api.items(every))) or "none"
-    hint = f"Apply docs/examples/training-runtime.yaml, or correct launcher.trainjob.runtime in platform.yaml; there is: {there}."
+    hint = (
+        f"Apply deploy/components/runtime/training-runtime.yaml, or correct launcher.trainjob.runtime in platform.yaml; there is: {there}."
+    )
     return finding(name, False, f"there is no such {said.runtime_kind}", hint)
 
 

@@ -146,13 +146,13 @@ CLUSTERS: dict[str, Broken] = {
         elsewhere(lambda place: place.kubernetes.objects.pop(RUNTIME)),
         "runtime tuneline",
         "there is no such ClusterTrainingRuntime",
-        "Apply docs/examples/training-runtime.yaml, or correct launcher.trainjob.runtime in platform.yaml; there is: none.",
+        "Apply deploy/components/runtime/training-runtime.yaml, or correct launcher.trainjob.runtime in platform.yaml; there is: none.",
     ),
     "the service account may not make TrainJobs": Broken(
         elsewhere(deny("pods", "create", "trainjobs")),
         "rights to train as trainjobs",
         f"tuneline may not create trainjobs in {TEAM}",
-        "Apply docs/examples/launcher-rbac.yaml",
+        "Apply deploy/components/launcher/launcher-rbac.yaml",
     ),
     "the service account may not write what Argo reads": Broken(
         deny("pods", "patch", "workflowtaskresults"),
