@@ -25,8 +25,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
 run: $(VENV)/.ready ## Customise the embedded model on the demo dataset, end to end
 	@$(BIN)/tuneline run --workdir $(WORKDIR) $(ARGS)
 
-# Whole runs are mostly starts of Python on one core each: a worker a core, with one thread each, halves the time on two.
-PYTEST := TUNELINE_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --ignore tests/engines
+# Whole runs are mostly starts of Python on one core each, and servers that are waited for: a worker more than there are cores, four at most.
+WORKERS := $(shell cores=$$(nproc 2> /dev/null || echo 2); [ $$cores -lt 3 ] && echo $$((cores + 1)) || echo 4)
+PYTEST := TUNELINE_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/engines
 test: lint ## Lint, types, import directions, and the tests of everything that PyPI alone can carry
 	@$(PYTEST) $(ARGS)
 

@@ -38,8 +38,8 @@ def connect(uri: str | None = None) -> Any:
     if uri:
         os.environ["MLFLOW_TRACKING_URI"] = uri
     _sign_in()
-    if uri:
-        mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
+    if address := os.environ.get("MLFLOW_TRACKING_URI"):
+        mlflow.set_tracking_uri(address)  # what was set before in this process counts more than the variable otherwise
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what goes wrong is raised; its traceback on the screen explains nothing
     _check_answers(mlflow.get_tracking_uri())
     return mlflow

@@ -43,6 +43,8 @@ REASONS: dict[str, dict[Right, str]] = {
         ("create", "authorization.k8s.io", "localsubjectaccessreviews", ""): LOOKED_AT.format("permissions.py: what the pods' account may"),
         **{(verb, "kueue.x-k8s.io", kind, ""): LOOKED_AT.format("queue.py: the one that is named, or what there is instead")
            for verb in ("get", "list") for kind in ("localqueues", "clusterqueues", "workloadpriorityclasses")},
+        **{(verb, "trainer.kubeflow.org", kind, ""): LOOKED_AT.format("training.py: the runtime that is named, or what there is instead")
+           for verb in ("get", "list") for kind in ("clustertrainingruntimes", "trainingruntimes")},
     },
 }  # fmt: skip
 

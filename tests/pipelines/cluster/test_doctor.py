@@ -649,6 +649,8 @@ def test_the_rights_of_the_example_are_those_that_the_doctor_uses_and_no_more(pl
     place.train_elsewhere()
     place.change("runtime: tuneline}", "runtime: another}")
     place.examine()
+    place.change("runtime: another}", "runtime: another, runtime_kind: TrainingRuntime}")
+    place.examine()
     place.change("queue: team-b, priority: urgent", "queue: team-a, priority: customization")
     place.examine()
     assert [call for call in place.kubernetes.calls if not granted(rules, *call)] == []
