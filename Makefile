@@ -45,8 +45,8 @@ test-engines: $(VENV)/.engines ## Tests against real engines: an S3 server, Post
 stress: $(VENV)/.ready ## Kill a whole run in each stage and at 30 random moments, and compare what it comes to (40 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py tests/pipelines/test_pipeline.py $(ARGS)
 
-stress-launch: $(VENV)/.engines ## More that happens to trainings elsewhere: lost nodes of Ray, a preempted TrainJob, a sweep stopped, the demo on Slurm (half an hour)
-	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/engines/test_slurm.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)
+stress-launch: $(VENV)/.engines ## More that happens to trainings elsewhere: lost nodes of Ray, a preempted TrainJob, a sweep stopped (a quarter of an hour)
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)
 
 stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random moments each (ten minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py $(ARGS)

@@ -389,17 +389,16 @@ def test_a_scheduler_that_is_not_here_is_named(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["message"] == "there is no sbatch here"
 
 
-@pytest.mark.stress
-@pytest.mark.timeout(3000)
-def test_the_demo_is_customised_with_its_training_as_a_batch_job(cluster: Cluster, tmp_path: Path) -> None:
-    """`tuneline run` on a login node, with the embedded model on the demo dataset: a whole run, and its training once more here."""
+@pytest.mark.daft
+def test_the_fine_tuning_of_the_demo_runs_as_a_batch_job_and_makes_the_model_that_it_makes_here(cluster: Cluster, tmp_path: Path) -> None:
+    """The embedded model on the demo dataset, for two steps."""
     env = environment(ROOT, SLURM_CONF=str(cluster.configuration), TUNELINE_THREADS="1", HF_HUB_OFFLINE="1")
-    (tmp_path / "platform.yaml").write_text(
-        yaml.safe_dump({"launcher": {"kind": "slurm", "looks_every": 1, "threads": 1, "slurm": {"cpus": 1}}})
-    )
+    place = {"launcher": {"kind": "slurm", "looks_every": 1, "threads": 1, "slurm": {"cpus": 1}}}
+    (tmp_path / "platform.yaml").write_text(yaml.safe_dump(place))
+    short = ["--set", "fine_tuning.max_steps=2", "--set", "fine_tuning.batch_size=2", "--set", "fine_tuning.validation_rows=8"]
 
     def told(*words: str) -> dict[str, Any]:
-        command = [*COMMAND, *words, "--set", "fine_tuning.max_steps=4", "--workdir", "wd", "--json"]
+        command = [*COMMAND, *words, "--workdir", "wd", "--json"]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr[-4000:]
         found: dict[str, Any] = json.loads(done.stdout)
@@ -408,10 +407,9 @@ def test_the_demo_is_customised_with_its_training_as_a_batch_job(cluster: Cluste
     def next_job() -> int:
         return int(cluster.run("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "true"))
 
+    told("curate", "demo:python-docs", "-o", "rows")
     before = next_job()
-    result = told("run", "-p", "platform.yaml")
-    assert {stage["name"] for stage in result["stages"]} >= {"fine_tuning", "evaluation", "registration"}
+    there = told("finetune", "rows", "-o", "there", "-p", "platform.yaml", *short)
     assert next_job() == before + 2, "one job was its training"
-    model = json.loads((Path(result["artifacts"]["model"]) / "manifest.json").read_text())
-    here = told("finetune", result["artifacts"]["dataset"], "-o", "here")
-    assert (model["summary"]["steps"], here["sha256"]) == (4, model["content_sha256"])
+    here = told("finetune", "rows", "-o", "here", *short)
+    assert (there["steps"], there["sha256"]) == (2, here["sha256"])
