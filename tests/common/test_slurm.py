@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,11 +13,12 @@ import pytest
 from pydantic import ValidationError
 
 from components.common.errors import ConfigurationError, TunelineError
-from components.common.launch import OUTCOME, Seen, SilentError
+from components.common.launch import OUTCOME, Command, Seen, SilentError, run
 from components.common.launch.settings import LauncherSettings
 from components.common.launch.slurm import launcher, programs, script
 from components.common.launch.slurm.programs import Programs, RefusedError
 from components.common.launch.slurm.states import Batch, batches
+from components.common.progress import Silent
 
 NUMBER = {"set": True, "infinite": False, "number": 7}
 UNSET = {"set": False, "infinite": False, "number": 0}
@@ -139,6 +141,49 @@ def test_what_a_job_left_is_found_unless_it_only_says_run_it_again(tmp_path: Pat
     job = found.find(tmp_path)
     assert job is not None
     assert job.name == "Slurm job 5"
+
+
+def test_a_job_that_is_found_alive_goes_on_whatever_an_earlier_call_had_asked_of_it(tmp_path: Path, said: Path) -> None:
+    """Its script would end with 75 and no outcome where the wish to stop still lay there; and its number must be known after its end."""
+    found, folder = launcher.SlurmLauncher(LauncherSettings(kind="slurm"), Programs()), tmp_path / "launch"
+    folder.mkdir()
+    (folder / script.STOP).touch()
+    (said / "squeue.said").write_text(json.dumps({"jobs": [{"job_id": 7, "name": launcher.name_of(folder), "job_state": "PENDING"}]}))
+    job = found.find(folder)
+    assert job is not None
+    assert job.id == "7"
+    assert not (folder / script.STOP).exists()
+    (said / "squeue.said").write_text('{"jobs": []}')
+    (folder / OUTCOME).write_text('{"trained": {}}')
+    over = found.find(folder)
+    assert over is not None
+    assert over.id == "7"
+
+
+def test_an_outcome_is_told_also_where_the_number_of_its_job_was_never_written_down(tmp_path: Path, said: Path) -> None:
+    """Who handed it in was killed right after; Slurm knows it for some minutes, and then no more."""
+    found, folder = launcher.SlurmLauncher(LauncherSettings(kind="slurm"), Programs()), tmp_path / "launch"
+    folder.mkdir()
+    (folder / OUTCOME).write_text('{"trained": {}}')
+    (said / "squeue.said").write_text(json.dumps({"jobs": [{"job_id": 8, "name": launcher.name_of(folder), "job_state": "COMPLETED"}]}))
+    known = found.find(folder)
+    assert known is not None
+    assert (known.id, known.look().state) == ("8", "succeeded")
+    (said / "squeue.said").write_text('{"jobs": []}')
+    forgotten = found.find(folder)
+    assert forgotten is not None
+    forgotten.cancel()
+    assert (forgotten.name, forgotten.look().state) == ("Slurm job", "succeeded"), "and nobody is asked about a job without a number"
+    assert run(found, Command("never.started", []), folder, Silent()) == {"trained": {}}
+
+
+def test_a_job_that_is_handed_in_is_not_taken_for_an_earlier_one(tmp_path: Path, said: Path) -> None:
+    (tmp_path / launcher.RECORD).write_text('{"job": "5"}')
+    (said / "squeue.said").write_text('{"jobs": []}')
+    (said / "sbatch.said").write_text("sbatch: error: Invalid account")
+    with pytest.raises(RefusedError):
+        launcher.SlurmLauncher(LauncherSettings(kind="slurm"), Programs()).start(Command("a", []), tmp_path)
+    assert not (tmp_path / launcher.RECORD).exists()
 
 
 def test_a_job_may_wait_for_others_and_ends_where_they_cannot_be_waited_for(tmp_path: Path) -> None:
@@ -301,8 +346,6 @@ def test_an_answer_that_was_lost_hands_no_second_job_in(tmp_path: Path, monkeypa
 
         def jobs(self, name: str) -> list[Any]:
             return batches({"jobs": [{"job_id": 5, "name": name, "job_state": "PENDING"}] * Heard.handed_in})
-
-    from components.common.launch import Command
 
     monkeypatch.setattr(launcher, "PAUSES", (0.01,))
     job = launcher.SlurmLauncher(LauncherSettings(kind="slurm"), Heard()).start(Command("a", []), tmp_path)

@@ -50,6 +50,7 @@ class SlurmLauncher:
         folder = shared(folder)
         (folder / STOP).unlink(missing_ok=True)
         (folder / ARRAY).unlink(missing_ok=True)
+        (folder / RECORD).unlink(missing_ok=True)
         name = name_of(folder)
         job = self._handed_in(folder, script.options(name, folder, command.nodes, self.settings.slurm), command.nodes)
         return self._recorded(SlurmJob(job, name, folder, folder, self.way, self.settings))
@@ -72,12 +73,14 @@ class SlurmLauncher:
         """The folder's job that waits or runs; or that has ended while nobody watched, where it left its outcome."""
         folder = shared(folder)
         name, place, task = _known_by(folder)
-        alive = [job.id for job in self._patiently(lambda: self.way.jobs(name)) if not job.is_over and (not task or job.id.endswith(task))]
+        known = [job for job in self._patiently(lambda: self.way.jobs(name)) if not task or job.id.endswith(task)]
+        alive, over = [job.id for job in known if not job.is_over], [job.id for job in known if job.is_over]
         way = self._way(name) if task else self.way
         if alive:
-            return SlurmJob(alive[-1], name, folder, place, way, self.settings)
-        if (folder / RECORD).exists() and _is_worth_telling(folder / OUTCOME):
-            job = json.loads((folder / RECORD).read_text(encoding="utf-8"))["job"]
+            (folder / STOP).unlink(missing_ok=True)  # of an earlier call, whose job did not end for good: now it is to go on
+            return self._recorded(SlurmJob(alive[-1], name, folder, place, way, self.settings))
+        if _is_worth_telling(folder / OUTCOME):
+            job = _recorded_in(folder) or (over[-1] if over else "")
             return SlurmJob(job, name, folder, place, way, self.settings)
         return None
 
@@ -151,6 +154,14 @@ def _known_by(folder: Path) -> tuple[str, Path, str]:
     return told["name"], Path(told["place"]), f"_{told['task']}"
 
 
+def _recorded_in(folder: Path) -> str:
+    """The id of the folder's last job; "" where who handed it in was killed before it could write it down."""
+    try:
+        return str(json.loads((folder / RECORD).read_text(encoding="utf-8"))["job"])
+    except FileNotFoundError:
+        return ""
+
+
 def _is_worth_telling(outcome: Path) -> bool:
     """Whether there is one that nobody has read; one that says "saved, run it again" is what running it again is for."""
     try:
@@ -175,7 +186,7 @@ def patiently(ask: Callable[[], Answer], seconds: float) -> Answer:
 
 @dataclass
 class SlurmJob:
-    """A batch job, or a task of an array. `place`: where Slurm writes its log."""
+    """A batch job, or a task of an array. `id`: "" where only its outcome is left. `place`: where Slurm writes its log."""
 
     id: str
     job_name: str
@@ -190,7 +201,7 @@ class SlurmJob:
     @property
     def name(self) -> str:
         """As people find it in squeue."""
-        return f"Slurm job {self.id}"
+        return f"Slurm job {self.id}".strip()
 
     def look(self) -> Seen:
         """What the controller says, or the accounting, or what the job left. Raises SilentError after `patience_seconds` of silence."""
@@ -212,7 +223,7 @@ class SlurmJob:
 
     def cancel(self) -> None:
         """End the job, unless it has ended."""
-        if self._last.state in GOES_ON_BY_ITSELF:
+        if self.id and self._last.state in GOES_ON_BY_ITSELF:
             (self.folder / STOP).touch()
             patiently(lambda: self.way.cancel(self.id), min(self.settings.patience_seconds, SECONDS_TO_CANCEL))
 
@@ -221,6 +232,8 @@ class SlurmJob:
         return [self.place / f"slurm-{self.id}.log", *logs_of_nodes(self.folder)]
 
     def _known(self) -> Batch | None:
+        if not self.id:
+            return None
         found = [job for job in self.way.jobs(self.job_name) if job.id == self.id] or self.way.accounted(self.id)
         return found[0] if found else None
 
