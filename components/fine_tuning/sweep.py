@@ -22,7 +22,7 @@ from typing import Any
 from components.common import artifacts, devices, hashing, jobs, launch, models, process, tracking
 from components.common.artifacts import Artifact
 from components.common.errors import GOES_ON, ArtifactDamagedError, InputError, InterruptedRunError, TunelineError
-from components.common.launch import Command, Launcher, StartsTogether, Stop
+from components.common.launch import Command, Launcher, NotBegunError, StartsTogether, Stop
 from components.common.launch.choice import can_start_together
 from components.common.launch.gathering import Gathering
 from components.common.launch.settings import LauncherSettings
@@ -37,8 +37,9 @@ from components.fine_tuning.report import Compared
 FOLDER = "sweeps"
 ARRAY = "launch"  # in the sweep's folder: what belongs to the jobs of all its recipes
 FIGURES = ("validation_loss", "train_loss", "steps", "best_step", "tokens_per_second")
-# Kinds of errors that are the recipe's own, such as a lost loss or no memory for it. Others are of the place, and would choose by chance.
-OF_THE_RECIPE = ("training", "configuration", "input", "job_lost", "unexpected")
+# Kinds of errors that are the recipe's own, such as a lost loss. Others may be of the place, such as a node that is out of memory by
+# another's fault or has lost its accelerator: without the recipe they would choose by chance.
+OF_THE_RECIPE = ("training", "input")
 Train = Callable[..., Artifact]
 
 
@@ -177,11 +178,10 @@ def _train_all(
 
 
 def _wait_for(started: Sequence[Future[Outcome]], stop: Stop) -> None:
-    """Until all have ended. An error that is no recipe's own has the others save and end, as a signal to this process does."""
+    """Until all have ended. Waits in short pieces, so that signals are heard."""
     try:
         while wait(started, timeout=launch.LOOKS_EVERY).not_done:
-            if any(one.done() and one.exception() for one in started):
-                stop.asked.set()
+            pass
     except BaseException:  # a second Ctrl-C
         stop.asked.set()
         stop.now.set()
@@ -230,20 +230,25 @@ def _train_one(
     tracked: MlflowReporter | None,
     turns: _Turns,
 ) -> Outcome:
-    """Train a recipe, in its turn. A failure of its own is its outcome."""
+    """Train a recipe, in its turn. A failure of its own is its outcome. After any other none is begun, the others save and end where they
+    would end with this process anyway, and jobs elsewhere go on, which the next call finds."""
     with turns.lock:
         try:
-            if turns.stop.asked.is_set():
-                raise InterruptedRunError("it had not begun", hint=GOES_ON)
+            if turns.stop.begins_nothing:
+                raise NotBegunError("it had not begun", hint=GOES_ON)
             with _own_run(tracked, name) as own:
                 made = train(output, recipe, reporter=_Told(name, together, own), run=partial(turns.run, name))
                 if own:
                     own.result(made)
         except TunelineError as error:
             if error.kind not in OF_THE_RECIPE:
+                turns.stop.leave.set()
                 raise
             together.note(f"{name}: failed: {error.message}")
             return Outcome(name, recipe, error=error)
+        except BaseException:
+            turns.stop.leave.set()
+            raise
         finally:
             turns.over(name)
     together.ended(name)

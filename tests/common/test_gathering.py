@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from components.common.errors import InterruptedRunError
-from components.common.launch import Command, Seen, SilentError, Stop
+import pytest
+
+from components.common.launch import Command, NotBegunError, Seen, SilentError, Stop
 from components.common.launch.gathering import Gathering
 
 
@@ -97,9 +98,10 @@ def test_a_start_that_fails_is_tried_once_and_told_to_everybody(tmp_path: Path) 
     assert len(launcher.started) == 1
 
 
-def test_a_stop_ends_the_waiting_and_nothing_is_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("event", ["asked", "leave"])
+def test_a_stop_ends_the_waiting_and_nothing_is_started(event: str, tmp_path: Path) -> None:
     launcher, stop = Together(), Stop()
-    threading.Timer(0.3, stop.asked.set).start()
+    threading.Timer(0.3, getattr(stop, event).set).start()
     told = gathered(tmp_path, launcher, "ab", stop, expected="abc")[1]
-    assert [type(one) for one in told] == [InterruptedRunError] * 2
+    assert [type(one) for one in told] == [NotBegunError] * 2
     assert launcher.started == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,9 +16,9 @@ import psutil
 import pytest
 
 from components.common import launch, process
-from components.common.errors import EXIT_INTERRUPTED, TunelineError
+from components.common.errors import EXIT_INTERRUPTED, InterruptedRunError, TunelineError
 from components.common.hashing import ROOT
-from components.common.launch import Command, JobEndedError, LostJobError, Running, Seen, State, node, torchrun
+from components.common.launch import Command, JobEndedError, LeftError, LostJobError, NotBegunError, Running, Seen, State, node, torchrun
 from components.common.launch.torchrun import LocalJob, TorchRun
 from components.common.progress import Silent
 
@@ -287,6 +288,46 @@ def test_what_goes_wrong_in_watching_leaves_a_job_that_goes_on_by_itself(tmp_pat
     with pytest.raises(OSError, match="no tracking server"):
         launch.run(job, Command(JOB, []), tmp_path, Broken())
     assert job.asked == ["start"]
+
+
+def leaving() -> launch.Stop:
+    """What watchers are told when another's work ended in an error."""
+    stop = launch.Stop()
+    stop.leave.set()
+    return stop
+
+
+def test_a_watcher_that_is_to_leave_leaves_alone_a_job_that_goes_on_by_itself(tmp_path: Path) -> None:
+    class Found(Elsewhere):
+        def find(self, folder: Path) -> Elsewhere | None:
+            return self
+
+    job = Found(tmp_path, [Seen("running", "on node 1")], looks_every=0.1)
+    with pytest.raises(LeftError, match="job 7 goes on, and is watched no longer"):
+        launch.run(job, Command(JOB, []), tmp_path, Silent(), leaving())
+    assert job.asked == []
+
+
+def test_a_watcher_that_is_to_leave_has_a_job_save_that_would_end_with_it(tmp_path: Path) -> None:
+    class Saves(Elsewhere):
+        def stop(self) -> None:
+            super().stop()
+            saved = {"error": InterruptedRunError("saved after step 7").as_dict(), "exit_code": EXIT_INTERRUPTED}
+            (self.folder / launch.OUTCOME).write_text(json.dumps(saved))
+            self.seen = [Seen("failed")]
+
+    job, stop = Saves(tmp_path, [Seen("running")], name="", looks_every=0.1, resumes=2), leaving()
+    with pytest.raises(TunelineError, match="saved after step 7") as raised:
+        launch.run(job, Command(JOB, []), tmp_path, Silent(), stop, begun=job)
+    assert raised.value.exit_code == EXIT_INTERRUPTED
+    assert job.asked == ["stop", "cancel"], "and it is not started again"
+
+
+def test_a_watcher_that_is_to_leave_begins_nothing(tmp_path: Path) -> None:
+    job = Elsewhere(tmp_path, [Seen("running")])
+    with pytest.raises(NotBegunError):
+        launch.run(job, Command(JOB, []), tmp_path, Silent(), leaving())
+    assert job.asked == []
 
 
 @pytest.mark.parametrize("state", ["cancelled", "ended"])

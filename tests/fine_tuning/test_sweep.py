@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from components.common import devices, launch, tracking
 from components.common.artifacts import Artifact
 from components.common.errors import EXIT_INTERRUPTED, BusyError, InputError, InterruptedRunError, TrainingError, TunelineError
-from components.common.launch import Command, Launcher, Stop
+from components.common.launch import Command, Launcher, LeftError, SilentError, Stop
 from components.common.progress import Reporter, Silent
 from components.fine_tuning import training
 from components.fine_tuning.config import FineTuningConfig
@@ -155,6 +155,43 @@ def test_a_stop_is_passed_on_to_every_recipe_and_none_is_begun_after_it(
     with pytest.raises(InterruptedRunError, match="the sweep was interrupted: 0 of 3 recipes are trained"):
         train(dataset, swept(tiny, {"learning_rate": [1e-3, 1e-4, 1e-5]}, parallel=2), tmp_path)
     assert ended == [True, True]
+
+
+def test_an_error_that_is_no_recipes_own_ends_no_job_that_goes_on_elsewhere(
+    tiny: Path, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the seam: what the watchers of the others are told. What they do then is in tests/common/test_launch.py."""
+    both, told = threading.Barrier(2), []
+
+    def watched(launcher: Launcher, command: Command, folder: Path, reporter: Reporter, stop: Stop, begun: None) -> dict[str, Any]:
+        if both.wait(30):
+            raise SilentError("Slurm has not answered for 3600 s")
+        told.append((stop.leave.wait(30), stop.asked.is_set(), stop.now.is_set()))
+        raise LeftError("it goes on")
+
+    monkeypatch.setattr(launch, "run", watched)
+    with pytest.raises(SilentError, match="has not answered"):
+        train(dataset, swept(tiny, {"learning_rate": [1e-3, 1e-4, 1e-5]}, parallel=2), tmp_path)
+    assert told == [(True, False, False)]
+
+
+@pytest.mark.parametrize("kind", ["job_lost", "unexpected", "configuration"])
+def test_a_recipe_that_the_place_may_have_failed_is_not_left_out_and_is_trained_by_the_next_call(
+    kind: str, tiny: Path, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose node was out of memory by another's fault: without it, chance would choose."""
+
+    def failed(number: int) -> None:
+        if number == 1:
+            raise TunelineError.from_dict({"kind": kind, "message": "the node is broken"})
+
+    config, first, then = swept(tiny, {"learning_rate": [1e-4, 1e-3]}, max_steps=2), Here(before=failed), Here()
+    monkeypatch.setattr(launch, "run", first.run)
+    with pytest.raises(TunelineError, match="the node is broken"):
+        train(dataset, config, tmp_path)
+    monkeypatch.setattr(launch, "run", then.run)
+    told = train(dataset, config, tmp_path).manifest.summary["sweep"]["recipes"]
+    assert (first.rates, then.rates, [one["failed"] for one in told]) == ([1e-4], [1e-3], [None, None])
 
 
 def test_on_a_machine_with_several_accelerators_recipes_that_run_at_once_have_their_own(

@@ -63,13 +63,24 @@ class Seen:
 
 @dataclass(frozen=True)
 class Stop:
-    """An end that is asked for: `asked` has the job save its work, `now` ends it at once.
+    """An end that is asked for: `asked` has the job save its work, `now` ends it at once. `leave` is an end of the watching alone: a job
+    that goes on without this process is left to itself, one that cannot saves its work, and none is begun.
 
     Signals are heard by the main thread alone. One that has other threads watch jobs passes on to them what it hears.
     """
 
     asked: threading.Event = field(default_factory=threading.Event)
     now: threading.Event = field(default_factory=threading.Event)
+    leave: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def begins_nothing(self) -> bool:
+        """Whether no further job is to be started."""
+        return self.asked.is_set() or self.leave.is_set()
+
+    def wanted_of(self, running: Running) -> bool:
+        """Whether this job is to save its work and end."""
+        return self.asked.is_set() or (self.leave.is_set() and not running.name)
 
 
 class Running(Protocol):
@@ -136,6 +147,14 @@ class JobEndedError(TunelineError):
     kind = "job_ended"
 
 
+class NotBegunError(InterruptedRunError):
+    """A job was not started, since an end was asked for first."""
+
+
+class LeftError(InterruptedRunError):
+    """A job is watched no longer. It goes on, and the same call finds it."""
+
+
 def outcome_of(rank: int) -> str:
     """The file in which a process leaves its outcome; the first one's is the job's."""
     return f"outcome-{rank}.json" if rank else OUTCOME
@@ -149,7 +168,8 @@ def run(
 
     Raises the error that the job wrote down, LostJobError where it left none, JobEndedError where it was ended from outside and may not be
     started again, or SilentError where nobody answers who could tell of it. SIGTERM and Ctrl-C are passed on, so that the job saves its
-    work, and raise InterruptedRunError; a second Ctrl-C ends it at once. In another thread than the main one `stop` does what they do.
+    work, and raise InterruptedRunError; a second Ctrl-C ends it at once. In another thread than the main one `stop` does what they do, and
+    may have the job left to itself, which raises LeftError.
     """
     stop = stop or Stop()
     with process.stopping(stop.asked):
@@ -157,6 +177,8 @@ def run(
         if running:
             reporter.note(f"{running.name} {'was started' if begun else 'is there already and is watched further'}")
         for tries_left in reversed(range(launcher.resumes + 1)):
+            if stop.begins_nothing and not running:
+                raise NotBegunError("it had not begun", hint=GOES_ON)
             running = running or _started(launcher, command, folder, reporter)
             outcome = _watched(launcher, running, folder, reporter, stop, last=not tries_left)
             if outcome is not None:
@@ -210,7 +232,7 @@ def _watched(launcher: Launcher, running: Running, folder: Path, reporter: Repor
     try:
         return _outcome(running, seen, folder)
     except TunelineError as error:
-        if stop.asked.is_set():
+        if stop.wanted_of(running):
             if isinstance(error, (LostJobError, JobEndedError)):
                 raise InterruptedRunError("interrupted before there was anything to save", hint=GOES_ON) from None
             raise
@@ -240,10 +262,12 @@ def _follow(launcher: Launcher, running: Running, folder: Path, reporter: Report
         until = time.monotonic() + launcher.looks_every
         while time.monotonic() < until:
             lines.tell(reporter)
-            if stop.asked.is_set():
-                asks()
             if stop.now.is_set():
                 raise KeyboardInterrupt
+            if stop.wanted_of(running):
+                asks()
+            elif stop.leave.is_set():
+                raise LeftError(f"{running.name} goes on, and is watched no longer", hint=GOES_ON)
             time.sleep(LOOKS_EVERY)
     lines.tell(reporter)
     return seen

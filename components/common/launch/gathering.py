@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from components.common.errors import GOES_ON, InterruptedRunError
-from components.common.launch import LOOKS_EVERY, Command, Running, StartsTogether, Stop, make_ready
+from components.common.errors import GOES_ON
+from components.common.launch import LOOKS_EVERY, Command, NotBegunError, Running, StartsTogether, Stop, make_ready
 
 
 @dataclass
@@ -49,9 +49,9 @@ class Gathering:
 
     def _wait(self, folder: Path) -> None:
         while self.missing:
-            if self.stop.asked.is_set():
+            if self.stop.begins_nothing:
                 del self._commands[folder]
-                raise InterruptedRunError("it had not begun", hint=GOES_ON)
+                raise NotBegunError("it had not begun", hint=GOES_ON)
             self._changed.wait(LOOKS_EVERY)
 
     def _start(self, launcher: StartsTogether) -> None:
