@@ -39,7 +39,7 @@ from components.model_registry.stage import champion
 from pipelines import material, sizing
 from pipelines.config import Customization
 from pipelines.material import Material
-from pipelines.resolve import Plans, asked_by_tasks, compared_with, plan, unproven, unproven_note
+from pipelines.resolve import Plans, asked_by_tasks, compared_with, counting, plan, unproven, unproven_note
 from pipelines.stages import MAKERS
 
 SAMPLE = 2000  # training rows tokenised at most
@@ -214,12 +214,12 @@ def _cached(
 
 def _parameters(plans: Plans, config: Customization, reading_root: Path, found: dict[str, str]) -> Any:
     """What each step would be given, one after the other: a later one needs what the earlier ones made."""
-    yield "data_curation", {name: value for name, value in plans.data_curation.items() if name != "where"}
+    yield "data_curation", counting(plans.data_curation)
     dataset = found["data_curation"]
     published = [v for v in versions(config.data_versioning, workdir=reading_root) if v.content_sha256 == dataset]
     if not published:
         return
-    yield "fine_tuning", {"plan": plans.fine_tuning, "dataset": dataset, "uri": published[-1].uri}
+    yield "fine_tuning", {"plan": counting(plans.fine_tuning), "dataset": dataset, "uri": published[-1].uri}
     model = found["fine_tuning"]
     yield "evaluation", {"plan": plans.evaluation, "model": model, "dataset": dataset}
     yield "triton_packaging", {"plan": plans.triton_packaging, "model": model}

@@ -86,8 +86,7 @@ def plan(
     `reason` is why the package cannot be proven here."""
     curation, tuning = curation_plan(config, found), tuning_plan(config, base_sha256)
     # The same recipe on another device comes to another model, in its last bits: it is compared with the champion like any other.
-    recipe = {name: value for name, value in curation.items() if name != "where"}
-    finetune_key = hashing.digest([recipe, tuning, models.arithmetic()])
+    finetune_key = hashing.digest([counting(curation), counting(tuning), models.arithmetic()])
     incumbent = incumbent_of(finetune_key)
     return Plans(
         data_curation=curation,
@@ -105,11 +104,18 @@ def curation_plan(config: Customization, found: Material) -> dict[str, Any]:
     return {**curation, "where": {name: curation["config"].pop(name) for name in ("engine", "ray_address", "workers")}}
 
 
+def counting(plan: dict[str, Any]) -> dict[str, Any]:
+    """What of a plan the step's result depends on, as its key has it: all but `where`."""
+    return {name: value for name, value in plan.items() if name != "where"}
+
+
 def tuning_plan(config: Customization, base_sha256: str) -> dict[str, Any]:
-    """The fine-tuning's plan."""
+    """The fine-tuning's plan; nothing of the result depends on `where`, which only a sweep has."""
     where = settings.from_environment()
     elsewhere = {"launcher": where.arithmetic()} if where.kind != "process" else {}
-    return {**_plan("fine_tuning", config), "base_sha256": base_sha256, "threads": os.environ.get("TUNELINE_THREADS", ""), **elsewhere}
+    tuning = {**_plan("fine_tuning", config), "base_sha256": base_sha256, "threads": os.environ.get("TUNELINE_THREADS", ""), **elsewhere}
+    sweep = tuning["config"].get("sweep")
+    return {**tuning, "where": {"parallel": sweep.pop("parallel")}} if sweep else tuning
 
 
 def evaluation_plan(config: Customization, incumbent: str | None, asked: Sequence[Asked]) -> dict[str, Any]:

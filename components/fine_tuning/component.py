@@ -20,12 +20,14 @@ def fine_tuning(plan: str, dataset: str, version: str, report: dsl.Output[dsl.HT
     from components.fine_tuning.sweep import tune
 
     p, uri = json.loads(plan), json.loads(version)["uri"]
+    where = p.pop("where", {})  # nothing of the result depends on it
+    settled = {**p["config"], "sweep": {**p["config"]["sweep"], **where}} if where else p["config"]
 
     def build(out, s):  # type: ignore[no-untyped-def]
         base = models.base_model(p["config"]["base_model"], s.reporter, p["base_sha256"])
         options = {"seed": p["seed"], "state": s.workdir.state, "reporter": s.reporter, "dataset_uri": uri, "base": base}
         options |= {"where": settings.from_environment(), "tracked": s.tracked}
-        return tune(s.artifact(dataset, "dataset"), out, FineTuningConfig(**p["config"]), **options)
+        return tune(s.artifact(dataset, "dataset"), out, FineTuningConfig(**settled), **options)
 
     made = step.produce("fine_tuning", {"plan": p, "dataset": dataset, "uri": uri}, build, links.path)
     step.copy_report(made, report.path)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from components.common import artifacts
+from components.common import artifacts, models, step
 from components.common.places import Workdir
 from components.common.progress import Silent
+from components.fine_tuning import sweep
+from components.fine_tuning.component import fine_tuning
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import promote, register
 from components.triton_packaging import engine, serving_env
@@ -61,6 +64,31 @@ def test_an_answer_that_rests_on_a_failure_in_passing_is_not_taken_from_the_cach
     (tmp_path / "cache" / "1.json").write_text(json.dumps({"outputs": {"evaluation": made.sha256}}))
     local._forget_missing(tmp_path / "cache", tmp_path / "store")
     assert (tmp_path / "cache" / "1.json").exists() is not passing
+
+
+def test_how_many_recipes_are_trained_at_once_changes_no_steps_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The step is found in the cache, and the model in the registry, whatever `parallel` is; what is trained knows it."""
+    one, other = (load(None, ["fine_tuning.sweep.vary={learning_rate: [1e-4, 1e-3]}", f"fine_tuning.sweep.parallel={n}"]) for n in (1, 3))
+    plans = [resolve.tuning_plan(config, "0a") for config in (one, other)]
+    assert resolve.counting(plans[0]) == resolve.counting(plans[1])
+    assert "where" not in resolve.tuning_plan(load(None), "0a")
+    asked: list[Any] = []
+
+    def produce(stage: str, parameters: dict[str, Any], build: Any, links: str) -> Any:
+        asked.append(parameters)
+        work = SimpleNamespace(reporter=Silent(), workdir=SimpleNamespace(state=tmp_path), tracked=None, artifact=lambda *_: None)
+        return SimpleNamespace(sha256=build(tmp_path, work))
+
+    monkeypatch.setattr(step, "produce", produce)
+    monkeypatch.setattr(step, "copy_report", lambda *_: None)
+    monkeypatch.setattr(models, "base_model", lambda *_: None)
+    monkeypatch.setattr(sweep, "tune", lambda dataset, out, config, **_: config.sweep.parallel)
+    place = SimpleNamespace(path=str(tmp_path / "report"))
+    given = [json.dumps(one) for one in plans]
+    version = json.dumps({"uri": "a"})
+    trained = [fine_tuning.python_func(plan=text, dataset="d", version=version, report=place, links=place) for text in given]
+    assert trained == [(1,), (3,)]
+    assert asked[0] == asked[1] == {"plan": resolve.counting(plans[0]), "dataset": "d", "uri": "a"}
 
 
 def test_a_run_for_vllm_says_before_any_work_that_vllm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
