@@ -210,9 +210,9 @@ class FineTuningConfig(BaseModel):
     @property
     def recipes(self) -> dict[str, FineTuningConfig]:
         """The recipes of a sweep by what sets them apart, such as "learning_rate=0.0001, lora.rank=8"; without one, this one by ""."""
-        named = {}
-        for values in itertools.product(*self.sweep.vary.values()):
-            name, recipe = _combined(self, dict(zip(self.sweep.vary, values, strict=True)))
+        named, keys = {}, sorted(self.sweep.vary)  # in JSON, and so in a plan, they may come in another order
+        for values in itertools.product(*(self.sweep.vary[key] for key in keys)):
+            name, recipe = _combined(self, dict(zip(keys, values, strict=True)))
             if name in named:
                 raise ValueError(f"sweep.vary: {name} stands there twice")
             named[name] = recipe
@@ -229,7 +229,7 @@ class FineTuningConfig(BaseModel):
 def _check_sweep(config: FineTuningConfig) -> None:
     """Raise ValueError for keys that cannot be varied, too many recipes, or one that cannot work."""
     for key, values in config.sweep.vary.items():
-        if why := _not_to_vary(key, values):
+        if why := _not_to_vary(key, values, config.objective):
             raise ValueError(f"sweep.vary: {key}: {why}")
     count = math.prod(map(len, config.sweep.vary.values()))
     if count > MOST_RECIPES:
@@ -239,9 +239,11 @@ def _check_sweep(config: FineTuningConfig) -> None:
             raise ValueError(f"sweep.vary: {name}: validation_rows is 0, and recipes are compared by their loss")
 
 
-def _not_to_vary(key: str, values: list[Any]) -> str:
+def _not_to_vary(key: str, values: list[Any], objective: Objective) -> str:
     """Why a key cannot be varied with these values; "" where it can."""
     section, _, rest = key.partition(".")
+    if section == "micro_batch_size" and objective == "kto":
+        return "kto's loss has a reference term that is the mean over a micro-batch, so that recipes could not be compared by it"
     if section in MEASURED_BY:
         return "with another one the validation loss measures something else, so that recipes could not be compared by it"
     if section in NO_RECIPE:

@@ -12,7 +12,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice
@@ -22,7 +22,7 @@ from typing import Any
 from components.common import artifacts, devices, hashing, jobs, launch, models, process, tracking
 from components.common.artifacts import Artifact
 from components.common.errors import GOES_ON, ArtifactDamagedError, InputError, InterruptedRunError, TunelineError
-from components.common.launch import Command, Launcher, NotBegunError, StartsTogether, Stop
+from components.common.launch import Command, Launcher, LeftError, NotBegunError, StartsTogether, Stop
 from components.common.launch.choice import can_start_together
 from components.common.launch.gathering import Gathering
 from components.common.launch.settings import LauncherSettings
@@ -32,10 +32,12 @@ from components.common.progress import Reporter
 from components.common.tracking import MlflowReporter
 from components.fine_tuning import report, stage, watch
 from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.objectives import OBJECTIVES
 from components.fine_tuning.report import Compared
 
 FOLDER = "sweeps"
 ARRAY = "launch"  # in the sweep's folder: what belongs to the jobs of all its recipes
+MODEL = "model"  # in a recipe's folder
 FIGURES = ("validation_loss", "train_loss", "steps", "best_step", "tokens_per_second")
 # Kinds of errors that are the recipe's own, such as a lost loss. Others may be of the place, such as a node that is out of memory by
 # another's fault or has lost its accelerator: without the recipe they would choose by chance.
@@ -98,21 +100,37 @@ def tune(
     base = base or models.base_model(config.base_model, reporter)
     keys = [stage.key_of(dataset.sha256, base.sha256, one, seed, stage.arithmetic_of(one, where)) for one in recipes.values()]
     key = hashing.digest({"sweep": keys})
-    work = state / FOLDER / key
+    work, trainings = state / FOLDER / key, [state / stage.STAGE / of for of in keys]
+    # By the recipes' own keys: a sweep that is changed after a kill keeps what it has trained.
+    kept = {name: state / FOLDER / of for name, of in zip(recipes, keys, strict=True)}
     finished = artifacts.begin(output, _key_there(output, key), overwrite=overwrite)
     if finished:
-        stage.discard(work)  # killed after publishing
+        _discard([work, *kept.values(), *trainings])  # killed after publishing
         return finished
-    work.mkdir(parents=True, exist_ok=True)
-    with jobs.held(work):
+    with _held([work, *kept.values()]):
         _prepare(dataset, base, recipes, state, reporter)
-        outcomes = _train_all(recipes, work, partial(train, base=base), config.sweep.parallel, where, reporter, tracked)
-        logs = [_log(one, state / stage.STAGE / of) for one, of in zip(outcomes, keys, strict=True)]
-        made = _publish_best(outcomes, logs, list(config.sweep.vary), output, key)
-        for of in keys:
-            stage.discard(state / stage.STAGE / of)  # what is left of those that failed
-        shutil.rmtree(work, ignore_errors=True)
+        homes = {name: folder / MODEL for name, folder in kept.items()}
+        outcomes = _train_all(recipes, homes, work / ARRAY, partial(train, base=base), config.sweep.parallel, where, reporter, tracked)
+        logs = [_log(one, training) for one, training in zip(outcomes, trainings, strict=True)]
+        made = _publish_best(outcomes, logs, sorted(config.sweep.vary), output, key)
+    _discard([work, *kept.values(), *trainings])
     return made
+
+
+@contextmanager
+def _held(folders: Sequence[Path]) -> Iterator[None]:
+    """Hold all of these, which are made where they are not there. Raises BusyError where another job holds one of them."""
+    with ExitStack() as holds:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            holds.enter_context(jobs.held(folder))
+        yield
+
+
+def _discard(folders: Sequence[Path]) -> None:
+    """Remove what nobody needs any more, of those that failed too."""
+    for folder in folders:
+        stage.discard(folder)
 
 
 def _key_there(output: Path, key: str) -> str:
@@ -126,8 +144,10 @@ def _key_there(output: Path, key: str) -> str:
 
 
 def _prepare(dataset: Artifact, base: Base, recipes: Mapping[str, FineTuningConfig], state: Path, reporter: Reporter) -> None:
-    """Make the rows into tokens once for all, and see that there is something to compare by."""
+    """Make the rows into tokens once for all, and see that they can be learned from and that there is something to compare by."""
     tokenizer, kind = models.load_tokenizer(base.path), stage.kind_of(dataset)
+    for objective in {one.objective for one in recipes.values()}:
+        OBJECTIVES[objective].of(kind, f"the dataset in {dataset.path} holds")
     for recipe in {one.packing: one for one in recipes.values()}.values():
         splits = stage.tokenised(dataset, kind, tokenizer, base, recipe, state, reporter)
     if not splits.validation.counts.examples:
@@ -147,34 +167,39 @@ def _shares(recipes: Mapping[str, FineTuningConfig], where: LauncherSettings) ->
 
 def _train_all(
     recipes: Mapping[str, FineTuningConfig],
-    work: Path,
+    homes: Mapping[str, Path],
+    array: Path,
     train: Train,
     parallel: int,
     where: LauncherSettings,
     reporter: Reporter,
     tracked: MlflowReporter | None,
 ) -> list[Outcome]:
-    """What came of each recipe. Raises the error that is no recipe's own, InterruptedRunError after a signal; then the rest is saved."""
+    """What came of each recipe, whose models are in `homes`. Raises the error that is no recipe's own, InterruptedRunError after a signal; then the rest is saved."""
     queued = can_start_together(where)  # then the scheduler sees to it that not too many run, also when nobody watches
     watchers = len(recipes) if queued else parallel
     together, stop = _Together(reporter, recipes), Stop()
     turns = _Turns(stop, list(islice(cycle(_shares(recipes, where)), watchers)))
-    turns.gathering = Gathering({*recipes}, work / ARRAY, parallel, stop) if queued else None
+    turns.gathering = Gathering({*recipes}, array, parallel, stop) if queued else None
     reporter.step(f"training {len(recipes)} recipes, {min(parallel, len(recipes))} at once")
     with process.stopping(stop.asked), ThreadPoolExecutor(watchers) as pool:
-        started = [
-            pool.submit(_train_one, name, recipe, work / str(number) / "model", train, together, tracked, turns)
-            for number, (name, recipe) in enumerate(recipes.items())
-        ]
+        started = [pool.submit(_train_one, name, recipe, homes[name], train, together, tracked, turns) for name, recipe in recipes.items()]
         _wait_for(started, stop)
     errors = [error for one in started if (error := one.exception())]
     for error in errors:
         if getattr(error, "kind", "") != InterruptedRunError.kind:  # one that a process wrote down is of the kind, not of the class
             raise error
     if errors:
-        done = f"{len(started) - len(errors)} of {len(started)} recipes are trained"
-        raise InterruptedRunError(f"the sweep was interrupted: {done}, and what had begun is saved", hint=GOES_ON)
+        trained = sum(1 for one in started if not one.exception() and one.result().made)
+        raise _interrupted(f"{trained} of {len(started)} recipes are trained", errors)
     return [one.result() for one in started]
+
+
+def _interrupted(done: str, errors: Sequence[BaseException]) -> InterruptedRunError:
+    """With the first words of one that was interrupted itself, such as why."""
+    said = [str(error) for error in errors if not isinstance(error, (NotBegunError, LeftError))]
+    why = f"; the first said: {said[0]}" if said else ""
+    return InterruptedRunError(f"the sweep was interrupted: {done}, and what had begun is saved{why}", hint=GOES_ON)
 
 
 def _wait_for(started: Sequence[Future[Outcome]], stop: Stop) -> None:
@@ -236,6 +261,7 @@ def _train_one(
         try:
             if turns.stop.begins_nothing:
                 raise NotBegunError("it had not begun", hint=GOES_ON)
+            _remove_damaged(output)
             with _own_run(tracked, name) as own:
                 made = train(output, recipe, reporter=_Told(name, together, own), run=partial(turns.run, name))
                 if own:
@@ -254,6 +280,15 @@ def _train_one(
     together.ended(name)
     together.note(f"{name}: validation loss {made.manifest.summary['validation_loss']:.4f}")
     return Outcome(name, recipe, made)
+
+
+def _remove_damaged(made: Path) -> None:
+    """A model that was trained before and is not whole any more is trained again."""
+    try:
+        if (made / artifacts.MANIFEST).exists():
+            artifacts.read(made)
+    except ArtifactDamagedError:
+        shutil.rmtree(made)
 
 
 @contextmanager

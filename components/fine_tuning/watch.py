@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,8 +169,12 @@ def named_figures(line: dict[str, Any]) -> dict[str, float]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines of a training's log."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The lines of a training's log, without one that a kill tore."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

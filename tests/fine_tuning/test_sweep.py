@@ -20,14 +20,14 @@ import yaml
 from pydantic import ValidationError
 
 from components.common import devices, launch, tracking
-from components.common.artifacts import Artifact
+from components.common.artifacts import Artifact, read_manifest
 from components.common.errors import EXIT_INTERRUPTED, BusyError, InputError, InterruptedRunError, TrainingError, TunelineError
 from components.common.launch import Command, Launcher, LeftError, SilentError, Stop
 from components.common.progress import Reporter, Silent
-from components.fine_tuning import training
+from components.fine_tuning import sweep, training, watch
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
-from components.fine_tuning.sweep import tune
+from components.fine_tuning.sweep import Outcome, tune
 from components.fine_tuning.training import Job
 from tests.datasets import small_dataset
 from tests.fine_tuning.recipes import recipe
@@ -128,6 +128,43 @@ def test_a_sweep_that_ended_in_the_middle_goes_on_with_what_is_not_trained_and_c
     assert then.rates == [1e-4]
 
 
+def test_a_sweep_that_is_changed_after_its_end_in_the_middle_keeps_what_is_trained_and_trains_anew_what_was_damaged(
+    tiny: Path, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(number: int) -> None:
+        if number == 2:
+            raise BusyError("another job trains it")
+
+    first, then = Here(before=busy), Here()
+    monkeypatch.setattr(launch, "run", first.run)
+    with pytest.raises(BusyError):
+        train(dataset, swept(tiny, {"learning_rate": [1e-3, 1e-4, 1e-5]}, max_steps=2), tmp_path)
+    rates = {
+        read_manifest(one.parent).config["learning_rate"]: one for one in (tmp_path / "state" / "sweeps").glob("*/model/manifest.json")
+    }
+    (rates[1e-4].parent / "model.safetensors").write_bytes(b"torn")
+    monkeypatch.setattr(launch, "run", then.run)
+    made = train(dataset, swept(tiny, {"learning_rate": [1e-3, 1e-4, 1e-6]}, max_steps=2), tmp_path)
+    assert (first.rates, then.rates) == ([1e-3, 1e-4], [1e-4, 1e-6])
+    left = tmp_path / "state" / "fine_tuning" / str(made.manifest.produced_by["key"])
+    left.mkdir()
+    train(dataset, swept(tiny, {"learning_rate": [1e-3, 1e-4, 1e-6]}, max_steps=2), tmp_path)
+    assert not left.exists(), "what a kill right after publishing left is removed by the next call"
+
+
+def test_rows_that_the_objective_cannot_learn_from_are_refused_as_they_are_for_one_recipe(
+    tiny: Path, dataset: Artifact, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="sft rows, which this objective cannot learn from"):
+        train(dataset, swept(tiny, {"learning_rate": [1e-3, 1e-4]}, objective="dpo"), tmp_path)
+
+
+def test_a_line_of_the_log_that_a_kill_tore_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / watch.LOG).write_text('{"step": 1, "train_loss": 2.0}\n{"step": 2, "train_l')
+    failed = Outcome("a", FineTuningConfig(), error=TrainingError("the train loss is nan"))
+    assert sweep._log(failed, tmp_path) == [{"step": 1, "train_loss": 2.0}]
+
+
 def test_of_equal_recipes_the_first_is_chosen_and_when_all_fail_its_error_is_raised(
     tiny: Path, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +189,7 @@ def test_a_stop_is_passed_on_to_every_recipe_and_none_is_begun_after_it(
         raise TunelineError.from_dict(InterruptedRunError("saved after step 2").as_dict(), EXIT_INTERRUPTED)  # as a worker's is told
 
     monkeypatch.setattr(launch, "run", watched)
-    with pytest.raises(InterruptedRunError, match="the sweep was interrupted: 0 of 3 recipes are trained"):
+    with pytest.raises(InterruptedRunError, match="0 of 3 recipes are trained, .* saved; the first said: saved after step 2"):
         train(dataset, swept(tiny, {"learning_rate": [1e-3, 1e-4, 1e-5]}, parallel=2), tmp_path)
     assert ended == [True, True]
 
@@ -272,6 +309,11 @@ def test_what_cannot_be_tried_is_refused_before_any_work_with_the_combination(va
     assert f"sweep.vary: {said}" in str(refused.value)
 
 
+def test_what_ktos_loss_is_measured_by_cannot_be_varied(tiny: Path) -> None:
+    with pytest.raises(ValidationError, match="micro_batch_size: kto's loss has a reference term that is the mean over a micro-batch"):
+        swept(tiny, {"micro_batch_size": [2, 4]}, objective="kto")
+
+
 def test_recipes_that_could_not_be_compared_by_their_loss_are_refused(tiny: Path) -> None:
     with pytest.raises(ValidationError, match=r"learning_rate=0.001: validation_rows is 0"):
         swept(tiny, {"learning_rate": [1e-3]}, validation_rows=0)
@@ -280,6 +322,8 @@ def test_recipes_that_could_not_be_compared_by_their_loss_are_refused(tiny: Path
 def test_every_combination_is_a_recipe_and_a_configuration_without_a_sweep_reads_as_before(tiny: Path) -> None:
     config = swept(tiny, {"learning_rate": ["1e-4", 3e-4], "lora.rank": [8, 16]}, adaptation="lora")
     assert list(config.recipes) == [f"learning_rate={rate}, lora.rank={rank}" for rate in (0.0001, 0.0003) for rank in (8, 16)]
+    turned = swept(tiny, {"lora.rank": [8, 16], "learning_rate": ["1e-4", 3e-4]}, adaptation="lora")
+    assert list(turned.recipes) == list(config.recipes), "whatever order the keys came in, such as that of canonical JSON"
     last = config.recipes["learning_rate=0.0003, lora.rank=16"]
     assert last == recipe(tiny, **{**WHOLE, "adaptation": "lora"}, learning_rate=3e-4, lora={"rank": 16})
     assert FineTuningConfig.model_validate(json.loads(config.model_dump_json())) == config
