@@ -175,7 +175,8 @@ def _train_all(
     reporter: Reporter,
     tracked: MlflowReporter | None,
 ) -> list[Outcome]:
-    """What came of each recipe, whose models are in `homes`. Raises the error that is no recipe's own, InterruptedRunError after a signal; then the rest is saved."""
+    """What came of each recipe, whose models are in `homes`. Raises the error that is no recipe's own, InterruptedRunError after a signal;
+    then the rest is saved."""
     queued = can_start_together(where)  # then the scheduler sees to it that not too many run, also when nobody watches
     watchers = len(recipes) if queued else parallel
     together, stop = _Together(reporter, recipes), Stop()

@@ -290,6 +290,15 @@ def test_what_goes_wrong_in_watching_leaves_a_job_that_goes_on_by_itself(tmp_pat
     assert job.asked == ["start"]
 
 
+def test_a_second_wish_to_end_is_heard_before_the_job_is_asked_to_save(tmp_path: Path) -> None:
+    job, stop = Elsewhere(tmp_path, [Seen("running")], looks_every=0.1), launch.Stop()
+    stop.asked.set()
+    stop.now.set()
+    with pytest.raises(KeyboardInterrupt):
+        launch.run(job, Command(JOB, []), tmp_path, Silent(), stop, begun=job)
+    assert job.asked == ["cancel"]
+
+
 def leaving() -> launch.Stop:
     """What watchers are told when another's work ended in an error."""
     stop = launch.Stop()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,42 @@ def test_watchers_of_an_arrays_tasks_ask_slurm_once_for_all_within_a_moment() ->
     jobs = [launcher.SlurmJob(f"12_{task}", "a", Path("a"), Path("a"), way, settings) for task in (0, 2, 3)]
     assert [job.look().state for job in jobs] == ["running", "waiting", "waiting"]
     assert asked == ["a"]
+
+
+def test_watchers_of_an_arrays_tasks_wait_for_a_silent_slurm_once_and_not_in_turn() -> None:
+    asked = []
+
+    class Away(Programs):
+        def __init__(self) -> None: ...
+
+        def jobs(self, name: str) -> list[Batch]:
+            asked.append(name)
+            raise SilentError("socket timed out")
+
+    way = launcher.Shared(Away(), 0.2)
+    for _ in range(3):
+        with pytest.raises(SilentError, match="socket timed out"):
+            way.jobs("a")
+    assert asked == ["a"]
+    time.sleep(0.2)
+    with pytest.raises(SilentError):
+        way.jobs("a")
+    assert asked == ["a", "a"]
+
+
+def test_who_asks_a_training_to_save_does_not_wait_for_a_silent_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watcher asks again in a moment, and has to hear a second Ctrl-C meanwhile."""
+
+    class Away(Programs):
+        def __init__(self) -> None: ...
+
+        def cancel(self, job: str, signal: str = "") -> None:
+            raise SilentError("socket timed out")
+
+    monkeypatch.setattr(launcher, "patiently", lambda *_: pytest.fail("it waits"))
+    job = launcher.SlurmJob("12", "a", tmp_path, tmp_path, Away(), LauncherSettings(kind="slurm"), _last=Seen("running"))
+    job.stop()
+    assert (tmp_path / script.STOP).exists()
 
 
 def test_a_container_is_pyxis_own_options_or_apptainer_around_the_command(tmp_path: Path) -> None:

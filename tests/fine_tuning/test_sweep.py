@@ -189,7 +189,7 @@ def test_a_stop_is_passed_on_to_every_recipe_and_none_is_begun_after_it(
         raise TunelineError.from_dict(InterruptedRunError("saved after step 2").as_dict(), EXIT_INTERRUPTED)  # as a worker's is told
 
     monkeypatch.setattr(launch, "run", watched)
-    with pytest.raises(InterruptedRunError, match="0 of 3 recipes are trained, .* saved; the first said: saved after step 2"):
+    with pytest.raises(InterruptedRunError, match=r"0 of 3 recipes are trained, .* saved; the first said: saved after step 2"):
         train(dataset, swept(tiny, {"learning_rate": [1e-3, 1e-4, 1e-5]}, parallel=2), tmp_path)
     assert ended == [True, True]
 

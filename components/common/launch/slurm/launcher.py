@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -114,19 +115,29 @@ class Shared:
     way: Way
     seconds: float
     _known: list[Batch] = field(default_factory=list)
+    _silence: SilentError | None = None
     _until: float = 0.0
     _asking: threading.Lock = field(default_factory=threading.Lock)
 
     def jobs(self, name: str) -> list[Batch]:
-        """As the way's; no older than those seconds."""
+        """As the way's; no older than those seconds. So is its silence, or each watcher would wait for it in turn."""
         with self._asking:
             if time.monotonic() >= self._until:
-                self._known, self._until = self.way.jobs(name), time.monotonic() + self.seconds
+                self._ask(name)
+                self._until = time.monotonic() + self.seconds
+            if self._silence:
+                raise SilentError(self._silence.message, hint=self._silence.hint)
             return self._known
 
     def submit(self, script: Path) -> str:
         """As the way's."""
         return self.way.submit(script)
+
+    def _ask(self, name: str) -> None:
+        try:
+            self._known, self._silence = self.way.jobs(name), None
+        except SilentError as error:
+            self._silence = error
 
     def accounted(self, job: str) -> list[Batch]:
         """As the way's."""
@@ -214,10 +225,11 @@ class SlurmJob:
         return self._last
 
     def stop(self) -> None:
-        """Ask the training to save. It is not queued anew after that."""
+        """Ask the training to save, without waiting for a Slurm that is silent: who asks does so again. It is not queued anew after that."""
         (self.folder / STOP).touch()
         if self._last.state == "running":
-            patiently(lambda: self.way.cancel(self.id, "TERM"), self.settings.patience_seconds)
+            with suppress(SilentError):
+                self.way.cancel(self.id, "TERM")
         else:
             self.cancel()
 
