@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from components.common.launch.cluster import RAYJOB, TRAINJOB, Kind
-from components.common.launch.pods import TrainJob
+from components.common.launch.pods import Pods, TrainJob
 from pipelines.cluster import permissions
 from pipelines.cluster.access import ForbiddenError
+from pipelines.cluster.look import RULES as LOOKING
 from pipelines.cluster.look import Look
 from pipelines.findings import Finding, finding, unchecked
 
@@ -35,22 +36,28 @@ def launcher(look: Look) -> Iterator[Finding]:
     )
     if knows and said.kind == "trainjob":
         yield _runtime(look, kind, said.trainjob)
-    namespace = getattr(said, said.kind).namespace or look.namespace
+    namespace = _namespace(look, getattr(said, said.kind))
     if knows and look.get("serviceaccounts", look.account) is not None:
         yield from _rights(look, kind, namespace)
+
+
+def _namespace(look: Look, said: Pods) -> str:
+    """Where the training's pods are."""
+    return said.namespace or look.namespace
 
 
 def _runtime(look: Look, kind: Kind, said: TrainJob) -> Finding:
     plural, base = f"{said.runtime_kind.lower()}s", f"apis/{kind.group}/{kind.version}"
     namespaced = said.runtime_kind == "TrainingRuntime"
-    every = look.path(plural, group=base) if namespaced else f"/{base}/{plural}"
+    every = f"/{base}/namespaces/{_namespace(look, said)}/{plural}" if namespaced else f"/{base}/{plural}"
     name = f"runtime {said.runtime}"
-    if look.api.get(f"{every}/{said.runtime}"):
-        return finding(name, True, "it is there", "")
-    there = ", ".join(sorted(one["metadata"]["name"] for one in look.api.items(every))) or "none"
-    hint = (
-        f"Apply deploy/components/runtime/training-runtime.yaml, or correct launcher.trainjob.runtime in platform.yaml; there is: {there}."
-    )
+    try:
+        if look.api.get(f"{every}/{said.runtime}"):
+            return finding(name, True, "it is there", "")
+        there = ", ".join(sorted(one["metadata"]["name"] for one in look.api.items(every))) or "none"
+    except ForbiddenError:
+        return unchecked(name, f"reading {plural} is forbidden", LOOKING)
+    hint = f"Apply deploy/components/runtime/training-runtime.yaml, or correct launcher.trainjob.runtime in platform.yaml; there is: {there}."
     return finding(name, False, f"there is no such {said.runtime_kind}", hint)
 
 

@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 from kubernetes.config import incluster_config
 
 from components.common.errors import TunelineError
-from pipelines.cluster import access, doctor, registry, services
+from pipelines.cluster import access, doctor, registry, services, training
+from pipelines.cluster.access import Api, ForbiddenError
+from pipelines.cluster.look import Look
 from pipelines.findings import Finding, all_well
 from pipelines.platform import Platform
 from tests import kubernetes_api, kubernetes_schemas
@@ -512,6 +514,44 @@ def test_what_a_cluster_lacks_is_one_finding_that_says_how_it_is_mended(place: S
     assert found["name"].startswith(broken.name), found
     assert broken.found in found["found"], found
     assert broken.hint in found["hint"], found
+
+
+class RuntimesOf:
+    """At the seam: an API server with one runtime in one namespace, or one that does not let anybody read them."""
+
+    def __init__(self, forbidden: bool = False) -> None:
+        self._forbidden = forbidden
+
+    def get(self, path: str) -> Json | None:
+        if self._forbidden and "trainingruntimes" in path:
+            raise ForbiddenError("trainingruntimes: forbidden")
+        if path == "/apis/trainer.kubeflow.org/v1alpha1":
+            return {"resources": [{"name": "trainjobs"}]}
+        return {"kind": "TrainingRuntime"} if path == "/apis/trainer.kubeflow.org/v1alpha1/namespaces/gpus/trainingruntimes/ours" else None
+
+    def items(self, path: str) -> list[Json]:
+        return []
+
+
+def trained_in(api: RuntimesOf, place: Standing, monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
+    place.text += "launcher: {kind: trainjob, trainjob: {namespace: gpus, runtime: ours, runtime_kind: TrainingRuntime}}\n"
+    look = Look(cast(Api, api), place.platform, TEAM)
+    monkeypatch.setattr(Look, "get", lambda *_: {})
+    monkeypatch.setattr(training.permissions, "pods_may", lambda *_, **__: True)
+    return by_name(list(training.launcher(look)))
+
+
+def test_a_runtime_of_a_namespace_is_looked_for_where_the_training_runs(place: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trained_in(RuntimesOf(), place, monkeypatch)["runtime ours"]["found"] == "it is there"
+
+
+def test_a_runtime_that_may_not_be_read_is_not_checked_and_the_rights_are(place: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trained_in(RuntimesOf(forbidden=True), place, monkeypatch)
+    assert (found["runtime ours"]["found"], found["runtime ours"]["needed"]) == (
+        "not checked: reading trainingruntimes is forbidden",
+        False,
+    )
+    assert found["rights to train as trainjobs"]["ok"]
 
 
 def test_each_broken_cluster_has_its_own_finding_and_remedy() -> None:
