@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from components.common.artifacts import Artifact
 from components.common.errors import ConfigurationError, TunelineError
@@ -89,3 +90,12 @@ def test_a_step_that_is_tried_again_with_another_output_has_the_weights_of_the_j
     made = finetune(dataset, tmp_path / "second", config, **common)  # type: ignore[arg-type]
     assert list(made.path.glob("*.safetensors"))
     assert not list((tmp_path / "state" / "fine_tuning").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["trainjob", "rayjob"])
+def test_two_claims_of_a_trainings_pods_at_one_place_are_refused(kind: str) -> None:
+    corpus = {"claim": "corpus", "mount": "/corpus"}
+    for pods in ({"claims": [corpus, {**corpus, "claim": "other"}]}, {"claim": "work", "mount": "/corpus", "claims": [corpus]}):
+        with pytest.raises(ValidationError, match="/corpus is where two claims are mounted"):
+            LauncherSettings.model_validate({"kind": kind, kind: pods})
+    assert LauncherSettings.model_validate({"kind": kind, kind: {"mount": "/corpus", "claims": [corpus]}}), "the step's claim has its own"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from components.common.scheduling import Claim, NodeAffinity, Toleration
 
@@ -74,6 +74,14 @@ class Pods(BaseModel):
             if key.startswith(OWN):
                 raise ValueError(f"{key}: keys that begin with {OWN} are those by which a job is found again")
         return said
+
+    @model_validator(mode="after")
+    def _have_a_place_each(self) -> Self:
+        places = [*([self.mount] if self.claim else []), *(one.mount for one in self.claims)]
+        for place in places:
+            if places.count(place) > 1:
+                raise ValueError(f"{place} is where two claims are mounted")
+        return self
 
 
 class TrainJob(Pods):
