@@ -520,7 +520,8 @@ def _time_lines(result: dict[str, Any]) -> list[str]:
     told = [f"{stage:<18}{_time(spent, stage in cached, result['basis'].get(f'seconds.{stage}', ''))}" for stage, spent in parts.items()]
     unknown = [stage for stage, spent in parts.items() if spent is None]
     if unknown:
-        told.append(f"at least {_sum(parts):,.0f} s, without {unknown[0]}, which is {NOT_KNOWN}")
+        without = "; ".join(f"{stage} ({result['basis'][f'seconds.{stage}']})" for stage in unknown)
+        told.append(f"at least {_sum(parts):,.0f} s, without {without}")
     else:
         told.append(f"about {seconds['total']:,.0f} s in all")
     return [f"{'' if i else 'time':<10}{line}" for i, line in enumerate(told)]

@@ -136,7 +136,7 @@ def test_before_anything_was_run_a_stage_takes_its_start_and_more_and_nothing_is
     text = lines(told)
     known = sum(spent for spent in seconds.values() if spent is not None)
     why = "not known until a package of this base model was made here"
-    assert f"          at least {known:,.0f} s, without triton_packaging, which is {why}" in text
+    assert f"          at least {known:,.0f} s, without triton_packaging ({why})" in text
     assert f"          triton_packaging  {why}" in text
     assert not any("in all" in line for line in text)
 
@@ -219,6 +219,15 @@ def test_of_a_training_elsewhere_neither_time_nor_this_machines_memory_is_told(l
     assert (told["seconds"]["fine_tuning"], told["seconds"]["total"]) == (None, None)
     assert told["basis"]["seconds.fine_tuning"] == "it trains elsewhere (slurm, 2 nodes), at a speed that is not known here"
     assert told["memory"]["largest_stage"] != "fine_tuning"
+    (without,) = (line for line in lines(told) if "at least" in line)
+    assert "without fine_tuning (it trains elsewhere (slurm, 2 nodes), at a speed that is not known here); triton_packaging (not" in without
+
+
+def test_each_stage_whose_time_is_not_known_says_its_own_reason() -> None:
+    seconds = {"fine_tuning": None, "evaluation": 3.0, "triton_packaging": None, "total": None}
+    basis = {"seconds.fine_tuning": "it trains elsewhere", "seconds.evaluation": "rough", "seconds.triton_packaging": "never made"}
+    last = estimating._time_lines({"stages": [], "seconds": seconds, "basis": basis})[-1]
+    assert last.strip() == "at least 3 s, without fine_tuning (it trains elsewhere); triton_packaging (never made)"
 
 
 def test_too_little_memory_or_disk_is_warned_of(look: Look, monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
