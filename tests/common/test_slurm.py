@@ -229,6 +229,14 @@ def test_watchers_of_an_arrays_tasks_ask_slurm_once_for_all_within_a_moment() ->
     assert asked == ["a"]
 
 
+def test_the_way_of_an_arrays_watchers_is_shared_as_long_as_one_of_them_watches(said: Path) -> None:
+    first, then = Programs(), Programs()
+    way = launcher.shared_way("an array", first, 60)
+    assert launcher.shared_way("an array", then, 60) is way
+    del way
+    assert launcher.shared_way("an array", then, 60).way is then
+
+
 def test_watchers_of_an_arrays_tasks_wait_for_a_silent_slurm_once_and_not_in_turn() -> None:
     asked = []
 

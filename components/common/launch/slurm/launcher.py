@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from components.common import artifacts, hashing
 from components.common.errors import EXIT_INTERRUPTED
@@ -148,7 +149,7 @@ class Shared:
         self.way.cancel(job, signal)
 
 
-_ways: dict[str, Shared] = {}
+_ways: WeakValueDictionary[str, Shared] = WeakValueDictionary()  # each is kept by the jobs that ask on it
 
 
 def shared_way(array: str, way: Way, seconds: float) -> Shared:
@@ -225,7 +226,7 @@ class SlurmJob:
         return self._last
 
     def stop(self) -> None:
-        """Ask the training to save, without waiting for a Slurm that is silent: who asks does so again. It is not queued anew after that."""
+        """Ask the training to save, without waiting for a silent Slurm: who asks does so again. It is not queued anew after that."""
         (self.folder / STOP).touch()
         if self._last.state == "running":
             with suppress(SilentError):
