@@ -57,7 +57,9 @@ def _runtime(look: Look, kind: Kind, said: TrainJob) -> Finding:
         there = ", ".join(sorted(one["metadata"]["name"] for one in look.api.items(every))) or "none"
     except ForbiddenError:
         return unchecked(name, f"reading {plural} is forbidden", LOOKING)
-    hint = f"Apply deploy/components/runtime/training-runtime.yaml, or correct launcher.trainjob.runtime in platform.yaml; there is: {there}."
+    hint = (
+        f"Apply deploy/components/runtime/training-runtime.yaml, or correct launcher.trainjob.runtime in platform.yaml; there is: {there}."
+    )
     return finding(name, False, f"there is no such {said.runtime_kind}", hint)
 
 
