@@ -94,7 +94,8 @@ def finetune(
     told = [f"{result['steps']} steps, {result['tokens']} tokens, training loss {result['train_loss']:.4f}"]
     if sweep := made.manifest.summary.get("sweep"):
         result["sweep"] = sweep["recipes"]
-        told.insert(0, f"the best of {len(sweep['recipes'])} recipes: {sweep['recipes'][0]['recipe']}")
+        best = ", ".join(f"{key}={value}" for key, value in sweep["recipes"][0]["recipe"].items())
+        told.insert(0, f"the best of {len(sweep['recipes'])} recipes: {best}")
     show(result, as_json, [*told, f"report: {output / 'report.html'}"])
 
 
