@@ -36,7 +36,7 @@ TOGETHER = {
     "tests/pipelines/test_pipeline.py": "run", "tests/pipelines/test_dry_run.py": "run", "tests/pipelines/test_report.py": "run",
     "tests/pipelines/test_pods.py": "run",
     "tests/triton_packaging/test_server.py": "package", "tests/triton_packaging/test_streaming.py": "package",
-    "tests/triton_packaging/test_overload.py": "package",
+    "tests/triton_packaging/test_overload.py": "package", "tests/triton_packaging/test_metrics.py": "package",
 }  # fmt: skip
 
 
