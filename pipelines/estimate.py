@@ -219,7 +219,7 @@ def _parameters(plans: Plans, config: Customization, reading_root: Path, found: 
     published = [v for v in versions(config.data_versioning, workdir=reading_root) if v.content_sha256 == dataset]
     if not published:
         return
-    yield "fine_tuning", {"plan": counting(plans.fine_tuning), "dataset": dataset, "uri": published[-1].uri}
+    yield "fine_tuning", {"plan": counting(plans.fine_tuning), "dataset": dataset, "revision": published[-1].uri.rpartition("@")[2]}
     model = found["fine_tuning"]
     yield "evaluation", {"plan": plans.evaluation, "model": model, "dataset": dataset}
     yield "triton_packaging", {"plan": plans.triton_packaging, "model": model}

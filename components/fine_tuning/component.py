@@ -29,6 +29,7 @@ def fine_tuning(plan: str, dataset: str, version: str, report: dsl.Output[dsl.HT
         options |= {"where": settings.from_environment(), "tracked": s.tracked}
         return tune(s.artifact(dataset, "dataset"), out, FineTuningConfig(**settled), **options)
 
-    made = step.produce("fine_tuning", {"plan": p, "dataset": dataset, "uri": uri}, build, links.path)
+    revision = uri.rpartition("@")[2]  # without the repository's address: a work folder at another place keeps what it has tuned
+    made = step.produce("fine_tuning", {"plan": p, "dataset": dataset, "revision": revision}, build, links.path)
     step.copy_report(made, report.path)
     return (made.sha256,)

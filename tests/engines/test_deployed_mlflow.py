@@ -53,24 +53,26 @@ def database(tls: Path) -> Iterator[PostgreSQL]:
         yield server
 
 
-def backed_up(database: PostgreSQL, authority: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """One run of the CronJob's container."""
+def performed(script: str, argument: str, database: PostgreSQL, authority: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """One run of the CronJob's container, or of another script in it. A folder below `folder` is its volume."""
     config(OVERLAY, folder)
-    (folder / "secrets" / "postgresql").mkdir(parents=True)
-    (folder / "tmp").mkdir()
+    for name in ("secrets/postgresql", "tmp"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
     shutil.copy(authority, folder / "secrets" / "postgresql" / "ca.crt")
     backup = container(OVERLAY, "CronJob", "mlflow-backup")
     given: dict[str, Any] = {one["name"]: one.get("value", "a-password") for one in backup["env"]}
     given |= {"POSTGRESQL": f"localhost:{database.port}", "MLFLOW_ENV": str(folder / "cluster.env"), "CONFIG": str(folder)}
     given |= {"SECRETS": str(folder / "secrets"), "TMPDIR": str(folder / "tmp"), "HOME": str(folder)}
     given["PATH"] = os.pathsep.join([*postgresql.folders(), os.environ["PATH"]])
-    command = ["sh", str(folder / "backup.sh"), str(folder / "kept")]
+    command = ["sh", str(folder / script), argument]
     return subprocess.run(command, env=given, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_the_nightly_backup_reaches_the_database_over_tls_and_holds_what_can_be_restored(
-    database: PostgreSQL, tls: Path, tmp_path: Path
-) -> None:
+def backed_up(database: PostgreSQL, authority: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return performed("backup.sh", str(folder / "kept"), database, authority, folder)
+
+
+def test_the_nightly_backup_reaches_the_database_over_tls_and_its_pod_restores_it(database: PostgreSQL, tls: Path, tmp_path: Path) -> None:
     import psycopg2
 
     with psycopg2.connect(database.address("mlflow")) as connection, connection.cursor() as cursor:
@@ -79,10 +81,11 @@ def test_the_nightly_backup_reaches_the_database_over_tls_and_holds_what_can_be_
     assert done.returncode == 0, done.stderr
     folder = Path(done.stdout.strip())
     assert {path.name for path in folder.iterdir()} == {"mlflow.dump", "mlflow.list", "mlflow_auth.dump", "mlflow_auth.list"}
-    database.do("CREATE DATABASE restored")
-    command = [postgresql.program("pg_restore"), "--exit-on-error", "-d", database.address("restored"), folder / "mlflow.dump"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    with psycopg2.connect(database.address("restored")) as connection, connection.cursor() as cursor:
+    with psycopg2.connect(database.address("mlflow")) as connection, connection.cursor() as cursor:
+        cursor.execute("DROP TABLE kept")
+    restored = performed("restore.sh", str(folder), database, tls / "tls.crt", tmp_path)
+    assert restored.returncode == 0, restored.stderr
+    with psycopg2.connect(database.address("mlflow")) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT answer FROM kept")
         assert cursor.fetchall() == [(42,)]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,13 @@ from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import Registration, champion, promote, register, rollback
 from tests.engines import postgresql
 from tests.engines.postgresql import PostgreSQL
-from tests.mlflow_server import free_port, mlflow_server, running
+from tests.engines.production import ADMIN, Production, configured
+from tests.mlflow_server import free_port, mlflow_server
 from tests.model_registry.conftest import Customization, Made, Mortal, customize
 from tests.model_registry.test_server import check_twenty_at_once
-from tests.pipelines.command import ROOT
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.mlflow]
 __all__ = ["customize"]
-ADMIN = ("admin", "a-password-of-nobody")
 
 
 @pytest.fixture(scope="module")
@@ -131,59 +128,14 @@ def test_a_database_that_breaks_off_every_connection_once_is_waited_for(
     assert registered(made, "broken").version == "1"
 
 
-@dataclass(frozen=True)
-class Production:
-    """A server that mlflow/serve.sh started, with its configuration in a folder."""
-
-    address: str
-    folder: Path
-    environment: dict[str, str]
-
-    def script(self, name: str, *arguments: str, user: tuple[str, str] = ADMIN) -> subprocess.CompletedProcess[str]:
-        """Run one of the scripts as its users do."""
-        netrc = self.folder / "netrc"
-        netrc.write_text(f"machine 127.0.0.1 login {user[0]} password {user[1]}\n")
-        given = {**self.environment, "MLFLOW_TRACKING_URI": self.address, "NETRC": str(netrc), "SYNC": "cp -r"}
-        command = ["sh", str(ROOT / "mlflow" / name), *arguments]
-        return subprocess.run(command, cwd=self.folder, env=given, capture_output=True, text=True, timeout=120, check=False)
-
-
 @pytest.fixture(scope="module")
 def production(database: PostgreSQL, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
     """The configuration of mlflow/ as it stands, but for addresses, places and the number of workers."""
     folder = tmp_path_factory.mktemp("production")
     (folder / "artifacts").mkdir()
     (folder / "artifacts" / "kept.txt").write_text("an artifact")
-    database.do("CREATE DATABASE production", "CREATE DATABASE production_auth")
-    port = free_port()
-    here = {
-        "MLFLOW_BACKEND_STORE_URI": database.store("production"),
-        "MLFLOW_ARTIFACTS_DESTINATION": str(folder / "artifacts"),
-        "MLFLOW_HOST": "127.0.0.1",
-        "MLFLOW_PORT": str(port),
-        "MLFLOW_WORKERS": "1",
-        "MLFLOW_SERVER_ALLOWED_HOSTS": f"127.0.0.1:{port}",
-        "MLFLOW_AUTH_CONFIG_PATH": str(folder / "basic_auth.ini"),
-        "PGPASSFILE": "",
-        "PGSSLMODE": "disable",
-    }
-    lines = (ROOT / "mlflow" / "server.env").read_text().splitlines()
-    kept = [line for line in lines if line.partition("=")[0] not in here]
-    (folder / "server.env").write_text("\n".join([*kept, *(f"{name}={value}" for name, value in here.items())]) + "\n")
-    ini = (ROOT / "mlflow" / "basic_auth.ini").read_text()
-    ini = ini.replace("postgresql+psycopg2://mlflow@postgresql.example:5432/mlflow_auth", database.store("production_auth"))
-    (folder / "basic_auth.ini").write_text(ini)
-    for name, text in (("key", "a key that is the same for all workers"), ("password", ADMIN[1])):
-        (folder / name).write_text(text)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")} | {
-        "MLFLOW_ENV": str(folder / "server.env"),
-        "AUTH_INI": str(folder / "basic_auth.ini"),
-        "SECRET_KEY_FILE": str(folder / "key"),
-        "ADMIN_PASSWORD_FILE": str(folder / "password"),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], *postgresql.folders()]),
-    }
-    with running(["sh", ROOT / "mlflow" / "serve.sh"], f"http://127.0.0.1:{port}", folder, environment):
-        yield Production(f"http://127.0.0.1:{port}", folder, environment)
+    with configured(database, folder).started() as running_server:
+        yield running_server
 
 
 def sign_in(monkeypatch: pytest.MonkeyPatch, name: str, password: str) -> None:

@@ -50,5 +50,5 @@ model_registry: {name: tiny-helper}
 """
 
 
-def run(project: Path, workdir: str, *arguments: str, code: Path = ROOT) -> dict[str, Any]:
-    return answer("run", "-c", "customization.yaml", "--workdir", workdir, *arguments, cwd=project, code=code)
+def run(project: Path, workdir: str, *arguments: str, code: Path = ROOT, **extra: str) -> dict[str, Any]:
+    return answer("run", "-c", "customization.yaml", "--workdir", workdir, *arguments, cwd=project, code=code, **extra)
