@@ -26,7 +26,7 @@ def test_lineage_audit_rows_and_serving_work_where_a_backup_was_restored_and_a_r
     first: dict[str, Any], project: Path, backup: Path, tmp_path: Path
 ) -> None:
     with away(project / "wd"):
-        workdir = restored(backup, tmp_path / "an other place" / "wd")
+        workdir = restored(backup, tmp_path / "elsewhere" / "wd")
         check_restored(first, project, workdir, tmp_path / "rows")
         again = run(project, str(workdir))
     assert again["verdict"] == "unchanged"
