@@ -16,20 +16,19 @@ def fine_tuning(plan: str, dataset: str, version: str, report: dsl.Output[dsl.HT
 
     from components.common import models, step
     from components.common.launch import settings
-    from components.fine_tuning.config import FineTuningConfig
+    from components.fine_tuning.config import recipe_of
     from components.fine_tuning.sweep import tune
 
     p, uri = json.loads(plan), json.loads(version)["uri"]
-    where = p.pop("where", {})  # nothing of the result depends on it
-    settled = {**p["config"], "sweep": {**p["config"]["sweep"], **where}} if where else p["config"]
+    recipe = recipe_of(p["config"], p.pop("where", {}))
 
     def build(out, s):  # type: ignore[no-untyped-def]
         base = models.base_model(p["config"]["base_model"], s.reporter, p["base_sha256"])
         options = {"seed": p["seed"], "state": s.workdir.state, "reporter": s.reporter, "dataset_uri": uri, "base": base}
         options |= {"where": settings.from_environment(), "tracked": s.tracked}
-        return tune(s.artifact(dataset, "dataset"), out, FineTuningConfig(**settled), **options)
+        return tune(s.artifact(dataset, "dataset"), out, recipe, **options)
 
-    revision = uri.rpartition("@")[2]  # without the repository's address: a work folder at another place keeps what it has tuned
-    made = step.produce("fine_tuning", {"plan": p, "dataset": dataset, "revision": revision}, build, links.path)
+    key = {"plan": p, "dataset": dataset, "revision": uri.rpartition("@")[2]}  # a work folder at another place keeps what it has tuned
+    made = step.produce("fine_tuning", key, build, links.path)
     step.copy_report(made, report.path)
     return (made.sha256,)

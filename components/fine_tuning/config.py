@@ -226,6 +226,11 @@ class FineTuningConfig(BaseModel):
         return found
 
 
+def recipe_of(config: dict[str, Any], where: dict[str, Any]) -> FineTuningConfig:
+    """The recipe of a step's plan, whose sweep is told apart `where` nothing of the result depends on it: how many run at once."""
+    return FineTuningConfig.model_validate({**config, "sweep": {**config["sweep"], **where}} if where else config)
+
+
 def _check_sweep(config: FineTuningConfig) -> None:
     """Raise ValueError for keys that cannot be varied, too many recipes, or one that cannot work."""
     for key, values in config.sweep.vary.items():

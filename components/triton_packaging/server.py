@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import secrets
 import signal
 import socket
@@ -33,6 +34,7 @@ SHM_PREFIX = "tuneline"
 # Below the range the kernel hands out to outgoing connections, so that a port found free is still free when the server is ready for it.
 FREE_PORTS = range(20_000, 32_000)
 STOP_SECONDS = 60.0
+PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")  # a path that a shell takes for one word
 # What a log line of interest holds: Triton's levels, and Python's tracebacks.
 TELLING = ("E1", "E0", "error", "Error", "failed", "Failed")
 
@@ -117,7 +119,7 @@ def running_server(
     _remove_abandoned_shared_memory()
     prefix = f"{SHM_PREFIX}_{os.getpid()}_{secrets.token_hex(4)}_"
     with private_folder(Path(tempfile.gettempdir()), "tuneline-triton", mode=0o700) as work:
-        command = _command(repository, engine.make_backend_folder(work / "backends"), names, host, ports, prefix)
+        command = _command(_plainly_named(repository, work), engine.make_backend_folder(work / "backends"), names, host, ports, prefix)
         began = time.monotonic()
         child = _start(command, repository if _has_vllm(repository, names) else work, log)
         guard = process.guard_group(child.pid)
@@ -139,6 +141,14 @@ def memory(pid: int) -> int:
 def children(pid: int) -> list[int]:
     """The processes that a server started: one stub a model."""
     return [child.pid for child in psutil.Process(pid).children()]
+
+
+def _plainly_named(repository: Path, work: Path) -> Path:
+    """The repository by a name that a shell takes for one word: Triton starts the processes of Python models by a shell, unquoted."""
+    if PLAIN.fullmatch(str(repository.absolute())):
+        return repository
+    (work / "repository").symlink_to(repository.absolute(), target_is_directory=True)
+    return work / "repository"
 
 
 def _command(repository: Path, backends: Path, models: Sequence[str], host: str, ports: tuple[int, int, int], prefix: str) -> list[str]:
