@@ -85,10 +85,10 @@ def test_how_many_recipes_are_trained_at_once_changes_no_steps_key(monkeypatch: 
     monkeypatch.setattr(sweep, "tune", lambda dataset, out, config, **_: config.sweep.parallel)
     place = SimpleNamespace(path=str(tmp_path / "report"))
     given = [json.dumps(one) for one in plans]
-    version = json.dumps({"uri": "a"})
+    version = json.dumps({"uri": "git+file:///there@a"})
     trained = [fine_tuning.python_func(plan=text, dataset="d", version=version, report=place, links=place) for text in given]
     assert trained == [(1,), (3,)]
-    assert asked[0] == asked[1] == {"plan": resolve.counting(plans[0]), "dataset": "d", "uri": "a"}
+    assert asked[0] == asked[1] == {"plan": resolve.counting(plans[0]), "dataset": "d", "revision": "a"}
 
 
 def test_a_run_for_vllm_says_before_any_work_that_vllm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
