@@ -205,7 +205,7 @@ def _cached(
     plans = plan(config, found, outline.base.sha256, lambda key: compared_with(in_service, key), unproven(config), asked)
     made: dict[str, str] = {}
     for stage, parameters in _parameters(plans, config, reading_root, made):
-        sha256 = places.noted(workdir.store, stage, step.key_of(stage, parameters))
+        sha256 = places.noted(workdir.store, stage, step.key_of(stage, parameters), use=False)
         if sha256 is None:
             break
         made[stage] = sha256

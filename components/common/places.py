@@ -401,11 +401,11 @@ def unfinished(store: Path) -> tuple[list[Path], list[Path]]:
     return aside, [job for job in _jobs(store) if any(path.name != ASIDE for path in jobs.listed(job))]
 
 
-def noted(store: Path, stage: str, key: str) -> str | None:
-    """The digest of the stored artifact that was made under this key, now marked as used; None where there is none. Its files are not
-    checked."""
+def noted(store: Path, stage: str, key: str, *, use: bool = True) -> str | None:
+    """The digest of the stored artifact that was made under this key, now marked as used if it is to be; None where there is none. Its
+    files are not checked."""
     sha256 = (read_note(store, f"keys/{stage}/{key}") or "").strip()
-    if sha256:
+    if sha256 and use:
         mark_used(store, sha256)
     return sha256 if sha256 and holds(store, sha256) else None
 

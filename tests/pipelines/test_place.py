@@ -35,7 +35,7 @@ from tests import kubernetes_api
 from tests.kubernetes_api import KubernetesApi, kubeconfig
 from tests.pipelines.command import ROOT, environment
 
-EXAMPLE = ROOT / "docs" / "examples" / "xe9680-powerscale" / "platform.yaml"
+EXAMPLE = ROOT / "deploy" / "overlays" / "xe9680-powerscale" / "platform.yaml"
 VARIABLES = {"HF_TOKEN": "the-hub-token", "MLFLOW_TRACKING_TOKEN": "the-mlflow-token"}
 RENAME = Path.rename
 Break = Callable[[Path, pytest.MonkeyPatch], Any]
@@ -159,7 +159,7 @@ def test_a_volume_that_is_not_mounted_is_found(pod: Path) -> None:
 def test_what_a_pod_should_find_is_names_and_paths() -> None:
     assert place.wanted(platform.load(EXAMPLE)) == {
         "mounts": ["/data", "/corpus", "/etc/tuneline/git", "/etc/tuneline/settings", "/etc/tuneline/certificates"],
-        "variables": ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MLFLOW_TRACKING_TOKEN"],
+        "variables": ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_USERNAME"],
         "authorities": "/etc/tuneline/certificates/ca-bundle.crt",
     }
 

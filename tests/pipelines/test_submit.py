@@ -34,7 +34,7 @@ from tests.pipelines.processes import hear_interrupts
 
 SECRET = "s3cr3t-0f-th3-t35t"
 Command = Callable[..., tuple[int, dict[str, Any], str]]
-POWERSCALE = ROOT / "docs" / "examples" / "xe9680-powerscale" / "platform.yaml"
+POWERSCALE = ROOT / "deploy" / "overlays" / "xe9680-powerscale" / "platform.yaml"
 PLATFORM = Platform(mlflow=Mlflow(tracking_uri="http://mlflow:5000"))
 
 

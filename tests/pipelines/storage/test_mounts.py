@@ -39,8 +39,9 @@ def test_the_mount_is_that_of_the_longest_path_and_of_several_at_one_place_the_l
 
 def test_the_options_of_the_page_on_powerscale_and_of_the_example_volume_are_right() -> None:
     page = (ROOT / "docs" / "powerscale.md").read_text(encoding="utf-8")
-    example = (ROOT / "docs" / "examples" / "xe9680-powerscale" / "volume.yaml").read_text(encoding="utf-8")
-    asked = re.findall(r"nfs  (\S+)  0 0", page) + [found.replace(" ", "") for found in re.findall(r"mountOptions: \[(.*)\]", example)]
+    example = (ROOT / "deploy" / "components" / "powerscale-nfs" / "volume.yaml").read_text(encoding="utf-8")
+    written = [found.replace(" ", "") for found in re.findall(r"mountOptions: \[(.*)\]", example) if " ro," not in found]
+    asked = re.findall(r"nfs  (\S+)  0 0", page) + written
     assert len(asked) == 2
     for options in asked:
         assert wrong(f"rw,{options}") == {}
