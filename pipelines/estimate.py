@@ -229,7 +229,7 @@ def _obstacles(found: Findings) -> list[str]:
     """What a run would be refused for, or be disappointed by, later on."""
     warnings, tuning = [], found.config.fine_tuning
     try:
-        if not elsewhere():
+        if not _elsewhere():
             acceleration.check(tuning)
     except TunelineError as error:
         warnings.append(f"{error.message}. {error.hint}")
@@ -325,12 +325,12 @@ def _memory(found: Findings) -> dict[str, Any]:
         "evaluation": sizing.evaluation_memory(shape, batch_tokens=config.evaluation.batch_tokens, gpu=gpu),
         "triton_packaging": sizing.packaging_memory(shape, proven=unproven(config) is None),
     }
-    here = peaks.keys() - ({"fine_tuning"} if elsewhere() else set())
+    here = peaks.keys() - ({"fine_tuning"} if _elsewhere() else set())
     largest = max(sorted(here), key=lambda name: peaks[name])
     return {"training": parts, "stages": peaks, "largest_stage": largest, "free": _free_memory(gpu), "device": "gpu" if gpu else "cpu"}
 
 
-def elsewhere() -> str:
+def _elsewhere() -> str:
     """Where the training runs, if not on this machine: it has other memory and another speed."""
     where = settings.from_environment()
     return "" if where.kind == "process" else f"{where.kind}, {where.nodes} {'node' if where.nodes == 1 else 'nodes'}"
@@ -395,7 +395,7 @@ def _times(found: Findings, trained: int) -> dict[str, Time]:
     }
     if "evaluation" not in found.cached:  # nor is what comes before it cached where it is
         rate = _rate(found)
-        there, here = elsewhere(), _of_all_recipes(found, _training_time(found, trained, earlier, rate))
+        there, here = _elsewhere(), _of_all_recipes(found, _training_time(found, trained, earlier, rate))
         times["fine_tuning"] = Time(None, f"it trains elsewhere ({there}), at a speed that is not known here") if there else here
         times["evaluation"] = Time(_evaluation_work(found) / rate, _rough(rate, "every item of its tasks, read by candidate and base"))
     return {stage: times[stage] for stage in ESTIMATED if stage not in found.cached}

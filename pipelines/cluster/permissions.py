@@ -35,9 +35,9 @@ def who(look: Look) -> str:
     return str(answer.get("status", {}).get("userInfo", {}).get("username", ""))
 
 
-def may(look: Look, verb: str, group: str, resource: str, name: str = "") -> bool:
-    """Whether the caller may do this in the namespace."""
-    spec = {"resourceAttributes": _attributes(look, verb, group, resource, name)}
+def may(look: Look, verb: str, group: str, resource: str, name: str = "", namespace: str = "") -> bool:
+    """Whether the caller may do this, in the run's namespace or another."""
+    spec = {"resourceAttributes": _attributes(look, verb, group, resource, name, namespace)}
     return _allowed(look, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", "SelfSubjectAccessReview", spec)
 
 
@@ -98,19 +98,17 @@ def _has_store_secret(look: Look) -> bool:
 def pods_may(look: Look, verb: str, group: str, resource: str, name: str = "", namespace: str = "") -> bool:
     """Whether the account of the pods may do this, in the run's namespace or another. Raises ForbiddenError where that may not be asked."""
     full = f"system:serviceaccount:{look.namespace}:{look.account}"
-    attributes = _attributes(look, verb, group, resource, name) | ({"namespace": namespace} if namespace else {})
     if look.user == full:
-        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        return _allowed(look, path, "SelfSubjectAccessReview", {"resourceAttributes": attributes})
+        return may(look, verb, group, resource, name, namespace)
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{look.namespace}", "system:authenticated"]
-    within = attributes["namespace"]  # a local review is about the namespace that it is made in
+    spec = {"resourceAttributes": _attributes(look, verb, group, resource, name, namespace), "user": full, "groups": groups}
+    within = namespace or look.namespace  # a local review is about the namespace that it is made in
     path = f"/apis/authorization.k8s.io/v1/namespaces/{within}/localsubjectaccessreviews"
-    spec = {"resourceAttributes": attributes, "user": full, "groups": groups}
     return _allowed(look, path, "LocalSubjectAccessReview", spec, within)
 
 
-def _attributes(look: Look, verb: str, group: str, resource: str, name: str) -> dict[str, Any]:
-    said = {"namespace": look.namespace, "verb": verb, "group": group, "resource": resource, "name": name}
+def _attributes(look: Look, verb: str, group: str, resource: str, name: str, namespace: str) -> dict[str, Any]:
+    said = {"namespace": namespace or look.namespace, "verb": verb, "group": group, "resource": resource, "name": name}
     return {key: value for key, value in said.items() if value}
 
 

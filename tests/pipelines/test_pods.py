@@ -97,8 +97,8 @@ def test_each_step_leads_to_its_run_in_mlflow_and_names_what_it_made(whole: tupl
 
 
 def manifests(project: Path) -> set[tuple[str, int]]:
-    """The artifacts in the pods' store, and when each was written."""
-    return {(str(path.parent), path.stat().st_mtime_ns) for path in (project / "pods" / "store").glob("*/manifest.json")}
+    """The artifacts in the pods' store, each by its manifest's file: one written anew is another, one used again has another time."""
+    return {(str(path.parent), path.stat().st_ino) for path in (project / "pods" / "store").glob("*/manifest.json")}
 
 
 @pytest.mark.long
