@@ -10,14 +10,15 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from components.common import artifacts, cost, models, paths, places, step
+from components.common import artifacts, cost, hashing, models, paths, places, step
 from components.common import shape as shape_of
 from components.common.artifacts import Manifest
 from components.common.errors import InputError, TunelineError
@@ -123,6 +124,50 @@ class Findings:
         """Whether every weight is trained."""
         return self.config.fine_tuning.adaptation == "full"
 
+    @property
+    def trained(self) -> int:
+        """Tokens learned from in all steps."""
+        tuning, tokens = self.config.fine_tuning, self.tokens
+        if not tokens.lengths:
+            return 0
+        if not tokens.sampled:
+            return training.tokens(tokens.lengths, tuning, self.config.seed)
+        a_step = tuning.step_rows * tuning.max_length if tuning.packing else min(tuning.step_rows, tokens.trained_rows) * tokens.mean
+        return round(self.steps * a_step)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the model that would be written."""
+        whole = self.full or self.config.fine_tuning.merge
+        return (self.shape.parameters if whole else self.shape.trainable) * shape_of.FLOAT32
+
+    @cached_property
+    def recipes(self) -> list[Findings]:
+        """The same for each recipe of a sweep; without one, this alone."""
+        tuning, config = self.config.fine_tuning, self.outline.config
+        if not tuning.sweep.vary:
+            return [self]
+        recipes, found = list(tuning.recipes.values()), {}
+        for key, recipe in {_added(recipe): recipe for recipe in recipes}.items():  # a large model is not counted for each learning rate
+            found[key] = Shape.of(config, training.parameters(config, recipe))
+        changed = [(self.config.model_copy(update={"fine_tuning": recipe}), found[_added(recipe)]) for recipe in recipes]
+        return [replace(self, config=config, shape=shape) for config, shape in changed]
+
+    @property
+    def largest(self) -> Findings:
+        """The recipe that trains the most parameters: the best one is not known yet."""
+        return max(self.recipes, key=lambda recipe: recipe.shape.trainable)
+
+    def most(self, of: Callable[[Findings], int]) -> int:
+        """The sum over the recipes that run at once, if those were the largest."""
+        return sum(sorted(map(of, self.recipes), reverse=True)[: self.config.fine_tuning.sweep.parallel])
+
+
+def _added(recipe: FineTuningConfig) -> str:
+    """A key of what is trained or added to the model, which its sections and the adaptation say."""
+    told = recipe.model_dump(mode="json").items()
+    return hashing.digest({name: value for name, value in told if name == "adaptation" or isinstance(value, dict)})
+
 
 def estimate(config: Customization, workdir: Workdir, reporter: Reporter) -> dict[str, Any]:
     """The object that `tuneline run --dry-run --json` prints. Raises what a run would: ConfigurationError for sources or models that are
@@ -130,13 +175,13 @@ def estimate(config: Customization, workdir: Workdir, reporter: Reporter) -> dic
     found = look(config, workdir, reporter)
     reporter.step("estimating")
     tokens, memory, disk = _tokens(found), _memory(found), _disk(found)
-    times = _times(found, tokens["trained"])
+    shape, times = found.largest.shape, _times(found)
     return {
         "dry_run": True,
         "rows": _rows(found),
         "tokens": tokens,
-        "steps": found.steps,
-        "parameters": {"all": found.shape.parameters, "trainable": found.shape.trainable},
+        "steps": sum(recipe.steps for recipe in found.recipes),
+        "parameters": {"all": shape.parameters, "trainable": shape.trainable},
         "memory": memory,
         "disk": disk,
         "seconds": _seconds(times),
@@ -227,12 +272,8 @@ def _parameters(plans: Plans, config: Customization, reading_root: Path, found: 
 
 def _obstacles(found: Findings) -> list[str]:
     """What a run would be refused for, or be disappointed by, later on."""
-    warnings, tuning = [], found.config.fine_tuning
-    try:
-        if not _elsewhere():
-            acceleration.check(tuning)
-    except TunelineError as error:
-        warnings.append(f"{error.message}. {error.hint}")
+    tuning = found.config.fine_tuning
+    warnings = [] if _elsewhere() else _unaccelerated(found)
     try:
         check_splits(found.curated, found.config.data_curation)
     except InputError as error:
@@ -251,6 +292,17 @@ def _obstacles(found: Findings) -> list[str]:
     return warnings
 
 
+def _unaccelerated(found: Findings) -> list[str]:
+    """What recipes ask for that this machine cannot do."""
+    told = []
+    for recipe in found.recipes:
+        try:
+            acceleration.check(recipe.config.fine_tuning)
+        except TunelineError as error:
+            told.append(f"{error.message}. {error.hint}")
+    return list(dict.fromkeys(told))
+
+
 def _shortages(found: Findings, memory: dict[str, Any], disk: dict[str, int]) -> list[str]:
     """Where memory or disk will not suffice."""
     warnings, name = [], memory["largest_stage"]
@@ -267,19 +319,31 @@ def _basis(found: Findings, times: dict[str, Time]) -> dict[str, str]:
     """What each figure rests on."""
     tokens, tuning = found.tokens, found.config.fine_tuning
     how = f"{tokens.tokenised:,} evenly spread rows of {tokens.rows:,}" if tokens.sampled else f"all {tokens.rows:,} training rows"
-    a_step = f"{tuning.step_rows}{' packed rows' if tuning.packing else ''} a step"
-    epochs = f"{tuning.epochs:g} epochs of {tokens.trained_rows:,} rows, {a_step}"
     apart = f"; not compared with {', '.join(found.not_compared)}, which would be fetched first" if found.not_compared else ""
     rows = "every source read, cleaned and compared for equal rows; similar ones, which curation drops too, are not looked for"
     return {
         "rows": rows + apart,
         "tokens": f"{how}, with the base model's tokenizer and chat template, cut at {tuning.max_length} tokens",
-        "steps": "fine_tuning.max_steps" if tuning.max_steps else epochs,
+        "steps": _of_all(list(map(_steps_basis, found.recipes))),
         "memory": "formulas of components/common/shape.py and pipelines/sizing.py; measured peaks of training were within 16% of them",
         "disk": "raw bytes for the dataset; 4 bytes a parameter for weights and 8 for the optimizer's state",
         **{f"seconds.{stage}": _time_basis(stage, told) for stage, told in times.items()},
         "seconds.other_steps": "the start of the command and of its other steps, as measured on two cores of an AMD EPYC",
     }
+
+
+def _steps_basis(found: Findings) -> str:
+    tuning = found.config.fine_tuning
+    if tuning.max_steps:
+        return "fine_tuning.max_steps"
+    a_step = f"{tuning.step_rows}{' packed rows' if tuning.packing else ''} a step"
+    return f"{tuning.epochs:g} epochs of {found.tokens.trained_rows:,} rows, {a_step}"
+
+
+def _of_all(bases: Sequence[str]) -> str:
+    """What a sum over recipes rests on, from what each one rests on."""
+    told = "; ".join(dict.fromkeys(bases))
+    return told if len(bases) == 1 else f"{len(bases)} recipes together: {told}"
 
 
 def _time_basis(stage: str, told: Time) -> str:
@@ -293,15 +357,7 @@ def _rows(found: Findings) -> dict[str, Any]:
 
 
 def _tokens(found: Findings) -> dict[str, Any]:
-    tokens, tuning = found.tokens, found.config.fine_tuning
-    lengths = tokens.lengths
-    if not lengths:
-        trained = 0
-    elif tokens.sampled:
-        a_step = tuning.step_rows * tuning.max_length if tuning.packing else min(tuning.step_rows, tokens.trained_rows) * tokens.mean
-        trained = round(found.steps * a_step)
-    else:
-        trained = training.tokens(lengths, tuning, found.config.seed)
+    tokens, lengths = found.tokens, found.tokens.lengths
     return {
         "tokenised_rows": tokens.tokenised,
         "mean": round(tokens.mean, 2),
@@ -309,36 +365,39 @@ def _tokens(found: Findings) -> dict[str, Any]:
         "cut_share": round(tokens.examples.truncated / tokens.tokenised, 4) if tokens.tokenised else 0.0,
         "without_answer": round(tokens.examples.without_answer * tokens.share),
         "an_epoch": round(sum(lengths) * tokens.share),
-        "trained": trained,
+        "trained": sum(recipe.trained for recipe in found.recipes),
     }
 
 
 def _memory(found: Findings) -> dict[str, Any]:
-    """Peaks of the stages that load the model, and what is free where they run."""
-    config, shape, gpu = found.config, found.shape, _on_gpu()
-    tuning, longest = config.fine_tuning, max(found.tokens.lengths, default=config.fine_tuning.max_length)
-    longest = tuning.max_length if tuning.packing else longest
-    dropout = tuning.adaptation in LOW_RANK and tuning.lora.dropout > 0
-    parts = shape_of.training_memory(shape, rows=tuning.micro_batch_size, length=longest, dropout=dropout, gpu=gpu)
+    """Peaks of the stages that load the model, and what is free where they run. `training` has the parts of the largest recipe."""
+    config, shape, gpu = found.config, found.largest.shape, _on_gpu()
+    trainings = [_training_memory(recipe, gpu) for recipe in found.recipes]
     peaks = {
-        "fine_tuning": parts["total"] * _at_once(tuning),
+        "fine_tuning": found.most(lambda recipe: _training_memory(recipe, gpu)["total"]),
         "evaluation": sizing.evaluation_memory(shape, batch_tokens=config.evaluation.batch_tokens, gpu=gpu),
         "triton_packaging": sizing.packaging_memory(shape, proven=unproven(config) is None),
     }
     here = peaks.keys() - ({"fine_tuning"} if _elsewhere() else set())
     largest = max(sorted(here), key=lambda name: peaks[name])
-    return {"training": parts, "stages": peaks, "largest_stage": largest, "free": _free_memory(gpu), "device": "gpu" if gpu else "cpu"}
+    return {
+        "training": max(trainings, key=lambda parts: parts["total"]),
+        "stages": peaks, "largest_stage": largest, "free": _free_memory(gpu), "device": "gpu" if gpu else "cpu",
+    }  # fmt: skip
+
+
+def _training_memory(recipe: Findings, gpu: bool) -> dict[str, int]:
+    """Bytes by what they are for, and their total."""
+    tuning, longest = recipe.config.fine_tuning, max(recipe.tokens.lengths, default=recipe.config.fine_tuning.max_length)
+    longest = tuning.max_length if tuning.packing else longest
+    dropout = tuning.adaptation in LOW_RANK and tuning.lora.dropout > 0
+    return shape_of.training_memory(recipe.shape, rows=tuning.micro_batch_size, length=longest, dropout=dropout, gpu=gpu)
 
 
 def _elsewhere() -> str:
     """Where the training runs, if not on this machine: it has other memory and another speed."""
     where = settings.from_environment()
     return "" if where.kind == "process" else f"{where.kind}, {where.nodes} {'node' if where.nodes == 1 else 'nodes'}"
-
-
-def _at_once(tuning: FineTuningConfig) -> int:
-    """Trainings that hold a model each: those of a sweep that run at once."""
-    return min(tuning.sweep.parallel, len(tuning.recipes))
 
 
 def _on_gpu() -> bool:
@@ -356,20 +415,25 @@ def _free_memory(gpu: bool) -> int:
 def _disk(found: Findings) -> dict[str, int]:
     """Bytes that a run would add to the workdir, and what is free there. A dataset lies in the store and in the data repository's remote, a
     model in the store and in MLflow where it is small enough."""
-    shape, tuning = found.shape, found.config.fine_tuning
-    one = sizing.checkpoint(shape, full=found.full)
-    written = min(training.checkpoints(found.steps, tuning), tuning.keep_checkpoints + 1)  # the oldest goes once the newest is whole
-    model = (shape.parameters if found.full or tuning.merge else shape.trainable) * shape_of.FLOAT32
+    model = max(recipe.weights for recipe in found.recipes)
     copied = 2 if model <= found.config.model_registry.copy_limit_mb * 10**6 else 1
+    swept = sum(recipe.weights for recipe in found.recipes) if found.config.fine_tuning.sweep.vary else 0
     parts = {
-        "checkpoints": one * written * _at_once(tuning),
+        "checkpoints": found.most(_checkpoints),
         "dataset": 2 * sum(source.bytes for source in found.sources),
-        "model": (copied + (len(tuning.recipes) if tuning.sweep.vary else 0)) * model,
-        "repository": shape.parameters * (shape_of.BFLOAT16 if _on_gpu() else shape_of.FLOAT32),
+        "model": copied * model + swept,
+        "repository": found.largest.shape.parameters * (shape_of.BFLOAT16 if _on_gpu() else shape_of.FLOAT32),
     }
     of_stage = {"checkpoints": "fine_tuning", "dataset": "data_curation", "model": "fine_tuning", "repository": "triton_packaging"}
     parts = {name: 0 if of_stage[name] in found.cached else size for name, size in parts.items()}
     return {**parts, "total": sum(parts.values()), "free": shutil.disk_usage(paths.existing(found.workdir.root)).free}
+
+
+def _checkpoints(recipe: Findings) -> int:
+    """Bytes of those that are there at once: the oldest goes when the newest is whole."""
+    tuning = recipe.config.fine_tuning
+    written = min(training.checkpoints(recipe.steps, tuning), tuning.keep_checkpoints + 1)
+    return sizing.checkpoint(recipe.shape, full=recipe.full) * written
 
 
 def _seconds(times: dict[str, Time]) -> dict[str, float | None]:
@@ -385,7 +449,7 @@ def _sum(spent: dict[str, float | None]) -> float:
     return round(sum(seconds for seconds in spent.values() if seconds is not None), 1)
 
 
-def _times(found: Findings, trained: int) -> dict[str, Time]:
+def _times(found: Findings) -> dict[str, Time]:
     """The work of each stage that is not cached."""
     earlier = _earlier(found.workdir.store)
     reading = f"reading took {found.reading_seconds:.1f} s just now, and {DAFT_SECONDS:.0f} s for Daft"
@@ -395,7 +459,7 @@ def _times(found: Findings, trained: int) -> dict[str, Time]:
     }
     if "evaluation" not in found.cached:  # nor is what comes before it cached where it is
         rate = _rate(found)
-        there, here = _elsewhere(), _of_all_recipes(found, _training_time(found, trained, earlier, rate))
+        there, here = _elsewhere(), _of_all_recipes([_training_time(recipe, earlier, rate) for recipe in found.recipes])
         times["fine_tuning"] = Time(None, f"it trains elsewhere ({there}), at a speed that is not known here") if there else here
         times["evaluation"] = Time(_evaluation_work(found) / rate, _rough(rate, "every item of its tasks, read by candidate and base"))
     return {stage: times[stage] for stage in ESTIMATED if stage not in found.cached}
@@ -407,19 +471,18 @@ def _rate(found: Findings) -> float:
     return sizing.EFFICIENCY * sizing.matmul_rate(found.shape, rows=tokens)
 
 
-def _training_time(found: Findings, trained: int, earlier: Earlier, rate: float) -> Time:
+def _training_time(found: Findings, earlier: Earlier, rate: float) -> Time:
     alike = _alike_training(found, earlier)
     if alike:
         speed = float(alike.summary["tokens_per_second"])
-        return Time(trained / speed, f"{speed:.1f} tokens/s, as the newest training like it here, {alike.content_sha256[:12]}")
-    work = trained * shape_of.training_flops(found.shape, found.tokens.mean)
+        return Time(found.trained / speed, f"{speed:.1f} tokens/s, as the newest training like it here, {alike.content_sha256[:12]}")
+    work = found.trained * shape_of.training_flops(found.shape, found.tokens.mean)
     return Time(work / rate, _rough(rate, "a training token's operations"))
 
 
-def _of_all_recipes(found: Findings, one: Time) -> Time:
+def _of_all_recipes(each: Sequence[Time]) -> Time:
     """The recipes of a sweep share this machine: at once or one after the other, they take as long together."""
-    count = len(found.config.fine_tuning.recipes)
-    return one if count == 1 or one.work is None else Time(count * one.work, f"{one.basis}; {count} recipes of that length")
+    return Time(sum(one.work or 0.0 for one in each), _of_all([one.basis for one in each]))
 
 
 def _packaging_time(found: Findings, earlier: Earlier) -> Time:

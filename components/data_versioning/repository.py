@@ -25,7 +25,9 @@ from components.common.jobs import private_folder
 GITCONFIG = Path(__file__).with_name("gitconfig")
 STALE_LOCK = 10.0  # seconds: git holds the lock of a reference for milliseconds
 NETWORK_SECONDS = 120.0  # a data repository is small: its files are in the DVC remote
-PASSED = ("GIT_ASKPASS", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH")  # how a user reaches a server
+# How a user reaches a server; name and password are asked for by the credential helper of our file.
+PASSED = ("GIT_ASKPASS", "GIT_PASSWORD", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "GIT_USERNAME")
+ASKED = "GIT_USERNAME and GIT_PASSWORD, ~/.netrc or GIT_ASKPASS"
 MIRROR_ATTEMPTS = 75  # of 0.2 seconds
 FULL = ("No space left on device", "Disk quota exceeded")
 VERSION = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)-v[0-9]+")  # the tag of a version, which names its dataset
@@ -60,7 +62,7 @@ def check_no_password(address: str, key: str) -> None:
         host = urlsplit(addresses.split(address)[0]).hostname
         raise ConfigurationError(
             f"{key}: the address of {host} holds a password, and addresses are recorded with every version",
-            hint="Leave it out of the address: git takes it from ~/.netrc or GIT_ASKPASS, or use ssh; S3 keys come from AWS_… variables.",
+            hint=f"Leave it out of the address: git takes it from {ASKED}, or use ssh; S3 keys come from AWS_… variables.",
         )
 
 
@@ -180,7 +182,7 @@ def _reach(url: str, folder: Path, *arguments: str) -> None:
 
 
 def _unreachable(url: str, done: subprocess.CompletedProcess[str]) -> TunelineError:
-    hint = f"Check the address, the network and your access (ssh keys, ~/.netrc or GIT_ASKPASS): `git ls-remote {url}` has to work."
+    hint = f"Check the address, the network and your access (ssh keys, {ASKED}): `git ls-remote {url}` has to work."
     return _failed(f"the data repository {url} cannot be reached", done, hint)
 
 

@@ -19,7 +19,7 @@ from components.data_versioning import publishing
 from components.data_versioning.config import DataVersioningConfig
 from components.data_versioning.repository import DataVersioningError
 from components.data_versioning.stage import check, diff, entries, fetch, obtain, publish, show, versions
-from tests.git_server import git_daemon
+from tests.git_server import git_daemon, git_over_http
 from tests.pipelines.test_wrong_input import disk
 
 pytestmark = pytest.mark.dvc
@@ -59,6 +59,26 @@ def test_a_repository_behind_a_url_is_cloned_read_and_pushed_to(tmp_path: Path, 
         show("dataset-v1", config, workdir=here)
     assert f"the data repository {config.repository} cannot be reached" in refused.value.message
     assert f"git ls-remote {config.repository}" in refused.value.hint
+
+
+def test_a_server_that_wants_a_password_is_given_that_of_the_environment(
+    tmp_path: Path, make_dataset, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a secret brings it to a pod, whose user may have no name: ssh refuses to start for one."""
+    dataset = make_dataset("one", ROWS)
+    subprocess.run(["git", "-C", str(bare), "config", "http.receivepack", "true"], check=True)
+    with git_over_http(bare.parent, "pipeline", 'a "b" $c') as server:
+        config = DataVersioningConfig(repository=f"{server}/data.git", remote=str(tmp_path / "files"))
+        with pytest.raises(DataVersioningError, match="could not read Username") as refused:
+            publish(dataset, config, workdir=tmp_path / "here", reporter=Silent())
+        assert "GIT_USERNAME and GIT_PASSWORD" in refused.value.hint
+        monkeypatch.setenv("GIT_USERNAME", "pipeline")
+        monkeypatch.setenv("GIT_PASSWORD", "wrong")
+        with pytest.raises(DataVersioningError, match="Authentication failed"):
+            publish(dataset, config, workdir=tmp_path / "here", reporter=Silent())
+        monkeypatch.setenv("GIT_PASSWORD", 'a "b" $c')
+        assert publish(dataset, config, workdir=tmp_path / "here", reporter=Silent()).tag == "dataset-v1"
+        assert [one.tag for one in versions(config, workdir=tmp_path / "there")] == ["dataset-v1"]
 
 
 def test_two_publishers_at_once_to_a_url_both_land(tmp_path: Path, make_dataset, bare: Path) -> None:

@@ -30,11 +30,11 @@ def container(overlay: str, kind: str, name: str) -> Json:
     return dict((spec["jobTemplate"]["spec"] if kind == "CronJob" else spec)["template"]["spec"]["containers"][0])
 
 
-def environment(overlay: str, kind: str, name: str, folder: Path) -> dict[str, str]:
+def environment(overlay: str, kind: str, name: str, folder: Path, **more: str) -> dict[str, str]:
     """The variables of a pod of it, once cluster.env was read as its script reads it."""
     config(overlay, folder)
     given = {one["name"]: one.get("value", "from-a-secret") for one in container(overlay, kind, name)["env"]}
-    given |= {"CONFIG": str(folder), "TMPDIR": str(folder / "tmp"), "PATH": os.environ["PATH"]}
+    given |= {"CONFIG": str(folder), "TMPDIR": str(folder / "tmp"), "PATH": os.environ["PATH"], **more}
     (folder / "tmp").mkdir(exist_ok=True)
     done = subprocess.run(
         ["sh", "-euc", 'set -a; . "$CONFIG/cluster.env"; set +a; env -0'], env=given, capture_output=True, text=True, check=True
@@ -57,6 +57,17 @@ def test_the_server_is_told_the_sites_database_bucket_and_names(overlay: str, tm
     assert Path(told["MLFLOW_AUTH_CONFIG_PATH"]).stat().st_mode & 0o077 == 0
 
 
+def test_an_authority_of_the_site_is_trusted_for_s3_where_there_is_one(tmp_path: Path) -> None:
+    assert "AWS_CA_BUNDLE" not in environment("xe9680-powerscale", "Deployment", "mlflow", tmp_path)
+    server = container("xe9680-powerscale", "Deployment", "mlflow")
+    (mount,) = [one["mountPath"] for one in server["volumeMounts"] if one["name"] == "authorities"]
+    folder = tmp_path / Path(mount).relative_to("/run/secrets")
+    folder.mkdir()
+    (folder / "ca-bundle.crt").write_text("an authority")
+    told = environment("xe9680-powerscale", "Deployment", "mlflow", tmp_path, SECRETS=str(tmp_path))
+    assert told["AWS_CA_BUNDLE"] == str(folder / "ca-bundle.crt")
+
+
 def test_the_installed_mlflow_takes_what_it_is_told(tmp_path: Path) -> None:
     from mlflow.cli import server
 
@@ -76,7 +87,8 @@ def test_a_host_that_clients_and_browsers_name_is_let_in_and_another_is_not(tmp_
     from mlflow.server.security_utils import is_allowed_host_header, is_health_endpoint
 
     said = environment("xe9680-powerscale", "Deployment", "mlflow", tmp_path)["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
-    assert all(is_allowed_host_header(said, host) for host in ("mlflow.example", "mlflow.mlflow.svc:5000"))
+    forwarded = ("localhost:5000", "127.0.0.1:5000")  # docs/install.md has an administrator come that way
+    assert all(is_allowed_host_header(said, host) for host in ("mlflow.example", "mlflow.mlflow.svc:5000", *forwarded))
     assert not is_allowed_host_header(said, "mlflow.elsewhere:5000")
     probes = [container("xe9680-powerscale", "Deployment", "mlflow")[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
     assert all(is_health_endpoint(probe["httpGet"]["path"]) for probe in probes), "a probe names no host that is let in"

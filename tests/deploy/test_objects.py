@@ -165,7 +165,7 @@ def test_what_a_pod_refers_to_is_there(overlay: str) -> None:
     for pod in pods(things):
         where = pod["metadata"]["namespace"]
         assert pod["spec"]["serviceAccountName"] in of_kind(things, "ServiceAccount", where)
-        maps = [v["configMap"]["name"] for v in pod["spec"]["volumes"] if "configMap" in v]
+        maps = [v["configMap"]["name"] for v in pod["spec"]["volumes"] if not v.get("configMap", {"optional": True}).get("optional")]
         maps += [e["configMapRef"]["name"] for c in pod["spec"]["containers"] for e in c.get("envFrom", [])]
         assert set(maps) <= set(of_kind(things, "ConfigMap", where))
         made = {t["metadata"]["name"] for s in of_kind(things, "StatefulSet", where).values() for t in s["spec"]["volumeClaimTemplates"]}

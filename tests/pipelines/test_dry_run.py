@@ -209,7 +209,23 @@ def test_a_sweep_takes_the_time_of_all_its_recipes_and_the_memory_of_those_at_on
     one, all_three = look(), look("fine_tuning.sweep.vary={learning_rate: [1e-4, 3e-4, 1e-3]}")
     assert all_three["memory"]["stages"]["fine_tuning"] == 2 * one["memory"]["stages"]["fine_tuning"]
     assert all_three["disk"]["checkpoints"] == 2 * one["disk"]["checkpoints"]
-    assert "; 3 recipes of that length" in all_three["basis"]["seconds.fine_tuning"]
+    assert (all_three["steps"], all_three["tokens"]["trained"]) == (3 * one["steps"], 3 * one["tokens"]["trained"])
+    assert all_three["basis"]["steps"] == "3 recipes together: fine_tuning.max_steps"
+    assert "3 recipes together: " in all_three["basis"]["seconds.fine_tuning"]
+
+
+def test_a_sweeps_recipes_are_estimated_each_by_itself(look: Look) -> None:
+    """With room for two at once it needs that of the two largest, and says the parameters of the largest."""
+    ranks, steps = (4, 8, 16), (10, 20)
+    alone = {rank: look(f"fine_tuning.lora.rank={rank}", "fine_tuning.max_steps=20") for rank in ranks}
+    swept = look(f"fine_tuning.sweep.vary={{lora.rank: {list(ranks)}, max_steps: {list(steps)}}}")
+    assert swept["parameters"] == alone[16]["parameters"]
+    assert swept["memory"]["training"] == alone[16]["memory"]["training"]
+    assert swept["memory"]["stages"]["fine_tuning"] == 2 * alone[16]["memory"]["stages"]["fine_tuning"]
+    assert swept["memory"]["stages"]["evaluation"] == alone[16]["memory"]["stages"]["evaluation"]
+    assert swept["steps"] == len(ranks) * sum(steps)
+    models = {rank: told["disk"]["model"] / 2 for rank, told in alone.items()}  # in the store and in MLflow
+    assert swept["disk"]["model"] == 2 * models[16] + len(steps) * sum(models.values())
 
 
 def test_of_a_training_elsewhere_neither_time_nor_this_machines_memory_is_told(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
