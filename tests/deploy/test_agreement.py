@@ -214,6 +214,14 @@ def test_teams_lend_each_other_what_they_do_not_use_and_get_it_back() -> None:
     assert [name for name, one in priorities.items() if one["value"] <= threshold] == ["experiment"], "a borrower takes from these alone"
 
 
+def test_each_team_has_an_experiment_of_its_own() -> None:
+    """MLflow lets its maker write to it, and the others only look."""
+    things = rendered("xe9680-powerscale")
+    places = {team: of_kind(things, "ConfigMap", team)["tuneline-place"]["data"] for team in ("team-a", "team-b")}
+    assert {team: place["MLFLOW_EXPERIMENT_NAME"] for team, place in places.items()} == {"team-a": "team-a", "team-b": "team-b"}
+    assert platform_of("xe9680-powerscale").environment["MLFLOW_EXPERIMENT_NAME"] == "team-a"
+
+
 def test_two_teams_have_the_same_but_for_serving_and_the_look_at_the_cluster() -> None:
     things = rendered("xe9680-powerscale")
     kinds = {
@@ -221,7 +229,7 @@ def test_two_teams_have_the_same_but_for_serving_and_the_look_at_the_cluster() -
         for team in ("team-a", "team-b")
     }
     only = {name for _, name in kinds["team-a"] - {(kind, name.replace("team-b", "team-a")) for kind, name in kinds["team-b"]}}
-    assert only == {"triton", "tuneline-doctor"}
+    assert only == {"triton", "registry-audit", "tuneline-doctor"}
 
 
 # Secrets and config maps
@@ -242,7 +250,7 @@ def test_every_secret_is_one_whose_example_has_the_key_or_that_the_readme_makes(
         named = {v["secret"]["secretName"] for v in pod["spec"]["volumes"] if "secret" in v}
         assert named <= {name for place, name in examples if place == folder} | by_hand("secret generic")
         for container in pod["spec"]["containers"]:
-            for one in (e["valueFrom"]["secretKeyRef"] for e in container.get("env", []) if "valueFrom" in e):
+            for one in (e["valueFrom"]["secretKeyRef"] for e in container.get("env", []) if "secretKeyRef" in e.get("valueFrom", {})):
                 assert one["key"] in examples[folder, one["name"]]
 
 
@@ -266,9 +274,10 @@ def test_the_pods_around_the_pipeline_see_its_work_where_its_own_pods_see_it_and
     assert place == {key: told[key] for key in place}
     assert place.keys() >= {key for key in told if key.startswith(("TUNELINE_", "MLFLOW_"))} - {"TUNELINE_MLFLOW_UI"}
     for pod in (pod for pod in pods(things) if pod["metadata"]["namespace"] == team):
-        (data,) = [v["name"] for v in pod["spec"]["volumes"] if v.get("persistentVolumeClaim", {}).get("claimName") == said.volume.claim]
-        mounts = [m["mountPath"] for c in pod["spec"]["containers"] for m in c["volumeMounts"] if m["name"] == data]
-        assert set(mounts) == {said.volume.mount}
+        data = [v["name"] for v in pod["spec"]["volumes"] if v.get("persistentVolumeClaim", {}).get("claimName") == said.volume.claim]
+        assert bool(data) == (pod["metadata"]["name"] != "registry-audit"), "the registry alone is asked"
+        mounts = [m["mountPath"] for c in pod["spec"]["containers"] for m in c["volumeMounts"] if m["name"] in data]
+        assert set(mounts) <= {said.volume.mount}
         context = pod["spec"]["securityContext"]
         assert (context["runAsUser"], context["runAsGroup"]) == (said.security.run_as_user, said.security.run_as_group)
     house = of_kind(things, "CronJob", team)["tuneline-gc"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["args"]

@@ -47,7 +47,7 @@ def test_the_server_is_told_the_sites_database_bucket_and_names(overlay: str, tm
     told = environment(overlay, "Deployment", "mlflow", tmp_path)
     assert told["MLFLOW_BACKEND_STORE_URI"] == "postgresql+psycopg2://mlflow@postgresql.mlflow.svc:5432/mlflow"
     assert told["PGSSLMODE"] == "verify-full"
-    assert told["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")[:2] == ["mlflow.example", "mlflow.mlflow.svc:5000"]
+    assert told["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")[:3] == ["mlflow.example", "mlflow.mlflow:5000", "mlflow.mlflow.svc:5000"]
     assert told["MLFLOW_S3_ENDPOINT_URL"].startswith("https://")
     assert not {"PGPASSFILE", "AWS_SHARED_CREDENTIALS_FILE"} & told.keys(), "files that are not there"
     users = configparser.ConfigParser()
@@ -88,7 +88,9 @@ def test_a_host_that_clients_and_browsers_name_is_let_in_and_another_is_not(tmp_
 
     said = environment("xe9680-powerscale", "Deployment", "mlflow", tmp_path)["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
     forwarded = ("localhost:5000", "127.0.0.1:5000")  # docs/install.md has an administrator come that way
-    assert all(is_allowed_host_header(said, host) for host in ("mlflow.example", "mlflow.mlflow.svc:5000", *forwarded))
+    assert all(
+        is_allowed_host_header(said, host) for host in ("mlflow.example", "mlflow.mlflow:5000", "mlflow.mlflow.svc:5000", *forwarded)
+    )
     assert not is_allowed_host_header(said, "mlflow.elsewhere:5000")
     probes = [container("xe9680-powerscale", "Deployment", "mlflow")[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
     assert all(is_health_endpoint(probe["httpGet"]["path"]) for probe in probes), "a probe names no host that is let in"

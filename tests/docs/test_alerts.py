@@ -30,6 +30,8 @@ METRICS = {
     "kube_deployment_spec_replicas": STATE | {"deployment"},
     "kube_pod_container_status_restarts_total": STATE | {"pod", "container", "uid"},
     "kube_pod_status_phase": STATE | {"pod", "phase", "uid"},
+    "kube_job_status_failed": STATE | {"job_name", "reason"},
+    "kube_job_created": STATE | {"job_name"},
     "kube_cronjob_status_last_successful_time": STATE | {"cronjob"},
     "kube_cronjob_created": STATE | {"cronjob"},
     # kubernetes, pkg/kubelet/metrics/collectors/volume_stats.go
@@ -108,7 +110,9 @@ def test_a_broken_expression_and_one_of_the_wrong_type_would_be_found() -> None:
 
 def test_what_is_watched_is_what_deploy_makes() -> None:
     assert named("deployment") <= made("Deployment")
-    assert named("cronjob") == made("CronJob")
+    jobs = {f"{name}-.+" for name in made("CronJob")}
+    assert named("job_name") <= jobs
+    assert {*named("cronjob"), *(name.removesuffix("-.+") for name in named("job_name"))} == made("CronJob")
     stateful = [one for overlay in OVERLAYS for one in of_kind(rendered(overlay), "StatefulSet").values()]
     replicas = {
         f"{claim['metadata']['name']}-{one['metadata']['name']}-0" for one in stateful for claim in one["spec"]["volumeClaimTemplates"]

@@ -252,7 +252,21 @@ def test_proxies_and_authorities_reach_every_pod(pods: dict[str, dict[str, Json]
             assert variables[name] == "/etc/tuneline/certificates/ca-bundle.crt"
         mounted = {mount["mountPath"]: mount["name"] for mount in main_of(pod)["volumeMounts"]}
         assert mounted["/etc/tuneline/certificates"] == "company-authorities"
-        assert (mounted["/etc/tuneline/git"], mounted["/corpus"]) == ("git-deploy-key", "corpus")
+        assert mounted["/corpus"] == "corpus"
+        told = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in main_of(pod)["env"] if "secretKeyRef" in one.get("valueFrom", {})}
+        assert (told["GIT_PASSWORD"]["name"], told["GIT_PASSWORD"]["key"]) == ("git", "password")
+
+
+def test_a_secret_and_a_config_map_are_files_where_the_platform_says_so() -> None:
+    said = platform.load(example("one-gpu-node")).model_dump()
+    said |= {
+        "secret_files": [{"name": "git-key", "mount": "/etc/git"}],
+        "config_files": [{"name": "git-settings", "mount": "/etc/settings"}],
+    }
+    pods = kubeflow_pods.pods(compiling.compiled(Customization(), Platform.model_validate(said)))
+    for pod in pods.values():
+        mounted = {mount["mountPath"]: mount["name"] for mount in main_of(pod)["volumeMounts"]}
+        assert (mounted["/etc/git"], mounted["/etc/settings"]) == ("git-key", "git-settings")
 
 
 def test_the_run_ends_in_time_and_is_forgotten_and_its_steps_are_tried_again(texts: dict[str, str]) -> None:
