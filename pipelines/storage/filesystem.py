@@ -59,6 +59,10 @@ class Filesystem:
         """What the name leads to; FileNotFoundError where there is none."""
         return path.stat()
 
+    def status(self, descriptor: int) -> os.stat_result:
+        """Of an open file. Opening asks an NFS server, where a look by the name may be answered from what was seen a while ago."""
+        return os.fstat(descriptor)
+
     def names(self, folder: Path) -> list[str]:
         """The folder's listing."""
         return os.listdir(folder)  # noqa: PTH208 - names, not paths: as the storage gives them

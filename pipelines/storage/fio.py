@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from typing import Any
@@ -44,11 +45,22 @@ def _run(side: Side, program: str, shape: str) -> dict[str, Any]:
     )
     for file in side.room().glob(f"{shape}.*"):
         file.unlink()
+    return _read(done)
+
+
+def _read(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """{"version", "ways"} of a job that worked, else {"failed"}: one that failed prints figures as well, which say nothing."""
     try:
         told = json.loads(done.stdout[done.stdout.index("{") :])
-        job = told["jobs"][0]
+        job, version = {"error": 0, **told["jobs"][0]}, told["fio version"]
+        moved = {way: job[way] for way in ("read", "write") if job[way]["io_bytes"]}
+        ways = {way: {"bytes_per_second": said["bw_bytes"], "per_second": said["iops"]} for way, said in moved.items()}
     except (ValueError, LookupError):
-        return {"failed": (done.stderr or done.stdout).strip()[-300:]}
-    ways = {way: job[way] for way in ("read", "write") if job[way]["io_bytes"]}
-    rates_ = {way: {"bytes_per_second": said["bw_bytes"], "per_second": said["iops"]} for way, said in ways.items()}
-    return {"version": told["fio version"], "ways": rates_}
+        return _failed(done, done.stdout)
+    if done.returncode or job["error"] or not ways:
+        return _failed(done, os.strerror(job["error"]) if job["error"] else "" if ways else "it read and wrote nothing")
+    return {"version": version, "ways": ways}
+
+
+def _failed(done: subprocess.CompletedProcess[str], otherwise: str) -> dict[str, Any]:
+    return {"failed": (done.stderr.strip() or otherwise.strip() or f"exit code {done.returncode}")[-300:]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,10 +62,24 @@ def judge(measured: Mapping[str, list[dict[str, Any]]], hosts: Names, mounted: t
         found += mounts.judge(mount, host)
     for step, sides in measured.items():
         if any("error" in side for side in sides):
-            found += _failed(step, sides, named, {one["name"] for one in found if not one["ok"]})
+            found += _failed(step, sides, named)
         elif all(sides):
             found += JUDGES[step](Measured((sides[0], sides[1]), named, mounted, one_host))
-    return found
+    return _each_once(found)
+
+
+def _each_once(found: list[Finding]) -> list[Finding]:
+    """Of one name the gravest, where the first stood: what a step failed by, and not the advice that told of it before. That is added."""
+    kept: dict[str, Finding] = {}
+    for one in found:
+        before = kept.setdefault(one["name"], one)
+        if _gravity(one) > _gravity(before):
+            kept[one["name"]] = {**one, "found": f"{one['found']}; {before['found']}"}
+    return list(kept.values())
+
+
+def _gravity(one: Finding) -> int:
+    return 0 if one["ok"] else 2 if one["needed"] else 1
 
 
 def _hosts(hosts: Names, one_host: bool) -> Finding:
@@ -72,15 +87,20 @@ def _hosts(hosts: Names, one_host: bool) -> Finding:
     return finding("hosts", True, alone if one_host else " and ".join(hosts), "")
 
 
-def _failed(step: str, sides: list[dict[str, Any]], who: Names, told: set[str]) -> Iterator[Finding]:
+def _failed(step: str, sides: list[dict[str, Any]], who: Names) -> Iterator[Finding]:
     for name, side in zip(who, sides, strict=True):
         error = side.get("error", {"given_up": True})
         if "given_up" in error:
             continue
-        cause = REFUSED.get(error["errno"], step)
-        if cause not in told:
-            told.add(cause)
-            yield finding(cause, False, f"{error['text']} for {name}, in the step {step}", REMEDIES.get(cause, OTHERWISE))
+        cause = _cause(error, step)
+        yield finding(cause, False, f"{error['text']} for {name}, in the step {step}", REMEDIES.get(cause, OTHERWISE))
+
+
+def _cause(error: dict[str, Any], step: str) -> str:
+    """The name of a refusal's finding. ENOSPC says the same of bytes and of inodes."""
+    if error["errno"] == errno.ENOSPC and error.get("no_inodes"):
+        return "inodes"
+    return REFUSED.get(error["errno"], step)
 
 
 def _finding(name: str, ok: bool, found: str, *, needed: bool = True) -> Finding:

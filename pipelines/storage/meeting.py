@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from components.common import jobs, liveness
+from components.common import jobs
 from components.common.errors import TunelineError
 from pipelines.storage.filesystem import Filesystem, content, keep
 
@@ -38,9 +39,10 @@ def nothing() -> None:
 class Talk:
     """What one side says to the other, and hears from it."""
 
-    def __init__(self, fs: Filesystem, folder: Path, rank: int, still_there: Callable[[], None] = nothing) -> None:
-        """`still_there` raises PartnerError where the partner is known to be gone."""
+    def __init__(self, fs: Filesystem, folder: Path, rank: int, still_there: Callable[[], None] = nothing, patience: float = 0.0) -> None:
+        """`still_there` raises PartnerError where the partner is known to be gone; its signs may be seen `patience` seconds late."""
         self._fs, self._folder, self.rank, self._still_there = fs, folder, rank, still_there
+        self._longest_silence = jobs.QUIET + patience
 
     def post(self, name: str, value: Any) -> None:
         """Say something under a name that was not used before."""
@@ -80,11 +82,21 @@ class Talk:
 
     def _look_for_signs(self) -> None:
         with suppress(OSError):  # the file is not seen yet
-            if liveness.silence(self._folder / f"{ALIVE}.{1 - self.rank}") > jobs.QUIET:
+            if self._silence() > self._longest_silence:
                 raise PartnerError(
-                    f"the partner fell silent: no sign of life for {jobs.QUIET:.0f} seconds",
+                    f"the partner fell silent: no sign of life for {self._longest_silence:.0f} seconds",
                     hint="Look at what the other side printed, and start both sides again.",
                 )
+
+    def _silence(self) -> float:
+        """Seconds since the partner's last sign of life, by the server's clock."""
+        descriptor = self._fs.open(self._folder / f"{ALIVE}.{1 - self.rank}", os.O_RDONLY)
+        try:
+            last = self._fs.status(descriptor).st_mtime
+        finally:
+            self._fs.close(descriptor)
+        self._fs.refresh(self._folder)
+        return self._fs.stat(self._folder).st_mtime - last
 
 
 def prepare(fs: Filesystem, folder: Path, pair: str) -> None:

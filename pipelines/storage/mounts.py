@@ -131,8 +131,8 @@ NFS_RULES = [
         "Mount with actimeo=0 for checkpoints and the workdir, elsewhere without actimeo and acregmin.",
     ),
     Rule(
-        "acregmax, acdirmax",
-        lambda m: " ".join(filter(None, (_given(m, n, m.number(n, 60) > LONGEST_CACHE) for n in ("acregmax", "acdirmax")))),
+        "acdirmin, acregmax, acdirmax",
+        lambda m: " ".join(filter(None, (_given(m, n, m.number(n, 0) > LONGEST_CACHE) for n in ("acdirmin", "acregmax", "acdirmax")))),
         False,
         "wrong for steps that wait for one another: what another host wrote stays unseen for so many seconds",
         "Mount with actimeo=0 for checkpoints and the workdir, elsewhere with the defaults (60 s).",

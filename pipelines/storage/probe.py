@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
+import stat
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -60,7 +62,7 @@ def on_this_host(asked: Asked, reporter: Reporter, fs: Filesystem, partner: list
     child = subprocess.Popen(
         partner,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,  # where --json has its error
         stderr=subprocess.PIPE,
         text=True,
         env=process.python_environment(),
@@ -69,10 +71,8 @@ def on_this_host(asked: Asked, reporter: Reporter, fs: Filesystem, partner: list
 
     def still_there() -> None:
         if child.poll() is not None:
-            said = child.stderr.read().strip()[-500:] if child.stderr else ""
-            raise PartnerError(
-                f"the second process ended: {said}", hint="Run the same command again; if it stays so, report what it printed."
-            )
+            said, hint = _last_words(*child.communicate())
+            raise PartnerError(f"the second process ended: {said or f'exit code {child.returncode}'}", hint=hint)
 
     try:
         return lead(asked, reporter, fs, still_there)
@@ -81,34 +81,53 @@ def on_this_host(asked: Asked, reporter: Reporter, fs: Filesystem, partner: list
         child.communicate()
 
 
+def _last_words(out: str, err: str) -> tuple[str, str]:
+    """What a process said that ended too soon, and what to do: its error, or what it found wrong, or whatever it printed."""
+    again = "Run the same command again; if it stays so, report what it printed."
+    try:
+        said = json.loads(out)
+    except ValueError:
+        return (err.strip() or out.strip())[-500:], again
+    if "error" in said:
+        return said["error"]["message"], said["error"]["hint"] or again
+    wrong = [one for one in said.get("findings", []) if not one["ok"]]
+    return "; ".join(f"{one['name']}: {one['found']}" for one in wrong), " ".join(one["hint"] for one in wrong) or again
+
+
 def lead(asked: Asked, reporter: Reporter, fs: Filesystem, still_there: Callable[[], None] = meeting.nothing) -> dict[str, Any]:
     """Make the probe's folder, wait for the partner, go through all steps, and take the folder away. See `result` for what comes back."""
-    _check(asked)
     try:
+        _check(asked, fs)
         with jobs.private_folder(asked.path, meeting.PREFIX) as folder:
             meeting.prepare(fs, folder, asked.pair)
             reporter.step("waiting for the partner")
             plan = _affordable(asked.plan, fs.space(folder))
             meeting.welcome(fs, folder, plan.as_dict(), asked.wait, still_there)
-            side = Side(fs, folder, Talk(fs, folder / meeting.TALK, 0, still_there), plan, reporter)
+            side = Side(fs, folder, Talk(fs, folder / meeting.TALK, 0, still_there, plan.patience), plan, reporter)
             return _probed(asked, side)
     except OSError as error:
-        return _refused(asked, error)
+        return _refused(asked, fs, error)
 
 
 def join(asked: Asked, reporter: Reporter, fs: Filesystem) -> dict[str, Any]:
     """Find the side that leads, and go through all steps with it, as it planned them."""
-    _check(asked)
     reporter.step("looking for the partner")
     try:
-        folder, plan = meeting.join(fs, asked.path, asked.pair, asked.wait)
-        return _probed(asked, Side(fs, folder, Talk(fs, folder / meeting.TALK, 1), Plan(**plan), reporter))
+        _check(asked, fs)
+        folder, planned = meeting.join(fs, asked.path, asked.pair, asked.wait)
+        plan = Plan(**planned)
+        return _probed(asked, Side(fs, folder, Talk(fs, folder / meeting.TALK, 1, patience=plan.patience), plan, reporter))
     except OSError as error:
-        return _refused(asked, error)
+        return _refused(asked, fs, error)
 
 
-def _check(asked: Asked) -> None:
-    if not asked.path.is_dir():
+def _check(asked: Asked, fs: Filesystem) -> None:
+    """Raises UsageError for what is no folder, and OSError where the storage does not even say."""
+    try:
+        is_folder = stat.S_ISDIR(fs.stat(asked.path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        is_folder = False
+    if not is_folder:
         raise UsageError(
             f"{asked.path} is no folder that could be probed",
             hint="Name a folder on the storage; the probe works in one of its own below it.",
@@ -120,10 +139,10 @@ def _affordable(plan: Plan, space: os.statvfs_result) -> Plan:
     return replace(plan, size=max(MIB, min(plan.size, space.f_bavail * space.f_frsize // 8)))
 
 
-def _refused(asked: Asked, error: OSError) -> dict[str, Any]:
+def _refused(asked: Asked, fs: Filesystem, error: OSError) -> dict[str, Any]:
     """The storage takes nothing at all, or not any more."""
     mount = mounts.of(asked.path, _read(asked.mountinfo))
-    measured = {"place": [{"error": _told(error)}, {}]}
+    measured = {"place": [{"error": _told(error, fs, asked.path)}, {}]}
     return result(
         asked.path, [_self(asked, mount)], measured, judging.judge(measured, (_host(), _host()), (mount, mount), one_host=True)[1:]
     )
@@ -166,7 +185,7 @@ def _steps(side: Side) -> dict[str, list[dict[str, Any]]]:
             measured[name][1 - side.rank] = side.end(mine)
         except OSError as error:
             _must_be_there(side)
-            measured[name][side.rank] = mine if "error" in mine else {"error": _told(error)}
+            measured[name][side.rank] = mine if "error" in mine else {"error": _told(error, side.fs, side.folder)}
             break
     return measured
 
@@ -183,14 +202,25 @@ def _tried(side: Side, step: Callable[[Side], dict[str, Any]]) -> dict[str, Any]
         side.fs.mkdir(side.room())
         return step(side)
     except OSError as error:
-        return {"error": _told(error)}
+        return {"error": _told(error, side.fs, side.folder)}
     except GivenUpError:
         return {"error": {"given_up": True}}
 
 
-def _told(error: OSError) -> dict[str, Any]:
+def _told(error: OSError, fs: Filesystem, folder: Path) -> dict[str, Any]:
+    """{"errno", "text", "no_inodes"}: the last for ENOSPC, which does not say what of the two there is none of."""
     number = error.errno or errno.EIO
-    return {"errno": number, "text": f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"}
+    told = {"errno": number, "text": f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"}
+    return {**told, "no_inodes": number == errno.ENOSPC and _without_inodes(fs, folder)}
+
+
+def _without_inodes(fs: Filesystem, folder: Path) -> bool:
+    """Whether no inode is left, as far as the storage has such a number."""
+    try:
+        space = fs.space(folder)
+    except OSError:
+        return False
+    return space.f_files > 0 and space.f_favail == 0
 
 
 def _farewell(side: Side) -> None:

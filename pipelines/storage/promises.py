@@ -122,22 +122,30 @@ def _seen(side: Side, maker: int) -> dict[str, float | None]:
     side.meet(f"looked.{maker}")
     seen = _watched(side, looks)
     at = side.meet(f"seen.{maker}")
-    return {name: None if when is None else max(0.0, when - at) for name, when in seen.items()}
+    return {name: None if when is None else max(0.0, when - at[name]) for name, when in seen.items()}
 
 
-def _make(side: Side, room: Path) -> float:
-    """Everything that the other side looks for; returns when, by the server's clock."""
+def _make(side: Side, room: Path) -> dict[str, float]:
+    """Everything that the other side looks for; returns when each was there, by the server's clock: no change waits for another one.
+
+    A name is there when it was made, which waits for no fsync; bytes are when they were forced out.
+    """
     time.sleep(0.05)  # the other side looks by now, and a touched file gets another time also where times are coarse
-    keep(side.fs, room / "named" / "new", b"new")
-    keep(side.fs, room / "listed" / "new", b"new")
+    at = {}
+    for kind, folder in (("by_name", "named"), ("in_listing", "listed")):
+        descriptor = side.fs.open(room / folder / "new", os.O_WRONLY | os.O_CREAT)
+        at[kind] = side.server_time()
+        side.fs.close(descriptor)
     side.fs.touch(room / "touched")
+    at["time_of_change"] = side.server_time()
     descriptor = side.fs.open(room / "grown", os.O_WRONLY | os.O_APPEND)
     try:
         side.fs.write(descriptor, b" and new")
         side.fs.fsync(descriptor)
+        at["added_bytes"] = side.server_time()
     finally:
         side.fs.close(descriptor)
-    return side.server_time()
+    return at
 
 
 def _looks(fs: Filesystem, room: Path) -> dict[str, Callable[[], bool]]:

@@ -34,7 +34,8 @@ def checkpoints(side: Side) -> dict[str, Any]:
     try:
         _write(side.fs, _large(side, side.rank), block, side.plan.size)
     except OSError:
-        side.fs.unlink(_large(side, side.rank))  # where the space was too little, the sides have to go on talking
+        with suppress(OSError):  # it may not even have been made
+            side.fs.unlink(_large(side, side.rank))  # where the space was too little, the sides have to go on talking
         raise
     return {"bytes": side.plan.size, "seconds": time.perf_counter() - began, "block": LARGE}
 

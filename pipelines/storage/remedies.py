@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 NO_CACHE = (
-    "Mount with actimeo=0, and lookupcache=none where files are waited for by name, on the hosts that wait for one another"
+    "Mount with actimeo=0, and lookupcache=positive where files are waited for by name, on the hosts that wait for one another"
     " (nfs(5), «Data and metadata coherence»)."
 )
 USER = (

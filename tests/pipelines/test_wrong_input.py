@@ -1003,7 +1003,7 @@ OF_STORAGE = {  # the tests are in tests/pipelines/storage
     "no partner came to … within 300 seconds": ("partner", 1),
     "no partner waits in … within 300 seconds": ("partner", 1),
     "the partner did not answer within … seconds (…)": ("partner", 1),
-    "the partner fell silent: no sign of life for 60 seconds": ("partner", 1),
+    "the partner fell silent: no sign of life for … seconds": ("partner", 1),
     "the partner has ended, and took the probe's folder away": ("partner", 1),
     "the second process ended: …": ("partner", 1),
     "… is no folder that could be probed": ("usage", 2),

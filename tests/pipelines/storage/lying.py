@@ -155,6 +155,20 @@ class QuotaElsewhere(Quota):
         call(self, descriptor, data)
 
 
+class NoInodes(Filesystem):
+    """Has room, and no inode for the large files."""
+
+    def open(self, path: Path, flags: int) -> int:
+        if path.name.startswith("large.") and flags & os.O_CREAT:
+            raise refuse(errno.ENOSPC, path)
+        return super().open(path, flags)
+
+    def space(self, folder: Path) -> os.statvfs_result:
+        found = list(super().space(folder))
+        found[5:8] = [1000, 0, 0]  # f_files, f_ffree, f_favail
+        return os.statvfs_result(found)
+
+
 class SharedLocks(Filesystem):
     """Gives every lock to everybody, as local locks do on two hosts."""
 
@@ -178,7 +192,12 @@ class Shifted(Filesystem):
     seconds, owner = 0.0, -1
 
     def stat(self, path: Path) -> os.stat_result:
-        found = super().stat(path)
+        return self.shifted(super().stat(path))
+
+    def status(self, descriptor: int) -> os.stat_result:
+        return self.shifted(super().status(descriptor))
+
+    def shifted(self, found: os.stat_result) -> os.stat_result:
         shifted = {name: getattr(found, name) for name in ("st_mode", "st_gid", "st_mtime_ns")}
         owner = found.st_uid if self.owner < 0 else self.owner
         return SimpleNamespace(**shifted, st_uid=owner, st_mtime=found.st_mtime + self.seconds)  # type: ignore[return-value]
@@ -240,8 +259,8 @@ class Deserter(Filesystem):
 
 
 KINDS = {kind.__name__: kind for kind in (
-    Filesystem, LazyNames, LazyTimes, TornRename, GapRename, LostFsync, ReadOnly, Quota, QuotaElsewhere, SharedLocks, NoLocks,
-    WrongServerClock, Squashed, WrongHostClock, Careless, OneCase, Stale, Deserter,
+    Filesystem, LazyNames, LazyTimes, TornRename, GapRename, LostFsync, ReadOnly, Quota, QuotaElsewhere, NoInodes, SharedLocks,
+    NoLocks, WrongServerClock, Squashed, WrongHostClock, Careless, OneCase, Stale, Deserter,
 )}  # fmt: skip
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipelines.findings import all_well
 from pipelines.storage import fio, judging
 from pipelines.storage.mounts import Mount
 from pipelines.storage.remedies import REFUSED, REMEDIES
@@ -78,6 +81,38 @@ def test_one_cause_is_told_once_however_many_steps_met_it() -> None:
     ]
 
 
+PLACE = {"free": 3 << 30, "size": 100 << 30, "inodes": 1000, "free_inodes": 10, "user": 1, "owner": 1, "mode": 0o600}
+READS = {"reads": 10, "versions": 5, "missing": 0, "torn": 0, "stale": 1, "older": 0}
+FULL = {"errno": errno.ENOSPC, "text": "No space left on device (ENOSPC)"}
+STALE = {"errno": errno.ESTALE, "text": "Stale file handle (ESTALE)"}
+
+
+@pytest.mark.parametrize(
+    ("before", "error", "name", "advice"),
+    [
+        ({"place": [PLACE, PLACE]}, {**FULL, "no_inodes": False}, "space", "3.0 GiB of 100.0 GiB free"),
+        ({"place": [PLACE, PLACE]}, {**FULL, "no_inodes": True}, "inodes", "10 free"),
+        ({"place": [{**PLACE, "free": 50 << 30}] * 2}, {**FULL, "no_inodes": False}, "space", "50.0 GiB of 100.0 GiB free"),
+        ({"rename": [READS, READS]}, STALE, "stale handles", "2 reads of a replaced file ended with ESTALE"),
+    ],
+)
+def test_what_a_step_failed_by_is_needed_though_it_was_only_advised_or_looked_right_before(
+    before: dict[str, list[dict[str, Any]]], error: dict[str, Any], name: str, advice: str
+) -> None:
+    failed = {"checkpoints": [{"error": error}, {"error": {"given_up": True}}]}
+    found = judging.judge({**before, **failed}, ("n1", "n2"), (NFS, NFS), one_host=False)
+    (one,) = (one for one in found if one["name"] == name)
+    assert (one["ok"], one["needed"], one["hint"]) == (False, True, REMEDIES[name])
+    assert one["found"] == f"{error['text']} for n1, in the step checkpoints; {advice}"
+    assert not all_well(found)
+
+
+def test_advice_does_not_take_the_place_of_what_a_step_failed_by() -> None:
+    failed = {"names": [{"error": STALE}, {"error": {"given_up": True}}]}
+    found = judging.judge({**failed, "rename": [READS, READS]}, ("n1", "n2"), (NFS, NFS), one_host=False)
+    assert [(one["name"], one["needed"]) for one in found if not one["ok"]] == [("stale handles", True)]
+
+
 def test_every_refusal_has_a_remedy() -> None:
     assert set(REFUSED.values()) <= set(REMEDIES)
 
@@ -121,4 +156,27 @@ def test_a_fio_that_fails_is_told_and_is_no_fault_of_the_storage(tmp_path: Path,
     measured = stand_in(tmp_path, monkeypatch, "echo 'fio: engine psync not loadable' >&2; exit 1")
     found = wrong("fio", measured, {"shapes": {}})
     assert "engine psync not loadable" in found["fio training, n1"]["found"]
+    assert not any(one["needed"] for one in found.values())
+
+
+IDLE = {"io_bytes": 0, "bw_bytes": 0, "iops": 0.0}
+BUSY = {"io_bytes": 4096, "bw_bytes": 4096, "iops": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "said"),
+    [
+        ({"error": errno.ENOSPC, "read": IDLE, "write": IDLE}, 1, "No space left on device"),
+        ({"error": errno.EIO, "read": IDLE, "write": BUSY}, 0, "Input/output error"),
+        ({"error": 0, "read": IDLE, "write": BUSY}, 3, "exit code 3"),
+        ({"error": 0, "read": IDLE, "write": IDLE}, 0, "it read and wrote nothing"),
+    ],
+)
+def test_a_fio_that_fails_with_figures_or_moves_nothing_is_told_by_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: dict[str, Any], code: int, said: str
+) -> None:
+    figures = tmp_path / "figures.json"
+    figures.write_text(json.dumps({"fio version": "fio-3.33", "jobs": [job]}))
+    found = wrong("fio", stand_in(tmp_path, monkeypatch, f'cat "{figures}"; exit {code}'), {"shapes": {}})
+    assert {one["found"] for one in found.values()} == {f"it failed: {said}"}
     assert not any(one["needed"] for one in found.values())

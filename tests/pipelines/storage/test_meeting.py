@@ -52,6 +52,37 @@ def test_a_partner_that_gives_no_sign_of_life_is_not_waited_for(tmp_path: Path, 
         Talk(FS, tmp_path, 0).wait(("step.key",), 30.0)
 
 
+def test_a_sign_of_life_may_be_seen_as_late_as_the_probe_waits_for_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "SIGNS_EVERY", 0.1)
+    (tmp_path / f"{meeting.ALIVE}.1").touch()
+    late = time.time() - jobs.QUIET - 10
+    os.utime(tmp_path / f"{meeting.ALIVE}.1", (late, late))
+    timer = later(lambda: Talk(FS, tmp_path, 1).post("step.key", "here"), 0.5)
+    assert Talk(FS, tmp_path, 0, patience=30.0).wait(("step.key",), 30.0) == ("step.key", "here")
+    timer.join()
+    with pytest.raises(PartnerError, match="no sign of life for 65 seconds"):
+        Talk(FS, tmp_path, 0, patience=5.0).wait(("step.other",), 30.0)
+
+
+def test_a_living_partner_is_not_condemned_by_what_this_host_keeps_of_its_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with actimeo=600: a look by the name shows the time of long ago, opening the file asks the server."""
+
+    class Kept(Filesystem):
+        def status(self, descriptor: int) -> os.stat_result:
+            if Path(f"/proc/self/fd/{descriptor}").resolve() == alive:
+                os.utime(alive)
+            return super().status(descriptor)
+
+    monkeypatch.setattr(meeting, "SIGNS_EVERY", 0.0)
+    monkeypatch.setattr(meeting, "LOOKS_EVERY", (0.01, 0.02))
+    alive = tmp_path / f"{meeting.ALIVE}.1"
+    alive.touch()
+    os.utime(alive, (0, 0))
+    timer = later(lambda: Talk(FS, tmp_path, 1).post("step.key", "here"), 0.5)
+    assert Talk(Kept(), tmp_path, 0).wait(("step.key",), 30.0) == ("step.key", "here")
+    timer.join()
+
+
 def waiting(path: Path, pair: str, digits: str) -> Path:
     """A folder of a side that leads, or of one that was killed."""
     folder = path / f"{meeting.PREFIX}.elsewhere-00000000.1-1.{digits}"

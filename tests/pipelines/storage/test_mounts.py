@@ -49,6 +49,16 @@ def test_the_options_of_the_page_on_powerscale_and_of_the_example_volume_are_rig
     assert wrong(f"{RIGHT},acregmin=0,acregmax=0,acdirmin=0,acdirmax=0") == {}, "actimeo=0 is right for checkpoints"
 
 
+def test_the_page_on_storage_asks_of_checkpoints_and_store_what_the_example_volume_has() -> None:
+    page = (ROOT / "docs" / "storage.md").read_text(encoding="utf-8")
+    example = (ROOT / "deploy" / "components" / "powerscale-nfs" / "volume.yaml").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| new files are seen after"))
+    asked, share = re.findall(r"`(actimeo=0\S*)` on the share of ([^,]+, [^,]+),", row)[0]
+    options = next(found.replace(" ", "").split(",") for found in re.findall(r"mountOptions: \[(.*)\]", example) if " ro," not in found)
+    assert set(asked.split(",")) == {one for one in options if one.startswith(("actimeo", "lookupcache"))}
+    assert share == "checkpoints, store and workdir"
+
+
 @pytest.mark.parametrize(
     ("options", "name", "needed", "told"),
     [
@@ -57,7 +67,8 @@ def test_the_options_of_the_page_on_powerscale_and_of_the_example_volume_are_rig
         (f"{RIGHT},nocto", "nocto", True, "another host changed it"),
         (RIGHT.replace("proto=tcp,nconnect=8", "proto=udp"), "proto", True, "proto=udp"),
         (f"{RIGHT},acregmin=60,acregmax=60", "acregmin", True, "taken for dead"),
-        (f"{RIGHT},acregmax=600,acdirmax=600", "acregmax, acdirmax", False, "acregmax=600 acdirmax=600"),
+        (f"{RIGHT},acregmax=600,acdirmax=600", "acdirmin, acregmax, acdirmax", False, "acregmax=600 acdirmax=600"),
+        (f"{RIGHT},acdirmin=300", "acdirmin, acregmax, acdirmax", False, "acdirmin=300: wrong for"),
         (f"{RIGHT},noac", "noac, sync", False, "noac"),
         (f"sync,{RIGHT}", "noac, sync", False, "every write waits"),
         (RIGHT.replace("wsize=1048576", "wsize=32768"), "rsize, wsize", False, "wsize=32768"),

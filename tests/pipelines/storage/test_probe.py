@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from pipelines.storage.filesystem import Filesystem
 from pipelines.storage.meeting import PREFIX, PartnerError
 from pipelines.storage.remedies import REMEDIES
 from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
-from tests.pipelines.storage.lying import KINDS, asked
+from tests.pipelines.storage.lying import KINDS, asked, refuse
 
 Findings = dict[str, dict[str, Any]]
+Side = Callable[[probe.Asked, Silent, Filesystem], dict[str, Any]]
 PAIR = "together"
 
 
@@ -65,6 +68,7 @@ def test_honest_storage_has_nothing_to_mend(tmp_path: Path) -> None:
         ("LostFsync", ["fsync"], "what was forced out is not what is read while the other side has it open", True),
         ("ReadOnly", ["read-only"], "Read-only file system (EROFS)", True),
         ("Quota", ["quota"], "Disk quota exceeded (EDQUOT)", True),
+        ("NoInodes", ["inodes"], "No space left on device (ENOSPC) for first process, in the step checkpoints; 0 free", True),
         ("SharedLocks", ["locks"], "fcntl is given to both sides at once; flock is given to both sides at once", False),
         ("NoLocks", ["locks"], "fcntl is not to be had; flock is not to be had", False),
         ("WrongServerClock", ["clock"], "the server's clock shows +89.9", True),
@@ -105,6 +109,28 @@ def test_a_partner_that_goes_away_is_told_with_its_last_words(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_second_process_that_ends_with_an_error_is_told_with_that_error_and_its_hint(tmp_path: Path) -> None:
+    second = [*COMMAND, "storage", "probe", str(tmp_path / "nowhere"), "--pair", PAIR, "--rank", "1", "--json"]
+    with pytest.raises(PartnerError, match=r"the second process ended: \S+nowhere is no folder that could be probed") as raised:
+        probe.on_this_host(asked(tmp_path, PAIR, 0), Silent(), Filesystem(), second)
+    assert raised.value.hint.startswith("Name a folder on the storage")
+
+
+def test_a_second_process_that_the_storage_refuses_is_told_with_its_finding(tmp_path: Path) -> None:
+    wrong_ = {"name": "permissions", "ok": False, "needed": True, "found": "Permission denied (EACCES)", "hint": "Let this user write."}
+    said = json.dumps({"ok": False, "findings": [{**wrong_, "name": "mount on n1", "ok": True, "hint": ""}, wrong_]})
+    second = [sys.executable, "-c", f"print({said!r}); raise SystemExit(1)"]
+    with pytest.raises(PartnerError, match=r"the second process ended: permissions: Permission denied \(EACCES\)$") as raised:
+        probe.on_this_host(asked(tmp_path, PAIR, 0), Silent(), Filesystem(), second)
+    assert raised.value.hint == "Let this user write."
+
+
+def test_a_second_process_that_is_killed_without_a_word_is_told_by_its_exit_code(tmp_path: Path) -> None:
+    second = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    with pytest.raises(PartnerError, match="the second process ended: exit code -9"):
+        probe.on_this_host(asked(tmp_path, PAIR, 0), Silent(), Filesystem(), second)
+
+
 def test_a_partner_that_does_not_come_is_told_on_either_side(tmp_path: Path) -> None:
     error = refusal(1, "storage", "probe", tmp_path, "--pair", PAIR, "--rank", "0", "--wait", "1", cwd=tmp_path)
     assert (error["kind"], "no partner came to" in error["message"]) == ("partner", True)
@@ -136,6 +162,18 @@ def test_a_folder_that_takes_nothing_is_told_as_a_finding() -> None:
     found = wrong(json.loads(done.stdout))
     assert done.returncode == 1
     assert set(found) < {"permissions", "read-only"}, found
+
+
+@pytest.mark.parametrize(("number", "name"), [(errno.EACCES, "permissions"), (errno.ESTALE, "stale handles")])
+@pytest.mark.parametrize("side", [probe.lead, probe.join])
+def test_a_folder_that_may_not_even_be_looked_at_is_told_as_a_finding(tmp_path: Path, side: Side, number: int, name: str) -> None:
+    class Closed(Filesystem):
+        def stat(self, path: Path) -> os.stat_result:
+            raise refuse(number, path)
+
+    found = wrong(side(asked(tmp_path, PAIR, 0, wait=1.0), Silent(), Closed()))
+    assert list(found) == [name]
+    assert found[name]["needed"]
 
 
 def test_a_partner_that_may_not_write_in_the_others_folder_is_told_so(tmp_path: Path) -> None:
