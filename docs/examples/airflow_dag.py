@@ -3,6 +3,9 @@
 Airflow 3 with the provider cncf.kubernetes. Airflow cannot tell one failure from another, so it retries all of them: a command that failed
 for good fails again within seconds, and one that was interrupted (75) goes on from where it stopped. Refused (3) is skipped, and with it
 what follows.
+
+To be changed: registry, namespace, sizes, user and group. The last two are those who own the volume's folder: `run_as_user` and
+`run_as_group` of `security` in platform.yaml, which are not 1000 in every overlay of deploy/.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from airflow.sdk import DAG  # Airflow 2: from airflow import DAG
 from kubernetes.client import models as k8s
 
 REGISTRY = "registry.example/tuneline"
+USER, GROUP = 1000, 1000
 CONFIGURATION = "/data/customization.yaml"
 FOLDER = "/data/airflow/{{ run_id | replace(':', '-') | replace('+', '-') }}"  # a folder a run, the same for all its retries
 INCUMBENT = "{{ params.incumbent }}"  # the folder of the model in service; empty for the first one
@@ -54,7 +58,7 @@ def stage(name: str, image: str, arguments: list[str], cpu: str, memory: str, gp
         automount_service_account_token=False,
         image_pull_secrets=[k8s.V1LocalObjectReference(name="registry")],
         security_context=k8s.V1PodSecurityContext(
-            run_as_user=1000, run_as_group=1000, run_as_non_root=True, seccomp_profile=k8s.V1SeccompProfile(type="RuntimeDefault")
+            run_as_user=USER, run_as_group=GROUP, run_as_non_root=True, seccomp_profile=k8s.V1SeccompProfile(type="RuntimeDefault")
         ),
         container_security_context=k8s.V1SecurityContext(
             allow_privilege_escalation=False, read_only_root_filesystem=True, capabilities=k8s.V1Capabilities(drop=["ALL"])

@@ -213,3 +213,12 @@ def test_both_examples_call_each_stage_in_the_same_image_as_the_page_says(tasks:
 def test_a_misspelt_option_would_be_found() -> None:
     with pytest.raises(Exception, match="No such option: --datset"):
         understood(["evaluate", "model", "--datset=x", "-o", "y"])
+
+
+@pytest.mark.parametrize("name", ["argo-workflow.yaml", "airflow_dag.py"])
+def test_whose_the_volume_is_stands_among_what_is_to_be_changed(name: str) -> None:
+    page = (ROOT / "docs" / "other-platforms.md").read_text(encoding="utf-8")
+    (section,) = (part for part in page.split("\n## ") if f"(examples/{name})" in part)
+    for text in ((EXAMPLES / name).read_text(encoding="utf-8"), section):
+        changed = text.partition("To be changed")[2].split(".")[0]
+        assert {"namespace", "registry", "user and group"} <= {one.strip(": ").lower() for one in re.split(", |: | in it|\\(", changed)}

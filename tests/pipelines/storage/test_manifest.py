@@ -31,6 +31,18 @@ def test_a_namespace_that_is_restricted_takes_its_pods() -> None:
     assert pod_security.violations(job()["spec"]["template"]) == []
 
 
+def test_whose_the_volume_is_stands_among_what_is_to_be_changed() -> None:
+    overlays = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in (ROOT / "deploy" / "overlays").glob("*/platform.yaml")]
+    pods = job()["spec"]["template"]["spec"]["securityContext"]
+    assert {one["security"]["run_as_user"] for one in overlays} != {pods["runAsUser"]}, "no overlay has another one: say nothing of it"
+    head = " ".join(line.removeprefix("# ") for line in EXAMPLE.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
+    (row,) = (line for line in (ROOT / "docs" / "storage.md").read_text(encoding="utf-8").splitlines() if line.startswith("| Kubernetes |"))
+    for text in (head, row):
+        assert "claim" in text
+        assert "user and group" in text
+        assert "`security` in platform.yaml" in text
+
+
 def test_there_are_two_pods_and_no_node_gets_both() -> None:
     spec, template = job()["spec"], job()["spec"]["template"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
