@@ -1,24 +1,34 @@
 #!/bin/sh
 # Back up the tracking server into a new folder: both databases, then the artifacts.
-#   MLFLOW_ENV=mlflow/server.env sh mlflow/backup.sh FOLDER
+#   MLFLOW_ENV=mlflow/server.env KEEP_DAYS=30 sh mlflow/backup.sh FOLDER
 # The databases first: MLflow writes files before it names them, so that every file a dump names is in the copy made after it.
-# SYNC SOURCE TARGET copies what is new; another program is named by SYNC, such as "rclone sync".
+# SYNC SOURCE TARGET copies what is new; another program is named by SYNC, such as "rclone sync". The copy is of no point in time.
+# KEEP_DAYS: dated folders that are older are removed after a whole backup, interrupted ones after a day; without it all are kept.
 set -eu
+# shellcheck source-path=SCRIPTDIR source=databases.sh
+. "$(dirname "$0")/databases.sh"
+case ${KEEP_DAYS:-0} in *[!0-9]*) refuse "KEEP_DAYS is no number of days: $KEEP_DAYS" ;; esac
+
+# As *.part first, which is no backup: one whose removal is interrupted must not look whole.
+remove_old() {
+    four='[0-9][0-9][0-9][0-9]'
+    dated="${four}${four}T${four}[0-9][0-9]Z"
+    find "$1/." ! -name . -prune -type d ! -name "${folder##*/}" \
+        \( -name "$dated" -mtime "+$KEEP_DAYS" -o -name "$dated.part" -mtime +0 \) \
+        -exec sh -ec 'for one; do part=${one%.part}.part; [ "$one" = "$part" ] || mv "$one" "$part"; rm -rf "$part"; done' sh {} +
+}
+
 folder=$1/$(date -u +%Y%m%dT%H%M%SZ)
-: "${MLFLOW_ENV:=/etc/mlflow/server.env}"
-: "${AUTH_INI:=/etc/mlflow/basic_auth.ini}"
-set -a
-. "$MLFLOW_ENV"
-set +a
-: "${SYNC:=aws s3 sync --only-show-errors --endpoint-url ${MLFLOW_S3_ENDPOINT_URL:-}}"
-plain() { printf '%s\n' "$1" | sed 's/^postgresql+[a-z0-9]*:/postgresql:/'; } # pg_dump knows no Python driver
-auth=$(sed -n 's/^database_uri *= *//p' "$AUTH_INI")
-mkdir -p "$folder.part"
-pg_dump --format=custom --file="$folder.part/mlflow.dump" "$(plain "$MLFLOW_BACKEND_STORE_URI")"
-pg_dump --format=custom --file="$folder.part/mlflow_auth.dump" "$(plain "$auth")"
-pg_restore --list "$folder.part/mlflow.dump" > "$folder.part/mlflow.list"
-pg_restore --list "$folder.part/mlflow_auth.dump" > "$folder.part/mlflow_auth.list"
-# shellcheck disable=SC2086 - SYNC is a program and its options
+part=$folder.part
+mkdir -p "$1"
+mkdir "$part" # fails where another backup began in this second
+[ ! -e "$folder" ] || { rmdir "$part"; refuse "$folder is there already"; }
+pg_dump --format=custom --file="$part/mlflow.dump" "$registry"
+pg_dump --format=custom --file="$part/mlflow_auth.dump" "$users"
+pg_restore --list "$part/mlflow.dump" > "$part/mlflow.list"
+pg_restore --list "$part/mlflow_auth.dump" > "$part/mlflow_auth.list"
 $SYNC "$MLFLOW_ARTIFACTS_DESTINATION" "$1/artifacts"
-mv "$folder.part" "$folder" # a folder without .part is a whole backup
+sync -f "$1" 2> /dev/null || sync
+mv "$part" "$folder" # a folder without .part is a whole backup
 echo "$folder"
+[ -z "${KEEP_DAYS:-}" ] || remove_old "$1" || tell "not all old backups could be removed"

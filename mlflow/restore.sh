@@ -1,25 +1,39 @@
 #!/bin/sh
-# Bring a backup of the tracking server back, into databases that exist and with no server at work on them: artifacts first, then both databases.
+# Bring a backup of the tracking server back, into two empty databases and with no server at work on them: artifacts first, then the databases.
 #   MLFLOW_ENV=mlflow/server.env sh mlflow/restore.sh FOLDER/20261122T014300Z
-# Each database is restored in one transaction: it is as it was in the backup, or as it was before. SYNC is as in backup.sh.
+# Each database is restored in one transaction: it is as it was in the backup, or still empty. SYNC is as in backup.sh.
 set -eu
-folder=$1
-: "${MLFLOW_ENV:=/etc/mlflow/server.env}"
-: "${AUTH_INI:=/etc/mlflow/basic_auth.ini}"
-set -a
-. "$MLFLOW_ENV"
-set +a
-: "${SYNC:=aws s3 sync --only-show-errors --endpoint-url ${MLFLOW_S3_ENDPOINT_URL:-}}"
-plain() { printf '%s\n' "$1" | sed 's/^postgresql+[a-z0-9]*:/postgresql:/'; } # pg_restore knows no Python driver
-auth=$(sed -n 's/^database_uri *= *//p' "$AUTH_INI")
-case $folder in *.part) echo "restore.sh: $folder is no whole backup" >&2; exit 1 ;; esac
+# shellcheck source-path=SCRIPTDIR source=databases.sh
+. "$(dirname "$0")/databases.sh"
+
+# is_empty DATABASE: whether it is there with no tables in it, else what to do. A table of another version would stay, and stop the server.
+is_empty() {
+    tables=$(psql -XAtc "SELECT count(*) FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')" "$1") || tables=none
+    [ "$tables" != 0 ] || return 0
+    plain=${1%%\?*}
+    name=${plain##*/}
+    user=${plain#*://}
+    owner="$name\" OWNER \"${user%%@*}"
+    case $user in *@*) ;; *) owner=$name ;; esac
+    tell "the database $name is not empty, or cannot be reached. With all servers stopped: DROP DATABASE IF EXISTS \"$name\"; CREATE DATABASE \"$owner\";"
+    return 1
+}
+restore() { pg_restore --no-owner --single-transaction --dbname="$2" "$folder/$1.dump"; }
+
+[ -d "$1" ] || refuse "there is no backup $1"
+folder=$(CDPATH='' cd -- "$1" && pwd)
+case $folder in *.part) refuse "$folder is no whole backup" ;; esac
 for dump in mlflow mlflow_auth; do
-    [ -s "$folder/$dump.dump" ] || { echo "restore.sh: there is no $folder/$dump.dump" >&2; exit 1; }
+    [ -s "$folder/$dump.dump" ] || refuse "there is no $folder/$dump.dump"
 done
-if [ -d "${folder%/*}/artifacts" ]; then # else they stay in their bucket, or come from its snapshot
-    # shellcheck disable=SC2086 - SYNC is a program and its options
+ready=yes
+is_empty "$registry" || ready=no
+is_empty "$users" || ready=no
+[ "$ready" = yes ] || refuse "nothing was changed"
+if [ -d "${folder%/*}/artifacts" ]; then
     $SYNC "${folder%/*}/artifacts" "$MLFLOW_ARTIFACTS_DESTINATION"
+else
+    tell "artifacts are not restored, as there is no ${folder%/*}/artifacts: they stay in their bucket, or come from its snapshot"
 fi
-restore() { pg_restore --clean --if-exists --no-owner --single-transaction --dbname="$2" "$folder/$1.dump"; }
-restore mlflow "$(plain "$MLFLOW_BACKEND_STORE_URI")"
-restore mlflow_auth "$(plain "$auth")"
+restore mlflow "$registry"
+restore mlflow_auth "$users"

@@ -7,8 +7,11 @@ set -eu
 : "${SECRET_KEY_FILE:=/run/secrets/flask-secret-key}"
 : "${ADMIN_PASSWORD_FILE:=/run/secrets/admin-password}"
 set -a
+# shellcheck disable=SC1090
 . "$MLFLOW_ENV"
+# shellcheck disable=SC2034
 MLFLOW_FLASK_SERVER_SECRET_KEY=$(cat "$SECRET_KEY_FILE")
+# shellcheck disable=SC2034
 MLFLOW_AUTH_ADMIN_PASSWORD=$(cat "$ADMIN_PASSWORD_FILE")
 set +a
 mlflow db upgrade "$MLFLOW_BACKEND_STORE_URI"
