@@ -1,4 +1,4 @@
-"""What mlflow/backup.sh and restore.sh do around PostgreSQL's programs, of which there are stand-ins here; tests/engines has the real ones."""
+"""What mlflow/backup.sh and restore.sh do around PostgreSQL's programs, of which these are stand-ins; tests/engines has the real ones."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Site:
     def script(self, name: str, argument: object, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
         """Run one of the scripts."""
         given = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "CALLS": str(self.folder / "calls"), "SYNC": "cp -Rp"}
-        given |= {"MLFLOW_ENV": str(self.folder / "server.env"), "AUTH_INI": str(self.folder / "basic_auth.ini"), "FULL": "none", "GONE": "none"}
-        given |= more
+        given |= {"MLFLOW_ENV": str(self.folder / "server.env"), "AUTH_INI": str(self.folder / "basic_auth.ini")}
+        given |= {"FULL": "none", "GONE": "none", **more}
         command = ["sh", str(MLFLOW / name), str(argument)]
         return subprocess.run(command, cwd=cwd or self.folder, env=given, capture_output=True, text=True, timeout=60, check=False)
 

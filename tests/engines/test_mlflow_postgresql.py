@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -198,3 +199,48 @@ def test_a_backup_holds_both_databases_and_the_artifacts(production: Production,
     database.do("CREATE DATABASE restored")
     command = [postgresql.program("pg_restore"), "--exit-on-error", "-d", database.address("restored"), folder / "mlflow.dump"]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+
+def test_where_one_database_holds_something_or_is_missing_neither_is_restored(
+    production: Production, database: PostgreSQL, tmp_path: Path
+) -> None:
+    done = production.script("backup.sh", str(tmp_path / "backups"))
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "new").mkdir()
+    database.do('DROP DATABASE IF EXISTS "production-2"', 'DROP DATABASE IF EXISTS "production-2_auth"')
+    elsewhere = Production(production.address, tmp_path / "new", _renamed(production, tmp_path / "new"))
+    database.do('CREATE DATABASE "production-2"')
+    missing = elsewhere.script("restore.sh", done.stdout.strip())
+    assert (missing.returncode, 'CREATE DATABASE "production-2_auth" OWNER "mlflow";' in missing.stderr) == (1, True), missing.stderr
+    assert _tables(database, "production-2") == []
+    database.do('CREATE DATABASE "production-2_auth"')
+    _do(database, "production-2_auth", "CREATE TABLE of_a_newer_version ()")
+    occupied = elsewhere.script("restore.sh", done.stdout.strip())
+    assert (occupied.returncode, 'DROP DATABASE IF EXISTS "production-2_auth"' in occupied.stderr) == (1, True), occupied.stderr
+    assert (_tables(database, "production-2"), (tmp_path / "new" / "artifacts").exists()) == ([], False)
+    (said,) = re.findall(r"(DROP DATABASE .*?;) (CREATE DATABASE .*?;)", occupied.stderr)
+    database.do(*said)
+    whole = elsewhere.script("restore.sh", done.stdout.strip())
+    assert whole.returncode == 0, whole.stderr
+    assert "registered_models" in _tables(database, "production-2")
+    assert (tmp_path / "new" / "artifacts" / "kept.txt").read_text() == "an artifact"
+
+
+def _renamed(production: Production, folder: Path) -> dict[str, str]:
+    """The environment of the same site, with other databases and another folder of artifacts."""
+    for name in ("server.env", "basic_auth.ini"):
+        text = (production.folder / name).read_text().replace(str(production.folder), str(folder))
+        (folder / name).write_text(re.sub(r"/production(_auth)?$", r"/production-2\1", text, flags=re.MULTILINE))
+    return {**production.environment, "MLFLOW_ENV": str(folder / "server.env"), "AUTH_INI": str(folder / "basic_auth.ini")}
+
+
+def _do(database: PostgreSQL, name: str, statement: str) -> list[tuple[Any, ...]]:
+    import psycopg2
+
+    with psycopg2.connect(database.address(name)) as connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        return list(cursor.fetchall()) if cursor.description else []
+
+
+def _tables(database: PostgreSQL, name: str) -> list[str]:
+    return [table for (table,) in _do(database, name, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
