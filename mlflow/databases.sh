@@ -20,9 +20,9 @@ address() {
     *) refuse "$1 names no PostgreSQL database" ;;
     esac
 }
-without_password() {
+without_password() { # or the list of processes would show it
     case $2 in
-    *://*:*@* | *[?\&]password=*) refuse "$1 holds a password, and the list of processes would show it: put it into the file that PGPASSFILE names, or S3's keys into theirs" ;;
+    *://*:*@* | *[?\&]password=*) refuse "$1 holds a password: put it into the file that PGPASSFILE names, or S3's keys into theirs" ;;
     esac
 }
 without_password MLFLOW_ARTIFACTS_DESTINATION "$MLFLOW_ARTIFACTS_DESTINATION"
