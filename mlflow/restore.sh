@@ -1,7 +1,8 @@
 #!/bin/sh
 # Bring a backup of the tracking server back, into two empty databases and with no server at work on them: artifacts first, then the databases.
 #   MLFLOW_ENV=mlflow/server.env sh mlflow/restore.sh FOLDER/20261122T014300Z
-# Each database is restored in one transaction: it is as it was in the backup, or still empty. SYNC is as in backup.sh.
+# Each database is restored in one transaction: it is as it was in the backup, or still empty. SYNC is as in backup.sh;
+# artifacts that lie in a folder, and no bucket, then belong to who restores them.
 set -eu
 # shellcheck source-path=SCRIPTDIR source=databases.sh
 . "$(dirname "$0")/databases.sh"
