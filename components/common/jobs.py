@@ -35,7 +35,7 @@ def private_folder(parent: Path, prefix: str, *, mode: int = 0o777, rescue: Call
     """A new folder in `parent` that no other process uses, removed at the end. Folders of dead processes with this prefix go first.
 
     `mode` is its permissions, less the umask: 0o700 where other users can look into `parent`. `rescue` is given every folder right
-    before it is removed.
+    before it is removed; where it raises OSError the folder stays.
     """
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent, prefix, rescue)
@@ -64,7 +64,10 @@ def listed(folder: Path) -> list[Path]:
 
 
 def _remove(folder: Path, rescue: Callable[[Path], None]) -> None:
-    rescue(folder)
+    try:
+        rescue(folder)
+    except OSError:
+        return  # what is in it could not be saved: the next one tries again
     shutil.rmtree(folder, ignore_errors=True)
 
 

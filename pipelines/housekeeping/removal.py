@@ -5,6 +5,9 @@ Whenever this is killed, a thing is still there, or gone, or lies in a private f
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -138,10 +141,16 @@ REMOVALS: dict[Kind, Callable[[Thing, World, Asked], bool]] = {
 
 
 def _taken_away(path: Path, parent: Path, may_go: Callable[[Path], bool]) -> bool:
-    """Move a file or folder to a private folder in `parent`, judge it there, where nobody finds it any more, and delete it or put it back.
+    """Judge a file or folder, move it to a private folder in `parent`, judge it again there, where nobody finds it any more, and delete it
+    or put it back.
 
-    Killed before the judgement it is put back by the next call.
+    Killed before the second judgement it is put back by the next call. Raises OSError where something of it cannot be deleted.
     """
+    try:
+        if not may_go(path):
+            return False
+    except FileNotFoundError:  # another job was first
+        return False
     with jobs.private_folder(parent, PREFIX, rescue=_put_back) as own:
         (own / ORIGIN).write_text(str(path.absolute()), encoding="utf-8")
         try:
@@ -151,12 +160,39 @@ def _taken_away(path: Path, parent: Path, may_go: Callable[[Path], bool]) -> boo
         if not may_go(own / ASIDE):
             return False
         (own / ASIDE).rename(own / GONE)
+        _delete(own / GONE)
     return True
 
 
+def _delete(gone: Path) -> None:
+    if gone.is_dir() and not gone.is_symlink():
+        shutil.rmtree(gone)
+    else:
+        gone.unlink()
+
+
 def _put_back(own: Path) -> None:
-    with suppress(OSError):  # nothing was moved yet, or its place is taken
-        (own / ASIDE).rename((own / ORIGIN).read_text(encoding="utf-8"))
+    """Where its place is taken by now it comes to lie beside it. Raises OSError where that cannot be either."""
+    if not os.path.lexists(own / ASIDE):
+        return  # nothing was moved yet, or it is to go
+    origin = Path((own / ORIGIN).read_text(encoding="utf-8"))
+    origin.parent.mkdir(parents=True, exist_ok=True)
+    if _is_moved(own / ASIDE, origin):
+        return
+    (own / ASIDE).rename(origin.with_name(f"{origin.name}.{secrets.token_hex(4)}"))
+
+
+def _is_moved(aside: Path, origin: Path) -> bool:
+    """Whether it is where it was. A rename would replace a file that was made there meanwhile."""
+    if os.path.lexists(origin) and not aside.is_dir():
+        return False
+    try:
+        aside.rename(origin)
+    except OSError as error:
+        if error.errno not in jobs.OCCUPIED:
+            raise
+        return False
+    return True
 
 
 def tidy(asked: Asked) -> None:

@@ -258,6 +258,45 @@ def test_a_held_checkpoint_stays_however_old_it_looks(house: House) -> None:
     assert (trial / "checkpoint-5" / "weights").exists()
 
 
+def test_a_state_that_was_taken_up_since_the_look_never_leaves_its_place(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = house.state("fine_tuning", "key")
+    promised, world, asked = decided(house)
+    (folder / "checkpoint-9").mkdir()
+    (folder / "checkpoint-9" / "weights").write_text("new")
+    moved: list[Path] = []
+    monkeypatch.setattr(Path, "rename", lambda self, _: moved.append(self))
+    [outcome] = removal.carry_out(promised, world, asked)
+    assert (outcome.kept, outcome.failed, moved) == (removal.MEANWHILE, False, [])
+    assert (folder / "checkpoint-9" / "weights").read_text() == "new"
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_a_checkpoint_whose_place_is_taken_when_it_is_put_back_lies_beside_it_or_stays_where_it_is(
+    house: House, monkeypatch: pytest.MonkeyPatch, blocked: bool
+) -> None:
+    folder = house.state("fine_tuning", "key")
+    promised, world, asked = decided(house)
+    judged = found.unused_state
+
+    def written_right_then(path: Path, *, touched: bool = True) -> float:
+        if path.name != removal.ASIDE:
+            return judged(path, touched=touched)
+        (path / "checkpoint-9").mkdir()
+        (path / "checkpoint-9" / "weights").write_text("new")
+        folder.mkdir()
+        (folder / "training.jsonl").write_text("a job that begins anew")
+        folder.parent.rename(house.work.root / "away") if blocked else None
+        (house.work.state / "fine_tuning").write_text("no folder") if blocked else None
+        return judged(path, touched=touched)
+
+    monkeypatch.setattr(found, "unused_state", written_right_then)
+    [outcome] = removal.carry_out(promised, world, asked)
+    assert outcome.kept
+    [checkpoint] = house.work.root.rglob("checkpoint-9/weights")
+    assert (checkpoint.read_text(), checkpoint.is_relative_to(folder)) == ("new", False)
+    assert checkpoint.parent.parent.name.startswith("key.") or blocked
+
+
 def test_a_job_that_waits_elsewhere_with_nobody_watching_keeps_its_state_and_what_it_will_read(house: House) -> None:
     dataset = house.make("dataset", "data")
     tokens = house.state("tokens", "t0k3n5")
