@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from components.common.progress import Reporter, Silent
 
 DEFAULT_WORKDIR = ".tuneline"
 STORE = "store:"  # before a digest: what lies in the artifact store under it, wherever that is
+IDENTITY = "id"  # the file in a workdir that tells it from others
 JOB = "job"  # a job's folder in the store is unfinished/job.<where>.<process>.<digits>
 ASIDE = "aside"  # where in it an artifact lies whose place another one is about to take
 GONE = "gone"  # where in it an artifact lies that left the store
@@ -69,6 +71,24 @@ class Workdir:
     def tracking_uri(self) -> str:
         """MLFLOW_TRACKING_URI, or the SQLite store of this workdir."""
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root / 'mlflow.db'}"
+
+
+def identity(work: Workdir, *, make: bool = False) -> str:
+    """What tells a workdir from every other, also from one at the same place of another machine: a text in its file `id`, which is made
+    with `make` where it is missing. "" where there is none, or none may be made."""
+    file = work.root / IDENTITY
+    with suppress(OSError):
+        if make and not file.exists():
+            work.root.mkdir(parents=True, exist_ok=True)
+            draft = work.root / f".{IDENTITY}.{jobs.mark()}"
+            try:
+                draft.write_text(uuid.uuid4().hex + "\n", encoding="utf-8")
+                with suppress(FileExistsError):
+                    os.link(draft, file)  # fails where another job was first, and is whole as soon as it is there
+            finally:
+                draft.unlink(missing_ok=True)
+        return file.read_text(encoding="utf-8").strip()
+    return ""
 
 
 @contextmanager

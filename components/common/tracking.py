@@ -16,11 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from components.common import addresses
+from components.common import addresses, places
 from components.common.artifacts import Artifact
 from components.common.errors import GOES_ON, EngineMissingError, InterruptedRunError, TunelineError, UsageError, of_the_machine
 
 EXPERIMENT = "tuneline"
+OWNER = "tuneline.workdir"  # tag of runs and logged models: the identity of the workdir that they were made in
+PIPELINE = "tuneline.kfp_run"  # tag of runs: the run of Kubeflow Pipelines that they are steps of
 PROBE_SECONDS = 20.0
 BATCH = 100  # parameters that MLflow takes in one request
 
@@ -136,7 +138,7 @@ def start_run(name: str, tags: Mapping[str, str], artifact_root: Path | None = N
     """Open the parent run of a customization, nested under MLFLOW_RUN_ID where one is set. Returns its run id."""
     mlflow = connect()
     client = mlflow.MlflowClient()
-    all_tags = {**tags, "mlflow.runName": name, **_parent_tag()}
+    all_tags = {**tags, "mlflow.runName": name, **_parent_tag(), **owner()}
     with _told():
         return str(client.create_run(home(client, artifact_root), run_name=name, tags=all_tags).info.run_id)
 
@@ -238,6 +240,15 @@ def _beside_sqlite() -> Path | None:
     """Where artifacts of a SQLite store go; MLflow itself would put them into the current folder. None: a server decides."""
     file = _sqlite_file()
     return file.parent / "mlflow-artifacts" if file else None
+
+
+def owner() -> dict[str, str]:
+    """The tags that say whose a run or a logged model is: MLflow may serve many workdirs, and each keeps its own house. None where this
+    process was given no workdir."""
+    given = os.environ.get("TUNELINE_WORKDIR")
+    whose = places.identity(places.Workdir.from_environment(), make=True) if given else ""
+    named = {OWNER: whose, PIPELINE: os.environ.get("KFP_RUN_ID", "")}
+    return {name: value for name, value in named.items() if value}
 
 
 def _parent_tag() -> dict[str, str]:
@@ -371,7 +382,7 @@ def stage_run(stage: str) -> Iterator[MlflowReporter]:
     """A run for a stage, nested under MLFLOW_RUN_ID; FAILED when the stage raises, KILLED when it was interrupted."""
     client = connect().MlflowClient()
     with _told():
-        run = client.create_run(home(client), run_name=stage, tags={"tuneline.stage": stage, **_parent_tag()})
+        run = client.create_run(home(client), run_name=stage, tags={"tuneline.stage": stage, **_parent_tag(), **owner()})
     with _open(client, run) as reporter:
         yield reporter
 
@@ -382,7 +393,7 @@ def nested_run(parent: MlflowReporter, name: str) -> Iterator[MlflowReporter]:
     client = connect().MlflowClient()
     with _told():
         experiment = client.get_run(parent.run_id).info.experiment_id
-        run = client.create_run(experiment, run_name=name, tags={"mlflow.parentRunId": parent.run_id})
+        run = client.create_run(experiment, run_name=name, tags={"mlflow.parentRunId": parent.run_id, **owner()})
     with _open(client, run) as reporter:
         yield reporter
 

@@ -6,7 +6,7 @@ Every commit that any branch or tag reaches is looked at, the user's own among t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -15,10 +15,10 @@ from typing import Any
 import yaml
 
 from components.common import jobs, liveness
-from components.common.errors import TunelineError
-from components.data_versioning import repository, search
+from components.common.errors import ConfigurationError, TunelineError
+from components.data_versioning import repository, search, sources
 from components.data_versioning.config import DataVersioningConfig
-from components.data_versioning.place import Place
+from components.data_versioning.place import Place, located
 from components.data_versioning.repository import DataVersioningError
 
 OBJECTS = Path("files") / "md5"  # in a remote
@@ -52,6 +52,43 @@ def revisions(config: DataVersioningConfig, *, workdir: Path) -> list[tuple[str,
     return [(version.tag, version.content_sha256) for one in every for version in one.versions()]
 
 
+def address(config: DataVersioningConfig, *, workdir: Path) -> str:
+    """Where the data repository of a configuration is, as people are told of it."""
+    return Place.of(config, workdir).origin
+
+
+def is_missing(config: DataVersioningConfig, *, workdir: Path) -> bool:
+    """Whether there is no data repository. Raises as `revisions`."""
+    return not Place.of(config, workdir).refresh()
+
+
+def elsewhere(uris: Collection[str], config: DataVersioningConfig, *, workdir: Path) -> list[str]:
+    """The repositories that addresses of revisions (dvc://repository@commit:path) lead to and that are not this one. One that was moved, or
+    is reached by another address, is known by the commit. Raises as `revisions`."""
+    place = Place.of(config, workdir)
+    named = [address for uri in sorted(uris) if (address := _parsed(uri)) and not _is(place, address.repo, workdir)]
+    if not named:
+        return []
+    if not place.refresh():
+        return sorted({one.repo for one in named})
+    asked = "".join(f"{one.rev}^{{commit}}\n" for one in named)
+    told = repository.git(place.repository, "cat-file", "--batch-check=%(objecttype)", stdin=asked).splitlines()
+    return sorted({one.repo for one, kind in zip(named, told, strict=True) if kind != "commit"})
+
+
+def _parsed(uri: str) -> sources.Address | None:
+    try:
+        return sources.parse(uri) if uri.startswith("dvc://") else None
+    except ConfigurationError:
+        return None
+
+
+def _is(place: Place, repo: str, workdir: Path) -> bool:
+    """Whether an address leads to the repository of a place."""
+    origin, folder = located(repo, workdir.absolute(), place.jobs)
+    return origin == place.origin or (place.is_here and origin == str(folder) and folder.resolve() == place.repository.resolve())
+
+
 def held(config: DataVersioningConfig, *, workdir: Path, own_remote: bool = False) -> Held:
     """Look at the remote, where that is a folder in the work folder, or another one that serves this repository alone (`own_remote`).
 
@@ -73,7 +110,7 @@ def _not_ours(place: Place, root: Path, *, own_remote: bool) -> str:
     """Why the objects of the remote are not told; "" where they are."""
     if "://" in place.remote.url:
         return f"{place.remote} is no folder: in a clone of the repository `dvc gc --cloud --all-commits` removes what no commit names"
-    if not own_remote and not Path(place.remote.url).is_relative_to(root):
+    if not own_remote and not (Path(place.remote.url) / OBJECTS).resolve().is_relative_to(root.resolve()):
         return f"{place.remote} may serve other repositories as well; --own-remote says that it does not"
     return ""
 
@@ -97,11 +134,18 @@ def _named(place: Place) -> frozenset[str]:
 def _named_by(place: Place, references: str) -> frozenset[str]:
     """The same as long as the branches and tags are where they were."""
     found: set[str] = set()
-    for line in repository.git(place.repository, "rev-list", "--all", "--objects").splitlines():
-        blob, _, path = line.partition(" ")
-        if PurePath(path).suffix == ".dvc" or PurePath(path).name == "dvc.lock":
-            found |= set(_digests(yaml.safe_load(repository.git(place.repository, "cat-file", "blob", blob))))
+    for blob in _files_of_dvc(place):
+        found |= set(_digests(yaml.safe_load(repository.git(place.repository, "cat-file", "blob", blob))))
     return frozenset(found | {oid for listing in found if listing.endswith(".dir") for oid in _listed(place, listing)})
+
+
+def _files_of_dvc(place: Place) -> set[str]:
+    """The blobs that any commit has under a name of DVC's. `rev-list --objects` would say one name of each blob only, which may be one that
+    it was given later; so what each commit adds or changes is looked at, of a merge by the side of each parent."""
+    told = repository.git(place.repository, "log", "--all", "--root", "-m", "--raw", "--no-renames", "--no-abbrev", "--format=")
+    changes = (line.partition("\t") for line in told.splitlines() if line.startswith(":"))
+    named = ((change.split()[3], PurePath(path.strip('"'))) for change, _, path in changes)
+    return {blob for blob, path in named if blob.strip("0") and (path.suffix == ".dvc" or path.name == "dvc.lock")}
 
 
 def _digests(said: Any) -> Iterator[str]:

@@ -70,7 +70,7 @@ def keep_evaluation(client: Any, model_id: str, evaluation: Artifact) -> None:
 def _begin(client: Any, experiment: str, name: str, model_sha256: str) -> Any:
     """A new logged model without files. One that was made although its answer was lost is found by its token."""
     token = uuid.uuid4().hex
-    tags = {f"{PREFIX}model_sha256": model_sha256, f"{PREFIX}token": token}
+    tags = {f"{PREFIX}model_sha256": model_sha256, f"{PREFIX}token": token, **tracking.owner()}
     run = os.environ.get("MLFLOW_RUN_ID")
 
     def made() -> Any | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from components.model_registry.versions import PREFIX
 MOVED_BY_PEOPLE = ("promote", "rollback", "foreign")  # what a registration moves is never rolled back
 DIGESTS = ("model", "evaluation", "repository", "dataset", "base_model", "incumbent")
 SHA256 = f"{PREFIX}model_sha256"
+PARENT = "mlflow.parentRunId"  # MLflow's tag of the run that a run is nested in
 REMOVING = f"{PREFIX}removing"  # tag of a logged model whose files are being removed: no registration finds it by its digest any more
 
 
@@ -58,6 +59,11 @@ def needed(keep_versions: int) -> list[Needed]:
     return [*_aliased(listed := listing.listed()), *_ways_back(listed), *_newest(listed, keep_versions)]
 
 
+def revisions() -> set[str]:
+    """The addresses of the datasets' revisions that versions name. Raises as `needed`."""
+    return set() if is_missing() else {uri for one in listing.listed() if (uri := one.said.get("dataset_uri"))}
+
+
 def _aliased(listed: list[listing.Listed]) -> Iterator[Needed]:
     yield from (_named(one, f"{one.name} version {one.version} is {', '.join(reversed(one.aliases))}") for one in listed if one.aliases)
 
@@ -85,16 +91,72 @@ def _named(one: listing.Listed, why: str) -> Needed:
     return Needed(why, tuple(digest for digest in said if digest))
 
 
-def ended_runs(older_than: float) -> list[Kept]:
-    """The runs that tuneline logged, without those that were deleted and have no files left. Bytes are taken of those only that are older
-    than so many seconds and that nothing speaks for. Raises as `needed`."""
+def ended_runs(older_than: float, owner: str | None, newest: int = 0) -> list[Kept]:
+    """The runs that tuneline logged in one workdir, by its identity, or in any (None), without those that were deleted and have no files
+    left. The newest so many stay; bytes are taken of those only that are older than so many seconds and that nothing speaks for. Raises as
+    `needed`."""
     if is_missing():
         return []
     with versions.talking() as client:
-        of_versions = _runs_of_versions(client)
-        runs = {run.info.run_id: run for tag in ("run", "stage") for run in _runs(client, tag)}
-        kept = [(run, _run(run, of_versions, older_than)) for run in runs.values()]
+        logged = _logged_runs(client)
+        runs = {run_id: run for run_id, run in logged.items() if owner is None or _owner(run, logged) == owner != ""}
+        stay = {**_of_newest(runs, newest), **_runs_of_versions(client)}
+        kept = [(run, _run(run, stay, older_than)) for run in runs.values()]
     return [one for run, one in kept if one.bytes or not _is_deleted(run)]
+
+
+def of_others(owner: str) -> int:
+    """How many runs and logged models are of other workdirs, or say of none whose they are. Raises as `needed`."""
+    if is_missing():
+        return 0
+    with versions.talking() as client:
+        runs = _logged_runs(client)
+        others = sum(_owner(run, runs) != owner for run in runs.values() if not _is_deleted(run))
+        return others + sum(not _is_of(model, owner) for model in _logged_models(client))
+
+
+def _logged_runs(client: Any) -> dict[str, Any]:
+    """The runs of tuneline by id, and what is nested in them: earlier versions marked the recipes of a sweep by that alone."""
+    found = {run.info.run_id: run for tag in (f"{PREFIX}run", f"{PREFIX}stage") for run in _runs(client, tag)}
+    nested = {run.info.run_id: run for run in _runs(client, PARENT)}
+    while within := {run_id: run for run_id, run in nested.items() if run_id not in found and _parent(run) in found}:
+        found |= within
+    return found
+
+
+def _parent(run: Any) -> str:
+    return str(run.data.tags.get(PARENT, ""))
+
+
+def _owner(run: Any, runs: Mapping[str, Any]) -> str:
+    """The workdir that a run says to be of, or else the run that it is nested in; "" where nobody says."""
+    seen: set[str] = set()
+    while run is not None and run.info.run_id not in seen:
+        seen.add(run.info.run_id)
+        if owner := run.data.tags.get(tracking.OWNER):
+            return str(owner)
+        run = runs.get(_parent(run))
+    return ""
+
+
+def _of_newest(runs: Mapping[str, Any], count: int) -> dict[str, str]:
+    """The newest runs with the reason. The steps of one run of Kubeflow Pipelines, and what is nested in another, count as one."""
+    began: dict[str, int] = {}
+    whole = {run_id: _whole(run, runs) for run_id, run in runs.items() if not _is_deleted(run)}
+    for run_id, one in whole.items():
+        start = runs[run_id].info.start_time or 0
+        began[one] = min(began.get(one, start), start)
+    newest = set(sorted(began, key=lambda one: began[one], reverse=True)[:count])
+    return {run_id: f"one of the newest {count} runs" for run_id, one in whole.items() if one in newest}
+
+
+def _whole(run: Any, runs: Mapping[str, Any]) -> str:
+    """What a run is a part of."""
+    seen: set[str] = set()
+    while (parent := runs.get(_parent(run))) is not None and parent.info.run_id not in seen:
+        seen.add(parent.info.run_id)
+        run = parent
+    return str(run.data.tags.get(tracking.PIPELINE) or run.info.run_id)
 
 
 def _is_deleted(run: Any) -> bool:
@@ -108,7 +170,7 @@ def _runs(client: Any, tag: str) -> Iterator[Any]:
     token = None
     while True:
         asked = {"run_view_type": ViewType.ALL, "max_results": 1000, "page_token": token}
-        page = client.search_runs(experiments, f"tags.`{PREFIX}{tag}` != ''", **asked)
+        page = client.search_runs(experiments, f"tags.`{tag}` != ''", **asked)
         yield from page
         token = page.token
         if not token:
@@ -121,10 +183,10 @@ def _runs_of_versions(client: Any) -> dict[str, str]:
     return {v.run_id: f"{v.name} version {v.version} came of it" for m in models for v in versions.search(client, m.name) if v.run_id}
 
 
-def _run(run: Any, of_versions: dict[str, str], older_than: float) -> Kept:
-    info, parent = run.info, run.data.tags.get("mlflow.parentRunId", "")
+def _run(run: Any, stay: Mapping[str, str], older_than: float) -> Kept:
+    info, parent = run.info, _parent(run)
     open_ = not _is_deleted(run) and info.status in ("RUNNING", "SCHEDULED")
-    stays = of_versions.get(info.run_id) or of_versions.get(parent) or ("it is still open in MLflow" if open_ else "")
+    stays = stay.get(info.run_id) or stay.get(parent) or ("it is still open in MLflow" if open_ else "")
     unused = _since(info.end_time or info.start_time or 0)
     taken = 0 if stays or unused < older_than else _bytes(info.artifact_uri)
     return Kept(info.run_id, info.run_name or info.run_id, info.artifact_uri, taken, unused, stays, parent)
@@ -145,13 +207,18 @@ def remove_run(run_id: str) -> None:
         _remove_files(run.info.artifact_uri)
 
 
-def unversioned_models(older_than: float) -> list[Kept]:
-    """The logged models of tuneline that no version of a registered model is made of, bytes as for runs. Raises as `needed`."""
+def unversioned_models(older_than: float, owner: str | None) -> list[Kept]:
+    """The logged models of one workdir, or of any (None), that no version of a registered model is made of, bytes as for runs. Raises as
+    `needed`."""
     if is_missing():
         return []
     with versions.talking() as client:
         used = _models_of_versions(client)
-        return [_logged(model, older_than) for model in _logged_models(client) if model.model_id not in used]
+        return [_logged(model, older_than) for model in _logged_models(client) if model.model_id not in used and _is_of(model, owner)]
+
+
+def _is_of(model: Any, owner: str | None) -> bool:
+    return owner is None or model.tags.get(tracking.OWNER, "") == owner != ""
 
 
 def _models_of_versions(client: Any) -> set[str]:

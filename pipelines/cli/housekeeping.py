@@ -44,6 +44,16 @@ def gc(
     no_registry: Annotated[
         bool, typer.Option("--no-registry", help="No registry knows of this store, or it is empty: nothing is needed because of one.")
     ] = False,
+    no_repository: Annotated[
+        bool,
+        typer.Option(
+            "--no-repository", help="No data repository but the one asked, if it is there, has revisions of what this store holds."
+        ),
+    ] = False,
+    all_runs: Annotated[
+        bool,
+        typer.Option("--all-runs", help="Look at what other workdirs logged in the same MLflow too, and at what does not say whose it is."),
+    ] = False,
     pin: Annotated[str, typer.Option("--pin", metavar="NAME", help="Keep an artifact (its digest) or a run; removes nothing.")] = "",
     because: Annotated[str, typer.Option("--because", metavar="TEXT", help="Why it is pinned.")] = "",
     unpin: Annotated[str, typer.Option("--unpin", metavar="NAME", help="Let go of what was pinned; removes nothing.")] = "",
@@ -62,9 +72,8 @@ def gc(
 
     with working("gc", as_json, workdir, tracking_uri) as (reporter, work):
         track(work, write=False)
-        asked = found.Asked(
-            work, customization.data_versioning, reporter, seconds, keep_runs, keep_versions, chosen, own_remote, no_registry
-        )
+        known = {"own_remote": own_remote, "no_registry": no_registry, "no_repository": no_repository, "all_runs": all_runs}
+        asked = found.Asked(work, customization.data_versioning, reporter, seconds, keep_runs, keep_versions, chosen, **known)
         removal.tidy(asked)
         world = found.look(asked)
         decided = plan.plan(world.things, world.roots, asked.policy)

@@ -25,6 +25,7 @@ PINS = "pins"  # the folder of the store's notes that keep what they name
 SHA256 = re.compile("[0-9a-f]{64}")
 # Folders of the state that look after themselves: jobs' private folders, mirrors of repositories, and files instead of folders.
 TOKENS = "tokens"
+NAMED = "name the one of the runs with -c, or with --set data_versioning.repository=…"
 NOT_BY_KEY = ("data_versioning", "data_repositories", "evaluation")
 
 
@@ -32,10 +33,15 @@ class RegistryMissingError(UsageError):
     """There is no registry that says what is needed."""
 
 
+class RepositoryMissingError(UsageError):
+    """The data repository whose revisions are needed is missing, or is not the one that was asked."""
+
+
 @dataclass(frozen=True)
 class Asked:
-    """Where to look, and what to keep. `older_than` is in seconds; `own_remote` and `no_registry` are what the user knows and nobody
-    else can: that the DVC remote serves this repository alone, and that no registry knows of this store."""
+    """Where to look, and what to keep. `older_than` is in seconds. What the user knows and nobody else can: `own_remote`, that the DVC
+    remote serves this repository alone; `no_registry` and `no_repository`, that no registry, or no data repository but the one that is
+    asked, knows of this store; `all_runs`, that what MLflow holds and is another workdir's, or nobody's, is to be judged too."""
 
     work: Workdir
     versioning: DataVersioningConfig
@@ -46,6 +52,8 @@ class Asked:
     kinds: Collection[Kind] = KINDS
     own_remote: bool = False
     no_registry: bool = False
+    no_repository: bool = False
+    all_runs: bool = False
 
     @property
     def policy(self) -> Policy:
@@ -66,8 +74,8 @@ class World:
 def look(asked: Asked) -> World:
     """Look at everything. Nothing is changed but for what killed jobs left.
 
-    Raises UsageError where there is no workdir, or no registry that says what is needed, and EngineMissingError or RegistryError where
-    the registry or the store does not answer: without knowing what is needed nothing may go.
+    Raises UsageError where there is no workdir, or no registry or data repository that says what is needed, and EngineMissingError,
+    RegistryError or DataVersioningError where one of them or the store does not answer: without knowing what is needed nothing may go.
     """
     store = asked.work.store
     if not asked.work.root.is_dir() and not store.is_dir():
@@ -82,17 +90,24 @@ def look(asked: Asked) -> World:
     things += [*states(asked.work.state), *runs_of(asked.work, asked.keep_runs), *packages(asked.work.root / "serving")]
     things += [Thing("data_object", name, str(one.path), one.bytes, one.unused) for name, one in objects.items()]
     asked.reporter.step("looking at MLflow")
-    check_registry(asked, things)
-    things += in_mlflow(asked.older_than)
+    check_registry(asked, things)  # before MLflow is asked: without a registry there is nothing to ask
+    whose = None if asked.all_runs else places.identity(asked.work)
+    things += in_mlflow(asked, whose)
     notes = [f"objects of the DVC remote are left alone: {remote.why_not}"] if remote.why_not else []
+    if whose is not None and (others := registry.of_others(whose)):
+        notes.append(f"{others} runs and models in MLflow do not say that they are of this workdir, and are left alone without --all-runs")
     return World(things, roots(asked, things), objects, notes)
 
 
 def roots(asked: Asked, things: Collection[Thing]) -> list[Root]:
     """What of these things must stay, as it is now: aliases first, since they are the reason that people know. Raises as `look`."""
+    check_repository(asked, things)
     revisions = data.revisions(asked.versioning, workdir=asked.work.root)
+    needed = registry.needed(asked.keep_versions)
+    if not needed:
+        check_registry(asked, things)
     return [
-        *(Root(f"store:{digest}", one.why) for one in registry.needed(asked.keep_versions) for digest in one.digests),
+        *(Root(f"store:{digest}", one.why) for one in needed for digest in one.digests),
         *(root for folder in jobs.listed(asked.work.root / "serving") for root in in_service(folder)),
         *(Root(f"store:{sha256}", f"the revision {tag} holds it") for tag, sha256 in revisions),
         *at_work(asked.work, things),
@@ -109,6 +124,27 @@ def check_registry(asked: Asked, things: Collection[Thing]) -> None:
         f"the registry knows of no model version, and the store {places.address(asked.work.store)} holds {len(held)} artifacts",
         hint="Name the registry with --tracking-uri or MLFLOW_TRACKING_URI; where there is none, --no-registry says so.",
     )
+
+
+def check_repository(asked: Asked, things: Collection[Thing]) -> None:
+    """Raise RepositoryMissingError where the store holds datasets and there is no data repository, or where what it holds, or a version in
+    the registry, was made from a revision of another one."""
+    if asked.no_repository:
+        return
+    where: dict[str, Any] = {"workdir": asked.work.root}
+    datasets = sum(thing.what == "dataset" for thing in things)
+    if datasets and data.is_missing(asked.versioning, **where):
+        address = data.address(asked.versioning, **where)
+        raise RepositoryMissingError(
+            f"there is no data repository {address}, and the store {places.address(asked.work.store)} holds {datasets} datasets",
+            hint=f"Mount it, or {NAMED}; where nothing was published, --no-repository says so.",
+        )
+    uris = registry.revisions().union(*(thing.revisions for thing in things))
+    if others := data.elsewhere(uris, asked.versioning, **where):
+        raise RepositoryMissingError(
+            f"what the store {places.address(asked.work.store)} holds was made from revisions of {', '.join(others)}, which was not asked",
+            hint=f"If the runs publish there, {NAMED}; --no-repository says that its revisions need nothing here.",
+        )
 
 
 def artifacts_of(store: Path) -> Iterator[Thing]:
@@ -137,7 +173,11 @@ def _artifact(store: Path, sha256: str, size: int, unused: float) -> Thing:
         told = getattr(error, "message", str(error))
         return Thing("artifact", name, path, size, unused, stays=f"its manifest cannot be read: {told}")
     kind: Kind = "base_model" if said and said.kind == "base_model" else "artifact"
-    return Thing(kind, name, path, size, unused, _inputs(said))
+    return Thing(kind, name, path, size, unused, _inputs(said), what=said.kind if said else "", revisions=_revisions(said))
+
+
+def _revisions(said: Manifest | None) -> tuple[str, ...]:
+    return tuple(one.uri for one in said.inputs if one.kind == "dataset" and one.uri.startswith("dvc://")) if said else ()
 
 
 def _inputs(said: Manifest | None) -> tuple[str, ...]:
@@ -287,13 +327,13 @@ def pinned(store: Path) -> Iterator[Root]:
         yield from (Root(f"{kind}:{name}", why) for kind in ("store", "run"))
 
 
-def in_mlflow(older_than: float) -> Iterator[Thing]:
-    """Runs and logged models that MLflow keeps. A run keeps those that are nested in it."""
-    kept = registry.ended_runs(older_than)
+def in_mlflow(asked: Asked, whose: str | None) -> Iterator[Thing]:
+    """Runs and logged models that MLflow keeps of one workdir, or of all (None). A run keeps those that are nested in it."""
+    kept = registry.ended_runs(asked.older_than, whose, asked.keep_runs)
     for one in kept:
         nested = tuple(f"mlflow_run:{other.id}" for other in kept if other.parent == one.id)
         yield Thing("mlflow_run", f"mlflow_run:{one.id}", f"{one.uri} ({one.name})", one.bytes, one.unused, nested, one.stays)
-    for one in registry.unversioned_models(older_than):
+    for one in registry.unversioned_models(asked.older_than, whose):
         yield Thing("mlflow_model", f"mlflow_model:{one.id}", f"{one.uri} ({one.name})", one.bytes, one.unused)
 
 

@@ -17,7 +17,8 @@ DAY = 86_400.0  # seconds
 @dataclass(frozen=True)
 class Thing:
     """Something that takes space. `name` is what others need it by, `needs` the names of what it needs itself; `path` is a path or an
-    address; `unused` the seconds since it was used. `stays` is why it is kept whatever its age, "" where nothing speaks for it."""
+    address; `unused` the seconds since it was used. `stays` is why it is kept whatever its age, "" where nothing speaks for it.
+    Of an artifact `what` is its kind as its manifest says it, and `revisions` the addresses of the published datasets it was made from."""
 
     kind: Kind
     name: str
@@ -26,6 +27,8 @@ class Thing:
     unused: float
     needs: tuple[str, ...] = ()
     stays: str = ""
+    what: str = ""
+    revisions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1040,6 +1040,8 @@ OF_JOBS = {  # the tests are in tests/common/test_kubernetes_jobs.py, test_slurm
 OF_HOUSEKEEPING = {  # the tests are in tests/pipelines/housekeeping/test_command.py
     "there is no workdir …": ("usage", 2),
     "the registry knows of no model version, and the store … holds … artifacts": ("usage", 2),
+    "there is no data repository …, and the store … holds … datasets": ("usage", 2),
+    "what the store … holds was made from revisions of …, which was not asked": ("usage", 2),
     "--older-than … is no age": ("usage", 2),
     "--older-than … is too short to tell what is in use": ("usage", 2),
     "--kind …: there is no such kind": ("usage", 2),

@@ -45,7 +45,7 @@ class House:
     revisions: list[str] = field(default_factory=list)
 
     def asked(self, keep_runs: int = 0) -> Asked:
-        return Asked(self.work, DataVersioningConfig(), Silent(), LIMIT, keep_runs, no_registry=True)
+        return Asked(self.work, DataVersioningConfig(), Silent(), LIMIT, keep_runs, no_registry=True, no_repository=True)
 
     def says(self, patch: pytest.MonkeyPatch) -> None:
         """Have the registry and the data repository say what this house has."""
@@ -54,8 +54,9 @@ class House:
         )
         patch.setattr(data, "revisions", lambda *_, **__: [(f"dataset-v{n}", sha) for n, sha in enumerate(self.revisions)])
         patch.setattr(data, "held", lambda *_, **__: data.Held([]))
-        patch.setattr(registry, "ended_runs", lambda _: [])
-        patch.setattr(registry, "unversioned_models", lambda _: [])
+        patch.setattr(registry, "ended_runs", lambda *_: [])
+        patch.setattr(registry, "unversioned_models", lambda *_: [])
+        patch.setattr(registry, "of_others", lambda _: 0)
 
     def make(self, kind: str, content: str, made_from: Sequence[str] = (), age: float = OLD) -> str:
         """An artifact that was used so long ago. Returns its digest."""

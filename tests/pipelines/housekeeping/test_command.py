@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from components.common.places import Workdir
 from components.common.progress import Silent
 from components.data_versioning import retention as data
 from components.data_versioning.config import DataVersioningConfig
-from components.data_versioning.stage import fetch, publish
+from components.data_versioning.stage import fetch, publish, versions
 from components.model_registry import files, retention
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import promote, register
@@ -68,10 +69,11 @@ def tune(work: Workdir, name: str, dataset: Artifact, *, promoted: bool = True) 
     return model
 
 
-def log_run(name: str, parent: str = "") -> str:
-    """A run with a file that ended long ago."""
+def log_run(name: str, parent: str = "", **tags: str) -> str:
+    """A run of this workdir with a file that ended long ago."""
     client, then = tracking.connect().MlflowClient(), int((time.time() - OLD) * 1000)
-    tags = {"tuneline.stage": name, **({"mlflow.parentRunId": parent} if parent else {"tuneline.run": name})}
+    whose = {tracking.OWNER: places.identity(Workdir.from_environment(), make=True)}
+    tags = tags or {"tuneline.stage": name, **whose, **({"mlflow.parentRunId": parent} if parent else {"tuneline.run": name})}
     run = client.create_run(tracking.home(client), start_time=then, tags=tags, run_name=name)
     client.log_text(run.info.run_id, "a page", "report.html")
     client.set_terminated(run.info.run_id, "FAILED", end_time=then)
@@ -96,6 +98,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Made:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TUNELINE_STORE", raising=False)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{work.root / 'mlflow.db'}")
+        patch.setenv("TUNELINE_WORKDIR", str(work.root))
         rows = [("a" * 16, "A letter."), ("b" * 16, "Another one.")]
         dataset = places.adopt(work.store, write_curated(place / "one", {"train": rows, "test": []}))
         publish(dataset, DataVersioningConfig(), workdir=work.root, reporter=Silent())
@@ -121,6 +124,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Made:
 @pytest.fixture
 def here(made: Made, monkeypatch: pytest.MonkeyPatch) -> Made:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", made.work.tracking_uri)
+    monkeypatch.setenv("TUNELINE_WORKDIR", str(made.work.root))
     return made
 
 
@@ -165,6 +169,32 @@ def test_a_remote_that_others_may_use_is_left_alone_unless_it_is_said_to_be_ours
     assert data.held(DataVersioningConfig(repository="none"), workdir=here.work.root).why_not == "there is no data repository"
 
 
+def test_what_a_file_of_dvc_named_before_it_was_renamed_is_needed(here: Made, tmp_path: Path) -> None:
+    """Git's list of objects says one name of each only, here the last."""
+    clone, remote = tmp_path / "clone", here.work.root / "dvc-remote" / "files" / "md5"
+    name = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", "init", "--quiet", str(clone)], check=True)
+    (clone / "d.dvc").write_text("outs:\n- md5: abcdef\n  path: d\n")
+    for words in (("add", "."), ("commit", "-qm1"), ("mv", "d.dvc", "d.dvc.disabled"), ("commit", "-qm2")):
+        subprocess.run(["git", "-C", str(clone), *name, *words], check=True)
+    subprocess.run(["git", "clone", "--quiet", "--bare", str(clone), str(tmp_path / "r.git")], check=True)
+    (remote / "ab" / "unnamed").write_text("")
+    unnamed = {one.oid for one in data.held(DataVersioningConfig(repository=str(tmp_path / "r.git")), workdir=here.work.root).unnamed}
+    (remote / "ab" / "unnamed").unlink()
+    assert "abunnamed" in unnamed
+    assert "abcdef" not in unnamed
+
+
+def test_a_remote_beside_the_workdir_is_no_folder_in_it_however_it_is_written(here: Made, tmp_path: Path) -> None:
+    shared = here.place / "shared"
+    shutil.copytree(here.work.root / "dvc-remote", shared)
+    (here.work.root / "link").symlink_to(shared)
+    for remote in ("../shared", "link"):
+        assert "--own-remote" in data.held(DataVersioningConfig(remote=remote), workdir=here.work.root).why_not
+    (here.work.root / "link").unlink()
+    shutil.rmtree(shared)
+
+
 def test_without_a_registry_that_knows_of_anything_nothing_may_go(
     here: Made, empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +203,68 @@ def test_without_a_registry_that_knows_of_anything_nothing_may_go(
         with pytest.raises(found.RegistryMissingError, match="the registry knows of no model version, and the store"):
             found.look(asked(here))
     assert found.look(asked(here, no_registry=True)).things
+
+
+def test_without_the_data_repository_of_the_runs_nothing_may_go(here: Made, tmp_path: Path) -> None:
+    def look(repository: Path, **options: object) -> found.World:
+        config = DataVersioningConfig(repository=str(repository))
+        return found.look(found.Asked(here.work, config, Silent(), LIMIT, **options))  # type: ignore[arg-type]
+
+    away = tmp_path / "not mounted" / "data.git"
+    with pytest.raises(found.RepositoryMissingError, match=f"there is no data repository {away}, and the store .* holds 2 datasets"):
+        look(away)
+    assert look(away, no_repository=True).things
+    subprocess.run(["git", "init", "--quiet", "--bare", str(tmp_path / "another.git")], check=True)
+    work, there = Workdir(here.work.root), here.work.root / "data-repository"
+    uri = versions(DataVersioningConfig(), workdir=work.root)[0].uri
+    model = build(tmp_path / "draft", "model", "of a revision", [here.dataset.as_input(uri), BASE], {"steps": 3})
+    kept = places.adopt(work.store, model)
+    with pytest.raises(found.RepositoryMissingError, match=f"was made from revisions of {there}, which was not asked"):
+        look(tmp_path / "another.git")
+    assert look(tmp_path / "another.git", no_repository=True).things
+    moved = shutil.copytree(there, tmp_path / "moved.git")
+    assert f"store:{here.dataset.sha256}" in {root.name for root in look(moved).roots}, "a moved repository is known by its commits"
+    (tmp_path / "link.git").symlink_to(there)
+    assert look(tmp_path / "link.git").things
+    shutil.rmtree(kept.path)
+
+
+def test_a_repository_that_goes_away_on_the_way_ends_it_there(here: Made, tmp_path: Path) -> None:
+    world, there = found.look(asked(here)), here.work.root / "data-repository"
+    there.rename(tmp_path / "unmounted")
+    with pytest.raises(found.RepositoryMissingError, match="there is no data repository"):
+        found.roots(asked(here), world.things)
+    (tmp_path / "unmounted").rename(there)
+
+
+def test_what_others_logged_in_the_same_mlflow_is_theirs_and_told(here: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TUNELINE_WORKDIR", str(tmp_path / "another"))
+    theirs = log_run("theirs")
+    older = log_run("older", **{"tuneline.run": "of an earlier version"})
+    monkeypatch.setenv("TUNELINE_WORKDIR", str(here.work.root))
+    world = found.look(asked(here, keep_runs=0))
+    assert not {f"mlflow_run:{theirs}", f"mlflow_run:{older}"} & {thing.name for thing in world.things}
+    assert any(note.startswith("2 runs and models in MLflow do not say that they are of this workdir") for note in world.notes)
+    every = {thing.name for thing in found.look(asked(here, keep_runs=0, all_runs=True)).things}
+    assert {f"mlflow_run:{theirs}", f"mlflow_run:{older}"} <= every
+    assert [one.id for one in retention.unversioned_models(LIMIT, "another")] == []
+    for run_id in (theirs, older):
+        retention.remove_run(run_id)
+
+
+def test_the_newest_runs_of_kubeflow_stay_with_all_their_steps_and_the_recipes_of_a_sweep_go_with_it(here: Made) -> None:
+    mine = {tracking.OWNER: places.identity(here.work)}
+    steps = {n: [log_run(s, **{"tuneline.stage": s, tracking.PIPELINE: n, **mine}) for s in ("curation", "tuning")] for n in ("one", "two")}
+    recipe = log_run("recipe-1", **{"mlflow.parentRunId": steps["one"][1]})
+    kept = {one.id: one.stays for one in retention.ended_runs(LIMIT, mine[tracking.OWNER], 1)}
+    assert {kept[run_id] for run_id in steps["two"]} == {"one of the newest 1 runs"}
+    assert {kept[run_id] for run_id in (*steps["one"], recipe)} == {""}
+    world = found.look(asked(here, keep_runs=1))
+    going = [item.thing.name.partition(":")[2] for item in plan(world.things, world.roots, asked(here).policy).going]
+    assert {*steps["one"], recipe} <= set(going)
+    assert going.index(steps["one"][1]) < going.index(recipe), "a run goes before what is nested in it"
+    for run_id in (*steps["one"], *steps["two"], recipe):
+        retention.remove_run(run_id)
 
 
 def test_a_registration_that_comes_in_between_keeps_its_files(here: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +292,7 @@ def test_a_logged_model_whose_removal_was_killed_is_found_by_no_registration_and
         by_digest = client.search_logged_models([tracking.home(client)], f"tags.`tuneline.model_sha256` = '{here.lost.sha256}'")
         assert list(by_digest) == []
         long_ago(here.work)
-        assert [one.id for one in retention.unversioned_models(LIMIT)] == [here.logged]
+        assert [one.id for one in retention.unversioned_models(LIMIT, places.identity(here.work))] == [here.logged]
 
 
 def test_a_place_that_is_none_is_refused_and_one_whose_server_is_away_loses_nothing(here: Made) -> None:
@@ -231,7 +323,7 @@ def test_words_that_cannot_be_meant_are_refused_before_anything_is_looked_at(tmp
 def gc(made: Made, capsys: pytest.CaptureFixture[str], *options: str) -> str:
     """What the command prints, in this process: a start of its own takes seconds."""
     capsys.readouterr()
-    assert main.app(["gc", "--workdir", str(made.work.root), *options], standalone_mode=False) == 0
+    assert main.app(["gc", "--workdir", str(made.work.root), "--keep-runs", "0", *options], standalone_mode=False) == 0
     return capsys.readouterr().out
 
 
