@@ -77,11 +77,12 @@ class Run:
         artifacts.write_atomically(path, json.dumps({**known, **values}, indent=2) + "\n")
 
     def read(self) -> dict[str, Any]:
-        """What run.json holds; nothing where the run was killed before it wrote it."""
+        """What run.json holds; nothing where the run was killed before it wrote it, or it cannot be read: one must not hide the others."""
         try:
-            return dict(json.loads((self.folder / "run.json").read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError):
+            known = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             return {}
+        return known if isinstance(known, dict) else {}
 
 
 def new_run(workdir: Workdir) -> Run:
@@ -316,7 +317,7 @@ def _held(lock: Path) -> _Holder | None:
         held = json.loads(lock.read_text(encoding="utf-8"))
         here = held["where"] == liveness.where()
         return _Holder(held["pid"], held["process_started"], held["where"], 0.0 if here else liveness.silence(lock))
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

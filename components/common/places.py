@@ -31,6 +31,7 @@ STORE = "store:"  # before a digest: what lies in the artifact store under it, w
 IDENTITY = "id"  # the file in a workdir that tells it from others
 JOB = "job"  # a job's folder in the store is unfinished/job.<where>.<process>.<digits>
 ASIDE = "aside"  # where in it an artifact lies whose place another one is about to take
+TOGETHER = "together.json"  # in a folder of the state: a list of others there, as paths in the state, that are of use only with it
 GONE = "gone"  # where in it an artifact lies that left the store
 USED_EVERY = 900.0  # seconds between two notes in a bucket that an artifact is in use
 LOOKS = 100  # at a place that is empty between two renames, a hundredth of a second apart
@@ -272,6 +273,26 @@ def in_use(store: Path, sha256: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def using(*named: Path | str) -> Iterator[None]:
+    """Say again and again that what these paths lead to is in use, where it lies in a store; others are nobody's business."""
+    with ExitStack() as all_:
+        for folder in filter(None, map(_in_a_store, named)):
+            mark_used(folder.parent, folder.name)
+            all_.enter_context(in_use(folder.parent, folder.name))
+        yield
+
+
+def _in_a_store(named: Path | str) -> Path | None:
+    """The artifact's folder in a store that a path leads to or into, or that store:<digest> names."""
+    if str(named).startswith(STORE):
+        path = Workdir.from_environment().store / str(named).removeprefix(STORE)
+    else:
+        path = Path(named).absolute().resolve()
+    homes = (one for one in (path, *path.parents) if re.fullmatch("[0-9a-f]{64}", one.name))
+    return next((one for one in homes if is_here(one.parent, one.name)), None)
+
+
 def unused_for(folder: Path) -> float:
     """Seconds since the artifact in a folder was used, by its file server's clock; without a manifest, since anything in it changed.
 
@@ -289,7 +310,8 @@ def remove(store: Path, sha256: str, unused: float) -> bool:
     """Take an artifact out of the store, whole, unless it was used within so many seconds. Returns whether it is gone.
 
     In a folder it is moved away by one rename, then looked at, and put back where somebody used it meanwhile; killed before that it is put
-    back by the next job, and killed after it what is left is swept up. In a bucket its manifest goes first.
+    back by the next job, and killed after it what is left is swept up. In a bucket its manifest goes first. Raises OSError where something
+    of it cannot be deleted, though it is out of the store by then.
     """
     if bucket := _bucket(store):
         return bucket_store.remove(bucket, sha256, unused)
@@ -305,6 +327,7 @@ def remove_copy(store: Path, sha256: str, unused: float) -> bool:
         if unused_for(moved) < unused:
             return False
         moved.rename(own / GONE)  # from here on nobody puts it back
+        shutil.rmtree(own / GONE)
         return True
     return False
 
@@ -454,7 +477,7 @@ def notes(store: Path, folder: str) -> list[str]:
     """The names of the notes that the store keeps in a folder of notes, sorted."""
     if bucket := _bucket(store):
         return sorted(buckets.sizes(f"{bucket}/{folder}"))
-    return [path.name for path in jobs.listed(store / folder)]
+    return [path.name for path in jobs.listed(store / folder) if path.is_file()]
 
 
 def remove_note(store: Path, name: str) -> None:

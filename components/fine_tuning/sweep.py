@@ -8,6 +8,7 @@ trainings themselves run in processes of their own.
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts, devices, hashing, jobs, launch, models, process, tracking
+from components.common import artifacts, devices, hashing, jobs, launch, models, places, process, tracking
 from components.common.artifacts import Artifact
 from components.common.errors import GOES_ON, ArtifactDamagedError, InputError, InterruptedRunError, TunelineError
 from components.common.launch import Command, Launcher, LeftError, NotBegunError, StartsTogether, Stop
@@ -108,6 +109,7 @@ def tune(
         _discard([work, *kept.values(), *trainings])  # killed after publishing
         return finished
     with _held([work, *kept.values()]):
+        _note([path.relative_to(state).as_posix() for path in (*kept.values(), *trainings)], work)
         _prepare(dataset, base, recipes, state, reporter)
         homes = {name: folder / MODEL for name, folder in kept.items()}
         outcomes = _train_all(recipes, homes, work / ARRAY, partial(train, base=base), config.sweep.parallel, where, reporter, tracked)
@@ -125,6 +127,11 @@ def _held(folders: Sequence[Path]) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             holds.enter_context(jobs.held(folder))
         yield
+
+
+def _note(folders: Sequence[str], work: Path) -> None:
+    """Have the sweep's folder say what belongs to it: as long as one recipe is at work, what others have trained is needed."""
+    artifacts.write_atomically(work / places.TOGETHER, json.dumps(folders) + "\n")
 
 
 def _discard(folders: Sequence[Path]) -> None:

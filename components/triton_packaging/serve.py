@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from components.common import artifacts
+from components.common import artifacts, places
 from components.common.artifacts import Artifact
 from components.common.errors import ArtifactDamagedError, UsageError
 from components.common.jobs import private_folder
@@ -38,7 +38,9 @@ def serve(
     running_server raises; EngineMissingError too when the server ends by itself.
     """
     artifact = verified(repository)
-    with private_folder(Path(tempfile.gettempdir()), "tuneline-serve", mode=0o700) as work, until_signal():
+    parameters = read(repository / model_names(artifact)[0]).parameters
+    used = places.using(*(one.folder for one in parts.references(parameters)))
+    with private_folder(Path(tempfile.gettempdir()), "tuneline-serve", mode=0o700) as work, used, until_signal():
         server_log = log or work / "triton.log"
         names = model_names(artifact)
         with running_server(

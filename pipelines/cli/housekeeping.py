@@ -78,6 +78,7 @@ def gc(
         world = found.look(asked)
         decided = plan.plan(world.things, world.roots, asked.policy)
         outcomes = _carried_out(decided, world, asked) if delete else []
+        world.notes.extend(f"what was removed from its place and could not be deleted: {path}" for path in removal.left(asked))
     show(_told(decided, world, asked, outcomes, delete), as_json, [] if as_json else _lines(decided, world, outcomes, delete))
     return EXIT_FAILED if any(one.failed for one in outcomes) else 0
 
@@ -109,9 +110,9 @@ def _pinned(pin: str, unpin: str, because: str, workdir: Any, as_json: bool) -> 
 
     with working("gc", as_json, workdir) as (_, work):
         if pin:
-            found.pin(work, pin, because or f"by {user()}")
+            pin = found.pin(work, pin, because or f"by {user()}")
         if unpin:
-            found.unpin(work, unpin)
+            unpin = found.unpin(work, unpin)
     done = [*([f"{pin} is kept, with all that it was made from"] if pin else []), *([f"{unpin} is not pinned any more"] if unpin else [])]
     show({"pinned": pin or None, "unpinned": unpin or None}, as_json, done)
     return 0

@@ -44,10 +44,11 @@ def register(
 ) -> None:
     """Register a model version in MLflow, tagged with every digest it came from."""
     customization = load_config(config, sets)
-    from components.common import artifacts
+    from components.common import artifacts, places
     from components.model_registry.stage import register as stage
 
-    with working("register", as_json, workdir, tracking_uri) as (reporter, work):
+    given = [path for path in (model, evaluation, repository) if path]
+    with working("register", as_json, workdir, tracking_uri) as (reporter, work), places.using(*given):
         found = (artifacts.read(model, "model"), artifacts.read(evaluation, "evaluation"))
         proven = artifacts.read(repository, "repository") if repository else None
         track(work, write=True)

@@ -82,10 +82,10 @@ def finetune(
 ) -> None:
     """Tune the base model on a dataset. Killed and started again, it goes on from the last checkpoint."""
     customization, place = load_config(config, sets), where(platform, launcher)
-    from components.common import artifacts
+    from components.common import artifacts, places
     from components.fine_tuning.sweep import tune as stage
 
-    with working("finetune", as_json, workdir) as (reporter, work):
+    with working("finetune", as_json, workdir) as (reporter, work), places.using(dataset, customization.fine_tuning.base_model):
         found = artifacts.read(dataset, "dataset")
         options: dict[str, Any] = {"seed": customization.seed, "state": work.state, "reporter": reporter, "overwrite": overwrite}
         made = stage(found, output.absolute(), customization.fine_tuning, dataset_uri=str(dataset), where=place, **options)
@@ -114,10 +114,10 @@ def evaluate(
 ) -> int:
     """Measure a model against its base and the model in service, and give the verdict with its reasons."""
     customization = load_config(config, sets)
-    from components.common import artifacts, models
+    from components.common import artifacts, models, places
     from components.evaluation.stage import evaluate as stage
 
-    with working("evaluate", as_json, workdir) as (reporter, work):
+    with working("evaluate", as_json, workdir) as (reporter, work), places.using(model, dataset, *([incumbent] if incumbent else [])):
         opened = models.open_model(model, reporter)
         other = models.open_model(incumbent, reporter) if incumbent else None
         found = artifacts.read(dataset, "dataset")
@@ -144,12 +144,12 @@ def package(
 ) -> None:
     """Make a Triton model repository and prove it in a real server."""
     customization = load_config(config, sets)
-    from components.common import models
+    from components.common import models, places
     from components.triton_packaging import form
     from components.triton_packaging.stage import package as stage
 
     named = form.named(adapter)
-    with working("package", as_json, workdir) as (reporter, _):
+    with working("package", as_json, workdir) as (reporter, _), places.using(model, *named.values()):
         opened = models.open_model(model, reporter)
         others = {name: models.open_model(folder, reporter) for name, folder in named.items()}
         options: dict[str, Any] = {"seed": customization.seed, "reporter": reporter, "overwrite": overwrite, "adapters": others}
@@ -175,10 +175,10 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Serve a packaged model with a real Triton until Ctrl-C."""
-    from components.common import progress
+    from components.common import places, progress
     from components.triton_packaging.serve import serve as stage
 
-    with working("serve", as_json, HERE) as (reporter, _):
+    with working("serve", as_json, HERE) as (reporter, _), places.using(repository):
 
         def ready(server: Any) -> None:
             progress.close(reporter)

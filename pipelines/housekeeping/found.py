@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +158,22 @@ def artifacts_of(store: Path) -> Iterator[Thing]:
             yield _artifact(store, sha256, size, unused)
         return
     for folder in _by_digest(store):
-        try:
-            yield _artifact(store, folder.name, size_of(folder), places.unused_for(folder))
-        except FileNotFoundError:
-            continue  # another job just moved it aside
+        yield from _each("artifact", f"store:{folder.name}", folder, partial(_artifact_in, store, folder))
+
+
+def _artifact_in(store: Path, folder: Path) -> Thing:
+    return _artifact(store, folder.name, size_of(folder), places.unused_for(folder))
+
+
+def _each(kind: Kind, name: str, path: Path, judged: Callable[[], Thing]) -> Iterator[Thing]:
+    """A thing by itself, so that an odd one keeps nobody from judging the others; none where another job just took it."""
+    try:
+        thing = judged()
+    except (TunelineError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+            return
+        thing = Thing(kind, name, str(path), 0, 0.0, stays=f"cannot be judged: {getattr(error, 'message', str(error))}")
+    yield thing
 
 
 def _by_digest(folder: Path) -> list[Path]:
@@ -189,27 +204,50 @@ def copies_of(store: Path) -> Iterator[Thing]:
     if places.address(store) == str(store):
         return
     for folder in _by_digest(store):
-        try:
-            yield Thing("copy", f"copy:{folder.name}", str(folder), size_of(folder), places.unused_for(folder))
-        except FileNotFoundError:
-            continue
+        yield from _each("copy", f"copy:{folder.name}", folder, partial(_copy, folder))
+
+
+def _copy(folder: Path) -> Thing:
+    return Thing("copy", f"copy:{folder.name}", str(folder), size_of(folder), places.unused_for(folder))
 
 
 def states(folder: Path) -> Iterator[Thing]:
     """Work in progress: a folder a key, and kept scores, a file a key. What was written into last says when it was used."""
-    for path in _states(folder):
-        try:
-            unused = unused_state(path, touched=is_touched(path))
-            yield Thing("state", _state(folder, path), str(path), size_of(path), unused, _needs(folder, path), _worked_in(path))
-        except FileNotFoundError:
-            continue  # its job just ended
+    found = [one for path in _states(folder) for one in _each("state", _state(folder, path), path, partial(_state_in, folder, path))]
+    yield from _together(folder, {one.name: one for one in found})
 
 
 def _states(folder: Path) -> Iterator[Path]:
-    for stage in jobs.listed(folder):
-        if stage.is_dir() and not stage.name.startswith(".") and stage.name not in NOT_BY_KEY:
+    stages = (path for path in jobs.listed(folder) if path.is_dir() and not path.name.startswith(".") and path.name not in NOT_BY_KEY)
+    for stage in (*stages, folder / "evaluation" / "scores"):
+        try:
             yield from (path for path in jobs.listed(stage) if not path.name.startswith("."))
-    yield from (path for path in jobs.listed(folder / "evaluation" / "scores") if not path.name.startswith("."))
+        except PermissionError:
+            yield stage  # another user's; judged as one, it says so
+
+
+def _state_in(folder: Path, path: Path) -> Thing:
+    unused = unused_state(path, touched=is_touched(path))
+    return Thing("state", _state(folder, path), str(path), size_of(path), unused, _needs(folder, path), _worked_in(path))
+
+
+def _together(folder: Path, states: dict[str, Thing]) -> Iterator[Thing]:
+    """States of which some belong together, as the recipes of a sweep do: the youngest speaks for all of them, and so does a job in one."""
+    for name, whole in list(states.items()):
+        members = [one for one in _members(folder, Path(whole.path)) if one in states and one != name]
+        group = [states[one] for one in (name, *members)]
+        unused, stays = min(one.unused for one in group), next((one.stays for one in group if one.stays), "")
+        states |= {one.name: replace(one, unused=unused, stays=stays) for one in group}
+        states[name] = replace(states[name], needs=(*whole.needs, *members))
+    yield from states.values()
+
+
+def _members(folder: Path, path: Path) -> list[str]:
+    try:
+        said = json.loads((path / places.TOGETHER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [_state(folder, folder / one) for one in said if isinstance(one, str)] if isinstance(said, list) else []
 
 
 def _state(folder: Path, path: Path) -> str:
@@ -221,9 +259,30 @@ def unused_state(path: Path, *, touched: bool = True) -> float:
 
     A hold is nothing that was written. `touched`: the folder's own time counts, because who uses it sets that; it changes with a hold too.
     """
-    within = [one for one in path.rglob("*") if not one.name.startswith((jobs.HOLDER, f".{jobs.HOLDER}."))]
+    held = (jobs.HOLDER, f".{jobs.HOLDER}.")
+    within = [one for one in _within(path) if not one.name.startswith(held)]
     looked_at = [path, *within] if touched or not within else within
-    return liveness.now(path.parent) - max(one.lstat().st_mtime for one in looked_at)
+    own, now = path.lstat().st_mtime, liveness.now(path.parent)
+    return now - max(own if one == path else _changed(one, now) for one in looked_at)
+
+
+def _changed(path: Path, now: float) -> float:
+    """When it was; now where it is just being taken away."""
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:
+        return now
+
+
+def _within(path: Path) -> Iterator[Path]:
+    """Everything below a folder, whatever others take away meanwhile. Raises PermissionError where nobody here may look."""
+
+    def told(error: OSError) -> None:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise error
+
+    for folder, folders, files in os.walk(path, onerror=told):
+        yield from (Path(folder) / name for name in (*folders, *files))
 
 
 def is_touched(path: Path) -> bool:
@@ -233,24 +292,24 @@ def is_touched(path: Path) -> bool:
 
 def _worked_in(path: Path) -> str:
     """Whether a living job holds the folder, or one in it."""
-    held = any(jobs.is_held(hold.parent) for hold in path.rglob(jobs.HOLDER)) if path.is_dir() else False
+    held = any(jobs.is_held(hold.parent) for hold in _within(path) if hold.name == jobs.HOLDER)
     return "a job works in it" if held else ""
 
 
 def _needs(folder: Path, path: Path) -> tuple[str, ...]:
     """What a job that was given away was told to read: it may wait in a queue, with nobody watching it."""
-    return tuple(name for said in path.rglob("job.json") for name in _named_in(said, folder)) if path.is_dir() else ()
+    return tuple(name for said in _within(path) if said.name == "job.json" for name in _named_in(said, folder))
 
 
 def _named_in(job: Path, folder: Path) -> Iterator[str]:
     try:
-        said: dict[str, Any] = json.loads(job.read_text(encoding="utf-8"))
+        said = json.loads(job.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
-    for value in said.values():
+    for value in said.values() if isinstance(said, dict) else ():
         if isinstance(value, str) and Path(value).is_absolute():
             place = Path(value)
-            yield from (f"store:{part}" for part in place.parts if SHA256.fullmatch(part))
+            yield from (f"{kind}:{part}" for part in place.parts if SHA256.fullmatch(part) for kind in ("store", "copy"))
             if place.is_relative_to(folder):
                 yield _state(folder, place)
 
@@ -258,12 +317,28 @@ def _named_in(job: Path, folder: Path) -> Iterator[str]:
 def runs_of(work: Workdir, keep: int) -> Iterator[Thing]:
     """The folders of the runs, with what came of them."""
     for place, run in enumerate(runs.every(work)):
-        known = run.read()
-        result = known.get("result") or {}
-        needs = [f"store:{Path(path).name}" for path in (result.get("artifacts") or {}).values() if path]
-        needs += [f"mlflow_run:{known['mlflow_run_id']}"] if known.get("mlflow_run_id") else []
-        stays = _stays(run, known) or (f"one of the newest {keep} runs" if place < keep else "")
-        yield Thing("run", f"run:{run.name}", str(run.folder), size_of(run.folder), unused_state(run.folder), tuple(needs), stays)
+        newest = f"one of the newest {keep} runs" if place < keep else ""
+        yield from _each("run", f"run:{run.name}", run.folder, partial(_run, run, newest))
+
+
+def _run(run: runs.Run, newest: str) -> Thing:
+    known = _said(run)
+    result = known.get("result") or {}
+    needs = [f"store:{Path(path).name}" for path in (result.get("artifacts") or {}).values() if path]
+    needs += [f"mlflow_run:{known['mlflow_run_id']}"] if known.get("mlflow_run_id") else []
+    size, unused = size_of(run.folder), unused_state(run.folder)
+    return Thing("run", f"run:{run.name}", str(run.folder), size, unused, tuple(needs), _stays(run, known) or newest)
+
+
+def _said(run: runs.Run) -> dict[str, Any]:
+    """What run.json holds. Raises OSError or ValueError where that cannot be told; one that is missing was never written."""
+    try:
+        known = json.loads((run.folder / "run.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    if not isinstance(known, dict):
+        raise ValueError("its run.json holds no object")
+    return known
 
 
 def _stays(run: runs.Run, known: dict[str, Any]) -> str:
@@ -278,9 +353,15 @@ def at_work(work: Workdir, things: Collection[Thing]) -> Iterator[Root]:
     """What the living run of the workdir has used since it began."""
     for run in runs.every(work):
         if run.state == "running":
-            since = liveness.now(run.folder) - float(run.read().get("started") or 0.0)
+            since = _since_begun(run)
             used = (thing for thing in things if thing.kind in ("artifact", "base_model", "state") and thing.unused <= since)
             yield from (Root(thing.name, f"the run {run.name} is at work") for thing in used)
+
+
+def _since_begun(run: runs.Run) -> float:
+    """Seconds since a run began, by its file server's clock, as those of what it used: the machine that runs it may have another time."""
+    now = liveness.now(run.folder.parent)
+    return now - min(_changed(path, now) for path in jobs.listed(run.folder))
 
 
 def packages(serving: Path) -> Iterator[Thing]:
@@ -295,7 +376,11 @@ def packages_of(folder: Path, *, held: bool) -> Iterator[Thing]:
     for path in [*_by_digest(folder / layout.PACKAGES), *_by_digest(folder / layout.ROOTED)]:
         name = f"package:{path.relative_to(folder.parent).as_posix()}"
         stays = "a deployment is at work" if held else used.get(path.name, used.get("", ""))
-        yield Thing("package", name, str(path), size_of(path), places.unused_for(path), stays=stays)
+        yield from _each("package", name, path, partial(_package, name, path, stays))
+
+
+def _package(name: str, path: Path, stays: str) -> Thing:
+    return Thing("package", name, str(path), size_of(path), places.unused_for(path), stays=stays)
 
 
 def in_service(folder: Path) -> Iterator[Root]:
@@ -311,8 +396,10 @@ def _served(folder: Path) -> dict[str, str]:
         known = state.read(folder)
     except TunelineError as error:
         return {"": f"what is served there cannot be told: {error.message}"}
-    links = (link for link in (folder / layout.REPOSITORY).glob("*/*") if link.is_symlink())
-    found = {link.readlink().parts[-3]: f"laid out for the server of {folder.name}" for link in links}
+    links = [link.readlink().parts for link in (folder / layout.REPOSITORY).glob("*/*") if link.is_symlink()]
+    if any(len(parts) < 3 for parts in links):
+        return {"": f"what is served there cannot be told: a link in {folder / layout.REPOSITORY} leads to no package"}
+    found = {parts[-3]: f"laid out for the server of {folder.name}" for parts in links}
     named = [(known.before, "the way back of"), (known.serving, "in service in")] if known else []
     for served, why in named:
         if served:
@@ -339,29 +426,29 @@ def in_mlflow(asked: Asked, whose: str | None) -> Iterator[Thing]:
 
 def size_of(path: Path) -> int:
     """Bytes of a file, or of the files in a folder; what other folders share by links counts here too."""
-    files = path.rglob("*") if path.is_dir() else [path]
     found = 0
-    for one in files:
-        try:
+    for one in _within(path) if path.is_dir() else [path]:
+        with suppress(FileNotFoundError):  # its job just removed it
             found += one.lstat().st_size if one.is_file() else 0
-        except FileNotFoundError:
-            continue  # its job just removed it
     return found
 
 
-def pin(work: Workdir, name: str, why: str) -> None:
-    """Keep an artifact with all that it was made from, or a run, whatever its age.
+def pin(work: Workdir, named: str, why: str) -> str:
+    """Keep an artifact with all that it was made from, or a run, whatever its age. Returns its name: a path may be given as well.
 
-    Raises UsageError for what is neither the whole digest of something in the store nor the name of a run.
+    Raises UsageError for what is neither the whole digest of something in the store nor a run.
     """
-    if not (SHA256.fullmatch(name) and places.holds(work.store, name)) and not (work.runs / Path(name).name).is_dir():
-        raise UsageError(f"{name} is neither in the artifact store nor a run", hint="Give the whole digest, or the whole name of a run.")
+    name = Path(named).name
+    if not (SHA256.fullmatch(name) and places.holds(work.store, name)) and name not in [run.name for run in runs.every(work)]:
+        raise UsageError(f"{named} is neither in the artifact store nor a run", hint="Give the whole digest, or the whole name of a run.")
     places.write_note(work.store, f"{PINS}/{name}", why + "\n")
+    return name
 
 
-def unpin(work: Workdir, name: str) -> None:
-    """Let go of what was pinned. Raises UsageError for what is not."""
-    names = places.notes(work.store, PINS)
+def unpin(work: Workdir, named: str) -> str:
+    """Let go of what was pinned. Returns its name. Raises UsageError for what is not."""
+    name, names = Path(named).name, places.notes(work.store, PINS)
     if name not in names:
-        raise UsageError(f"{name} is not pinned", hint=f"What is pinned: {', '.join(names) or 'nothing'}.")
+        raise UsageError(f"{named} is not pinned", hint=f"What is pinned: {', '.join(names) or 'nothing'}.")
     places.remove_note(work.store, f"{PINS}/{name}")
+    return name

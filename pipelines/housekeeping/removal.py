@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.common import jobs, places
+from components.common import jobs, liveness, places
 from components.common.errors import BusyError, TunelineError
 from components.data_versioning import retention as data
 from components.model_registry import retention as registry
@@ -47,15 +47,19 @@ def carry_out(decided: Plan, world: World, asked: Asked) -> Iterator[Outcome]:
 
     Raises as `found.look` where that cannot be told any more; what is gone until then stays gone.
     """
-    now = _Now(world, asked, decided.names)
+    now, spared = _Now(world, asked, decided.names), set[str]()
     for item in decided.going:
-        if item.thing.name not in now.may_go():
-            yield Outcome(item, MEANWHILE)
-            continue
-        try:
-            yield Outcome(item, "" if REMOVALS[item.thing.kind](item.thing, world, asked) else MEANWHILE)
-        except (TunelineError, OSError) as error:
-            yield Outcome(item, getattr(error, "message", str(error)), failed=True)
+        may_go = item.thing.name not in spared and item.thing.name in now.may_go()
+        outcome = _removed(item, world, asked) if may_go else Outcome(item, MEANWHILE)
+        spared |= {*item.thing.needs} if outcome.kept else set()  # what stays keeps what it needs
+        yield outcome
+
+
+def _removed(item: Item, world: World, asked: Asked) -> Outcome:
+    try:
+        return Outcome(item, "" if REMOVALS[item.thing.kind](item.thing, world, asked) else MEANWHILE)
+    except (TunelineError, OSError) as error:
+        return Outcome(item, getattr(error, "message", str(error)), failed=True)
 
 
 @dataclass
@@ -197,6 +201,18 @@ def _is_moved(aside: Path, origin: Path) -> bool:
 
 def tidy(asked: Asked) -> None:
     """Put back, or delete, what an earlier time left that was killed."""
-    serving = asked.work.root / "serving"
-    for parent in (asked.work.root, asked.work.state, *serving.glob("*/packages"), *serving.glob("*/rooted")):
+    for parent in _parents(asked):
         jobs.sweep(parent, PREFIX, _put_back)
+
+
+def _parents(asked: Asked) -> list[Path]:
+    serving = asked.work.root / "serving"
+    return [asked.work.root, asked.work.state, *serving.glob("*/packages"), *serving.glob("*/rooted")]
+
+
+def left(asked: Asked) -> list[Path]:
+    """What left its place and is still there, because files in it are another user's, or it could not be put back: that user's next
+    removal, or somebody by hand, has to look after it."""
+    private = [(folder, PREFIX) for parent in _parents(asked) for folder in parent.glob(f"{PREFIX}.*.*.*")]
+    private += [(folder, places.JOB) for folder in (asked.work.store / "unfinished").glob(f"{places.JOB}.*.*.*")]
+    return sorted(folder for folder, prefix in private if f".{liveness.name()}." in folder.name or jobs.is_abandoned(folder, prefix))

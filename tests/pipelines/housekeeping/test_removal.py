@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from components.common import artifacts, jobs, liveness, places, step
-from components.common.errors import ArtifactDamagedError, EngineMissingError
+from components.common.errors import ArtifactDamagedError, EngineMissingError, TunelineError, UsageError
 from components.model_registry import retention as registry
 from pipelines.housekeeping import found, removal
 from pipelines.housekeeping.plan import Plan, plan
@@ -320,12 +321,150 @@ def test_a_deployment_at_work_looks_after_its_folder_itself(house: House) -> Non
     assert decided(house)[0].going == [], "nobody knows which of them is in service"
 
 
+def test_a_path_that_leads_into_a_store_is_in_use_until_the_command_ends(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    sha256 = house.make("repository", "package")
+    folder, link = house.work.store / sha256, house.work.root / "link"
+    link.symlink_to(folder)
+    monkeypatch.setattr(liveness, "BEAT", 0.02)
+    monkeypatch.setenv("TUNELINE_WORKDIR", str(house.work.root))
+    for named in (folder, str(link), folder / "payload" / "one.bin", f"store:{sha256}"):
+        house.used(sha256, OLD)
+        with places.using(named, "hf://org/name@revision", house.work.root):
+            assert places.unused_for(folder) < DAY
+            house.used(sha256, OLD)
+            until = time.monotonic() + 60
+            while places.unused_for(folder) > DAY:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+        time.sleep(0.1)
+
+
+COMMANDS = (
+    ("finetune", "{store}", "-o", "out"),
+    ("evaluate", "embedded:tiny", "--dataset", "{store}", "-o", "out"),
+    ("package", "{store}", "-o", "out"),
+    ("serve", "{store}"),
+    ("register", "--model", "{store}", "--evaluation", "none"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[command[0] for command in COMMANDS])
+def test_a_command_that_is_given_a_path_in_the_store_marks_it(
+    house: House, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """What it is given is of a kind that none of them takes, so that it ends there."""
+    from pipelines.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    folder = house.work.store / house.make("quarantine", "of no kind")
+    with pytest.raises(TunelineError):
+        main.app([word.format(store=folder) for word in command], standalone_mode=False)
+    assert places.unused_for(folder) < DAY
+
+
+def test_the_recipes_of_a_sweep_stay_together_as_long_as_one_of_them_is_young(house: House) -> None:
+    sweep, old, young = house.state("sweeps", "sweep"), house.state("sweeps", "one"), house.state("fine_tuning", "two", YOUNG)
+    (sweep / places.TOGETHER).write_text(json.dumps(["sweeps/one", "fine_tuning/two", "sweeps/gone", "../elsewhere"]))
+    aged(sweep, OLD)
+    assert decided(house)[0].going == []
+    aged(young, OLD)
+    promised, world, asked = decided(house)
+    assert promised.going[0].thing.path == str(sweep)
+    assert paths(promised) == {sweep, old, young}
+    with jobs.held(sweep):
+        assert {outcome.kept for outcome in removal.carry_out(promised, world, asked)} == {removal.MEANWHILE}
+    assert old.exists()
+
+
+def test_what_something_needs_that_was_used_meanwhile_stays_with_it(house: House) -> None:
+    dataset = house.make("dataset", "data")
+    model = house.make("model", "model", [dataset])
+    promised, world, asked = decided(house)
+    places.mark_used(house.work.store, model)
+    assert [outcome.kept for outcome in removal.carry_out(promised, world, asked)] == [removal.MEANWHILE] * 2
+    check_whole(house, {dataset, model})
+
+
+def test_an_odd_thing_is_kept_and_told_and_the_others_are_judged(house: House) -> None:
+    odd, other, worse = (house.run(n) for n in range(3))
+    (odd / "run.json").write_text("[1]")
+    (worse / "run.json").write_text('{"status": "finished", "result": "x"}')
+    folder = house.state("fine_tuning", "key")
+    (folder / "job.json").write_text("[]")
+    aged(folder, OLD)
+    served = house.deployment("helper", house.make("repository", "served", age=YOUNG), house.make("repository", "other", age=YOUNG))
+    (served / "repository" / "m").mkdir(parents=True)
+    (served / "repository" / "m" / "1").symlink_to("x")
+    aged(odd, OLD), aged(worse, OLD)
+    promised, _, _ = decided(house)
+    assert paths(promised) == {other, folder}
+    reasons = {item.thing.path: item.reason for item in promised.kept}
+    assert reasons[str(odd)] == "cannot be judged: its run.json holds no object"
+    assert reasons[str(worse)].startswith("cannot be judged: ")
+    assert sum("leads to no package" in reason for reason in reasons.values()) == 2
+
+
+def test_what_is_taken_away_during_the_look_ends_nothing_and_the_state_keeps_what_it_needs(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = house.make("dataset", "data")
+    folder = house.state("fine_tuning", "key", OLD)
+    (folder / "job.json").write_text(json.dumps({"dataset": str(house.work.store / dataset)}))
+    aged(folder, OLD)
+    walk = found._within
+    monkeypatch.setattr(found, "_within", lambda path: iter([*walk(path), path / "checkpoint-4"]))
+    house.run(1)
+    promised, _, _ = decided(house)
+    assert promised.going == []
+    assert {item.thing.kind for item in promised.kept} == {"artifact", "state", "run"}
+
+
+def test_a_copy_of_what_a_waiting_job_will_read_stays(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    sha256 = house.make("dataset", "data")
+    job = house.state("fine_tuning", "key", YOUNG) / "job.json"
+    job.write_text(json.dumps({"dataset": str(house.work.store / sha256)}))
+    with monkeypatch.context() as patch:
+        patch.setattr(places, "address", lambda _: "s3://bucket/prefix")
+        things = [*found.copies_of(house.work.store), *found.states(house.work.state)]
+    assert [thing.kind for thing in things] == ["copy", "state"]
+    assert plan(things, [], house.asked().policy).going == []
+
+
+def test_what_another_user_has_is_kept_or_told_to_be_left(house: House) -> None:
+    """As user 65534 in a process of its own, which only root can begin."""
+    if os.getuid():
+        pytest.skip("only root can become another user")
+    dataset, state = house.make("dataset", "data"), house.state("fine_tuning", "key")
+    secret = house.run(1)
+    secret.chmod(0o700)
+    for folder in (house.work.root, house.work.store, house.work.store / dataset, house.work.state, state.parent, state):
+        folder.chmod(0o777)
+    for parent in house.work.root.parents[:-2]:
+        parent.chmod(parent.stat().st_mode | 0o055)
+
+    def as_another() -> None:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        promised, world, asked = decided(house)
+        outcomes = list(removal.carry_out(promised, world, asked))
+        assert [outcome.failed for outcome in outcomes] == [True, True]
+        assert all("Permission denied" in outcome.kept for outcome in outcomes)
+        assert len(removal.left(asked)) == 2
+        assert any(item.reason.startswith("cannot be judged: ") for item in promised.kept)
+
+    assert in_child(as_another) == 0
+    assert len(removal.left(house.asked())) == 2
+    assert decided(house)[0].names == {f"run:{secret.name}"}
+    assert removal.left(house.asked()) == [], "their owner's next look removes them"
+
+
 def test_what_the_living_run_has_used_since_it_began_stays_with_all_it_was_made_from(house: House) -> None:
     raw = house.make("dataset", "raw")
     used = house.make("model", "used", [raw], 31 * DAY)
     house.make("model", "before", age=33 * DAY)
     me = {"pid": os.getpid(), "where": liveness.where(), "process_started": found.runs._me()["process_started"]}
-    house.run(1, status="running", started=time.time() - 32 * DAY, **me)
+    house.run(1, 32 * DAY, status="running", started=time.time() - 20 * DAY, **me)  # by a clock that is wrong
     promised, _, _ = decided(house)
     assert [item.thing.path for item in promised.going] == [str(house.work.store / sha) for sha in house.ages if sha not in (raw, used)]
     assert {item.reason for item in promised.kept if item.thing.kind == "artifact"} == {"the run 20260101-000001-abcd is at work"}
@@ -334,11 +473,16 @@ def test_what_the_living_run_has_used_since_it_began_stays_with_all_it_was_made_
 def test_the_newest_runs_stay_with_what_they_made_and_pinned_ones_as_well(house: House) -> None:
     made = [house.make("model", f"model {n}") for n in range(3)]
     runs = [house.run(n, made=[sha]) for n, sha in enumerate(made)]
-    found.pin(house.work, runs[0].name, "the audit of 2026")
+    assert found.pin(house.work, f"runs/{runs[0].name}", "the audit of 2026") == runs[0].name
+    (house.work.store / found.PINS / "runs").mkdir()  # as a path made one, which ended every later look
+    for word in (".", "..", "runs", "/"):
+        with pytest.raises(UsageError, match="neither in the artifact store nor a run"):
+            found.pin(house.work, word, "because")
     promised, _, _ = decided(house, keep_runs=1)
     assert paths(promised) == {runs[1], house.work.store / made[1]}
     assert "pinned: the audit of 2026" in {item.reason for item in promised.kept}
-    found.unpin(house.work, runs[0].name)
+    assert places.notes(house.work.store, found.PINS) == [runs[0].name]
+    assert found.unpin(house.work, str(runs[0])) == runs[0].name
     assert runs[0] in paths(decided(house, keep_runs=1)[0])
 
 
