@@ -58,8 +58,9 @@ def address(config: DataVersioningConfig, *, workdir: Path) -> str:
 
 
 def is_missing(config: DataVersioningConfig, *, workdir: Path) -> bool:
-    """Whether there is no data repository. Raises as `revisions`."""
-    return not Place.of(config, workdir).refresh()
+    """Whether there is no data repository in its folder; of a URL `revisions` asks. Raises ConfigurationError for what cannot be one."""
+    place = Place.of(config, workdir)
+    return place.is_here and not repository.exists(place.repository)
 
 
 def elsewhere(uris: Collection[str], config: DataVersioningConfig, *, workdir: Path) -> list[str]:

@@ -99,7 +99,7 @@ def ended_runs(older_than: float, owner: str | None, newest: int = 0) -> list[Ke
         return []
     with versions.talking() as client:
         logged = _logged_runs(client)
-        runs = {run_id: run for run_id, run in logged.items() if owner is None or _owner(run, logged) == owner != ""}
+        runs = {run_id: run for run_id, run in logged.items() if _is_own(_owner(run, logged), owner)}
         stay = {**_of_newest(runs, newest), **_runs_of_versions(client)}
         kept = [(run, _run(run, stay, older_than)) for run in runs.values()]
     return [one for run, one in kept if one.bytes or not _is_deleted(run)]
@@ -111,8 +111,13 @@ def of_others(owner: str) -> int:
         return 0
     with versions.talking() as client:
         runs = _logged_runs(client)
-        others = sum(_owner(run, runs) != owner for run in runs.values() if not _is_deleted(run))
+        others = sum(not _is_own(_owner(run, runs), owner) for run in runs.values() if not _is_deleted(run))
         return others + sum(not _is_of(model, owner) for model in _logged_models(client))
+
+
+def _is_own(said: str, owner: str | None) -> bool:
+    """Whether what says to be of one workdir is of this one, or any counts (None). What says nothing is nobody's."""
+    return owner is None or said == owner != ""
 
 
 def _logged_runs(client: Any) -> dict[str, Any]:
@@ -218,7 +223,7 @@ def unversioned_models(older_than: float, owner: str | None) -> list[Kept]:
 
 
 def _is_of(model: Any, owner: str | None) -> bool:
-    return owner is None or model.tags.get(tracking.OWNER, "") == owner != ""
+    return _is_own(str(model.tags.get(tracking.OWNER, "")), owner)
 
 
 def _models_of_versions(client: Any) -> set[str]:

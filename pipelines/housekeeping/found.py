@@ -306,12 +306,19 @@ def _named_in(job: Path, folder: Path) -> Iterator[str]:
         said = json.loads(job.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
-    for value in said.values() if isinstance(said, dict) else ():
-        if isinstance(value, str) and Path(value).is_absolute():
-            place = Path(value)
-            yield from (f"{kind}:{part}" for part in place.parts if SHA256.fullmatch(part) for kind in ("store", "copy"))
-            if place.is_relative_to(folder):
-                yield _state(folder, place)
+    for place in _paths(said):
+        yield from (f"{kind}:{part}" for part in place.parts if SHA256.fullmatch(part) for kind in ("store", "copy"))
+        if place.is_relative_to(folder):
+            yield from (_state(folder, one) for one in (place, *place.parents) if one.is_relative_to(folder) and one != folder)
+
+
+def _paths(said: Any) -> Iterator[Path]:
+    """The absolute paths in what a job was told."""
+    if isinstance(said, str) and Path(said).is_absolute():
+        yield Path(said)
+    elif isinstance(said, dict | list):
+        for value in said.values() if isinstance(said, dict) else said:
+            yield from _paths(value)
 
 
 def runs_of(work: Workdir, keep: int) -> Iterator[Thing]:

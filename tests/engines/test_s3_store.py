@@ -397,7 +397,7 @@ def test_what_is_pinned_is_kept_in_the_bucket_and_the_house_is_kept_there_too(ad
     kept, _ = places.produce(work.store, "data_curation", "kept", build)
     gone, _ = places.produce(work.store, "data_curation", "gone", lambda folder: build(folder, rows="another row\n"))
     found.pin(work, kept.sha256, "the audit")
-    asked = found.Asked(work, DataVersioningConfig(), Silent(), 0.0, no_registry=True)
+    asked = found.Asked(work, DataVersioningConfig(), Silent(), 0.0, no_registry=True, no_repository=True)
     world = found.look(asked)
     decided = plan(world.things, world.roots, asked.policy)
     assert {item.thing.path for item in decided.going if item.thing.kind == "artifact"} == {f"{address}/{gone.sha256}"}

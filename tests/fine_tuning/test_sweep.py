@@ -19,7 +19,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from components.common import devices, launch, tracking
+from components.common import devices, launch, places, tracking
 from components.common.artifacts import Artifact, read_manifest
 from components.common.errors import EXIT_INTERRUPTED, BusyError, InputError, InterruptedRunError, TrainingError, TunelineError
 from components.common.launch import Command, Launcher, LeftError, SilentError, Stop
@@ -120,6 +120,9 @@ def test_a_sweep_that_ended_in_the_middle_goes_on_with_what_is_not_trained_and_c
     with pytest.raises(BusyError):
         train(dataset, config, tmp_path)
     assert not (tmp_path / "model" / "manifest.json").exists()
+    [note] = (tmp_path / "state").glob(f"sweeps/*/{places.TOGETHER}")
+    there = {path.relative_to(tmp_path / "state").as_posix() for path in (tmp_path / "state").glob("*/*") if path.parent.name != "tokens"}
+    assert there - {f"sweeps/{note.parent.name}"} <= set(json.loads(note.read_text())), "what is trained is known to belong to the sweep"
     monkeypatch.setattr(launch, "run", then.run)
     made = train(dataset, config, tmp_path)
     assert (first.rates, then.rates) == ([1e-3], [1e-4])

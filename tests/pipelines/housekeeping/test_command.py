@@ -245,6 +245,9 @@ def test_what_others_logged_in_the_same_mlflow_is_theirs_and_told(here: Made, mo
     world = found.look(asked(here, keep_runs=0))
     assert not {f"mlflow_run:{theirs}", f"mlflow_run:{older}"} & {thing.name for thing in world.things}
     assert any(note.startswith("2 runs and models in MLflow do not say that they are of this workdir") for note in world.notes)
+    nobody = found.look(found.Asked(Workdir(tmp_path), DataVersioningConfig(), Silent(), LIMIT, no_registry=True, no_repository=True))
+    assert not any(thing.kind.startswith("mlflow") for thing in nobody.things)
+    assert any("do not say that they are of this workdir" in note for note in nobody.notes)
     every = {thing.name for thing in found.look(asked(here, keep_runs=0, all_runs=True)).things}
     assert {f"mlflow_run:{theirs}", f"mlflow_run:{older}"} <= every
     assert [one.id for one in retention.unversioned_models(LIMIT, "another")] == []

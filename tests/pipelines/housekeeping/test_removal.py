@@ -304,7 +304,7 @@ def test_a_job_that_waits_elsewhere_with_nobody_watching_keeps_its_state_and_wha
     job = house.state("fine_tuning", "key", YOUNG) / "launch"
     job.mkdir()
     (job / "job.json").write_text(
-        f'{{"tokens": "{tokens.absolute()}", "base_path": "{(house.work.store / dataset).absolute()}", "seed": 1, "config": {{}}}}'
+        json.dumps({"tokens": f"{tokens.absolute()}/train", "seed": 1, "config": {"base": [f"{(house.work.store / dataset).absolute()}"]}})
     )
     promised, _, _ = decided(house)
     assert promised.going == []
@@ -521,9 +521,10 @@ def test_a_registry_that_goes_away_on_the_way_ends_it_there(house: House, monkey
     def away(_: int) -> list[registry.Needed]:
         raise EngineMissingError("the MLflow server does not answer", hint="Start it.")
 
-    monkeypatch.setattr(registry, "needed", away)
-    with pytest.raises(EngineMissingError):
-        list(removal.carry_out(promised, world, asked))
+    with monkeypatch.context() as patch:  # undone before the house takes back what it says itself
+        patch.setattr(registry, "needed", away)
+        with pytest.raises(EngineMissingError):
+            list(removal.carry_out(promised, world, asked))
     check_whole(house, set(made))
 
 
