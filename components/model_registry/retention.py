@@ -59,11 +59,6 @@ def needed(keep_versions: int) -> list[Needed]:
     return [*_aliased(listed := listing.listed()), *_ways_back(listed), *_newest(listed, keep_versions)]
 
 
-def revisions() -> set[str]:
-    """The addresses of the datasets' revisions that versions name. Raises as `needed`."""
-    return set() if is_missing() else {uri for one in listing.listed() if (uri := one.said.get("dataset_uri"))}
-
-
 def _aliased(listed: list[listing.Listed]) -> Iterator[Needed]:
     yield from (_named(one, f"{one.name} version {one.version} is {', '.join(reversed(one.aliases))}") for one in listed if one.aliases)
 

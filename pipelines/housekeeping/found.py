@@ -130,8 +130,8 @@ def check_registry(asked: Asked, things: Collection[Thing]) -> None:
 
 
 def check_repository(asked: Asked, things: Collection[Thing]) -> None:
-    """Raise RepositoryMissingError where the store holds datasets and there is no data repository, or where what it holds, or a version in
-    the registry, was made from a revision of another one."""
+    """Raise RepositoryMissingError where the store holds datasets and there is no data repository, or where what it holds was made from a
+    revision of another one. The registry is not asked: it may be one for several teams, each with a repository of its own."""
     if asked.no_repository:
         return
     where: dict[str, Any] = {"workdir": asked.work.root}
@@ -142,7 +142,7 @@ def check_repository(asked: Asked, things: Collection[Thing]) -> None:
             f"there is no data repository {address}, and the store {places.address(asked.work.store)} holds {datasets} datasets",
             hint=f"Mount it, or {NAMED}; where nothing was published, --no-repository says so.",
         )
-    uris = registry.revisions().union(*(thing.revisions for thing in things))
+    uris = {uri for thing in things for uri in thing.revisions}
     if others := data.elsewhere(uris, asked.versioning, **where):
         raise RepositoryMissingError(
             f"what the store {places.address(asked.work.store)} holds was made from revisions of {', '.join(others)}, which was not asked",
