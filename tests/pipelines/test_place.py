@@ -158,10 +158,13 @@ def test_a_volume_that_is_not_mounted_is_found(pod: Path) -> None:
 
 def test_what_a_pod_should_find_is_names_and_paths() -> None:
     assert place.wanted(platform.load(EXAMPLE)) == {
-        "mounts": ["/data", "/corpus", "/etc/tuneline/git", "/etc/tuneline/settings", "/etc/tuneline/certificates"],
-        "variables": ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_USERNAME"],
+        "mounts": ["/data", "/corpus", "/etc/tuneline/certificates"],
+        "variables": [
+            "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "GIT_PASSWORD", "GIT_USERNAME", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD",
+            "MLFLOW_TRACKING_USERNAME",
+        ],
         "authorities": "/etc/tuneline/certificates/ca-bundle.crt",
-    }
+    }  # fmt: skip
 
 
 @contextlib.contextmanager
