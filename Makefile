@@ -42,8 +42,8 @@ $(VENV)/.engines: $(VENV)/.ready
 test-engines: $(VENV)/.engines ## Tests against real engines: an S3 server, PostgreSQL, Slurm, a Ray cluster, DeepSpeed
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/engines $(ARGS)
 
-stress: $(VENV)/.ready ## Kill a whole run in each stage and at 30 random moments, and compare what it comes to (40 minutes)
-	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py tests/pipelines/test_pipeline.py $(ARGS)
+stress: $(VENV)/.ready ## Kill a whole run in each stage and at 30 random moments, and compare what it comes to; restore a work folder (50 minutes)
+	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py tests/pipelines/test_pipeline.py tests/pipelines/test_backup.py $(ARGS)
 
 stress-launch: $(VENV)/.engines ## More that happens to trainings elsewhere: lost nodes of Ray, a preempted TrainJob, a sweep stopped (a quarter of an hour)
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)

@@ -11,7 +11,7 @@ import pytest
 from tests.pipelines.project import run
 from tests.pipelines.restoring import away, backed_up, check_restored, files, restored, script
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton, pytest.mark.long]
+pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton, pytest.mark.stress]
 
 
 @pytest.fixture(scope="module")
