@@ -6,10 +6,10 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-long test-engines stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-serving soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-all quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-serving soak vllm-package lint ui clean help
 
-help: ## What can be made
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 
 # torch first and alone: unconstrained, a resolver takes the newest CUDA build of several gigabytes.
 $(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
@@ -22,54 +22,55 @@ $(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
 	@$(BIN)/python -m components.triton_packaging.serving_env || echo "no Triton here: models will be packaged unproven (see tuneline doctor)"
 	@touch $@
 
-run: $(VENV)/.ready ## Customise the embedded model on the demo dataset, end to end
+run: $(VENV)/.ready ## Customize the embedded model on the demo dataset, end to end
 	@$(BIN)/tuneline run --workdir $(WORKDIR) $(ARGS)
 
-# Whole runs are mostly starts of Python on one core each, and servers that are waited for: a worker more than there are cores, four at most.
+# Most tests wait for child processes and servers: one worker more than there are cores, four at most.
 WORKERS := $(shell cores=$$(nproc 2> /dev/null || echo 2); [ $$cores -lt 3 ] && echo $$((cores + 1)) || echo 4)
-PYTEST := TUNELINE_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/engines
-test: lint ## Lint, types, import directions, and the tests of everything that PyPI alone can carry
-	@$(PYTEST) $(ARGS)
-
-test-long: $(VENV)/.ready ## Whole runs killed in every stage, full disks, dead servers, and every command of the documentation (half an hour)
-	@$(PYTEST) -m long $(ARGS)
+PYTEST := TUNELINE_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: lint ## Run ruff, mypy, the import contracts and the fast tests with one whole pipeline (10 minutes)
+	@$(PYTEST) --ignore tests/engines $(ARGS)
 
 $(VENV)/.engines: $(VENV)/.ready
 	@$(PIP) install -q -c constraints.txt -e '.[all,dev,engines]'
 	@touch $@
 
-# Where an engine is missing its tests are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
-test-engines: $(VENV)/.engines ## Tests against real engines: an S3 server, PostgreSQL, Slurm, a Ray cluster, DeepSpeed
-	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests/engines $(ARGS)
+# Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
+# Tests against engines mostly wait while the others compute, so one more worker runs both.
+test-all: $(VENV)/.engines ## Run the long tests: kills, full disks, stopped servers, documented commands, real engines (35 minutes)
+	@$(PYTEST) -n 4 -m "long and not stress" $(ARGS)
 
-stress: $(VENV)/.ready ## Kill a whole run in each stage and at 30 random moments, and compare what it comes to; restore a work folder (50 minutes)
+quality: $(VENV)/.ready ## Print the size and shape of the code with the targets
+	@$(BIN)/python -m tests.quality $(ARGS)
+
+stress: $(VENV)/.ready ## Kill a whole run in each stage and at 30 random moments, and compare the results; restore a work folder (50 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py tests/pipelines/test_pipeline.py tests/pipelines/test_backup.py $(ARGS)
 
-stress-launch: $(VENV)/.engines ## More that happens to trainings elsewhere: lost nodes of Ray, a preempted TrainJob, a sweep stopped (a quarter of an hour)
+stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a preempted TrainJob, a stopped sweep (15 minutes)
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)
 
-stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random moments each (ten minutes)
+stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random moments each (10 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py $(ARGS)
 
-stress-deploy: $(VENV)/.ready ## More that happens to a deployment: no room, an alias moved in the middle, a server elsewhere (six minutes)
-	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/pipelines/test_deploying.py $(ARGS)
+stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved during a switch, external server (6 minutes)
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/pipelines/test_deployment.py $(ARGS)
 
-bench-curation: $(VENV)/.ready ## Data curation beside its peers, and of a million rows (an hour); writes docs/benchmarks-curation.md
+bench-curation: $(VENV)/.ready ## Compare data curation with its peers; curate a million rows (1 hour); writes docs/benchmarks-curation.md
 	@$(BIN)/python -P -m benchmarks.curation --workdir $(WORKDIR)/benchmark-curation --million --markdown docs/benchmarks-curation.md $(ARGS)
 
-bench-fine-tuning: $(VENV)/.ready ## Fine-tuning beside TRL and LLaMA-Factory (half an hour); writes docs/benchmarks-fine-tuning.md
+bench-fine-tuning: $(VENV)/.ready ## Compare fine-tuning with TRL and LLaMA-Factory (30 minutes); writes docs/benchmarks-fine-tuning.md
 	@$(BIN)/python -P -m benchmarks.fine_tuning --workdir $(WORKDIR)/benchmark-fine-tuning --markdown docs/benchmarks-fine-tuning.md $(ARGS)
 
-bench-evaluation: $(VENV)/.ready ## Likelihood tasks beside lm-eval, an adapter beside its base; DATA=folder of ICL files; writes docs/benchmarks-evaluation.md
+bench-evaluation: $(VENV)/.ready ## Compare likelihood tasks with lm-eval, and an adapter with its base; DATA=folder of ICL files; writes docs/benchmarks-evaluation.md
 	@$(BIN)/python -P -m benchmarks.evaluation --data $(DATA) --workdir $(WORKDIR)/benchmark-evaluation --markdown docs/benchmarks-evaluation.md $(ARGS)
 
-bench-serving: $(VENV)/.ready ## A served package at 1 to 16 clients beside one at a time (quarter of an hour; ARGS="--vllm-python PYTHON": beside vLLM); writes docs/benchmarks-serving.md
+bench-serving: $(VENV)/.ready ## Measure a served package with 1 to 16 clients (15 minutes; ARGS="--vllm-python PYTHON": compare with vLLM); writes docs/benchmarks-serving.md
 	@$(BIN)/python -P -m benchmarks.serving --workdir $(WORKDIR)/benchmark-serving --markdown docs/benchmarks-serving.md $(ARGS)
 
-soak: $(VENV)/.ready ## A served package under load for an hour: memory, latency, answers; writes docs/soak.md
+soak: $(VENV)/.ready ## Load a served package for an hour and record memory, latency and answers; writes docs/soak.md
 	@$(BIN)/python -P -m benchmarks.soak --workdir $(WORKDIR)/soak --markdown docs/soak.md $(ARGS)
 
-vllm-package: $(VENV)/.ready ## A package of two adapters served by the real vLLM; VLLM_PYTHON=interpreter of an environment with it; writes docs/vllm.md
+vllm-package: $(VENV)/.ready ## Serve a package of two adapters with vLLM; VLLM_PYTHON=interpreter of an environment with vLLM; writes docs/vllm.md
 	@$(BIN)/python -P -m benchmarks.vllm_package --vllm-python $(VLLM_PYTHON) --workdir $(WORKDIR)/vllm-package --markdown docs/vllm.md $(ARGS)
 
 # Variables: ENGINE, REGISTRY, TAG, IMAGES, BASE_IMAGE, ARGS; docs/images.md says what they do.
@@ -79,13 +80,13 @@ images: ## Build the images of the pipeline's steps with docker, podman or build
 images-check: $(VENV)/.ready ## Build the curation image on a stand-in base and run it confined (root, buildah, mmdebstrap); writes docs/images-check.md
 	@$(BIN)/python -P -m images.check --workdir $(WORKDIR)/images-check --markdown docs/images-check.md $(ARGS)
 
-lint: $(VENV)/.ready ## ruff, mypy and import-linter
+lint: $(VENV)/.ready ## Run ruff, mypy and import-linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-ui: $(VENV)/.ready ## The MLflow UI of the workdir on http://127.0.0.1:5000
+ui: $(VENV)/.ready ## Start the MLflow UI of the workdir on http://127.0.0.1:5000
 	@mkdir -p $(WORKDIR)
 	@$(BIN)/mlflow server --backend-store-uri sqlite:///$(abspath $(WORKDIR))/mlflow.db --host 127.0.0.1 --port 5000 --workers 1
 

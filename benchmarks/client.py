@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.common.errors import UsageError
-from components.triton_packaging.pbtxt import INPUTS
+from components.common.runtime.errors import UsageError
+from components.triton_packaging.triton_config import INPUTS
 
 STREAM, WHOLE = "/inference.GRPCInferenceService/ModelStreamInfer", "/inference.GRPCInferenceService/ModelInfer"
 CONTENTS = {

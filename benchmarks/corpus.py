@@ -23,7 +23,11 @@ from typing import Any
 
 NGRAM = 5
 CHARACTERS = 650  # of a document, on average; each is up to a fifth shorter or longer
-EQUAL, REWRITTEN, NEAR = 0.04, 0.01, 0.25  # shares of the documents: equal to another; in other case and white space; edited copies
+EQUAL, REWRITTEN, NEAR = (
+    0.04,
+    0.01,
+    0.25,
+)  # shares of the documents: equal to another; in other case and white space; edited copies
 TARGETS = (0.50, 0.55, 0.60, 0.65, 0.70, 0.75, 0.80, 0.85, 0.90, 0.95)  # similarities of edited copies, equally often
 BETWEEN = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 PAIRS_AT_ONCE = 2_000_000  # pairs compared at once: bounds memory at some gigabytes
@@ -66,7 +70,9 @@ def sentences() -> list[list[str]]:
         path = Path(folder, "python_docs.jsonl")
         build(path)
         answers = [json.loads(line)["messages"][1]["content"] for line in path.open(encoding="utf-8")]
-    return [sentence.split() for sentence in sorted({s for text in [*answers, *topics.values()] for s in _sentences(text)})]
+    return [
+        sentence.split() for sentence in sorted({s for text in [*answers, *topics.values()] for s in _sentences(text)})
+    ]
 
 
 def _sentences(text: str) -> Iterator[str]:
@@ -189,7 +195,8 @@ def _all_shingles(documents: Sequence[str]) -> tuple[Any, Any]:
 
     known: dict[str, int] = {}
     hashed = [
-        _hashes(numpy.array([known.setdefault(w, len(known) + 1) for w in words(text) or [""]], dtype=numpy.uint64)) for text in documents
+        _hashes(numpy.array([known.setdefault(w, len(known) + 1) for w in words(text) or [""]], dtype=numpy.uint64))
+        for text in documents
     ]
     owner: Any = numpy.repeat(numpy.arange(len(hashed)), [len(h) for h in hashed])
     _, inverse, counts = numpy.unique(numpy.concatenate(hashed), return_inverse=True, return_counts=True)
@@ -249,7 +256,9 @@ def _compared(owner: Any, shingle: Any, sizes: Any, pairs: Any, threshold: float
     from scipy.sparse import csr_array
 
     ends: Any = numpy.r_[0, numpy.cumsum(sizes)]
-    matrix = csr_array((numpy.ones(len(owner), dtype=numpy.int32), shingle, ends), shape=(len(sizes), int(shingle.max()) + 1))
+    matrix = csr_array(
+        (numpy.ones(len(owner), dtype=numpy.int32), shingle, ends), shape=(len(sizes), int(shingle.max()) + 1)
+    )
     bounds = [*range(0, len(pairs), PAIRS_AT_ONCE // 20), len(pairs)]
     shared = [matrix[pairs[i:j, 0]].multiply(matrix[pairs[i:j, 1]]).sum(axis=1) for i, j in pairwise(bounds) if j > i]
     together = numpy.concatenate(shared) if shared else numpy.empty(0)

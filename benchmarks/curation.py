@@ -54,10 +54,14 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.curation", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--documents", type=int, default=100_000, metavar="N", help="documents of the corpus for fuzzy and curation")
+    parser.add_argument(
+        "--documents", type=int, default=100_000, metavar="N", help="documents of the corpus for fuzzy and curation"
+    )
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-curation"), metavar="DIR")
     parser.add_argument(
-        "--parts", default="fuzzy,curation,template", help=f"of {', '.join(PARTS)}, with commas between; empty: only the page"
+        "--parts",
+        default="fuzzy,curation,template",
+        help=f"of {', '.join(PARTS)}, with commas between; empty: only the page",
     )
     parser.add_argument("--peers", default="datatrove,text-dedup,rensa", help="packages to compare with; empty: none")
     parser.add_argument("--python", default=sys.executable, help="the Python of the peers' environments")
@@ -105,7 +109,9 @@ def fuzzy(workdir: Path, documents: int, seed: int, tools: list[peers.Tool], pyt
     return {"corpus": _described(made), "truth": truth, "tools": rows}
 
 
-def _compared(tool: peers.Tool, workdir: Path, made: corpus.Corpus, pairs: Any, similarity: Any, python: str) -> dict[str, Any]:
+def _compared(
+    tool: peers.Tool, workdir: Path, made: corpus.Corpus, pairs: Any, similarity: Any, python: str
+) -> dict[str, Any]:
     folder = workdir / "fuzzy" / tool.name.replace(",", "").replace(" ", "-")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -118,7 +124,9 @@ def _compared(tool: peers.Tool, workdir: Path, made: corpus.Corpus, pairs: Any, 
     cost = measure.run([*start, "run", *places], log, [folder], folder, environment)
     if cost.returncode:
         raise peers.PeerError(f"exit code {cost.returncode}: {_tail(log)}")
-    told = subprocess.run([*start, "removed", *places], capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    told = subprocess.run(
+        [*start, "removed", *places], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
     if told.returncode:
         raise peers.PeerError(" ".join(told.stderr.split())[-400:])
     result = scoring.score(json.loads(told.stdout), pairs, similarity, made.documents)
@@ -154,7 +162,12 @@ def curated(workdir: Path, made: corpus.Corpus, name: str, settings: tuple[str, 
     log, told = folder / "log.txt", folder / "result.json"
     command = [sys.executable, "-P", "-m", "pipelines.cli", *_command(made, folder, settings)]
     cost = measure.run(command, log, [folder], folder, {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}, told)
-    row: dict[str, Any] = {"name": name, "settings": list(settings), "documents": made.documents, "cost": cost.as_dict()}
+    row: dict[str, Any] = {
+        "name": name,
+        "settings": list(settings),
+        "documents": made.documents,
+        "cost": cost.as_dict(),
+    }
     if cost.returncode:
         row["error"] = f"exit code {cost.returncode}: {_message(told) or _tail(log)}"
     else:
@@ -173,7 +186,16 @@ def _message(told: Path) -> str:
 
 def _command(made: corpus.Corpus, folder: Path, settings: tuple[str, ...]) -> list[str]:
     sets = [part for setting in settings for part in ("--set", setting)]
-    return ["curate", str(made.path), "-o", str(folder / "dataset"), "--workdir", str(folder / "workdir"), "--json", *sets]
+    return [
+        "curate",
+        str(made.path),
+        "-o",
+        str(folder / "dataset"),
+        "--workdir",
+        str(folder / "workdir"),
+        "--json",
+        *sets,
+    ]
 
 
 def profile(workdir: Path, made: corpus.Corpus) -> dict[str, float]:
@@ -198,7 +220,9 @@ def template(workdir: Path, seed: int) -> dict[str, Any]:
         cost = measure.run(command, folder / "log.txt", [folder], folder, {"PYTHONPATH": str(ROOT)})
         removed = set(json.loads((folder / "removed.json").read_text()))
         found = sum(bool(removed & {*pair}) for pair in pairs)
-        rows.append({"documents": size, "cost": cost.as_dict(), "planted": len(pairs), "found": found, "removed": len(removed)})
+        rows.append(
+            {"documents": size, "cost": cost.as_dict(), "planted": len(pairs), "found": found, "removed": len(removed)}
+        )
         print(f"template, {size:,} rows: {cost.cpu:.1f} CPU s, {found} of {len(pairs)} found", flush=True)
     return {"runs": rows}
 

@@ -19,11 +19,10 @@ from typing import Any
 
 from benchmarks import evaluation_page, icl, machine, measure, peers
 from benchmarks.fine_tuning import last_line
-from components.common import cores, models
+from components.common.models import model_loading
+from components.common.runtime import cpu_cores
 
-PEER = (
-    "lm-eval==0.4.13"  # without its requirements: what its hf backend imports tuneline needs too, the rest belongs to tasks not asked here
-)
+PEER = "lm-eval==0.4.13"  # without its requirements: what its hf backend imports tuneline needs too, the rest belongs to tasks not asked here
 BATCHES = (1, 4, 8, 16, 32, 64, "auto")
 
 
@@ -35,7 +34,7 @@ def main() -> None:
     told = machine.circumstances("benchmarks.evaluation")
     read = {task: icl.read(args.data, task, args.rows or None) for task in args.tasks.split(",")}
     settings = {
-        "model": str(models.base_model(args.model).path),
+        "model": str(model_loading.resolve_base_model(args.model).path),
         "adapter": str(workdir / "adapter"),
         "tasks": {task: items for task, (items, _) in read.items()},
         "rounds": args.rounds,
@@ -45,7 +44,14 @@ def main() -> None:
     }
     (workdir / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
     measured, cost = _run(workdir, args.peer_path or _installed(workdir), args.threads)
-    results = {**told, **measured, "cost": cost, "model": args.model, "rounds": args.rounds, "batch_tokens": args.batch_tokens}
+    results = {
+        **told,
+        **measured,
+        "cost": cost,
+        "model": args.model,
+        "rounds": args.rounds,
+        "batch_tokens": args.batch_tokens,
+    }
     results["profile_rows"] = settings["profile_rows"]
     results["sha256"] = {task: digest for task, (_, digest) in read.items()}
     (workdir / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
@@ -56,19 +62,30 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evaluation", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="MosaicML's in-context-learning files")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="FOLDER", help="MosaicML's in-context-learning files"
+    )
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-evaluation"), metavar="DIR")
-    parser.add_argument("--model", default=models.EMBEDDED, metavar="SOURCE", help="the base model")
+    parser.add_argument("--model", default=model_loading.EMBEDDED_SOURCE, metavar="SOURCE", help="the base model")
     parser.add_argument("--tasks", default=",".join(icl.TASKS), metavar="NAMES", help=f"of {', '.join(icl.TASKS)}")
     parser.add_argument("--rows", type=int, default=100, metavar="N", help="first rows of each file; 0: all")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times that each is measured, in turns")
-    parser.add_argument("--threads", type=int, default=cores.threads(), metavar="N", help="of both")
-    parser.add_argument("--batch-tokens", type=int, default=2048, metavar="N", help="evaluation.batch_tokens of tuneline")
+    parser.add_argument("--threads", type=int, default=cpu_cores.get_thread_count(), metavar="N", help="of both")
     parser.add_argument(
-        "--batches", default=",".join(map(str, BATCHES)), metavar="SIZES", help="lm-eval's batch sizes, of which the best counts"
+        "--batch-tokens", type=int, default=2048, metavar="N", help="evaluation.batch_tokens of tuneline"
     )
-    parser.add_argument("--profile-rows", type=int, default=20, metavar="N", help="rows of each file of which the profiles are")
-    parser.add_argument("--peer-path", type=Path, metavar="DIR", help="a folder with lm-eval, as pip install --target makes it")
+    parser.add_argument(
+        "--batches",
+        default=",".join(map(str, BATCHES)),
+        metavar="SIZES",
+        help="lm-eval's batch sizes, of which the best counts",
+    )
+    parser.add_argument(
+        "--profile-rows", type=int, default=20, metavar="N", help="rows of each file of which the profiles are"
+    )
+    parser.add_argument(
+        "--peer-path", type=Path, metavar="DIR", help="a folder with lm-eval, as pip install --target makes it"
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page")
     args = parser.parse_args()
     if unknown := set(args.tasks.split(",")) - set(icl.TASKS):
@@ -89,7 +106,12 @@ def _installed(workdir: Path) -> Path:
 def _run(workdir: Path, peer: Path, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """All measurements in a process of their own: its figures, and what the process cost. Raises PeerError."""
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TUNELINE_THREADS"), str(threads))
-    environment = {"PYTHONPATH": f"{machine.ROOT}:{peer}", "HF_HOME": str(workdir / "huggingface"), **peers.OFFLINE, **counts}
+    environment = {
+        "PYTHONPATH": f"{machine.ROOT}:{peer}",
+        "HF_HOME": str(workdir / "huggingface"),
+        **peers.OFFLINE,
+        **counts,
+    }
     command = [sys.executable, "-P", "-m", "benchmarks.peers.run_evaluation", str(workdir / "settings.json")]
     cost = measure.run(command, workdir / "log.txt", [], workdir, environment, workdir / "told.txt")
     if cost.returncode:

@@ -8,7 +8,10 @@ from typing import Any
 
 from benchmarks.page import MIB, made_with, met, table_of
 
-SPEED, TOGETHER = 2.0, 1.6  # times lm-eval's speed, at least; times the seconds of one model for an adapter and its base, at most
+SPEED, TOGETHER = (
+    2.0,
+    1.6,
+)  # times lm-eval's speed, at least; times the seconds of one model for an adapter and its base, at most
 ADDED, BESIDE, BOTH = "adapter alone, added to the weights", "adapter alone, beside the weights", "base and adapter"
 
 HEAD = """# Evaluation, measured
@@ -71,7 +74,11 @@ def summary(results: dict[str, Any]) -> str:
 
 def markdown(results: dict[str, Any]) -> str:
     """The page."""
-    parts = [HEAD, _data(results), made_with(results) + f"\nOn {results['date']}, {results['threads']} threads, {_versions(results)}.\n"]
+    parts = [
+        HEAD,
+        _data(results),
+        made_with(results) + f"\nOn {results['date']}, {results['threads']} threads, {_versions(results)}.\n",
+    ]
     if "theirs" in results:
         parts += [_beside(results), _scores(results), _trials(results), _profiles(results)]
     else:
@@ -89,7 +96,9 @@ def _data(results: dict[str, Any]) -> str:
         counts = [f"{told[name]:,}" for name in ("items", "requests", "tokens", "scored")]
         rows.append([task, *counts, f"{told['tokens'] / told['requests']:.0f}", f"`{results['sha256'][task][:16]}`"])
     told = f"The model is `{results['model']}`; the items are the first rows of MosaicML's in-context-learning files.\n"
-    return told + "\n" + table_of(["", "items", "requests", "tokens", "tokens scored", "tokens a request", "sha256"], rows)
+    return (
+        told + "\n" + table_of(["", "items", "requests", "tokens", "tokens scored", "tokens a request", "sha256"], rows)
+    )
 
 
 def _beside(results: dict[str, Any]) -> str:
@@ -97,11 +106,17 @@ def _beside(results: dict[str, Any]) -> str:
     for task in [*results["lengths"], None]:
         mine, theirs = ([one["tasks"][task] if task else one for one in results[name]] for name in ("ours", "theirs"))
         figures = [f"{seconds(one, key):.1f}" for one in (mine, theirs) for key in ("wall", "cpu")]
-        rows.append([task or "**all**", *figures, f"{speed(results, 'wall', task):.2f}", f"{speed(results, 'cpu', task):.2f}"])
+        rows.append(
+            [task or "**all**", *figures, f"{speed(results, 'wall', task):.2f}", f"{speed(results, 'cpu', task):.2f}"]
+        )
     head = ["", "tuneline s", "CPU s", "lm-eval s", "CPU s", "× speed", "× CPU"]
-    all_rounds = ", ".join(f"{a['wall']:.1f} and {b['wall']:.1f}" for a, b in zip(results["ours"], results["theirs"], strict=True))
+    all_rounds = ", ".join(
+        f"{a['wall']:.1f} and {b['wall']:.1f}" for a, b in zip(results["ours"], results["theirs"], strict=True)
+    )
     goal = f"Goal, at least {SPEED:g} × the speed of lm-eval at its best batch size ({results['best']}): {met(speed(results) >= SPEED)}"
-    told = f"tuneline with `batch_tokens: {results['batch_tokens']}`; medians of the rounds, which were {all_rounds} s.\n"
+    told = (
+        f"tuneline with `batch_tokens: {results['batch_tokens']}`; medians of the rounds, which were {all_rounds} s.\n"
+    )
     return f"## Beside lm-eval\n\n{table_of(head, rows)}\n{told}\n{goal} ({speed(results):.2f}).\n"
 
 
@@ -113,7 +128,9 @@ def _scores(results: dict[str, Any]) -> str:
         rows.append([task, *accuracies, str(len(unequal)), f"{apart['mean']:.1e}", f"{apart['most']:.1e}"])
     head = ["", "tuneline", "lm-eval", "items that differ", "log-likelihood, mean difference", "most"]
     verdict = (
-        "Both have the same items right." if equal(results) else "**The two do not have the same items right: the speeds do not compare.**"
+        "Both have the same items right."
+        if equal(results)
+        else "**The two do not have the same items right: the speeds do not compare.**"
     )
     return f"## Scores\n\n{verdict} Differences are in nats a request.\n\n{table_of(head, rows)}"
 
@@ -140,7 +157,9 @@ def _together(results: dict[str, Any]) -> str:
     for name, rounds in told["rounds"].items():
         ratio = found.get(name)
         verdict = met(ratio <= TOGETHER) if ratio is not None and name != "lm-eval, adapter" else ""
-        rows.append([name, f"{seconds(rounds):.1f}", f"{seconds(rounds, 'cpu'):.1f}", f"{ratio:.2f}" if ratio else "", verdict])
+        rows.append(
+            [name, f"{seconds(rounds):.1f}", f"{seconds(rounds, 'cpu'):.1f}", f"{ratio:.2f}" if ratio else "", verdict]
+        )
     head = ["", "s", "CPU s", "together over this", f"goal: at most {TOGETHER:g}"]
     exact = (
         f"Log-likelihoods with the update added to the weights differ from those beside them by at most {told['added_apart']:.1e} nats a "
@@ -151,6 +170,4 @@ def _together(results: dict[str, Any]) -> str:
 
 def _memory(results: dict[str, Any]) -> str:
     cost = results["cost"]
-    return (
-        f"\nThe process of all measurements took {cost['wall']:,.0f} s and held {cost['rss'] / MIB:,.0f} MiB at most, both systems in it.\n"
-    )
+    return f"\nThe process of all measurements took {cost['wall']:,.0f} s and held {cost['rss'] / MIB:,.0f} MiB at most, both systems in it.\n"

@@ -23,9 +23,10 @@ from benchmarks import machine, measure, peers, tuning_page, tuning_rows
 from benchmarks.peers import tuners
 from benchmarks.peers.tuners import Contestant
 from benchmarks.tuning_rows import Chosen
-from components.common import cores, models
+from components.common.models import model_loading
+from components.common.runtime import cpu_cores
 
-SOURCE = models.EMBEDDED
+SOURCE = model_loading.EMBEDDED_SOURCE
 BATCH = 8  # rows an optimizer step: everybody's default
 KNOWN = {one.name: one for one in (*tuners.CONTESTANTS, *tuners.FURTHER)}
 
@@ -77,23 +78,51 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fine_tuning", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data", type=Path, metavar="FILE", help="JSONL (or .gz) of messages or prompt/response; default: the demo's rows")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fine_tuning", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="JSONL (or .gz) of messages or prompt/response; default: the demo's rows",
+    )
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-fine-tuning"), metavar="DIR")
     amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--tokens", type=int, default=16_000, metavar="N", help="useful tokens that each trains on, about")
+    amount.add_argument(
+        "--tokens", type=int, default=16_000, metavar="N", help="useful tokens that each trains on, about"
+    )
     amount.add_argument("--steps", type=int, metavar="N", help="instead: optimizer steps without packing")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="times that all are measured, in turns")
-    parser.add_argument("--only", default=",".join(one.name for one in tuners.CONTESTANTS), metavar="NAMES", help=f"of {', '.join(KNOWN)}")
+    parser.add_argument(
+        "--only",
+        default=",".join(one.name for one in tuners.CONTESTANTS),
+        metavar="NAMES",
+        help=f"of {', '.join(KNOWN)}",
+    )
     parser.add_argument("--max-length", type=int, default=512, metavar="N", help="tokens a row")
-    parser.add_argument("--held-out", type=int, default=64, metavar="N", help="last rows of the file, on which the adapters are measured")
-    parser.add_argument("--threads", type=int, default=cores.threads(), metavar="N", help="of each contestant")
-    parser.add_argument("--micro-batch", type=int, default=tuners.MICRO, metavar="N", help="tuneline's micro_batch_size")
-    parser.add_argument("--python", default=sys.executable, help="the Python that LLaMA-Factory's environment is made with")
+    parser.add_argument(
+        "--held-out",
+        type=int,
+        default=64,
+        metavar="N",
+        help="last rows of the file, on which the adapters are measured",
+    )
+    parser.add_argument(
+        "--threads", type=int, default=cpu_cores.get_thread_count(), metavar="N", help="of each contestant"
+    )
+    parser.add_argument(
+        "--micro-batch", type=int, default=tuners.MICRO, metavar="N", help="tuneline's micro_batch_size"
+    )
+    parser.add_argument(
+        "--python", default=sys.executable, help="the Python that LLaMA-Factory's environment is made with"
+    )
     parser.add_argument("--peer-python", metavar="PYTHON", help="one that has LLaMA-Factory already")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page, and its plot into the folder images beside it")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the page, and its plot into the folder images beside it"
+    )
     args = parser.parse_args()
     if unknown := set(args.only.split(",")) - set(KNOWN):
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(KNOWN)}")
@@ -126,21 +155,28 @@ def _read(data: Path | None, workdir: Path) -> tuple[str, list[tuning_rows.Row]]
 
 
 def _choose(rows: list[tuning_rows.Row], args: argparse.Namespace) -> Chosen:
-    tokenizer = models.load_tokenizer(models.base_model(SOURCE).path)
+    tokenizer = model_loading.load_tokenizer(model_loading.resolve_base_model(SOURCE).path)
     lengths = tuning_rows.lengths(rows, tokenizer)
     whole = [length for length in lengths[: -args.held_out] if length <= args.max_length]
     tokens = sum(whole[: args.steps * BATCH]) if args.steps else args.tokens
-    return tuning_rows.choose(rows, lengths, tokens=tokens, batch=BATCH, held_out=args.held_out, max_length=args.max_length)
+    return tuning_rows.choose(
+        rows, lengths, tokens=tokens, batch=BATCH, held_out=args.held_out, max_length=args.max_length
+    )
 
 
 def _described(chosen: Chosen, max_length: int) -> dict[str, Any]:
-    counts = {"rows": len(chosen.train), "held_out": len(chosen.held_out), "tokens": chosen.tokens, "left_out": chosen.left_out}
+    counts = {
+        "rows": len(chosen.train),
+        "held_out": len(chosen.held_out),
+        "tokens": chosen.tokens,
+        "left_out": chosen.left_out,
+    }
     return {**counts, "max_length": max_length, "sha256": chosen.sha256}
 
 
 def _base(workdir: Path) -> Path:
     """The base model as a folder for the peers: its own files, and a configuration that has them held in float32."""
-    source, folder = models.base_model(SOURCE).path, workdir / "model"
+    source, folder = model_loading.resolve_base_model(SOURCE).path, workdir / "model"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for path in source.iterdir():
@@ -162,7 +198,10 @@ def compete(contestants: Sequence[Contestant], arena: Arena, rounds: int) -> lis
                 row = {"error": str(error)}
             measured[one.name].append(row)
             print(f"{one.name}: {_line(row)}", flush=True)
-    return [{**_about(one, arena), **tuning_page.combined(measured[one.name]), "rounds": measured[one.name]} for one in contestants]
+    return [
+        {**_about(one, arena), **tuning_page.combined(measured[one.name]), "rounds": measured[one.name]}
+        for one in contestants
+    ]
 
 
 def _about(contestant: Contestant, arena: Arena) -> dict[str, Any]:
@@ -189,7 +228,13 @@ def trained(contestant: Contestant, arena: Arena) -> dict[str, Any]:
 def _environment(arena: Arena, folder: Path) -> dict[str, str]:
     """The same threads for everyone, nothing from any network, and no cache of an earlier run."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TUNELINE_THREADS"), str(arena.settings["threads"]))
-    return {"PYTHONPATH": str(machine.ROOT), "HF_HOME": str(folder / "huggingface"), "DO_NOT_TRACK": "1", **peers.OFFLINE, **threads}
+    return {
+        "PYTHONPATH": str(machine.ROOT),
+        "HF_HOME": str(folder / "huggingface"),
+        "DO_NOT_TRACK": "1",
+        **peers.OFFLINE,
+        **threads,
+    }
 
 
 def last_line(path: Path) -> dict[str, Any]:
@@ -217,7 +262,12 @@ def held_out_losses(measured: list[dict[str, Any]], arena: Arena) -> dict[str, f
     folder = arena.folder / "held-out"
     folder.mkdir(exist_ok=True)
     adapters = {"base": None, **{row["name"]: row["adapter"] for row in measured if "adapter" in row}}
-    request = {"base": SOURCE, "rows": str(arena.held_out), "max_length": arena.settings["max_length"], "adapters": adapters}
+    request = {
+        "base": SOURCE,
+        "rows": str(arena.held_out),
+        "max_length": arena.settings["max_length"],
+        "adapters": adapters,
+    }
     (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
     command = [sys.executable, "-P", "-m", "benchmarks.held_out", str(folder / "request.json")]
     cost = measure.run(command, folder / "log.txt", [], folder, _environment(arena, folder), folder / "told.txt")

@@ -13,28 +13,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from components.common import chat, models
+from components.common.models import chat_templates, model_loading
 
 
 def losses(request: dict[str, Any]) -> dict[str, float]:
     """The loss of each adapter."""
     import torch
 
-    models.prepare_torch(0, "cpu")
-    models.quiet_transformers()
-    base = models.base_model(request["base"])
-    tokenizer = models.load_tokenizer(base.path)
+    model_loading.prepare_torch(0, "cpu")
+    model_loading.silence_transformers()
+    base = model_loading.resolve_base_model(request["base"])
+    tokenizer = model_loading.load_tokenizer(base.path)
     rows = json.loads(Path(request["rows"]).read_text(encoding="utf-8"))
-    encoded = [chat.encode(tokenizer, row["messages"], max_length=request["max_length"]) for row in rows]
+    encoded = [
+        chat_templates.encode_conversation(tokenizer, row["messages"], max_length=request["max_length"]) for row in rows
+    ]
     found = {}
     for name, folder in request["adapters"].items():
         adapter = Path(folder) if folder else None
-        model = models.load(models.Model(base.sha256, base, base.path, adapter, None), dtype=torch.float32).to("cpu")
+        model = model_loading.load_model(
+            model_loading.LoadableModel(base.sha256, base, base.path, adapter, None), dtype=torch.float32
+        ).to("cpu")
         found[name] = _loss(model, encoded)
     return found
 
 
-def _loss(model: Any, rows: list[chat.Encoded]) -> float:
+def _loss(model: Any, rows: list[chat_templates.EncodedConversation]) -> float:
     """One row after the other, so that none is padded and none sees another."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -43,7 +47,7 @@ def _loss(model: Any, rows: list[chat.Encoded]) -> float:
     with torch.inference_mode():
         for row in rows:
             ids = torch.tensor([row.input_ids])
-            learned = torch.tensor(row.answer[1:]).nonzero().flatten()
+            learned = torch.tensor(row.answer_mask[1:]).nonzero().flatten()
             logits = model(input_ids=ids, use_cache=False, logits_to_keep=learned).logits[0]
             total += float(cross_entropy(logits.float(), ids[0, 1:][learned], reduction="sum"))
             count += len(learned)

@@ -15,7 +15,9 @@ from typing import Any
 TASKS = ("arc_easy", "piqa", "openbook_qa", "winogrande", "lambada_openai")
 NAMES = ("icl_{}.jsonl.gz", "icl_{}.jsonl", "{}.jsonl.gz", "{}.jsonl")
 
-Item = dict[str, Any]  # requests: [[context, continuation], ...]; gold: the right one's place, or null where the answer has to be greedy
+Item = dict[
+    str, Any
+]  # requests: [[context, continuation], ...]; gold: the right one's place, or null where the answer has to be greedy
 
 
 def read(folder: Path, task: str, rows: int | None) -> tuple[list[Item], str]:

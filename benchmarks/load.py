@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.client import Answer, Ask, Fields, Line, Sent, Target, arrivals, closed_loop, connected, open_loop, read
-from components.common.errors import EngineMissingError, TunelineError, UsageError
-from components.common.progress import Reporter, Silent, close, console
+from components.common.runtime.errors import EngineMissingError, TunelineError, UsageError
+from components.common.runtime.reporters import Reporter, SilentReporter, close_reporter, create_console_reporter
 from components.triton_packaging.config import GOLDEN_PROMPTS
-from components.triton_packaging.pbtxt import stream_name
+from components.triton_packaging.triton_config import stream_model_name
 
 PERCENTILES = (50, 90, 99)
 
@@ -46,14 +46,18 @@ def measure(
     """Ask everything, by so many clients or at such a rate a second. `server` is the process id of a server on this machine, whose CPU
     seconds are then told too. Returns figures() and the answers in the order of the requests."""
     came: list[Sent] = []
-    say = reporter or Silent()
+    say = reporter or SilentReporter()
 
     def done(sent: Sent) -> None:
         came.append(sent)
         say.progress(len(came), len(asks), "requests")
 
     async def work(line: Line) -> None:
-        await (closed_loop(line, asks, clients, done) if clients else open_loop(line, zip(arrivals(rate, seed), asks, strict=False), done))
+        await (
+            closed_loop(line, asks, clients, done)
+            if clients
+            else open_loop(line, zip(arrivals(rate, seed), asks, strict=False), done)
+        )
 
     say.step(f"{clients} clients" if clients else f"{rate:g} requests a second")
     mine, theirs = time.process_time(), cpu_of(server)
@@ -105,7 +109,9 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
     if not values:
         return None
-    return {f"p{rank}": float(found) for rank, found in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
+    return {
+        f"p{rank}": float(found) for rank, found in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)
+    }
 
 
 def prompts_of(path: Path) -> list[Fields]:
@@ -114,19 +120,27 @@ def prompts_of(path: Path) -> list[Fields]:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         found = [json.loads(line) if path.suffix == ".jsonl" else {"text_input": line} for line in lines]
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint="Give a text file, or .jsonl with one object of inputs a line.") from None
+        raise UsageError(
+            f"{path} cannot be read: {error}", hint="Give a text file, or .jsonl with one object of inputs a line."
+        ) from None
     if not found or any(not isinstance(one, dict) for one in found):
-        raise UsageError(f"{path} holds no requests", hint='Give one prompt a line, or objects such as {"text_input": "Hello"}.')
+        raise UsageError(
+            f"{path} holds no requests", hint='Give one prompt a line, or objects such as {"text_input": "Hello"}.'
+        )
     return found
 
 
 def told(level: Mapping[str, Any]) -> str:
     """A level's figures as a line for the terminal; times are the percentiles 50, 90 and 99 in milliseconds."""
     load = f"{level['clients']:3} clients" if level["clients"] else f"{level['rate']:g} a second"
-    times = [f"{name} {_milliseconds(level[key])}" for name, key in (("first", "first_token"), ("token", "per_token"), ("all", "latency"))]
+    times = [
+        f"{name} {_milliseconds(level[key])}"
+        for name, key in (("first", "first_token"), ("token", "per_token"), ("all", "latency"))
+    ]
     share = level["cpu"]["client"] / level["seconds"] if level["seconds"] else 0.0
-    return f"{load:>12}  {level['requests']} requests, {level['errors']} errors  {level['tokens_per_second']:7.1f} tokens/s  " + (
-        "  ".join(times) + f" ms  client {share:.0%} of a core"
+    return (
+        f"{load:>12}  {level['requests']} requests, {level['errors']} errors  {level['tokens_per_second']:7.1f} tokens/s  "
+        + ("  ".join(times) + f" ms  client {share:.0%} of a core")
     )
 
 
@@ -144,28 +158,34 @@ def check_ready(target: Target, streamed: bool) -> None:
         with grpc.InferenceServerClient(target.url) as client:
             ready = client.is_model_ready(name, client_timeout=10)
     except InferenceServerException as error:
-        raise EngineMissingError(f"no Triton answers at {target.url}: {error.message()}", hint="--url is its gRPC address.") from None
+        raise EngineMissingError(
+            f"no Triton answers at {target.url}: {error.message()}", hint="--url is its gRPC address."
+        ) from None
     if not ready:
-        raise EngineMissingError(f"the server at {target.url} has no model {name} ready", hint="--model names it; --whole does not stream.")
+        raise EngineMissingError(
+            f"the server at {target.url} has no model {name} ready", hint="--model names it; --whole does not stream."
+        )
 
 
 def main() -> None:
     """Measure every level asked for, print a line each, and write the JSON."""
     args = _arguments()
-    reporter = console()
+    reporter = create_console_reporter()
     try:
         levels = _measured(args, reporter)
     except TunelineError as error:
-        close(reporter)
+        close_reporter(reporter)
         print(f"{error.message}\n{error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)
-    close(reporter)
+    close_reporter(reporter)
     if args.json:
-        args.json.write_text(json.dumps({"url": args.url, "model": args.model, "levels": levels}, indent=1), encoding="utf-8")
+        args.json.write_text(
+            json.dumps({"url": args.url, "model": args.model, "levels": levels}, indent=1), encoding="utf-8"
+        )
 
 
 def _measured(args: argparse.Namespace, reporter: Reporter) -> list[dict[str, Any]]:
-    target = Target(args.url, args.model, args.stream_model or stream_name(args.model))
+    target = Target(args.url, args.model, args.stream_model or stream_model_name(args.model))
     check_ready(target, not args.whole)
     texts = prompts_of(args.prompts) if args.prompts else [{"text_input": prompt} for prompt in GOLDEN_PROMPTS]
     fields = [{"max_tokens": args.max_tokens, **text} for text in texts]
@@ -173,7 +193,9 @@ def _measured(args: argparse.Namespace, reporter: Reporter) -> list[dict[str, An
     measure(target, asks[: args.warmup], clients=1, reporter=reporter)
     levels = []
     for clients, rate in [*((clients, 0.0) for clients in args.clients), *((0, rate) for rate in args.rate)]:
-        level, answers = measure(target, asks, clients=clients, rate=rate, seed=args.seed, server=args.server_pid, reporter=reporter)
+        level, answers = measure(
+            target, asks, clients=clients, rate=rate, seed=args.seed, server=args.server_pid, reporter=reporter
+        )
         levels.append({**level, "answers": [asdict(answer) for answer in answers]})
         print(told(level), flush=True)
     return levels
@@ -195,17 +217,29 @@ def numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="the server's gRPC address")
-    parser.add_argument("--model", required=True, metavar="NAME", help="the model; its streamed answers come from NAME_stream")
+    parser.add_argument(
+        "--model", required=True, metavar="NAME", help="the model; its streamed answers come from NAME_stream"
+    )
     parser.add_argument("--stream-model", metavar="NAME", help="where streamed answers come from instead")
     parser.add_argument("--whole", action="store_true", help="whole answers by unary calls instead of streamed ones")
-    parser.add_argument("--clients", type=numbers(int), default=[], metavar="N,N", help="closed loops of so many clients")
-    parser.add_argument("--rate", type=numbers(float), default=[], metavar="R,R", help="open loops of so many requests a second")
+    parser.add_argument(
+        "--clients", type=numbers(int), default=[], metavar="N,N", help="closed loops of so many clients"
+    )
+    parser.add_argument(
+        "--rate", type=numbers(float), default=[], metavar="R,R", help="open loops of so many requests a second"
+    )
     parser.add_argument("--requests", type=int, default=64, metavar="N", help="of each loop")
     parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="of an answer")
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line, or .jsonl with an object of inputs a line")
-    parser.add_argument("--warmup", type=int, default=2, metavar="N", help="requests before the first loop, which do not count")
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="a prompt a line, or .jsonl with an object of inputs a line"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=2, metavar="N", help="requests before the first loop, which do not count"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the times at which requests arrive")
-    parser.add_argument("--server-pid", type=int, default=0, metavar="PID", help="a server on this machine, whose CPU seconds are told")
+    parser.add_argument(
+        "--server-pid", type=int, default=0, metavar="PID", help="a server on this machine, whose CPU seconds are told"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and answers")
     args = parser.parse_args()
     if not args.clients and not args.rate:

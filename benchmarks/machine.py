@@ -19,7 +19,9 @@ PLACES = {"--workdir": "DIR", "--json": "FILE", "--peer-python": "PYTHON", "--vl
 
 def circumstances(module: str) -> dict[str, Any]:
     """Of the program that runs. memory is bytes, load that of the last five minutes."""
-    git = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    git = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
     models = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {
         "command": f"python -m {module} " + shlex.join(anywhere(sys.argv[1:])),

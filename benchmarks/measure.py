@@ -16,9 +16,12 @@ from typing import Any
 
 import psutil
 
-from components.common import process
+from components.common.runtime import process_control
 
-EVERY, SELDOM = 0.1, 1.0  # seconds between two looks at processes and memory; at shared memory and disk, which cost more to look at
+EVERY, SELDOM = (
+    0.1,
+    1.0,
+)  # seconds between two looks at processes and memory; at shared memory and disk, which cost more to look at
 PATIENCE = 10  # seconds that what the command left behind may still run
 
 
@@ -47,7 +50,12 @@ class Cost:
 
 
 def run(
-    command: list[str], log: Path, watched: list[Path], cwd: Path, environment: dict[str, str] | None = None, stdout: Path | None = None
+    command: list[str],
+    log: Path,
+    watched: list[Path],
+    cwd: Path,
+    environment: dict[str, str] | None = None,
+    stdout: Path | None = None,
 ) -> Cost:
     """Run a command to its end and return its cost. What it says goes to `log`, or its standard output to a file of its own. A failure is
     told by the return code.
@@ -60,9 +68,14 @@ def run(
 
 
 def _measured(
-    command: list[str], log: Path, watched: list[Path], cwd: Path, environment: dict[str, str] | None, stdout: Path | None
+    command: list[str],
+    log: Path,
+    watched: list[Path],
+    cwd: Path,
+    environment: dict[str, str] | None,
+    stdout: Path | None,
 ) -> Cost:
-    process.adopt_orphans()  # so that what outlives its parent is still below this process, and counted
+    process_control.adopt_orphans()  # so that what outlives its parent is still below this process, and counted
     cost = Cost(command)
     before, held, seen = _children_cpu(), sum(map(_size, watched)), dict[psutil.Process, tuple[str, float]]()
     began = time.monotonic()
@@ -73,8 +86,8 @@ def _measured(
             stdout=spoken,
             stderr=file,
             cwd=cwd,
-            env=process.python_environment(**(environment or {})),
-            preexec_fn=process.die_with_parent,
+            env=process_control.build_python_environment(**(environment or {})),
+            preexec_fn=process_control.die_with_parent,
         )
         looked = 0.0
         while child.poll() is None:

@@ -22,13 +22,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from components.common.progress import Silent
-from components.evaluation.metrics import numbers, words
-from components.evaluation.task import Given, Scores
-from components.evaluation.tasks import harness, reading
-from components.evaluation.tasks.config import LastWord, LMEval, MultipleChoice
-from components.evaluation.tasks.last_word import LastWordTask
-from components.evaluation.tasks.multiple_choice import MultipleChoiceTask
+from components.common.runtime.reporters import SilentReporter
+from components.evaluation.metrics import numeric_answers, text_similarity
+from components.evaluation.task_interface import Scores, TaskContext
+from components.evaluation.tasks import lm_eval_runner, record_files
+from components.evaluation.tasks.last_word import LastWord, LastWordTask
+from components.evaluation.tasks.lm_eval import LMEval
+from components.evaluation.tasks.multiple_choice import MultipleChoice, MultipleChoiceTask
 
 OPENAI = re.compile(r"#### (\-?[0-9\.\,]+)")  # openai/grade-school-math, dataset.py
 NEAR = 1e-9
@@ -86,10 +86,20 @@ def _same(one: Any, other: Any, near: float) -> bool:
 
 def final_numbers(data: Path) -> Iterator[Agreement]:
     """GSM8K's own solutions, and the same without their mark's place in the text."""
-    answers = [one.text("answer") for one in reading.records(str(data / "gsm8k_train.jsonl.gz"))]
-    theirs = [found[1].strip().replace(",", "") if (found := OPENAI.search(answer)) else "[invalid]" for answer in answers]
-    yield compared("marked number, OpenAI's extraction", [numbers.marked_number(answer) for answer in answers], theirs)
-    yield compared("final number, OpenAI's extraction in value", [_number(answer) for answer in answers], [float(one) for one in theirs])
+    answers = [one.get_text("answer") for one in record_files.read_records(str(data / "gsm8k_train.jsonl.gz"))]
+    theirs = [
+        found[1].strip().replace(",", "") if (found := OPENAI.search(answer)) else "[invalid]" for answer in answers
+    ]
+    yield compared(
+        "marked number, OpenAI's extraction",
+        [numeric_answers.extract_marked_number(answer) for answer in answers],
+        theirs,
+    )
+    yield compared(
+        "final number, OpenAI's extraction in value",
+        [_number(answer) for answer in answers],
+        [float(one) for one in theirs],
+    )
     boxed = [answer.replace("#### ", "\\boxed{") + "}" for answer in answers]
     yield compared("final number in a box", [_number(answer) for answer in boxed], [float(one) for one in theirs])
     said = [answer.rpartition("\n#### ")[0] + f"\nThe answer is {answer.rpartition('#### ')[2]}." for answer in answers]
@@ -97,22 +107,34 @@ def final_numbers(data: Path) -> Iterator[Agreement]:
 
 
 def _number(text: str) -> float:
-    return float(numbers.final_number(text) or 0)
+    return float(numeric_answers.extract_final_number(text) or 0)
 
 
 def likeness(data: Path, items: int) -> Iterator[Agreement]:
     """Neighbouring solutions of GSM8K as answer and reference: exact match and F1, ROUGE-L, chrF."""
-    rows = [one.text("answer") for one in reading.records(str(data / "gsm8k_train.jsonl.gz"))][: items + 1]
-    pairs = [*pairwise(rows), *((row, row.upper()) for row in rows[:20]), *((row[: len(row) // 2], row) for row in rows[:20])]
+    rows = [one.get_text("answer") for one in record_files.read_records(str(data / "gsm8k_train.jsonl.gz"))][
+        : items + 1
+    ]
+    pairs = [
+        *pairwise(rows),
+        *((row, row.upper()) for row in rows[:20]),
+        *((row[: len(row) // 2], row) for row in rows[:20]),
+    ]
     from lm_eval.tasks.qasper import metrics as squad
 
     for what, ours, theirs in (
-        ("exact match, SQuAD's script", words.exact_match, lambda one, other: squad.normalize_answer(one) == squad.normalize_answer(other)),
-        ("token F1, SQuAD's script", words.f1, lambda one, other: squad.f1_abstractive([one], [other])),
-        ("ROUGE-L, by its definition", words.rouge_l, _rouge),
-        ("chrF, by its definition", words.chrf, _chrf),
+        (
+            "exact match, SQuAD's script",
+            text_similarity.exact_match,
+            lambda one, other: squad.normalize_answer(one) == squad.normalize_answer(other),
+        ),
+        ("token F1, SQuAD's script", text_similarity.f1, lambda one, other: squad.f1_abstractive([one], [other])),
+        ("ROUGE-L, by its definition", text_similarity.rouge_l, _rouge),
+        ("chrF, by its definition", text_similarity.chrf, _chrf),
     ):
-        yield compared(what, [ours(one, [other]) for one, other in pairs], [float(theirs(one, other)) for one, other in pairs])
+        yield compared(
+            what, [ours(one, [other]) for one, other in pairs], [float(theirs(one, other)) for one, other in pairs]
+        )
 
 
 def _chrf(answer: str, reference: str, longest: int = 6, beta: float = 2.0) -> float:
@@ -120,7 +142,9 @@ def _chrf(answer: str, reference: str, longest: int = 6, beta: float = 2.0) -> f
     said, wanted = ("".join(text.split()) for text in (answer, reference))
     precisions, recalls = [], []
     for n in range(1, longest + 1):
-        mine, theirs = (Counter(text[place : place + n] for place in range(len(text) - n + 1)) for text in (said, wanted))
+        mine, theirs = (
+            Counter(text[place : place + n] for place in range(len(text) - n + 1)) for text in (said, wanted)
+        )
         if mine and theirs:
             common = (mine & theirs).total()
             precisions.append(common / mine.total())
@@ -160,18 +184,29 @@ def _word(path: str) -> Any:
 
 
 def _beside(
-    data: Path, name: str, folder: Path, engine: Any, items: int, text: str, metrics: Sequence[str], make: Callable[[str], Any]
+    data: Path,
+    name: str,
+    folder: Path,
+    engine: Any,
+    items: int,
+    text: str,
+    metrics: Sequence[str],
+    make: Callable[[str], Any],
 ) -> Iterator[Agreement]:
     found = next((path for path in (data / f"icl_{name}.jsonl", data / f"icl_{name}.jsonl.gz") if path.is_file()), None)
     if found is None:
         return
-    rows = [{**one.row, "id": f"{place:06d}"} for place, one in enumerate(reading.records(str(found))[:items])]
+    rows = [
+        {**one.row, "id": f"{place:06d}"} for place, one in enumerate(record_files.read_records(str(found))[:items])
+    ]
     if "context_options" in rows[0]:
         text = text.replace('"{{query}}"', "gold").replace("doc_to_choice: choices", "doc_to_choice: context_options")
         text = text.replace("doc_to_target: gold", 'doc_to_target: "{{continuation}}"')
         metrics = [metric for metric in metrics if metric == "acc"]  # acc_norm would divide by the contexts' lengths
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (folder / "agreement.yaml").write_text(text + "metric_list: [" + ", ".join(METRICS[one] for one in metrics) + "]\n", encoding="utf-8")
+    (folder / "agreement.yaml").write_text(
+        text + "metric_list: [" + ", ".join(METRICS[one] for one in metrics) + "]\n", encoding="utf-8"
+    )
     ours, theirs = _ours(make(str(folder / "rows.jsonl")), engine), _theirs(folder, engine, metrics)
     for metric in metrics:
         near = NEAR_LOGPROB if metric == "perplexity" else NEAR
@@ -179,7 +214,7 @@ def _beside(
 
 
 def _ours(task: Any, engine: Any) -> Scores:
-    given = Given(tokenizer=engine.tokenizer, dataset=None, max_length=2048, seed=0, reporter=Silent())
+    given = TaskContext(tokenizer=engine.tokenizer, dataset=None, max_length=2048, seed=0, reporter=SilentReporter())
     scores: Scores = task.score(engine, task.items(given), given, None)
     return scores
 
@@ -188,26 +223,28 @@ def _theirs(folder: Path, engine: Any, metrics: Sequence[str]) -> dict[str, list
     from lm_eval import evaluator
     from lm_eval.models.huggingface import HFLM
 
-    from components.evaluation.tasks.lm_eval_metrics import by_document
+    from components.evaluation.tasks.lm_eval_metrics import extract_document_values
 
     settings = LMEval(task=str(folder / "agreement.yaml"), metrics=list(metrics))
-    with harness.offline(), tempfile.TemporaryDirectory() as cache:
-        task = harness.loaded(settings, cache)
-        lm = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=1, max_length=engine.room)
-        samples = evaluator.evaluate(lm=lm, task_dict={"tasks": {"agreement": task}}, bootstrap_iters=0)["samples"]["agreement"]
+    with lm_eval_runner.offline(), tempfile.TemporaryDirectory() as cache:
+        task = lm_eval_runner.load_task(settings, cache)
+        lm = HFLM(pretrained=engine.model, tokenizer=engine.tokenizer, batch_size=1, max_length=engine.max_input_tokens)
+        samples = evaluator.evaluate(lm=lm, task_dict={"tasks": {"agreement": task}}, bootstrap_iters=0)["samples"][
+            "agreement"
+        ]
     ordered = sorted(samples, key=lambda one: int(one["doc_id"]))
-    return {metric: by_document(metric, [one[metric] for one in ordered])[0] for metric in metrics}
+    return {metric: extract_document_values(metric, [one[metric] for one in ordered])[0] for metric in metrics}
 
 
 def _engine(model: Path | None, folder: Path) -> Any:
-    from tests.evaluation.tasks.plain_engine import PlainEngine, plain_engine
+    from tests.evaluation.tasks.fake_engines import PlainEngine, plain_engine
 
     if model is None:
         return plain_engine(folder)
-    from components.common import models
+    from components.common.models import model_loading
 
-    opened = models.open_model(model)
-    return PlainEngine(models.load(opened), models.load_tokenizer(opened.tokenizer))
+    opened = model_loading.open_model(model)
+    return PlainEngine(model_loading.load_model(opened), model_loading.load_tokenizer(opened.tokenizer))
 
 
 def main() -> int:
@@ -215,7 +252,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the public files")
     parser.add_argument("--model", type=Path, help="a model in the Hugging Face layout; a tiny random one without")
-    parser.add_argument("--items", type=int, default=200, help="items of each file that are compared, all of GSM8K's numbers")
+    parser.add_argument(
+        "--items", type=int, default=200, help="items of each file that are compared, all of GSM8K's numbers"
+    )
     given = parser.parse_args()
     wrong = 0
     parts: list[Iterator[Agreement]] = [likelihoods(given.data, given.model, given.items)]

@@ -65,11 +65,15 @@ ASKED = """What that asks for:
 def markdown(results: dict[str, Any]) -> str:
     """The page of the parts that there are."""
     writers = {"fuzzy": _fuzzy, "curation": _curation, "template": _template, "scale": _scale}
-    return "\n".join([HEAD, *(write(results[part]) for part, write in writers.items() if part in results)]).rstrip() + "\n"
+    return (
+        "\n".join([HEAD, *(write(results[part]) for part, write in writers.items() if part in results)]).rstrip() + "\n"
+    )
 
 
 def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [[cell.replace("|", "\\|").replace("\n", " ") for cell in cells] for cells in [head, ["---"] * len(head), *rows]]
+    lines = [
+        [cell.replace("|", "\\|").replace("\n", " ") for cell in cells] for cells in [head, ["---"] * len(head), *rows]
+    ]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
@@ -83,18 +87,34 @@ def _fuzzy(part: dict[str, Any]) -> str:
 
     made, truth = part["corpus"], part["truth"]
     described = CORPUS.format(
-        **made, **truth, mean=made["characters"] / made["documents"], near=corpus.NEAR, equal=corpus.EQUAL, rewritten=corpus.REWRITTEN
+        **made,
+        **truth,
+        mean=made["characters"] / made["documents"],
+        near=corpus.NEAR,
+        equal=corpus.EQUAL,
+        rewritten=corpus.REWRITTEN,
     )
     ours = next((tool["cost"]["cpu"] for tool in part["tools"] if tool["name"] == OURS and "cost" in tool), None)
     head = ["", "CPU s", "× ours", "wall s", "peak memory", "removed", "recall", "from 0.8", "precision", "far"]
     measured = [tool for tool in part["tools"] if "cost" in tool]
     table = table_of(head, [_tool(tool, ours) for tool in measured])
     settings = table_of(
-        ["", "version", "bands × rows", "settings"], [[t["name"], t["version"], t["bands"], t["flags"]] for t in part["tools"]]
+        ["", "version", "bands × rows", "settings"],
+        [[t["name"], t["version"], t["bands"], t["flags"]] for t in part["tools"]],
     )
-    failed = "".join(f"\n**{tool['name']}** was not measured: {tool['error']}\n" for tool in part["tools"] if "error" in tool)
+    failed = "".join(
+        f"\n**{tool['name']}** was not measured: {tool['error']}\n" for tool in part["tools"] if "error" in tool
+    )
     return "\n".join(
-        [described, "## Near duplicates, beside the peers\n", made_with(part), table + failed, MEASURES, settings, _goals(part, ours)]
+        [
+            described,
+            "## Near duplicates, beside the peers\n",
+            made_with(part),
+            table + failed,
+            MEASURES,
+            settings,
+            _goals(part, ours),
+        ]
     )
 
 
@@ -121,7 +141,9 @@ def _goals(part: dict[str, Any], ours: float | None) -> str:
             continue
         if tool["name"] == OURS:
             for name, goal in (("recall", RECALL), ("precision", PRECISION)):
-                lines.append(f"- {name} of at least {goal}: {met(tool['score'][name] >= goal)} ({tool['score'][name]:.3f})")
+                lines.append(
+                    f"- {name} of at least {goal}: {met(tool['score'][name] >= goal)} ({tool['score'][name]:.3f})"
+                )
         elif ours and tool["name"] in GOALS:
             times = tool["cost"]["cpu"] / ours
             lines.append(
@@ -157,7 +179,14 @@ def _run(run: dict[str, Any]) -> list[str]:
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in rows["rejected"].items())
     speed = f"{rows['in'] / cost['cpu']:,.0f}"
     return [
-        *(name, f"{cost['cpu']:.1f}", speed, f"{cost['wall']:.1f}", f"{cost['pss'] / MIB:,.0f} MiB", f"{rows['kept']:,}"),
+        *(
+            name,
+            f"{cost['cpu']:.1f}",
+            speed,
+            f"{cost['wall']:.1f}",
+            f"{cost['pss'] / MIB:,.0f} MiB",
+            f"{rows['kept']:,}",
+        ),
         f"{dropped or 'none'}; {rows['quarantined']:,} quarantined",
     ]
 
@@ -167,11 +196,22 @@ def _profile(part: dict[str, Any]) -> str:
     texts = []
     if parts := part["runs"][0]["cost"]["parts"]:
         texts.append("CPU seconds of the default by process, as far as they were seen:\n")
-        texts.append(table_of(["process", "CPU s"], [[f"`{name}`", f"{seconds:.1f}"] for name, seconds in parts.items() if seconds >= 0.1]))
+        texts.append(
+            table_of(
+                ["process", "CPU s"],
+                [[f"`{name}`", f"{seconds:.1f}"] for name, seconds in parts.items() if seconds >= 0.1],
+            )
+        )
     if profile := part["profile"]:
         whole = sum(profile.values())
-        texts.append("And by module, under cProfile, which slows it down; a library's time counts where it was called from:\n")
-        rows = [[f"`{name}`", f"{seconds:.1f}", f"{seconds / whole:.0%}"] for name, seconds in profile.items() if seconds >= whole / 200]
+        texts.append(
+            "And by module, under cProfile, which slows it down; a library's time counts where it was called from:\n"
+        )
+        rows = [
+            [f"`{name}`", f"{seconds:.1f}", f"{seconds / whole:.0%}"]
+            for name, seconds in profile.items()
+            if seconds >= whole / 200
+        ]
         texts.append(table_of(["module", "s", "share"], rows))
     return "\n".join(texts)
 
@@ -186,22 +226,39 @@ are those pairs of which one was removed.
 
 
 def _template(part: dict[str, Any]) -> str:
-    from components.data_curation.engine import CROWD, NEAR
+    from components.data_curation.engine import MAX_FULL_BUCKET_ROWS, NEIGHBOURHOOD_ROWS
 
     rows = [
         [
-            *(f"{run['documents']:,}", f"{run['cost']['cpu']:.1f}", f"{run['cost']['cpu'] / run['documents'] * 1e6:,.0f} µs"),
+            *(
+                f"{run['documents']:,}",
+                f"{run['cost']['cpu']:.1f}",
+                f"{run['cost']['cpu'] / run['documents'] * 1e6:,.0f} µs",
+            ),
             *(f"{run['cost']['pss'] / MIB:,.0f} MiB", f"{run['cost']['disk'] / MIB:,.0f} MiB"),
             *(f"{run['found']:,} of {run['planted']:,}", f"{run['found'] / run['planted']:.3f}", f"{run['removed']:,}"),
         ]
         for run in part["runs"]
     ]
     head = ["rows", "CPU s", "a row", "peak memory (PSS)", "most disk", "found", "recall", "removed"]
-    return "\n".join([TEMPLATE.format(crowd=CROWD, near=NEAR), made_with(part), table_of(head, rows)])
+    return "\n".join(
+        [TEMPLATE.format(crowd=MAX_FULL_BUCKET_ROWS, near=NEIGHBOURHOOD_ROWS), made_with(part), table_of(head, rows)]
+    )
 
 
 def _scale(part: dict[str, Any]) -> str:
-    head = ["rows", "input", "CPU s", "rows a CPU second", "wall s", "peak memory (PSS)", "sum of RSS", "most disk", "dataset", "kept"]
+    head = [
+        "rows",
+        "input",
+        "CPU s",
+        "rows a CPU second",
+        "wall s",
+        "peak memory (PSS)",
+        "sum of RSS",
+        "most disk",
+        "dataset",
+        "kept",
+    ]
     done = [run for run in part["runs"] if "rows" in run]
     table = table_of(head, [_sized(run) for run in done])
     failed = "".join(f"\n{run['documents']:,} rows failed: {run['error']}\n" for run in part["runs"] if "error" in run)
@@ -210,7 +267,9 @@ def _scale(part: dict[str, Any]) -> str:
         for run in done
         if run["documents"] == 1_000_000
     )
-    return "\n".join(["## A million rows, and what follows for more\n", made_with(part), table + failed + goal, _slopes(done)])
+    return "\n".join(
+        ["## A million rows, and what follows for more\n", made_with(part), table + failed + goal, _slopes(done)]
+    )
 
 
 def _sized(run: dict[str, Any]) -> list[str]:
@@ -239,13 +298,24 @@ def _slopes(runs: list[dict[str, Any]]) -> str:
     if len({run["documents"] for run in runs}) < 2:
         return "One size alone gives no slope.\n"
     rows = []
-    for name, key, unit, factor in (("memory", "pss", "GiB", GIB), ("disk at most", "disk", "GiB", GIB), ("CPU", "cpu", "h", 3600)):
+    for name, key, unit, factor in (
+        ("memory", "pss", "GiB", GIB),
+        ("disk at most", "disk", "GiB", GIB),
+        ("CPU", "cpu", "h", 3600),
+    ):
         slope, start = line([(run["documents"], run["cost"][key]) for run in runs])
         each = f"{slope * 1e6:.0f} µs" if key == "cpu" else f"{slope:,.0f} bytes"
         begin = f"{start:.0f} s" if key == "cpu" else f"{start / MIB:,.0f} MiB"
         rows.append([name, begin, each, *(f"{(start + slope * far) / factor:,.0f} {unit}" for far in FAR)])
     table = table_of(["", "at the start", "a row", *(f"at {far:,} rows" for far in FAR)], rows)
-    return "Lines through these sizes, and where they lead if nothing bends:\n\n" + table + "\n" + _grown(runs) + "\n" + _asked(runs)
+    return (
+        "Lines through these sizes, and where they lead if nothing bends:\n\n"
+        + table
+        + "\n"
+        + _grown(runs)
+        + "\n"
+        + _asked(runs)
+    )
 
 
 def _grown(runs: list[dict[str, Any]]) -> str:
@@ -257,7 +327,7 @@ def _grown(runs: list[dict[str, Any]]) -> str:
 
 
 def _asked(runs: list[dict[str, Any]]) -> str:
-    from components.data_curation.engine import BANDS
+    from components.data_curation.engine import BAND_COUNT
 
     cpu, _ = line([(run["documents"], run["cost"]["cpu"]) for run in runs])
     memory, start = line([(run["documents"], run["cost"]["pss"]) for run in runs])
@@ -267,5 +337,12 @@ def _asked(runs: list[dict[str, Any]]) -> str:
         else ""
     )
     hours = " and ".join(f"{far * cpu / 60 / CORES:,.0f} minutes" for far in FAR)
-    bands = " and ".join(f"{far * BANDS * ENTRY / GIB:,.0f} GiB" for far in FAR)
-    return ASKED.format(fits=fits or "memory does not grow with the rows", hours=hours, bands=bands, cores=CORES, count=BANDS, entry=ENTRY)
+    bands = " and ".join(f"{far * BAND_COUNT * ENTRY / GIB:,.0f} GiB" for far in FAR)
+    return ASKED.format(
+        fits=fits or "memory does not grow with the rows",
+        hours=hours,
+        bands=bands,
+        cores=CORES,
+        count=BAND_COUNT,
+        entry=ENTRY,
+    )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common.personal_data import find
-from components.common.personal_data.config import NamesConfig
+from components.common.personal_data.names_config import NamesConfig
 
 # What Presidio's data sets call our kinds.
 ENTITIES = {
@@ -40,7 +40,12 @@ BY_OVERLAP = ("person", "location")
 LOCALES = "en_US en_GB en_AU en_IN en_CA de_DE de_AT fr_FR es_ES it_IT nl_NL pt_BR sv_SE pl_PL ja_JP".split()  # noqa: SIM905
 # Sentences that say what stands in them, and ones that do not.
 SAID = {
-    "phone": ("Please call {} before noon.", "Phone: {}", "My mobile number is {}, ask for me.", "You can reach us at {}."),
+    "phone": (
+        "Please call {} before noon.",
+        "Phone: {}",
+        "My mobile number is {}, ask for me.",
+        "You can reach us at {}.",
+    ),
     "credit_card": ("My card {} expires soon.", "Credit card: {}"),
     "us_ssn": ("His social security number is {}.", "SSN: {}"),
     "ip_address": ("Requests from the address {} are blocked.", "client_ip={}"),
@@ -97,7 +102,9 @@ class Score:
                 _share(self.recalled[kind], self.annotated[kind]),
                 _share(self.right[kind], self.found[kind] if self.annotated else 0),
             )
-            lines.append(f"| {kind} | {self.annotated[kind]:,} | {self.found[kind]:,} | {self.right[kind]:,} | {recall} | {precision} |")
+            lines.append(
+                f"| {kind} | {self.annotated[kind]:,} | {self.found[kind]:,} | {self.right[kind]:,} | {recall} | {precision} |"
+            )
         cost = self.seconds / max(self.texts, 1) * 1e6
         return "\n".join([*lines, "", f"{self.texts:,} texts, {cost:.0f} µs of CPU a text"])
 
@@ -151,7 +158,9 @@ def _makers(seed: int) -> tuple[dict[str, list[Callable[[], str]]], list[Callabl
         "us_ssn": [usual.ssn],
         "ip_address": [usual.ipv4_public],
     }
-    return makers, [lambda fake=fake, name=name: str(getattr(fake, name)()) for fake in (usual, fakes[1]) for name in OTHERS]  # type: ignore[misc]
+    return makers, [
+        lambda fake=fake, name=name: str(getattr(fake, name)()) for fake in (usual, fakes[1]) for name in OTHERS
+    ]  # type: ignore[misc]
 
 
 def texts_of(path: Path) -> Iterator[str]:
@@ -194,7 +203,11 @@ def main() -> None:
             print(f"{title}\n\n{score.table()}\n")
         return
     for path in given.files:
-        score = annotated(path, names) if given.what == "annotated" else counted((t[: given.cut] for t in texts_of(path)), names)
+        score = (
+            annotated(path, names)
+            if given.what == "annotated"
+            else counted((t[: given.cut] for t in texts_of(path)), names)
+        )
         print(f"{path.name}\n\n{score.table()}\n")
 
 

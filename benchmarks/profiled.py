@@ -18,7 +18,10 @@ ROUNDS = 60  # how far up a chain of library calls time is passed on
 
 def environment(folder: Path) -> dict[str, str]:
     """What makes a command, and what it starts, profile themselves into an existing folder."""
-    return {"PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks" / "profiling"), str(ROOT)]), "PROFILE_FOLDER": str(folder)}
+    return {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks" / "profiling"), str(ROOT)]),
+        "PROFILE_FOLDER": str(folder),
+    }
 
 
 def summary(folder: Path) -> dict[str, float]:
@@ -39,7 +42,9 @@ def by_module(stats: dict[Any, Any]) -> dict[str, float]:
         passed: dict[Any, float] = defaultdict(float)
         for function, seconds in held.items():
             name = module_of(function[0])
-            callers = {caller: entry[3] for caller, entry in stats[function][4].items() if caller != function and entry[3] > 0}
+            callers = {
+                caller: entry[3] for caller, entry in stats[function][4].items() if caller != function and entry[3] > 0
+            }
             if name or not callers:
                 total[name or "start and libraries"] += seconds
                 continue

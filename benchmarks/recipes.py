@@ -17,13 +17,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.common import cores, process
+from components.common.models.adaptations import ADAPTATIONS
+from components.common.runtime import cpu_cores, process_control
 
-ADAPTATIONS = ("lora", "full", "p_tuning", "prompt_tuning")
-# What differs from the defaults, and why: full weights and preferences want smaller steps, virtual tokens larger ones.
-RATES = {"lora": 5e-4, "full": 3e-5, "p_tuning": 3e-3, "prompt_tuning": 5e-2}
-PREFERENCE_RATES = {"lora": 1e-4, "full": 5e-6, "p_tuning": 1e-3, "prompt_tuning": 1e-2}
-SHARED = {"max_steps": 8, "checkpoint_every": 8, "max_length": 96, "batch_size": 8, "micro_batch_size": 2, "validation_rows": 32}
+# bitsandbytes has no 4-bit kernels for the CPU.
+CPU_ADAPTATIONS = [name for name, entry in ADAPTATIONS.items() if not entry.holds_4bit_weights]
+# Full weights and preferences need lower learning rates than the default; virtual tokens and IA3 (3e-3 in Liu et al.,
+# arXiv 2205.05638) need higher ones.
+RATES = {"lora": 5e-4, "full": 3e-5, "p_tuning": 3e-3, "prompt_tuning": 5e-2, "ia3": 3e-3}
+PREFERENCE_RATES = {"lora": 1e-4, "full": 5e-6, "p_tuning": 1e-3, "prompt_tuning": 1e-2, "ia3": 1e-3}
+SHARED = {
+    "max_steps": 8,
+    "checkpoint_every": 8,
+    "max_length": 96,
+    "batch_size": 8,
+    "micro_batch_size": 2,
+    "validation_rows": 32,
+}
 # With the default fractions 300 rows leave six to nine for validation, and of eight steps four warm up: too little to tell recipes apart.
 PREFERENCE = {"max_steps": 16, "checkpoint_every": 16, "batch_size": 4}
 # Sixteen steps of four rows at 3e-4, 1e-3 and 3e-3 raised this one's loss; eight rows a step lower it.
@@ -41,16 +51,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for objective, file in files.items():
         dataset = _curated(file, options.workdir / f"dataset-{objective}", objective)
-        for adaptation in ADAPTATIONS:
+        for adaptation in CPU_ADAPTATIONS:
             rows.append(_trained(objective, adaptation, dataset, options.workdir))
             print(json.dumps(rows[-1]), flush=True)
     if options.markdown:
-        options.markdown.write_text(page(rows, {name: Path(file).name for name, file in files.items()}), encoding="utf-8")
+        options.markdown.write_text(
+            page(rows, {name: Path(file).name for name, file in files.items()}), encoding="utf-8"
+        )
 
 
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, what in (("sft", "conversations"), ("text", "plain texts"), ("dpo", "preference pairs"), ("kto", "labelled answers")):
+    for name, what in (
+        ("sft", "conversations"),
+        ("text", "plain texts"),
+        ("dpo", "preference pairs"),
+        ("kto", "labelled answers"),
+    ):
         parser.add_argument(f"--{name}", help=f"a file of {what}")
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/recipes"))
     parser.add_argument("--markdown", type=Path)
@@ -59,7 +76,10 @@ def _options() -> argparse.ArgumentParser:
 
 def _tuneline(*command: str) -> dict[str, Any]:
     done = subprocess.run(
-        process.module_command("pipelines.cli", *command, "--json"), env=process.python_environment(), stdout=subprocess.PIPE, check=True
+        process_control.build_module_command("pipelines.cli", *command, "--json"),
+        env=process_control.build_python_environment(),
+        stdout=subprocess.PIPE,
+        check=True,
     )
     told: dict[str, Any] = json.loads(done.stdout)
     return told
@@ -117,7 +137,13 @@ def page(rows: Sequence[dict[str, Any]], files: dict[str, str]) -> str:
 
 def _line(row: dict[str, Any]) -> str:
     margins = " → ".join(f"{margin:+.3f}" for margin in row["margins"]) or "–"
-    figures = [f"{row['validation_loss_before']:.4f}", f"{row['validation_loss']:.4f}", row["best_step"], margins, f"{row['tokens']:,}"]
+    figures = [
+        f"{row['validation_loss_before']:.4f}",
+        f"{row['validation_loss']:.4f}",
+        row["best_step"],
+        margins,
+        f"{row['tokens']:,}",
+    ]
     told = [
         row["objective"],
         row["adaptation"],
@@ -138,7 +164,7 @@ def _notes() -> list[str]:
 
 
 def _machine() -> str:
-    return f"{cores.threads()} {'core' if cores.threads() == 1 else 'cores'} of {platform.machine()}, Python {platform.python_version()}"
+    return f"{cpu_cores.get_thread_count()} {'core' if cpu_cores.get_thread_count() == 1 else 'cores'} of {platform.machine()}, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":

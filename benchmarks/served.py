@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import corpus
-from components.common import artifacts, models
-from components.common.progress import Silent
+from components.common.artifacts import artifact_folder
+from components.common.models import model_loading
+from components.common.runtime.reporters import SilentReporter
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.stage import package
 
@@ -35,7 +36,7 @@ def model(source: str, folder: Path) -> Path:
         if source == RANDOM:
             _write_random(folder)
         else:
-            shutil.copytree(models.base_model(source).path, folder)
+            shutil.copytree(model_loading.resolve_base_model(source).path, folder)
         for name in ("generation_config.json", "config.json"):
             _without_end(folder / name)
     return folder
@@ -45,7 +46,7 @@ def _write_random(folder: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = models.load_tokenizer(models.base_model(models.EMBEDDED).path)
+    tokenizer = model_loading.load_tokenizer(model_loading.resolve_base_model(model_loading.EMBEDDED_SOURCE).path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **SHAPE))
@@ -55,7 +56,9 @@ def _write_random(folder: Path) -> None:
 
 def _without_end(path: Path) -> None:
     if path.exists():
-        artifacts.write_atomically(path, json.dumps({**json.loads(path.read_text(encoding="utf-8")), "eos_token_id": None}, indent=1))
+        artifact_folder.write_atomically(
+            path, json.dumps({**json.loads(path.read_text(encoding="utf-8")), "eos_token_id": None}, indent=1)
+        )
 
 
 def parameters(folder: Path) -> int:
@@ -79,7 +82,7 @@ def prompts(folder: Path, lengths: Sequence[int], count: int, seed: int = 0) -> 
 
     A text cut within a word may be read back as a token more or less.
     """
-    draw, tokenizer = random.Random(seed), models.load_tokenizer(folder)  # noqa: S311 - no secret
+    draw, tokenizer = random.Random(seed), model_loading.load_tokenizer(folder)  # noqa: S311 - no secret
     pool = corpus.sentences()
     texts = []
     for number in range(count):
@@ -93,4 +96,4 @@ def prompts(folder: Path, lengths: Sequence[int], count: int, seed: int = 0) -> 
 def packaged(folder: Path, output: Path, slots: int) -> Path:
     """The package of the model in `folder`, as `tuneline package` makes it, with so many slots. One that is there is left as it is."""
     config = TritonPackagingConfig(model_name=NAME, slots=slots, dtype="float32", prove=False)
-    return package(models.open_model(folder), output, config, seed=0, reporter=Silent()).path
+    return package(model_loading.open_model(folder), output, config, seed=0, reporter=SilentReporter()).path

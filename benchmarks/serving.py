@@ -28,11 +28,11 @@ from benchmarks.client import Answer, Ask, Target
 from benchmarks.fine_tuning import last_line
 from benchmarks.peers import vllm_served
 from benchmarks.serving_page import ALONE, BATCHED, VLLM
-from components.common.errors import TunelineError
-from components.common.progress import Reporter, close, console
-from components.triton_packaging import pbtxt
-from components.triton_packaging.pbtxt import stream_name
-from components.triton_packaging.server import Server, running_server
+from components.common.runtime.errors import TunelineError
+from components.common.runtime.reporters import Reporter, close_reporter, create_console_reporter
+from components.triton_packaging import triton_config
+from components.triton_packaging.triton_config import stream_model_name
+from components.triton_packaging.triton_server import Server, running_server
 
 SLOTS = 16
 LENGTHS = (16, 32, 64, 128)  # tokens of the prompts
@@ -57,23 +57,32 @@ def main() -> None:
     workdir = args.workdir.resolve()
     workdir.mkdir(parents=True, exist_ok=True)
     os.environ.update(dict.fromkeys(("TUNELINE_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads)))
-    told, reporter = machine.circumstances("benchmarks.serving"), console()
+    told, reporter = machine.circumstances("benchmarks.serving"), create_console_reporter()
     folder = served.model(args.model, workdir / "model")
     texts = served.prompts(folder, LENGTHS, TEXTS)
     contestants, errors = _contestants(args, folder, workdir)
     measured = compete(contestants, texts, folder, args, workdir, errors, reporter)
     reporter.step("the batch without a server")
     measured["profile"] = _profile(texts, folder, contestants[0].repository, args, workdir)
-    close(reporter)
-    results = {**told, **measured, "settings": _settings(args), "errors": errors, "parameters": served.parameters(folder)}
-    results |= {"sha256": hashlib.sha256("\n".join(texts).encode()).hexdigest(), "versions": _versions(args.vllm_python, errors)}
+    close_reporter(reporter)
+    results = {
+        **told,
+        **measured,
+        "settings": _settings(args),
+        "errors": errors,
+        "parameters": served.parameters(folder),
+    }
+    results |= {
+        "sha256": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
+        "versions": _versions(args.vllm_python, errors),
+    }
     _write(results, workdir / "results.json", args.markdown)
     print(serving_page.summary(results), flush=True)
 
 
 def _contestants(args: argparse.Namespace, folder: Path, workdir: Path) -> tuple[list[Contestant], dict[str, str]]:
     """Those that can be served, and why another cannot."""
-    stream = stream_name(served.NAME)
+    stream = stream_model_name(served.NAME)
     found = [
         Contestant(name, served.packaged(folder, workdir / f"package-{slots}", slots), (served.NAME, stream), stream)
         for name, slots in ((BATCHED, SLOTS), (ALONE, 1))
@@ -106,7 +115,9 @@ def compete(
             for clients, rate in [*((clients, 0.0) for clients in args.clients), *((0, rate) for rate in args.rates)]:
                 for one in contestants:
                     if one.name in servers and (clients or one.name != ALONE):
-                        level, came = _level(one, servers[one.name], asks_of(texts, args, clients, rate), clients, rate, number, reporter)
+                        level, came = _level(
+                            one, servers[one.name], asks_of(texts, args, clients, rate), clients, rate, number, reporter
+                        )
                         levels.append({"contestant": one.name, "round": number, **level})
                         answers.setdefault(f"{one.name} {clients}", []).extend(came)
                         reporter.note(f"{one.name}: {load.told(level)}")
@@ -130,7 +141,11 @@ def _started(
     for number, one in enumerate(contestants):
         reporter.step(f"starting {one.name}")
         running = running_server(
-            one.repository, models=one.models, log=workdir / f"triton-{number}.log", ready_timeout=READY, reporter=reporter
+            one.repository,
+            models=one.models,
+            log=workdir / f"triton-{number}.log",
+            ready_timeout=READY,
+            reporter=reporter,
         )
         try:
             servers[one.name] = stack.enter_context(running)
@@ -157,13 +172,23 @@ def _idle(servers: Mapping[str, Server]) -> dict[str, float]:
 
 def _generate(texts: Sequence[str], folder: Path, args: argparse.Namespace, workdir: Path) -> dict[str, Any]:
     """Plain generate in a process of its own. Raises PeerError."""
-    return dict(_apart("run_generate", {"model": str(folder), "texts": texts, "max_tokens": args.max_tokens}, args, workdir))
+    return dict(
+        _apart("run_generate", {"model": str(folder), "texts": texts, "max_tokens": args.max_tokens}, args, workdir)
+    )
 
 
-def _profile(texts: Sequence[str], folder: Path, package: Path, args: argparse.Namespace, workdir: Path) -> list[dict[str, Any]]:
+def _profile(
+    texts: Sequence[str], folder: Path, package: Path, args: argparse.Namespace, workdir: Path
+) -> list[dict[str, Any]]:
     """Where the batch spends its time, in a process of its own. Raises PeerError."""
-    parameters = pbtxt.read(package / served.NAME).parameters
-    request = {"model": str(folder), "texts": texts, "max_tokens": args.max_tokens, "requests": args.requests, "clients": args.clients}
+    parameters = triton_config.read_config(package / served.NAME).parameters
+    request = {
+        "model": str(folder),
+        "texts": texts,
+        "max_tokens": args.max_tokens,
+        "requests": args.requests,
+        "clients": args.clients,
+    }
     request |= {name: int(parameters[name].string_value) for name in ("slots", "cache_tokens")}
     return list(_apart("run_batch", request, args, workdir)["levels"])
 
@@ -173,13 +198,17 @@ def _apart(script: str, request: dict[str, Any], args: argparse.Namespace, workd
     files = {kind: workdir / f"{script}.{kind}" for kind in ("json", "log", "out")}
     files["json"].write_text(json.dumps({**request, "threads": args.threads}), encoding="utf-8")
     command = [sys.executable, "-P", "-m", f"benchmarks.peers.{script}", str(files["json"])]
-    cost = measure.run(command, files["log"], [], workdir, {"PYTHONPATH": str(machine.ROOT), **peers.OFFLINE}, files["out"])
+    cost = measure.run(
+        command, files["log"], [], workdir, {"PYTHONPATH": str(machine.ROOT), **peers.OFFLINE}, files["out"]
+    )
     if cost.returncode:
         raise peers.PeerError(files["log"].read_text(encoding="utf-8", errors="replace")[-2000:])
     return last_line(files["out"])
 
 
-def _compared(answers: Mapping[str, Sequence[Answer]], plain: Sequence[dict[str, Any]], texts: Sequence[str]) -> dict[str, Any]:
+def _compared(
+    answers: Mapping[str, Sequence[Answer]], plain: Sequence[dict[str, Any]], texts: Sequence[str]
+) -> dict[str, Any]:
     """For each contestant and number of clients (0: at a rate), how many answers there were and how many of them are not the text that the
     same contestant gives alone, and not that of plain generate."""
     found = {}
@@ -226,15 +255,27 @@ def _write(results: dict[str, Any], file: Path, page: Path | None) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-serving"), metavar="DIR")
-    parser.add_argument("--model", default=served.RANDOM, metavar="SOURCE", help="a base model; default: a random one of 27M parameters")
-    parser.add_argument("--clients", type=load.numbers(int), default=[1, 4, 16], metavar="N,N", help="closed loops of so many clients")
-    parser.add_argument("--rates", type=load.numbers(float), default=[2.0, 4.0, 8.0], metavar="R,R", help="open loops, requests a second")
+    parser.add_argument(
+        "--model", default=served.RANDOM, metavar="SOURCE", help="a base model; default: a random one of 27M parameters"
+    )
+    parser.add_argument(
+        "--clients", type=load.numbers(int), default=[1, 4, 16], metavar="N,N", help="closed loops of so many clients"
+    )
+    parser.add_argument(
+        "--rates",
+        type=load.numbers(float),
+        default=[2.0, 4.0, 8.0],
+        metavar="R,R",
+        help="open loops, requests a second",
+    )
     parser.add_argument("--requests", type=int, default=8, metavar="N", help="of each client")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of an open loop")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times that all are measured, in turns")
     parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="of an answer")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each engine")
-    parser.add_argument("--vllm-python", metavar="PYTHON", help="a Python with vLLM, of the same version as this one: measure it too")
+    parser.add_argument(
+        "--vllm-python", metavar="PYTHON", help="a Python with vLLM, of the same version as this one: measure it too"
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page")
     args = parser.parse_args()
     if 1 not in args.clients:

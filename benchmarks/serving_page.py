@@ -36,7 +36,9 @@ moment a request was due. {seconds:g} seconds each.
 
 def rounds(results: dict[str, Any], name: str, clients: int = 0, rate: float = 0.0) -> list[dict[str, Any]]:
     """A contestant's levels at so many clients, or at a rate."""
-    return [one for one in results["levels"] if (one["contestant"], one["clients"], one["rate"]) == (name, clients, rate)]
+    return [
+        one for one in results["levels"] if (one["contestant"], one["clients"], one["rate"]) == (name, clients, rate)
+    ]
 
 
 def speed(results: dict[str, Any], name: str, clients: int = 1) -> float | None:
@@ -117,7 +119,19 @@ def _goals(results: dict[str, Any]) -> str:
     )
 
 
-HEADINGS = ["tokens/s", "first token p50", "p90", "p99", "a token p50", "p99", "answer p50", "p99", "CPU", "client's CPU", "errors"]
+HEADINGS = [
+    "tokens/s",
+    "first token p50",
+    "p90",
+    "p99",
+    "a token p50",
+    "p99",
+    "answer p50",
+    "p99",
+    "CPU",
+    "client's CPU",
+    "errors",
+]
 TIMES = (("first_token", ("p50", "p90", "p99")), ("per_token", ("p50", "p99")), ("latency", ("p50", "p99")))
 
 
@@ -174,7 +188,10 @@ def _texts(results: dict[str, Any]) -> str:
 
 
 def _servers(results: dict[str, Any]) -> str:
-    rows = [[name, told["version"], f"{told['seconds']:.0f}", f"{results['idle'][name]:.2f}"] for name, told in results["ready"].items()]
+    rows = [
+        [name, told["version"], f"{told['seconds']:.0f}", f"{results['idle'][name]:.2f}"]
+        for name, told in results["ready"].items()
+    ]
     return "## The servers\n\n" + table_of(["", "Triton", "s until ready", "cores used when idle"], rows)
 
 
@@ -191,7 +208,9 @@ def _profile(results: dict[str, Any]) -> str:
         ]
         for one in results["profile"]
     ]
-    return "## Where the time goes\n\n" + told + "\n" + table_of(["requests at once", "tokens/s", "steps", *parts], rows)
+    return (
+        "## Where the time goes\n\n" + told + "\n" + table_of(["requests at once", "tokens/s", "steps", *parts], rows)
+    )
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
@@ -219,7 +238,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
             late.plot([rate for rate, _ in known], times, **{**style, "label": f"{name}, {rank}", "linestyle": line})
     tokens.axhline(speed(results, GENERATE) or 0, color="grey", linewidth=0.8, linestyle="--", label=GENERATE)
     titles = ("tokens a second", "first token p50, ms", "a token p50, ms", "answer, ms")
-    for axes, title, x in zip((tokens, first, each, late), titles, ["clients"] * 3 + ["requests a second"], strict=True):
+    for axes, title, x in zip(
+        (tokens, first, each, late), titles, ["clients"] * 3 + ["requests a second"], strict=True
+    ):
         _finish(axes, title, x)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="svg", metadata={"Date": None})

@@ -28,9 +28,15 @@ import psutil
 
 from benchmarks import load, machine, measure, served, soak_page
 from benchmarks.client import Ask, Line, Sent, Target, arrivals, connected, open_loop, read
-from components.common.progress import Reporter, close, console
-from components.triton_packaging.pbtxt import stream_name
-from components.triton_packaging.server import SHARED_MEMORY, SHM_PREFIX, Server, children, running_server
+from components.common.runtime.reporters import Reporter, close_reporter, create_console_reporter
+from components.triton_packaging.triton_config import stream_model_name
+from components.triton_packaging.triton_server import (
+    SHARED_MEMORY_FOLDER,
+    SHM_PREFIX,
+    Server,
+    get_child_pids,
+    running_server,
+)
 
 LENGTHS = (8, 16, 32, 64, 128, 256)  # tokens of the prompts
 TOKENS = (4, 8, 16, 32, 64)  # of the answers
@@ -86,7 +92,7 @@ class Log:
 
 def look(server: Server) -> dict[str, Any]:
     """Bytes, open files and threads of the server and of each model's process, and its regions of shared memory."""
-    pids = {"tritonserver": server.pid, **{label(pid): pid for pid in children(server.pid)}}
+    pids = {"tritonserver": server.pid, **{label(pid): pid for pid in get_child_pids(server.pid)}}
     regions = [path.stat() for path in shared_memory()]
     return {
         "processes": {name: _held(pid) for name, pid in pids.items()},
@@ -109,7 +115,7 @@ def label(pid: int) -> str:
 
 def shared_memory() -> list[Path]:
     """The regions of shared memory of servers that this process started."""
-    return sorted(SHARED_MEMORY.glob(f"{SHM_PREFIX}_{os.getpid()}_*"))
+    return sorted(SHARED_MEMORY_FOLDER.glob(f"{SHM_PREFIX}_{os.getpid()}_*"))
 
 
 def plan(texts: Sequence[str], seed: int) -> Iterator[Planned]:
@@ -118,18 +124,24 @@ def plan(texts: Sequence[str], seed: int) -> Iterator[Planned]:
     while True:
         (kind,) = draw.choices(list(KINDS), list(KINDS.values()))
         number = draw.randrange(len(texts))
-        fields: dict[str, Any] = {"text_input": texts[number], "apply_chat_template": False, "max_tokens": TOKENS[number % len(TOKENS)]}
+        fields: dict[str, Any] = {
+            "text_input": texts[number],
+            "apply_chat_template": False,
+            "max_tokens": TOKENS[number % len(TOKENS)],
+        }
         name = f"text {number}"
         if kind == "sampled" or (kind == "hung up" and draw.random() < KINDS["sampled"]):
             fields |= {"temperature": 1.0, "top_p": 0.9, "seed": (chosen := draw.randrange(SEEDS))}
             name = f"text {number} with seed {chosen}"
         streamed = kind == "streamed" or (kind != "whole" and draw.random() < 0.5)
-        yield Planned(kind, name, Ask(fields, streamed=streamed, hang_up=draw.uniform(*HANG_UP) if kind == "hung up" else 0.0))
+        yield Planned(
+            kind, name, Ask(fields, streamed=streamed, hang_up=draw.uniform(*HANG_UP) if kind == "hung up" else 0.0)
+        )
 
 
 def soak(server: Server, texts: Sequence[str], args: argparse.Namespace, log: Log, reporter: Reporter) -> None:
     """Load the server for so many minutes, and look at it every so many seconds."""
-    target = Target(server.grpc_url, served.NAME, stream_name(served.NAME))
+    target = Target(server.grpc_url, served.NAME, stream_model_name(served.NAME))
     planned: list[Planned] = []
 
     def arriving() -> Iterator[tuple[float, Ask]]:
@@ -158,7 +170,10 @@ def results_of(log: Log, args: argparse.Namespace, left: Sequence[str]) -> dict[
     for one in log.requests:
         minutes.setdefault(int(one["at"] // 60), []).append(one)
     return {
-        "settings": {name: getattr(args, name) for name in ("minutes", "warmup_minutes", "rate", "every", "seed", "model", "threads")},
+        "settings": {
+            name: getattr(args, name)
+            for name in ("minutes", "warmup_minutes", "rate", "every", "seed", "model", "threads")
+        },
         "kinds": {kind: counted([one for one in log.requests if one["kind"] == kind]) for kind in KINDS},
         "all": counted(log.requests),
         "by_minute": [{"minute": minute, **counted(ones)} for minute, ones in sorted(minutes.items())],
@@ -194,15 +209,15 @@ def main() -> None:
     repository = served.packaged(folder, workdir / "package", slots=16)
     texts = served.prompts(folder, LENGTHS, TEXTS, args.seed)
     os.environ["TUNELINE_THREADS"] = str(args.threads)
-    reporter, samples = console(), workdir / "samples.jsonl"
+    reporter, samples = create_console_reporter(), workdir / "samples.jsonl"
     samples.unlink(missing_ok=True)
     reporter.step(f"{args.rate:g} requests a second")
-    names = [served.NAME, stream_name(served.NAME)]
+    names = [served.NAME, stream_model_name(served.NAME)]
     with running_server(repository, models=names, log=workdir / "triton.log") as server:
         log, before = Log(samples), {"client": time.process_time(), "server": load.cpu_of(server.pid)}
         soak(server, texts, args, log, reporter)
         cpu = {"client": time.process_time() - before["client"], "server": load.cpu_of(server.pid) - before["server"]}
-    close(reporter)
+    close_reporter(reporter)
     results = {**told, **results_of(log, args, [path.name for path in shared_memory()]), "cpu": cpu}
     results |= {"parameters": served.parameters(folder), "server": server.version}
     results["verdict"] = soak_page.verdict(results)
@@ -223,10 +238,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/soak"), metavar="DIR")
     parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="of load")
-    parser.add_argument("--warmup-minutes", type=float, default=5.0, metavar="N", help="of them, after which memory is to stay flat")
+    parser.add_argument(
+        "--warmup-minutes", type=float, default=5.0, metavar="N", help="of them, after which memory is to stay flat"
+    )
     parser.add_argument("--rate", type=float, default=1.0, metavar="R", help="requests a second, on average")
     parser.add_argument("--every", type=float, default=15.0, metavar="S", help="seconds between two looks at memory")
-    parser.add_argument("--model", default=served.RANDOM, metavar="SOURCE", help="a base model; default: a random one of 27M parameters")
+    parser.add_argument(
+        "--model", default=served.RANDOM, metavar="SOURCE", help="a base model; default: a random one of 27M parameters"
+    )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of the served model")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the requests and of when they arrive")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page")

@@ -37,13 +37,17 @@ def verdict(results: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name in samples[0]["processes"]:
         for key in ("rss", "anonymous", "pss", "files"):
-            found[f"{name} {key}"] = _compared(samples, window, lambda sample, name=name, key=key: sample["processes"][name][key])
+            found[f"{name} {key}"] = _compared(
+                samples, window, lambda sample, name=name, key=key: sample["processes"][name][key]
+            )
     for key in ("regions", "shared"):
         found[key] = _compared(samples, window, lambda sample, key=key: sample[key])
     return {"window": window, "of": found}
 
 
-def _compared(samples: Sequence[dict[str, Any]], window: float, value: Callable[[dict[str, Any]], float]) -> dict[str, Any]:
+def _compared(
+    samples: Sequence[dict[str, Any]], window: float, value: Callable[[dict[str, Any]], float]
+) -> dict[str, Any]:
     first, last = samples[0]["at"], samples[-1]["at"]
     begin = median(value(one) for one in samples if one["at"] <= first + window)
     end = median(value(one) for one in samples if one["at"] >= last - window)
@@ -65,7 +69,9 @@ def good(results: dict[str, Any]) -> bool:
 def summary(results: dict[str, Any]) -> str:
     """A few lines for the terminal."""
     counts = results["all"]
-    lines = [f"{counts['requests']} requests, {counts['hung_up']} hung up, {counts['errors']} errors, {counts['wrong']} wrong"]
+    lines = [
+        f"{counts['requests']} requests, {counts['hung_up']} hung up, {counts['errors']} errors, {counts['wrong']} wrong"
+    ]
     lines += [f"{name}: {_shown(name, one)}" for name, one in results["verdict"]["of"].items()]
     return "\n".join([*lines, f"flat: {flat(results)}; left over: {results['left'] or 'nothing'}"])
 
@@ -111,14 +117,20 @@ def _memory(results: dict[str, Any]) -> str:
     for name, one in results["verdict"]["of"].items():
         count = name.endswith(("files", "regions"))
         cells = [f"{one[key]:,.0f}" if count else f"{one[key] / MIB:,.1f} MiB" for key in ("begin", "end", "most")]
-        rows.append([_called(name), *cells, f"{one['end'] / one['begin'] - 1:+.1%}", "flat" if one["flat"] else "not flat"])
+        rows.append(
+            [_called(name), *cells, f"{one['end'] / one['begin'] - 1:+.1%}", "flat" if one["flat"] else "not flat"]
+        )
     return "## Memory\n\n" + told + "\n" + table_of(["", "begin", "end", "most", "end over begin", ""], rows)
 
 
 def _called(name: str) -> str:
     said = {"rss": "RSS", "anonymous": "anonymous memory", "pss": "PSS", "files": "open files"}
     process, _, key = name.rpartition(" ")
-    return f"`{process}`, {said[key]}" if process else {"regions": "regions of shared memory", "shared": "shared memory"}[name]
+    return (
+        f"`{process}`, {said[key]}"
+        if process
+        else {"regions": "regions of shared memory", "shared": "shared memory"}[name]
+    )
 
 
 def _requests(results: dict[str, Any]) -> str:
@@ -144,7 +156,11 @@ COLUMNS = ["requests", "hung up", "errors", "wrong", "tokens", "first token p50"
 
 def _row(one: dict[str, Any]) -> list[str]:
     counts = [f"{one[key]:,}" for key in ("requests", "hung_up", "errors", "wrong", "tokens")]
-    times = [f"{one[key][rank] * 1000:.0f}" if one[key] else "" for key in ("first_token", "latency") for rank in ("p50", "p99")]
+    times = [
+        f"{one[key][rank] * 1000:.0f}" if one[key] else ""
+        for key in ("first_token", "latency")
+        for rank in ("p50", "p99")
+    ]
     return [*counts, *times]
 
 

@@ -69,7 +69,11 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for peer in GOALS:
         for label, packings in (("packing off", [False]), ("packing on", [True]), ("best of either", [False, True])):
             ours, theirs = (
-                max((found[n] for p in packings if (n := tuners.name(s, p)) in found), key=lambda row: row["rate"], default=None)
+                max(
+                    (found[n] for p in packings if (n := tuners.name(s, p)) in found),
+                    key=lambda row: row["rate"],
+                    default=None,
+                )
                 for s in (TUNELINE, peer)
             )
             if ours and theirs:
@@ -100,7 +104,10 @@ def markdown(results: dict[str, Any], plot: str) -> str:
             _data(results["data"]),
             "## Side by side\n",
             made_with(results) + f"\nOn {results['date']}.\n",
-            table_of(["", "useful tokens", "s", "tokens/s", "CPU s", "padding", "peak memory", "held-out loss"], _rows(rows)) + failed,
+            table_of(
+                ["", "useful tokens", "s", "tokens/s", "CPU s", "padding", "peak memory", "held-out loss"], _rows(rows)
+            )
+            + failed,
             f"![tokens a second, and the loss while training]({plot})\n",
             measures,
             _goals(rows),
@@ -126,7 +133,13 @@ def _rows(rows: list[dict[str, Any]]) -> list[list[str]]:
             continue
         spread = f" ({min(row['rates']):.1f}–{max(row['rates']):.1f})" if len(row["rates"]) > 1 else ""
         loss = f"{row['held_out']:.4f}" if "held_out" in row else ""
-        figures = [f"{row['tokens']:,}", f"{row['seconds']:.0f}", f"{row['rate']:.1f}{spread}", f"{row['cpu']:.0f}", f"{padding(row):.1%}"]
+        figures = [
+            f"{row['tokens']:,}",
+            f"{row['seconds']:.0f}",
+            f"{row['rate']:.1f}{spread}",
+            f"{row['cpu']:.0f}",
+            f"{padding(row):.1%}",
+        ]
         lines.append([row["name"], *figures, f"{row['pss'] / MIB:,.0f} MiB", loss])
     return lines
 
@@ -141,7 +154,9 @@ def _goals(rows: list[dict[str, Any]]) -> str:
             f"{pair['cpu']:.2f}",
             f"{pair['memory']:.2f}",
             f"≤ 1: {met(pair['lean'])}",
-            f"{round(pair['loss'], 4) + 0.0:+.4f}, {'equal or lower' if pair['equal'] else '**higher**'}" if "loss" in pair else "",
+            f"{round(pair['loss'], 4) + 0.0:+.4f}, {'equal or lower' if pair['equal'] else '**higher**'}"
+            if "loss" in pair
+            else "",
         ]
         for pair in ratios(rows)
     ]
@@ -156,7 +171,11 @@ def _startup(rows: list[dict[str, Any]]) -> str:
         if "rate" in row:
             parts = row.get("parts", {})
             lines.append(
-                [row["name"], f"{row['startup']:.1f}", *(f"{parts[n]:.1f}" if n in parts else "" for n in ("import", "load", "prepare"))]
+                [
+                    row["name"],
+                    f"{row['startup']:.1f}",
+                    *(f"{parts[n]:.1f}" if n in parts else "" for n in ("import", "load", "prepare")),
+                ]
             )
     told = "From the command to the first step, tokenising and packing included; by part where the system tells it.\n"
     return "## Starting\n\n" + told + "\n" + table_of(head, lines)
@@ -196,7 +215,10 @@ def plot(results: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(9, 6.4), layout="constrained")
     (speed, memory), (off, on) = figure.subplots(2, 2)
     colours = {system: f"C{number}" for number, system in enumerate(tuners.SCRIPTS)}
-    for axes, key, unit, title in ((speed, "rate", 1, "useful tokens a second"), (memory, "pss", GIB, "peak memory, GiB")):
+    for axes, key, unit, title in (
+        (speed, "rate", 1, "useful tokens a second"),
+        (memory, "pss", GIB, "peak memory, GiB"),
+    ):
         axes.barh([r["name"] for r in rows], [r[key] / unit for r in rows], color=[colours[r["system"]] for r in rows])
         axes.invert_yaxis()
         axes.set_title(title, fontsize=10)

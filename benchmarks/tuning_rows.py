@@ -68,7 +68,9 @@ def _messages(record: dict[str, Any]) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in said]
 
 
-def choose(rows: Sequence[Row], lengths: Sequence[int], *, tokens: int, batch: int, held_out: int, max_length: int) -> Chosen:
+def choose(
+    rows: Sequence[Row], lengths: Sequence[int], *, tokens: int, batch: int, held_out: int, max_length: int
+) -> Chosen:
     """The last `held_out` rows to measure on, and of the others the first ones that have `tokens` tokens together, in whole batches.
 
     Rows of more than `max_length` tokens are left out: each contestant cuts them in a way of its own. Raises ValueError where there are
@@ -79,16 +81,28 @@ def choose(rows: Sequence[Row], lengths: Sequence[int], *, tokens: int, batch: i
     count = total = 0
     while total < tokens or count % batch:
         if count == len(train):
-            raise ValueError(f"{len(train):,} rows to train on have fewer than {tokens:,} tokens in whole batches of {batch}")
+            raise ValueError(
+                f"{len(train):,} rows to train on have fewer than {tokens:,} tokens in whole batches of {batch}"
+            )
         total += train[count][1]
         count += 1
     return Chosen(
-        [row for row, _ in train[:count]], [row for row, _ in apart], [length for _, length in train[:count]], len(rows) - len(whole)
+        [row for row, _ in train[:count]],
+        [row for row, _ in apart],
+        [length for _, length in train[:count]],
+        len(rows) - len(whole),
     )
 
 
 def lengths(rows: Sequence[Row], tokenizer: Any) -> list[int]:
     """Tokens of each row, its template included."""
-    from components.common import chat
+    from components.common.models import chat_templates
 
-    return [len(tokenizer(chat.render(tokenizer, row["messages"]), add_special_tokens=False)["input_ids"]) for row in rows]
+    return [
+        len(
+            tokenizer(chat_templates.render_conversation(tokenizer, row["messages"]), add_special_tokens=False)[
+                "input_ids"
+            ]
+        )
+        for row in rows
+    ]

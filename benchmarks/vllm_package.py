@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import circumstances
-from components.common import artifacts, models
-from components.common.models import Model
-from components.common.progress import Plain
+from components.common.artifacts import artifact_folder
+from components.common.models import model_loading
+from components.common.models.model_loading import LoadableModel
+from components.common.runtime.reporters import PlainTextReporter
 from components.triton_packaging import serving_env
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.stage import package
@@ -40,7 +41,7 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["TUNELINE_SERVING_ENV"] = str((given.workdir / "serving").absolute())
     lenders = subprocess.run([given.vllm_python, "-c", LENT], capture_output=True, text=True, check=True).stdout.split()
-    serving_env.create(lenders)
+    serving_env.create_environment(lenders)
     made = proven(given.workdir)
     page = rendered(made, versions(given.vllm_python))
     print(page)
@@ -54,47 +55,58 @@ def versions(python: str) -> dict[str, str]:
     return dict(zip(("vLLM", "torch", "transformers"), told, strict=True))
 
 
-def proven(workdir: Path) -> artifacts.Artifact:
+def proven(workdir: Path) -> artifact_folder.Artifact:
     """The package of two adapters, which its proof has passed."""
-    base = models.open_model(tiny_model(workdir / "base", head=64))
+    base = model_loading.open_model(tiny_model(workdir / "base", head=64))
     first, second = (adapter(base, workdir / f"adapter-{seed}", seed) for seed in (1, 2))
     config = TritonPackagingConfig(
         backend="vllm", model_name="first", dtype="float32", golden_max_tokens=TOKENS, ready_timeout_seconds=READY_SECONDS,
         max_prompt_tokens=256, max_tokens=256, vllm={"gpu_memory_utilization": 0.2, "enforce_eager": True},
     )  # fmt: skip
-    made = package(first, workdir / "repository", config, seed=1, reporter=Plain(), overwrite=True, adapters={"second": second})
+    made = package(
+        first,
+        workdir / "repository",
+        config,
+        seed=1,
+        reporter=PlainTextReporter(),
+        overwrite=True,
+        adapters={"second": second},
+    )
     if not made.manifest.summary["proof"]:
         raise SystemExit(f"not proven: {made.manifest.summary['unproven_because']}")
     return made
 
 
-def adapter(base: Model, folder: Path, seed: int) -> Model:
+def adapter(base: LoadableModel, folder: Path, seed: int) -> LoadableModel:
     """A random LoRA adapter of rank 8 over the base, which changes every answer."""
     import torch
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
     config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
-    get_peft_model(models.load(base), config).save_pretrained(folder)
-    models.load_tokenizer(base.tokenizer).save_pretrained(folder)
-    made = artifacts.publish(
-        folder, "model", payload=lambda path: bool(models.MODEL_FILES.fullmatch(path)), inputs=[base.base.as_input()],
+    get_peft_model(model_loading.load_model(base), config).save_pretrained(folder)
+    model_loading.load_tokenizer(base.tokenizer).save_pretrained(folder)
+    made = artifact_folder.publish(
+        folder, "model", payload=lambda path: bool(model_loading.MODEL_FILE_PATTERN.fullmatch(path)), inputs=[base.base.as_input()],
         config={}, seed=seed, key=str(seed), summary={},
     )  # fmt: skip
-    return models.from_artifact(made)
+    return model_loading.open_model_artifact(made)
 
 
-def rendered(made: artifacts.Artifact, used: dict[str, str]) -> str:
+def rendered(made: artifact_folder.Artifact, used: dict[str, str]) -> str:
     """The page: what was run, and every text."""
     proof = json.loads((made.path / "proof.json").read_text(encoding="utf-8"))
     figures = {name: proof[name] for name in ("server_version", "ready_seconds", "golden_prompts", "matched")}
     speeds = " and ".join(
-        f"{speed:.0f} tokens/s at {clients} client{'s' * (clients != '1')}" for clients, speed in proof["tokens_per_second"].items()
+        f"{speed:.0f} tokens/s at {clients} client{'s' * (clients != '1')}"
+        for clients, speed in proof["tokens_per_second"].items()
     )
     here = circumstances("benchmarks.vllm_package")
     told = ", ".join(f"{name} {version}" for name, version in used.items())
     rows = "\n".join(row(answer) for answer in proof["answers"])
-    return PAGE.format(told=told, speeds=speeds, rows=rows, gib=here["memory"] / 2**30, tokens=TOKENS, **here, **figures)
+    return PAGE.format(
+        told=told, speeds=speeds, rows=rows, gib=here["memory"] / 2**30, tokens=TOKENS, **here, **figures
+    )
 
 
 def row(answer: dict[str, Any]) -> str:

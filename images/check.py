@@ -28,13 +28,14 @@ from typing import Any
 import yaml
 
 from benchmarks.machine import ROOT, circumstances
-from components.common.places import Workdir
-from components.common.progress import Silent
+from components.common.runtime.reporters import SilentReporter
+from components.common.workspace.artifact_store import Workdir
 from components.triton_packaging import serving_env
 from images.stated import containerfile, stated
-from pipelines import compiling, material, resolve
-from pipelines.config import Customization
-from pipelines.platform import Platform
+from pipelines.config.customization_config import Customization
+from pipelines.config.platform_config import Platform
+from pipelines.definition import compilation
+from pipelines.steps import curation_inputs, input_resolution
 from tests.tiny import tiny_model
 
 NEEDED = ("buildah", "mmdebstrap", "unshare", "chroot")
@@ -42,14 +43,31 @@ SUITE, PYTHON = "bookworm", (3, 11)
 PACKAGES = ("python3", "python3-pip", "libpython3.11", "git", "ca-certificates")  # what the public base has
 BASE = "localhost/tuneline-stand-in:12"
 REGISTRY, TAG = "localhost/tuneline", "check"
-THINGS = ("letter", "parcel", "invoice", "ticket", "order", "refund", "contract", "report", "meeting", "licence", "visitor", "badge")
+THINGS = (
+    "letter",
+    "parcel",
+    "invoice",
+    "ticket",
+    "order",
+    "refund",
+    "contract",
+    "report",
+    "meeting",
+    "licence",
+    "visitor",
+    "badge",
+)
 ACTS = ("send", "track", "cancel", "archive", "approve", "translate", "copy", "sign", "print", "return")
 ROWS = [
     {"prompt": f"How do I {act} a {thing}?", "completion": f"To {act} a {thing}, open desk {len(act + thing)}."}
     for act in ACTS
     for thing in THINGS
 ]
-CURATION = {"near_duplicate_threshold": 0.95, "answer_min_words": 1000, "fractions": {"train": 0.6, "validation": 0.1, "test": 0.3}}
+CURATION = {
+    "near_duplicate_threshold": 0.95,
+    "answer_min_words": 1000,
+    "fractions": {"train": 0.6, "validation": 0.1, "test": 0.3},
+}
 TUNING = {"base_model": "tiny", "max_steps": 2, "batch_size": 4, "max_length": 96, "validation_rows": 0}
 
 
@@ -125,8 +143,12 @@ def main() -> None:
     """Build, run, compare, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", nargs="+", default=["curation"], choices=STAGES, help="Which to build and run.")
-    parser.add_argument("--workdir", type=Path, default=Path(".tuneline/images-check"), help="Takes 10 GB and more; removed at the end.")
-    parser.add_argument("--keep", action="store_true", help="Leave the workdir, so that the next run finds base and wheels there.")
+    parser.add_argument(
+        "--workdir", type=Path, default=Path(".tuneline/images-check"), help="Takes 10 GB and more; removed at the end."
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="Leave the workdir, so that the next run finds base and wheels there."
+    )
     parser.add_argument("--markdown", type=Path, help="Where to write the page.")
     given = parser.parse_args()
     check_machine()
@@ -185,7 +207,10 @@ def storage(workdir: Path) -> dict[str, str]:
 
 def stand_in(workdir: Path, figures: Figures) -> None:
     """A base of Debian's packages with what the public one has; kept between runs."""
-    if subprocess.run(["buildah", "inspect", "--type", "image", BASE], capture_output=True, check=False).returncode == 0:
+    if (
+        subprocess.run(["buildah", "inspect", "--type", "image", BASE], capture_output=True, check=False).returncode
+        == 0
+    ):
         return
     with figures.timed("stand-in base"):
         archive = workdir / "base.tar"
@@ -203,7 +228,12 @@ def collect_wheels(image: str, workdir: Path, figures: Figures) -> None:
     with figures.timed(f"wheels of {image}"):
         wheel(wheels, "--constraint", "constraints.txt", f".[{wanted['EXTRAS']}]", "hatchling")
         if alone:
-            wheel(wheels, "--no-deps", *alone, *([serving_env.NUMPY] if "nvidia-pytriton" in wanted["EMBEDDED"] else []))
+            wheel(
+                wheels,
+                "--no-deps",
+                *alone,
+                *([serving_env.NUMPY_REQUIREMENT] if "nvidia-pytriton" in wanted["EMBEDDED"] else []),
+            )
     for own in wheels.glob("tuneline-*.whl"):
         own.unlink()  # `make images` builds it
 
@@ -221,7 +251,14 @@ def build(image: str, workdir: Path, figures: Figures) -> None:
     shutil.rmtree(checkout, ignore_errors=True)
     call("git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(checkout))
     (workdir / "wheels").rename(checkout / "wheels")
-    settings = {"IMAGES": image, "BASE_IMAGE": BASE, "ENGINE": "buildah", "REGISTRY": REGISTRY, "TAG": TAG, "PYTHON": sys.executable}
+    settings = {
+        "IMAGES": image,
+        "BASE_IMAGE": BASE,
+        "ENGINE": "buildah",
+        "REGISTRY": REGISTRY,
+        "TAG": TAG,
+        "PYTHON": sys.executable,
+    }
     mirror = ("PIP_NO_INDEX=1", "PIP_FIND_LINKS=wheels")
     options = [f"{name}={value}" for name, value in settings.items()] + ["ARGS=--pull=never --quiet"]
     try:
@@ -278,10 +315,17 @@ def confinement(root: Path, config: dict[str, Any], volume: Path) -> dict[str, A
     """Try what must not work: writing anywhere but to the volume, and a connection that works outside."""
     with listening() as (host, port):
         socket.create_connection((host, port), timeout=5).close()
-        found: dict[str, Any] = json.loads(confined(root, config, volume, "python3", "-c", PROOF, host, str(port), str(volume)))
+        found: dict[str, Any] = json.loads(
+            confined(root, config, volume, "python3", "-c", PROOF, host, str(port), str(volume))
+        )
     user = [*map(int, config["User"].split(":")), []]
     refused = set(found["writing"].values())
-    if user[0] == 0 or found["user"] != user or refused != {"EROFS"} or any(found[key] != value for key, value in EXPECTED.items()):
+    if (
+        user[0] == 0
+        or found["user"] != user
+        or refused != {"EROFS"}
+        or any(found[key] != value for key, value in EXPECTED.items())
+    ):
         raise SystemExit(f"the image is not confined as it should be: {found}")
     return found
 
@@ -303,7 +347,14 @@ def work(image: str, root: Path, config: dict[str, Any], volume: Path, figures: 
         if before not in figures.digests:
             artifact, command = STAGES[before]
             with figures.timed(f"{before} outside"):
-                started = ("env", f"TUNELINE_WORKDIR={volume.parent}/outside", sys.executable, "-P", "-m", "pipelines.cli")
+                started = (
+                    "env",
+                    f"TUNELINE_WORKDIR={volume.parent}/outside",
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "pipelines.cli",
+                )
                 made = output(*started, *command, "-o", artifact, "--json", cwd=volume)
             figures.digests[before] = json.loads(made)["sha256"]
     belongs_to(config["User"], volume)
@@ -326,11 +377,14 @@ def write_rows(path: Path) -> None:
 
 def compiled_step(root: Path, config: dict[str, Any], volume: Path) -> str:
     """Data curation by its own command and environment of the compiled pipeline, with a plan as `resolve` makes it. Returns the digest."""
-    wanted, platform = Customization.model_validate({"data_curation": CURATION | {"sources": [str(volume / "raw.jsonl")]}}), Platform()
+    wanted, platform = (
+        Customization.model_validate({"data_curation": CURATION | {"sources": [str(volume / "raw.jsonl")]}}),
+        Platform(),
+    )
     platform.volume.mount = str(volume)
-    found = material.look_at(wanted, Workdir(volume.parent / "resolve"), Silent())
-    plan = resolve.plan(wanted, found, "", lambda _: None, None, []).as_json()["data_curation"]
-    executor, outputs = step_of(compiling.compiled(wanted, platform), "data-curation")
+    found = curation_inputs.list_inputs(wanted, Workdir(volume.parent / "resolve"), SilentReporter())
+    plan = input_resolution.build_plans(wanted, found, "", lambda _: None, None, []).as_json()["data_curation"]
+    executor, outputs = step_of(compilation.compile_pipeline(wanted, platform), "data-curation")
     variables = [f"{pair['name']}={pair['value']}" for pair in executor["env"]]
     given = json.dumps(executor_input(plan, outputs, volume / "step"))
     arguments = [given if part == "{{$}}" else part for part in executor["args"]]

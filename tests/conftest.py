@@ -1,4 +1,4 @@
-"""What every test shares: no network, no workdir but the test's own, and engines that may not be missing in CI."""
+"""Settings of all tests: no network, a separate workdir for each test, and the order of the files."""
 
 from __future__ import annotations
 
@@ -12,27 +12,45 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-settings.register_profile("no-clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine fails no test
+settings.register_profile(
+    "no-clock", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # a busy machine fails no test
 settings.load_profile("no-clock")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ.pop("MLFLOW_RUN_ID", None)
 
 
-# Files that take minutes are begun first, so that no worker is left with one of them at the end.
-LONG = (
+# Files that take longest start first, so that no worker is left with one of them at the end.
+START_FIRST = (
     "docs/test_commands.py",
-    "pipelines/test_wrong_input.py",
-    "pipelines/test_dry_run.py",
+    "engines/test_s3_store.py",
     "pipelines/test_pipeline.py",
+    "engines/test_slurm.py",
+    "pipelines/test_dry_run.py",
+    "pipelines/test_report.py",
+    "pipelines/test_pods.py",
     "pipelines/test_interruption.py",
+    "engines/test_s3_versions.py",
     "pipelines/test_formats.py",
-    "fine_tuning/test_distributed.py",
+    "engines/test_backup_restore.py",
+    "pipelines/test_invalid_input.py",
+    "pipelines/test_deployment.py",
+    "engines/test_zero3.py",
+    "engines/test_ray_launcher.py",
+    "engines/test_mlflow_postgresql.py",
+    "pipelines/test_erasure_search.py",
+    "fine_tuning/test_recipes.py",
     "fine_tuning/test_resume.py",
+    "fine_tuning/test_distributed.py",
+    "fine_tuning/test_sweep.py",
+    "triton_packaging/test_server.py",
+    "model_registry/test_server.py",
+    "pipelines/test_cli.py",
 )
 
-# Files whose tests share what takes a minute to make, a whole run or a proven package: one worker runs them, and makes it once.
-TOGETHER = {
+# Files that share a fixture which takes a minute, a whole run or a proven package: one worker runs them and builds it once.
+SHARED_FIXTURES = {
     "tests/pipelines/test_pipeline.py": "run", "tests/pipelines/test_dry_run.py": "run", "tests/pipelines/test_report.py": "run",
     "tests/pipelines/test_pods.py": "run",
     "tests/triton_packaging/test_server.py": "package", "tests/triton_packaging/test_streaming.py": "package",
@@ -40,32 +58,43 @@ TOGETHER = {
 }  # fmt: skip
 
 
-class ByFile(LoadFileScheduling):
-    """A file's tests run in one worker, and so do those of files that share something."""
+class FileScheduling(LoadFileScheduling):
+    """One worker runs all tests of a file, and of the files that share a fixture with it."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return TOGETHER.get(file, file)
+        return SHARED_FIXTURES.get(file, file)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    """With several workers (--dist loadfile)."""
-    return ByFile(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+    """Replace the scheduler of --dist loadfile."""
+    return FileScheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first; the others as they were."""
-    items.sort(key=lambda item: next((place for place, name in enumerate(LONG) if str(item.path).endswith(name)), len(LONG)))
+    """Mark the tests of engines as long; put the files of START_FIRST first and keep the order of the others."""
+    for item in items:
+        if item.nodeid.startswith("tests/engines/"):
+            item.add_marker("long")
+    names = [f"tests/{name}" for name in START_FIRST]
+    items.sort(key=lambda item: next((n for n, name in enumerate(names) if item.nodeid.startswith(name)), len(names)))
 
 
 @pytest.fixture(autouse=True)
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A workdir of the test's own; base models stay in the user's cache, since converting one takes half a minute.
+def separate_workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give each test its workdir; converted base models stay in the user's cache, since a conversion takes half a minute.
 
-    MLflow keeps the server it was pointed at for the whole process, and in its environment: the next test begins without.
+    MLflow stores the tracking URI per process and in the environment; the fixture resets both.
     """
-    for name in ("TUNELINE_STORE", "TUNELINE_STATE", "TUNELINE_EVENTS", "TUNELINE_RUN_PID", "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"):
+    for name in (
+        "TUNELINE_STORE",
+        "TUNELINE_STATE",
+        "TUNELINE_EVENTS",
+        "TUNELINE_RUN_PID",
+        "MLFLOW_TRACKING_URI",
+        "MLFLOW_RUN_ID",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TUNELINE_WORKDIR", str(tmp_path / "workdir"))
     yield

@@ -1,9 +1,8 @@
-"""Is a custom resource one that its CustomResourceDefinition takes? Strictly: an unknown field is refused, and a wrong type.
+"""Strict validation of custom resources against their CustomResourceDefinitions: unknown fields and wrong types are errors.
 
-tests/common/crds holds the schemas, derived from the CRDs of kubeflow/trainer, ray-project/kuberay and kubernetes-sigs/kueue (Apache-2.0,
-see there) without their descriptions; pod templates are objects there, and are checked as pods by tests/kubernetes_schemas.py and against
-the schemas of kubernetes-validate. Where TUNELINE_CRDS names a folder with the whole CRDs (*.yaml.gz), `whole` is the same check against
-them.
+`problems` uses the schemas in tests/common/crds, which are derived from the CRDs of kubeflow/trainer, ray-project/kuberay and
+kubernetes-sigs/kueue (Apache-2.0, see the README there) without descriptions. Pod templates are plain objects in these schemas;
+tests/kubernetes_schemas.py validates them as pods. `full_crd_problems` validates against the full CRDs in the folder TUNELINE_CRDS (*.yaml.gz).
 """
 
 from __future__ import annotations
@@ -32,98 +31,113 @@ WHOLE = {
     "ResourceFlavor": ("kueue.x-k8s.io_resourceflavors", "v1beta2"),
     "WorkloadPriorityClass": ("kueue.x-k8s.io_workloadpriorityclasses", "v1beta2"),
 }
-LEFT_OUT = ("description", "default", "title", "x-kubernetes-validations")
-TEMPLATE = {"type": "object", "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}}, "additionalProperties": False}
-TEMPLATES = ("template", "submitterPodTemplate")  # of pods, in a RayJob
+OMITTED_KEYS = ("description", "default", "title", "x-kubernetes-validations")
+POD_TEMPLATE_SCHEMA = {
+    "type": "object",
+    "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}},
+    "additionalProperties": False,
+}
+POD_TEMPLATE_FIELDS = ("template", "submitterPodTemplate")  # fields of a RayJob that hold pod templates
 
 
 def folder() -> Path | None:
-    """Where the whole CRDs are."""
+    """Return the folder of the full CRDs, or None if it does not exist."""
     root = Path(__file__).resolve().parents[1]
-    named = Path(os.environ.get("TUNELINE_CRDS") or root.parent / "shared" / "data" / "crds")
-    return named if named.is_dir() else None
+    path = Path(os.environ.get("TUNELINE_CRDS") or root.parent / "shared" / "data" / "crds")
+    return path if path.is_dir() else None
 
 
-def problems(thing: Json) -> list[str]:
-    """What the derived schema finds wrong, and in a RayJob's pods the schemas of Kubernetes."""
-    path = DERIVED / f"{thing['kind'].lower()}.json"
-    found = _problems(json.loads(path.read_text(encoding="utf-8")), thing)
-    return found + [problem for pod in pods(thing) for problem in kubernetes_schemas.problems(pod)]
+def problems(manifest: Json) -> list[str]:
+    """Validate against the derived schema, and a RayJob's pods against the schemas of Kubernetes."""
+    schema_path = DERIVED / f"{manifest['kind'].lower()}.json"
+    errors = _validation_errors(json.loads(schema_path.read_text(encoding="utf-8")), manifest)
+    return errors + [problem for pod in pods(manifest) for problem in kubernetes_schemas.problems(pod)]
 
 
-def whole(thing: Json) -> list[str]:
-    """What the whole CRD finds wrong."""
-    place = folder()
-    assert place is not None
-    return _problems(_schema(place, thing["kind"]), thing)
+def full_crd_problems(manifest: Json) -> list[str]:
+    """Validate against the full CRD."""
+    crd_folder = folder()
+    assert crd_folder is not None
+    return _validation_errors(_schema(crd_folder, manifest["kind"]), manifest)
 
 
-def pods(thing: Json) -> Iterator[Json]:
-    """A RayJob's pods, with the lists that the API server adds where they are missing."""
-    cluster = thing.get("spec", {}).get("rayClusterSpec") or {}
+def pods(manifest: Json) -> Iterator[Json]:
+    """Yield a RayJob's pods with the empty lists that the API server adds."""
+    cluster = manifest.get("spec", {}).get("rayClusterSpec") or {}
     for group in [cluster.get("headGroupSpec"), *cluster.get("workerGroupSpecs", [])]:
         if group:
             template = group["template"]
-            containers = [{"volumeMounts": [], "resources": {}, **one} for one in template["spec"]["containers"]]
+            containers = [
+                {"volumeMounts": [], "resources": {}, **container} for container in template["spec"]["containers"]
+            ]
             spec = {"volumes": [], "initContainers": [], **template["spec"], "containers": containers}
             metadata = {"name": "pod", **template.get("metadata", {})}
             yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _problems(schema: Json, thing: Json) -> list[str]:
+def _validation_errors(schema: Json, manifest: Json) -> list[str]:
     import jsonschema
 
-    found = jsonschema.Draft202012Validator(schema).iter_errors(thing)
-    return [f"{'.'.join(map(str, problem.absolute_path))}: {problem.message}" for problem in found]
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(manifest)
+    return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in errors]
 
 
 @functools.cache
-def _schema(place: Path, kind: str) -> Json:
+def _schema(crd_folder: Path, kind: str) -> Json:
     name, version = WHOLE[kind]
-    with gzip.open(place / f"{name}.yaml.gz", "rt", encoding="utf-8") as file:
-        (crd,) = [one for one in yaml.load_all(file, yaml.CSafeLoader) if one]
-    (chosen,) = [one for one in crd["spec"]["versions"] if one["name"] == version]
-    return dict(_strict(chosen["schema"]["openAPIV3Schema"], top=True))
+    with gzip.open(crd_folder / f"{name}.yaml.gz", "rt", encoding="utf-8") as file:
+        (crd,) = [document for document in yaml.load_all(file, yaml.CSafeLoader) if document]
+    (version_spec,) = [document for document in crd["spec"]["versions"] if document["name"] == version]
+    return dict(_to_strict_schema(version_spec["schema"]["openAPIV3Schema"], top=True))
 
 
-def _strict(schema: Json, *, top: bool = False) -> Json:
-    """As JSON Schema that refuses unknown fields."""
+def _to_strict_schema(schema: Json, *, top: bool = False) -> Json:
+    """Convert an OpenAPI schema to a JSON Schema that refuses unknown fields."""
     if schema.get("x-kubernetes-int-or-string"):
         return {"type": ["integer", "string"]}
-    found = {key: value for key, value in schema.items() if key not in LEFT_OUT and not key.startswith("x-kubernetes-") and key != "format"}
+    strict = {
+        key: value
+        for key, value in schema.items()
+        if key not in OMITTED_KEYS and not key.startswith("x-kubernetes-") and key != "format"
+    }
     if "properties" in schema:
-        found["properties"] = {name: _strict(one) for name, one in schema["properties"].items()}
+        strict["properties"] = {name: _to_strict_schema(child) for name, child in schema["properties"].items()}
         if not schema.get("x-kubernetes-preserve-unknown-fields"):
-            found["additionalProperties"] = False
+            strict["additionalProperties"] = False
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
-            found[key] = _strict(schema[key])
+            strict[key] = _to_strict_schema(schema[key])
     if top:
-        found["properties"]["metadata"] = {"type": "object"}
-    return found
+        strict["properties"]["metadata"] = {"type": "object"}
+    return strict
 
 
 def derive(schema: Json) -> Json:
-    """Without what is not used here: a status, and the pod templates of a RayJob or a runtime, which are checked as pods."""
-    found = dict(schema)
-    if "properties" in found:
-        kept = {name: one for name, one in found["properties"].items() if name not in ("status", "initializer")}
-        shortened = {name: TEMPLATE if name in TEMPLATES and _is_a_pods(one) else derive(one) for name, one in kept.items()}
-        found["properties"] = shortened
-    if isinstance(found.get("items"), dict):
-        found["items"] = derive(found["items"])
-    return found
+    """Remove unused parts of a schema: status, initializer and the pod templates, which are validated as pods."""
+    derived = dict(schema)
+    if "properties" in derived:
+        properties = {
+            name: child for name, child in derived["properties"].items() if name not in ("status", "initializer")
+        }
+        derived_properties = {
+            name: POD_TEMPLATE_SCHEMA if name in POD_TEMPLATE_FIELDS and _is_pod_template(child) else derive(child)
+            for name, child in properties.items()
+        }
+        derived["properties"] = derived_properties
+    if isinstance(derived.get("items"), dict):
+        derived["items"] = derive(derived["items"])
+    return derived
 
 
-def _is_a_pods(schema: Json) -> bool:
+def _is_pod_template(schema: Json) -> bool:
     spec = schema.get("properties", {}).get("spec", {}).get("properties", {})
     return "initContainers" in spec and "restartPolicy" in spec
 
 
-if __name__ == "__main__":  # writes the derived schemas anew
-    where = folder()
-    if where is None:
+if __name__ == "__main__":  # rewrites the derived schemas
+    crd_folder = folder()
+    if crd_folder is None:
         sys.exit("TUNELINE_CRDS names no folder")
     for kind in WHOLE:
-        text = json.dumps(derive(_schema(where, kind)), separators=(",", ":"), sort_keys=True)
+        text = json.dumps(derive(_schema(crd_folder, kind)), separators=(",", ":"), sort_keys=True)
         (DERIVED / f"{kind.lower()}.json").write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A small curated dataset, written as the curation stage writes one."""
+"""Small curated datasets in the format of the curation stage."""
 
 from __future__ import annotations
 
@@ -8,30 +8,53 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from components.common import artifacts
-from components.common.artifacts import Artifact, Input
-from components.data_curation import tables
-from components.data_curation.rows import CONTENT, Kind, Row, as_json
+from components.common.artifacts import artifact_folder
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
+from components.data_curation import parquet_files
+from components.data_curation.rows import CONTENT_COLUMNS, Kind, Row, to_json
 
 MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 SCHEMA = pa.schema(
-    [("id", pa.string()), ("messages", pa.list_(MESSAGE)), ("tools", pa.string()), ("source", pa.string()), ("meta", pa.string())]
+    [
+        ("id", pa.string()),
+        ("messages", pa.list_(MESSAGE)),
+        ("tools", pa.string()),
+        ("source", pa.string()),
+        ("meta", pa.string()),
+    ]
 )
-WORDS = ["open", "file", "read", "path", "join", "split", "write", "close", "list", "map", "value", "key", "error", "test"]
+WORDS = [
+    "open",
+    "file",
+    "read",
+    "path",
+    "join",
+    "split",
+    "write",
+    "close",
+    "list",
+    "map",
+    "value",
+    "key",
+    "error",
+    "test",
+]
 
 
 def small_dataset(folder: Path, *, train: int = 24, validation: int = 4, test: int = 12, start: int = 0) -> Artifact:
-    """Rows of questions about words, enough for a few steps of training and an evaluation."""
-    artifacts.begin(folder, "small")
-    number = start
+    """Write questions about words, enough for a few training steps and an evaluation."""
+    artifact_folder.claim_folder(folder, "small")
+    row_number = start
     for split, count in (("train", train), ("validation", validation), ("test", test)):
-        rows = [_row(number + i) for i in range(count)]
-        number += count
+        rows = [_row(row_number + i) for i in range(count)]
+        row_number += count
         parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / f"{split}.parquet", compression="zstd")
-    source = Input(kind="file", content_sha256="1" * 64, uri="words.jsonl")
+    source = ArtifactInput(kind="file", content_sha256="1" * 64, uri="words.jsonl")
     payload = ["train.parquet", "validation.parquet", "test.parquet"]
     summary = {"rows_kind": "sft", "splits": {"train": train, "validation": validation, "test": test}}
-    return artifacts.publish(folder, "dataset", payload=payload, inputs=[source], config={}, seed=0, key="small", summary=summary)
+    return artifact_folder.publish(
+        folder, "dataset", payload=payload, inputs=[source], config={}, seed=0, key="small", summary=summary
+    )
 
 
 def _row(number: int) -> dict[str, object]:
@@ -44,18 +67,30 @@ def _row(number: int) -> dict[str, object]:
 
 
 def write_split(path: Path, kind: Kind, rows: Sequence[Row]) -> None:
-    """Rows as a split of a dataset."""
-    content = [{name: row.content.get(name) for name in CONTENT[kind]} for row in rows]
-    told = [{"id": row.id, "source": row.source, "meta": as_json(row.meta), **one} for row, one in zip(rows, content, strict=True)]
-    with tables.Writer(path, tables.split_schema(kind)) as writer:
-        writer.add(pa.Table.from_pylist(told, schema=tables.split_schema(kind)))
+    """Write rows as a split of a dataset."""
+    content = [{name: row.content.get(name) for name in CONTENT_COLUMNS[kind]} for row in rows]
+    records = [
+        {"id": row.id, "source": row.source, "meta": to_json(row.meta), **columns}
+        for row, columns in zip(rows, content, strict=True)
+    ]
+    with parquet_files.ParquetRowWriter(path, parquet_files.build_split_schema(kind)) as writer:
+        writer.add(pa.Table.from_pylist(records, schema=parquet_files.build_split_schema(kind)))
 
 
 PREFERENCE = pa.schema(
-    [("id", pa.string()), *((name, pa.list_(MESSAGE)) for name in ("prompt", "chosen", "rejected")), ("tools", pa.string())]
+    [
+        ("id", pa.string()),
+        *((name, pa.list_(MESSAGE)) for name in ("prompt", "chosen", "rejected")),
+        ("tools", pa.string()),
+    ]
 )
 UNPAIRED = pa.schema(
-    [("id", pa.string()), *((name, pa.list_(MESSAGE)) for name in ("prompt", "completion")), ("label", pa.bool_()), ("tools", pa.string())]
+    [
+        ("id", pa.string()),
+        *((name, pa.list_(MESSAGE)) for name in ("prompt", "completion")),
+        ("label", pa.bool_()),
+        ("tools", pa.string()),
+    ]
 )
 TEXT = pa.schema([("id", pa.string()), ("text", pa.string())])
 
@@ -64,33 +99,46 @@ def _preference(number: int) -> dict[str, object]:
     word, other = WORDS[number % len(WORDS)], WORDS[(number + 5) % len(WORDS)]
     prompt = [{"role": "user", "content": f"What does {word} {number} do?"}]
     chosen, rejected = f"It does {word}, {number} times.", f"I do not know, perhaps {other}?"
-    answers = {name: [{"role": "assistant", "content": said}] for name, said in (("chosen", chosen), ("rejected", rejected))}
+    answers = {
+        name: [{"role": "assistant", "content": answer}]
+        for name, answer in (("chosen", chosen), ("rejected", rejected))
+    }
     return {"id": f"{number:08x}", "prompt": prompt, **answers, "tools": None}
 
 
 def _unpaired(number: int) -> dict[str, object]:
-    pair, good = _preference(number), number % 2 == 0
-    return {"id": pair["id"], "prompt": pair["prompt"], "completion": pair["chosen" if good else "rejected"], "label": good, "tools": None}
+    pair, is_good = _preference(number), number % 2 == 0
+    return {
+        "id": pair["id"],
+        "prompt": pair["prompt"],
+        "completion": pair["chosen" if is_good else "rejected"],
+        "label": is_good,
+        "tools": None,
+    }
 
 
 def _text(number: int) -> dict[str, object]:
-    said = " ".join(f"{WORDS[(number + i) % len(WORDS)]} the {WORDS[(number + 3 * i) % len(WORDS)]}." for i in range(6 + number % 9))
-    return {"id": f"{number:08x}", "text": said}
+    text = " ".join(
+        f"{WORDS[(number + i) % len(WORDS)]} the {WORDS[(number + 3 * i) % len(WORDS)]}." for i in range(6 + number % 9)
+    )
+    return {"id": f"{number:08x}", "text": text}
 
 
 KINDS = {"preference": (_preference, PREFERENCE), "unpaired": (_unpaired, UNPAIRED), "text": (_text, TEXT)}
 
 
 def dataset_of(kind: str, folder: Path, *, train: int = 24, validation: int = 4, test: int = 4) -> Artifact:
-    """Rows of another kind than conversations: preference, unpaired or text."""
-    make, schema = KINDS[kind]
-    artifacts.begin(folder, kind)
-    number = 0
+    """Write a dataset of the kind preference, unpaired or text."""
+    build_row, schema = KINDS[kind]
+    artifact_folder.claim_folder(folder, kind)
+    row_number = 0
     for split, count in (("train", train), ("validation", validation), ("test", test)):
-        rows = [make(number + i) for i in range(count)]
-        number += count
+        rows = [build_row(row_number + i) for i in range(count)]
+        row_number += count
         parquet.write_table(pa.Table.from_pylist(rows, schema), folder / f"{split}.parquet", compression="zstd")
     payload = [f"{split}.parquet" for split in ("train", "validation", "test")]
-    source = Input(kind="file", content_sha256="2" * 64, uri=f"{kind}.jsonl")
+    source = ArtifactInput(kind="file", content_sha256="2" * 64, uri=f"{kind}.jsonl")
     summary = {"rows_kind": kind, "splits": {"train": train, "validation": validation, "test": test}}
-    return artifacts.publish(folder, "dataset", payload=payload, inputs=[source], config={}, seed=0, key=kind, summary=summary)
+    return artifact_folder.publish(
+        folder, "dataset", payload=payload, inputs=[source], config={}, seed=0, key=kind, summary=summary
+    )

@@ -1,4 +1,4 @@
-"""A real git server for tests."""
+"""Git servers for tests: `git daemon` and `git http-backend`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,24 @@ from pathlib import Path
 
 @contextmanager
 def git_daemon(folder: Path) -> Iterator[str]:
-    """A real git server for the repositories in a folder, on a port of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = ["git", "daemon", "--listen=127.0.0.1", f"--port={port}", "--reuseaddr", "--export-all", "--enable=receive-pack"]
-    server = subprocess.Popen([*command, f"--base-path={folder}", str(folder)], start_new_session=True, stderr=subprocess.DEVNULL)
+    """Serve the repositories in a folder with `git daemon` on a free port; yields the URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = [
+        "git",
+        "daemon",
+        "--listen=127.0.0.1",
+        f"--port={port}",
+        "--reuseaddr",
+        "--export-all",
+        "--enable=receive-pack",
+    ]
+    server = subprocess.Popen(
+        [*command, f"--base-path={folder}", str(folder)], start_new_session=True, stderr=subprocess.DEVNULL
+    )
     try:
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()
                 break
@@ -37,35 +47,37 @@ def git_daemon(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def git_over_http(folder: Path, user: str, password: str) -> Iterator[str]:
-    """Git's own HTTP backend for the repositories in a folder, for this user alone."""
-    home = subprocess.run(["git", "--exec-path"], capture_output=True, text=True, check=True).stdout.strip()
-    wanted = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+    """Serve the repositories in a folder with `git http-backend` and basic authentication; yields the URL."""
+    exec_path = subprocess.run(["git", "--exec-path"], capture_output=True, text=True, check=True).stdout.strip()
+    expected_authorization = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
-    class Asked(BaseHTTPRequestHandler):
+    class GitHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.0"
 
         def do_GET(self) -> None:
-            if self.headers.get("Authorization") != wanted:
+            if self.headers.get("Authorization") != expected_authorization:
                 self.send_response(401)
                 self.send_header("WWW-Authenticate", 'Basic realm="git"')
                 self.end_headers()
                 return
             path, _, query = self.path.partition("?")
-            told = {
+            cgi_environment = {
                 "GIT_PROJECT_ROOT": str(folder), "GIT_HTTP_EXPORT_ALL": "1", "REMOTE_USER": user, "PATH": os.environ["PATH"],
                 "REQUEST_METHOD": self.command, "PATH_INFO": path, "QUERY_STRING": query,
                 "CONTENT_TYPE": self.headers.get("Content-Type", ""), "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
             }  # fmt: skip
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            done = subprocess.run([f"{home}/git-http-backend"], env=told, input=body, capture_output=True, check=True)
-            self.wfile.write(b"HTTP/1.0 200 OK\r\n" + done.stdout)
+            response = subprocess.run(
+                [f"{exec_path}/git-http-backend"], env=cgi_environment, input=body, capture_output=True, check=True
+            )
+            self.wfile.write(b"HTTP/1.0 200 OK\r\n" + response.stdout)
 
-        do_POST = do_GET  # noqa: N815 - the name that http.server looks for
+        do_POST = do_GET  # noqa: N815 - name required by http.server
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Asked)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), GitHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

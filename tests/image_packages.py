@@ -1,8 +1,7 @@
-"""Environments that hold what an image would hold, and nothing else of the environment that the tests run in.
+"""Virtual environments with the packages of an image and no others.
 
-Such an environment is a virtual one whose packages are links to those installed here: the distributions that an image's extras ask for, and
-what those ask for in turn, found by their metadata as pip finds them. Of a folder that several distributions share (google, nvidia) it has
-all that is here.
+The packages are symlinks to those of the test environment: the distributions that an image's extras require, directly or indirectly,
+resolved from their metadata. A namespace folder that several distributions share (google, nvidia) is linked as a whole.
 """
 
 from __future__ import annotations
@@ -20,64 +19,74 @@ from packaging.requirements import Requirement
 
 from tests.pipelines.command import ROOT
 
-HERE = Path(sysconfig.get_path("purelib"))
+SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 
 
-def installed(folder: Path) -> Path:
-    """tuneline as its wheel would be unpacked: the packages it names, and nothing of the checkout around them. Returns the folder."""
+def copy_packages(folder: Path) -> Path:
+    """Copy the packages of the tuneline wheel into `folder` and return it."""
     for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
-def environment(folder: Path, tuneline: Path, extras: Iterable[str], more: Iterable[str] = ()) -> Path:
-    """Make a virtual environment with tuneline and what its extras ask for. `more`: distributions installed without what they ask for.
+def create_environment(folder: Path, tuneline: Path, extras: Iterable[str], more: Iterable[str] = ()) -> Path:
+    """Create a virtual environment with tuneline and the requirements of its extras; return its folder.
 
-    `tuneline` is the folder of `installed`. Returns the environment's folder; its python3 is bin/python3.
+    `tuneline` is the folder of `copy_packages`. `more` names distributions to add without their requirements.
     """
     venv.create(folder, symlinks=True, with_pip=False)
     (site,) = folder.glob("lib/python*/site-packages")
-    entries = {entry for name in [*_closure(extras), *more] for entry in _entries(name)}
+    entries = {entry for name in [*_required_distributions(extras), *more] for entry in _site_entries(name)}
     for entry in sorted(entries):
-        (site / entry).symlink_to(HERE / entry)
+        (site / entry).symlink_to(SITE_PACKAGES / entry)
     for name in PACKAGES:
         (site / name).symlink_to(tuneline / name)
     return folder
 
 
-def variables(folder: Path, home: Path) -> dict[str, str]:
-    """What an image sets: where its programs are, and a home for whoever runs it."""
+def image_variables(folder: Path, home: Path) -> dict[str, str]:
+    """Return the environment variables that an image sets."""
     return {"PATH": f"{folder / 'bin'}:/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8"}
 
 
-def _closure(extras: Iterable[str]) -> set[str]:
-    """The installed distributions that tuneline asks for with these extras, and what those ask for."""
-    found: dict[str, frozenset[str]] = {}
-    waiting = _own(extras)
-    while waiting:
-        wanted = waiting.pop()
-        name, asked = re.sub(r"[-_.]+", "-", wanted.name).lower(), frozenset(wanted.extras)
-        if not _is_installed(name) or (name in found and asked <= found[name]):
+def _required_distributions(extras: Iterable[str]) -> set[str]:
+    """Return the installed distributions that tuneline with these extras requires, directly or indirectly."""
+    extras_by_name: dict[str, frozenset[str]] = {}
+    pending = _direct_requirements(extras)
+    while pending:
+        requirement = pending.pop()
+        name, requested_extras = re.sub(r"[-_.]+", "-", requirement.name).lower(), frozenset(requirement.extras)
+        if not _is_installed(name) or (name in extras_by_name and requested_extras <= extras_by_name[name]):
             continue
-        found[name] = asked | found.get(name, frozenset())
-        waiting += _chosen(importlib.metadata.requires(name) or [], found[name])
-    return set(found)
+        extras_by_name[name] = requested_extras | extras_by_name.get(name, frozenset())
+        pending += _applicable_requirements(importlib.metadata.requires(name) or [], extras_by_name[name])
+    return set(extras_by_name)
 
 
-def _own(extras: Iterable[str]) -> list[Requirement]:
-    """What tuneline asks for with these extras; an extra may name another."""
+def _direct_requirements(extras: Iterable[str]) -> list[Requirement]:
+    """Return the requirements of tuneline with these extras; an extra may include another."""
     optional, project = PROJECT["project"]["optional-dependencies"], PROJECT["project"]
-    said = _chosen([*project["dependencies"], *(text for extra in extras for text in optional[extra])], frozenset())
-    inner = [extra for one in said if one.name == "tuneline" for extra in one.extras]
-    return [one for one in said if one.name != "tuneline"] + (_own(inner) if inner else [])
+    requirements = _applicable_requirements(
+        [*project["dependencies"], *(text for extra in extras for text in optional[extra])], frozenset()
+    )
+    nested_extras = [
+        extra for requirement in requirements if requirement.name == "tuneline" for extra in requirement.extras
+    ]
+    return [requirement for requirement in requirements if requirement.name != "tuneline"] + (
+        _direct_requirements(nested_extras) if nested_extras else []
+    )
 
 
-def _chosen(said: Iterable[str], extras: frozenset[str]) -> list[Requirement]:
-    """The requirements that count on this machine, with these extras."""
-    found = [Requirement(text) for text in said]
-    return [one for one in found if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras))]
+def _applicable_requirements(texts: Iterable[str], extras: frozenset[str]) -> list[Requirement]:
+    """Return the requirements whose markers apply on this machine with these extras."""
+    requirements = [Requirement(text) for text in texts]
+    return [
+        requirement
+        for requirement in requirements
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    ]
 
 
 def _is_installed(name: str) -> bool:
@@ -87,7 +96,7 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def _entries(name: str) -> set[str]:
-    """What a distribution has put into the folder of packages."""
-    first = {file.parts[0] for file in importlib.metadata.files(name) or []}
-    return {entry for entry in first if entry not in ("..", "__pycache__") and (HERE / entry).exists()}
+def _site_entries(name: str) -> set[str]:
+    """Return the entries of a distribution in site-packages."""
+    top_level = {file.parts[0] for file in importlib.metadata.files(name) or []}
+    return {entry for entry in top_level if entry not in ("..", "__pycache__") and (SITE_PACKAGES / entry).exists()}

@@ -1,7 +1,7 @@
-"""The restricted Pod Security Standard as a check of one pod.
+"""Check of one pod against the restricted Pod Security Standard.
 
-Written from https://kubernetes.io/docs/concepts/security/pod-security-standards/ (Baseline and Restricted, for Linux, Kubernetes 1.34);
-each rule carries the name that the control has there. The admission controller itself is a part of the Kubernetes API server.
+Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/ (Baseline and Restricted, for Linux, Kubernetes 1.34). The
+rules have the names of the controls there. The admission controller is part of the Kubernetes API server and not available here.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ SELINUX = {"", "container_t", "container_init_t", "container_kvm_t", "container_
 
 
 def violations(pod: Json) -> list[str]:
-    """What a namespace that enforces the restricted standard would refuse a pod for; empty: nothing."""
-    return [f"{control}: {found}" for control, rule in CONTROLS.items() for found in rule(pod)]
+    """Return the violations of the restricted standard; empty if the pod conforms."""
+    return [f"{control}: {violation}" for control, rule in CONTROLS.items() for violation in rule(pod)]
 
 
 def containers(pod: Json) -> list[Json]:
-    """All containers of a pod, of each kind."""
+    """Return all containers of a pod, including init and ephemeral containers."""
     return [c for kind in ("containers", "initContainers", "ephemeralContainers") for c in pod["spec"].get(kind, [])]
 
 
-def _context(one: Json) -> Json:
-    return dict(one.get("securityContext") or {})
+def _context(spec: Json) -> Json:
+    return dict(spec.get("securityContext") or {})
 
 
 def _contexts(pod: Json) -> Iterator[tuple[str, Json]]:
@@ -58,12 +58,14 @@ def _privileged(pod: Json) -> Iterator[str]:
 
 
 def _capabilities(pod: Json) -> Iterator[str]:
-    """Restricted: all are dropped, and none but NET_BIND_SERVICE is added; that covers the baseline's list."""
+    """Restricted: ALL is dropped and only NET_BIND_SERVICE is added; this implies the baseline control."""
     for container in containers(pod):
-        said = _context(container).get("capabilities", {})
-        if "ALL" not in said.get("drop", []):
+        capabilities = _context(container).get("capabilities", {})
+        if "ALL" not in capabilities.get("drop", []):
             yield f"{container['name']} does not drop ALL"
-        yield from (f"{container['name']} adds {name}" for name in said.get("add", []) if name != "NET_BIND_SERVICE")
+        yield from (
+            f"{container['name']} adds {name}" for name in capabilities.get("add", []) if name != "NET_BIND_SERVICE"
+        )
 
 
 def _host_path(pod: Json) -> Iterator[str]:
@@ -87,7 +89,9 @@ def _app_armor(pod: Json) -> Iterator[str]:
         if context.get("appArmorProfile", {}).get("type", "RuntimeDefault") not in ("RuntimeDefault", "Localhost"):
             yield name
     for key, value in (pod["metadata"].get("annotations") or {}).items():
-        if key.startswith("container.apparmor.security.beta.kubernetes.io/") and not value.startswith(("runtime/default", "localhost/")):
+        if key.startswith("container.apparmor.security.beta.kubernetes.io/") and not value.startswith(
+            ("runtime/default", "localhost/")
+        ):
             yield key
 
 
@@ -103,7 +107,7 @@ def _proc_mount(pod: Json) -> Iterator[str]:
 
 
 def _sysctls(pod: Json) -> Iterator[str]:
-    yield from (one["name"] for one in _context(pod["spec"]).get("sysctls", []) if one["name"] not in SYSCTLS)
+    yield from (sysctl["name"] for sysctl in _context(pod["spec"]).get("sysctls", []) if sysctl["name"] not in SYSCTLS)
 
 
 def _volume_types(pod: Json) -> Iterator[str]:
@@ -116,9 +120,9 @@ def _escalation(pod: Json) -> Iterator[str]:
 
 
 def _non_root(pod: Json) -> Iterator[str]:
-    """Each container says so, or says nothing where the pod does."""
-    whole = _context(pod["spec"]).get("runAsNonRoot")
-    yield from (c["name"] for c in containers(pod) if _context(c).get("runAsNonRoot", whole) is not True)
+    """Each container sets runAsNonRoot or inherits it from the pod."""
+    pod_default = _context(pod["spec"]).get("runAsNonRoot")
+    yield from (c["name"] for c in containers(pod) if _context(c).get("runAsNonRoot", pod_default) is not True)
 
 
 def _non_root_user(pod: Json) -> Iterator[str]:
@@ -126,11 +130,15 @@ def _non_root_user(pod: Json) -> Iterator[str]:
 
 
 def _seccomp(pod: Json) -> Iterator[str]:
-    whole = _context(pod["spec"]).get("seccompProfile", {}).get("type")
+    pod_default = _context(pod["spec"]).get("seccompProfile", {}).get("type")
     allowed = ("RuntimeDefault", "Localhost")
-    if whole not in (None, *allowed):
+    if pod_default not in (None, *allowed):
         yield "the pod"
-    yield from (c["name"] for c in containers(pod) if _context(c).get("seccompProfile", {}).get("type", whole) not in allowed)
+    yield from (
+        c["name"]
+        for c in containers(pod)
+        if _context(c).get("seccompProfile", {}).get("type", pod_default) not in allowed
+    )
 
 
 CONTROLS: dict[str, Callable[[Json], Iterator[str]]] = {

@@ -1,6 +1,6 @@
-"""A tiny, real causal language model for tests: a random two-layer Llama with its own byte-level BPE tokenizer and ChatML template.
+"""A tiny causal language model for tests: a random two-layer Llama with a byte-level BPE tokenizer and a ChatML template.
 
-It loads, trains, takes LoRA adapters and answers like any model in the Hugging Face layout, in milliseconds.
+It loads, trains and generates like any model in the Hugging Face layout, in milliseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# What the tokenizer's merges are learnt from: enough for common words to be one or two tokens.
+# Training text of the tokenizer, so that common words are one or two tokens.
 SENTENCES = (
     "system user assistant",
     "What does the function return when the list is empty? It returns None.",
@@ -24,10 +24,9 @@ SENTENCES = (
 
 
 def tiny_model(folder: Path, *, seed: int = 0, head: int = 16) -> Path:
-    """Write a random model (2 layers, 4 heads, by default of 16, so that the hidden size is 64; float32 safetensors) into `folder` and
-    return it. vLLM on a CPU computes no heads of 16, but those of 64.
+    """Write a random model (2 layers, 4 heads, float32 safetensors) into `folder` and return the folder.
 
-    Equal seeds give equal bytes. Answers of an untrained model are nonsense, but they are the same nonsense every time.
+    `head` is the head size; the hidden size is 4 times that. vLLM on a CPU supports heads of 64 but not of 16. Equal seeds give equal bytes.
     """
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -49,7 +48,7 @@ def tiny_model(folder: Path, *, seed: int = 0, head: int = 16) -> Path:
 
 
 def tiny_tokenizer() -> Any:
-    """The tokenizer of the tiny model: every byte can be written, ChatML marks are single tokens."""
+    """Train the tokenizer of the tiny model; it covers all bytes, and ChatML markers are single tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -39,7 +39,14 @@ class Tool:
 NEWER = ((3, 12), (3, 13), (3, 14))
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 DATATROVE = ("datatrove[io,processing]==0.10.1", "spacy==3.8.18", "numpy==2.4.6", "xxhash==3.8.2", "datasets==5.2.0")
-TEXT_DEDUP = ("text-dedup==0.4.1", "datasets==5.2.0", "numpy==2.5.5", "polars==1.44.2", "polars-grouper==0.6.1", "regex==2026.11.15")
+TEXT_DEDUP = (
+    "text-dedup==0.4.1",
+    "datasets==5.2.0",
+    "numpy==2.5.5",
+    "polars==1.44.2",
+    "polars-grouper==0.6.1",
+    "regex==2026.11.15",
+)
 
 OURS = (
     Tool(

@@ -26,7 +26,14 @@ def main() -> None:
 
 
 async def run(
-    model: str, texts: Sequence[str], max_tokens: int, threads: int, clients: Sequence[int], requests: int, slots: int, cache_tokens: int
+    model: str,
+    texts: Sequence[str],
+    max_tokens: int,
+    threads: int,
+    clients: Sequence[int],
+    requests: int,
+    slots: int,
+    cache_tokens: int,
 ) -> list[dict[str, Any]]:
     """For each number of clients: tokens a second, steps, and seconds by part: the model's forward pass, what is made for it (`inputs`),
     the choice of tokens (`choosing`), handing them over (`answers`), and what is outside of these (`rest`)."""
@@ -34,7 +41,7 @@ async def run(
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
 
-    from components.triton_packaging.python_backend.generation import Batched, Room
+    from components.triton_packaging.python_backend.token_generation import BatchCapacity, BatchedGenerator
 
     torch.set_num_threads(threads)
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -43,7 +50,7 @@ async def run(
     for method, part in PARTS.items():
         setattr(ContinuousBatchProcessor, method, timed(getattr(ContinuousBatchProcessor, method), part, spent))
     loaded.forward = timed(loaded.forward, "model", spent)
-    batch = Batched(loaded, Room(slots, cache_tokens), asyncio.get_running_loop())
+    batch = BatchedGenerator(loaded, BatchCapacity(slots, cache_tokens), asyncio.get_running_loop())
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     await _asked(batch, prompts[:2], max_tokens, 2)
     found = []
@@ -59,14 +66,16 @@ async def run(
 
 async def _asked(batch: Any, prompts: Sequence[Sequence[int]], max_tokens: int, clients: int) -> int:
     """Ask for all answers, as so many clients do. Returns how many tokens came."""
-    from components.triton_packaging.python_backend.asked import Asked
+    from components.triton_packaging.python_backend.generation_request import GenerationRequest
 
     waiting = iter(prompts)
 
     async def client() -> int:
         tokens = 0
         for prompt in waiting:
-            async for new in batch.tokens(Asked(list(prompt), max_tokens, 0.0, 1.0, 0, 0, ()), each=True):
+            async for new in batch.generate(
+                GenerationRequest(list(prompt), max_tokens, 0.0, 1.0, 0, 0, ()), stream=True
+            ):
                 tokens += len(new)
         return tokens
 

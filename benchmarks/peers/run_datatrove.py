@@ -22,7 +22,14 @@ def run(corpus: str, folder: str) -> None:
         ([reader, MinhashDedupSignature(f"{folder}/signatures", config=config, language="en")], 1),
         ([MinhashDedupBuckets(f"{folder}/signatures", f"{folder}/buckets", config=config)], BANDS),
         ([MinhashDedupCluster(f"{folder}/buckets", f"{folder}/clusters", config=config)], 1),
-        ([reader, MinhashDedupFilter(f"{folder}/clusters", JsonlWriter(f"{folder}/removed")), JsonlWriter(f"{folder}/kept")], 1),
+        (
+            [
+                reader,
+                MinhashDedupFilter(f"{folder}/clusters", JsonlWriter(f"{folder}/removed")),
+                JsonlWriter(f"{folder}/kept"),
+            ],
+            1,
+        ),
     ]
     for number, (steps, tasks) in enumerate(stages):
         LocalPipelineExecutor(steps, tasks=tasks, workers=1, logging_dir=f"{folder}/logs/{number}").run()

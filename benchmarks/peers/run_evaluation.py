@@ -22,12 +22,13 @@ from typing import Any
 
 from benchmarks import icl
 from benchmarks.peers import stopwatch
-from components.common import cores, models
-from components.common.models import Model
-from components.common.progress import Silent
-from components.evaluation import loading
-from components.evaluation.engine import TransformersEngine
-from components.evaluation.task import Continuation
+from components.common.models import model_loading
+from components.common.models.model_loading import LoadableModel
+from components.common.runtime import cpu_cores
+from components.common.runtime.reporters import SilentReporter
+from components.evaluation import engine_loading
+from components.evaluation.task_interface import Continuation
+from components.evaluation.transformers_engine import TransformersEngine
 
 Answers = list[tuple[float, bool]]
 Requests = Sequence[Sequence[str]]
@@ -40,17 +41,21 @@ AUTO = 64  # the largest batch the peer's own search begins from: its default
 
 def run(settings: dict[str, Any], open_peer: OpenPeer | None = None) -> dict[str, Any]:
     """All measurements. settings: model, adapter (folders), tasks, rounds, batch_tokens, peer_batches."""
-    models.prepare_torch(0, "cpu")
-    models.quiet_transformers()
-    opened = models.open_model(settings["model"])
-    base = Model(opened.base.sha256, opened.base, opened.base.path, None, None)
-    tuned = Model("adapter", base.base, base.weights, Path(settings["adapter"]), None)
+    model_loading.prepare_torch(0, "cpu")
+    model_loading.silence_transformers()
+    opened = model_loading.open_model(settings["model"])
+    base = LoadableModel(opened.base.sha256, opened.base, opened.base.path, None, None)
+    tuned = LoadableModel("adapter", base.base, base.weights, Path(settings["adapter"]), None)
     make_adapter(base, Path(settings["adapter"]))
     told = _side_by_side(base, settings, open_peer or lm_eval_peer)
     gc.collect()
     told["adapter"] = _with_adapter(base, tuned, settings, told.get("best"), open_peer or lm_eval_peer)
-    told["lengths"] = _lengths(models.load_tokenizer(base.tokenizer), settings["tasks"])
-    return {**told, "versions": {**stopwatch.versions(), **_version("lm-eval")}, "threads": cores.threads()}
+    told["lengths"] = _lengths(model_loading.load_tokenizer(base.tokenizer), settings["tasks"])
+    return {
+        **told,
+        "versions": {**stopwatch.versions(), **_version("lm-eval")},
+        "threads": cpu_cores.get_thread_count(),
+    }
 
 
 def _version(name: str) -> dict[str, str]:
@@ -60,15 +65,17 @@ def _version(name: str) -> dict[str, str]:
         return {}
 
 
-def make_adapter(base: Model, folder: Path) -> None:
+def make_adapter(base: LoadableModel, folder: Path) -> None:
     """A LoRA adapter of rank 16 on all linear layers, its second matrices random: what it says is worthless, what it costs is true."""
-    if (folder / models.ADAPTER_CONFIG).exists():
+    if (folder / model_loading.ADAPTER_CONFIG).exists():
         return
     import peft
     import torch
 
-    settings = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
-    adapted = peft.get_peft_model(models.load(base), settings)
+    settings = peft.LoraConfig(
+        r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    adapted = peft.get_peft_model(model_loading.load_model(base), settings)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
@@ -85,7 +92,10 @@ def lm_eval_peer(model: str, adapter: str | None) -> tuple[Peer, Any]:
 
     def score(batch: int | str, requests: Requests) -> Answers:
         scorer.batch_size_per_gpu, scorer.batch_schedule = batch, 1
-        asked = [Instance("loglikelihood", {}, (context, continuation), place) for place, (context, continuation) in enumerate(requests)]
+        asked = [
+            Instance("loglikelihood", {}, (context, continuation), place)
+            for place, (context, continuation) in enumerate(requests)
+        ]
         return [(float(value), bool(greedy)) for value, greedy in scorer.loglikelihood(asked, disable_tqdm=True)]
 
     return score, scorer.model
@@ -106,7 +116,7 @@ def _lengths(tokenizer: Any, tasks: dict[str, list[icl.Item]]) -> dict[str, dict
     told = {}
     for task, items in tasks.items():
         asked = encoded(tokenizer, _requests(items))
-        tokens, scored = sum(len(one.ids) for one in asked), sum(sum(one.counted) for one in asked)
+        tokens, scored = sum(len(one.ids) for one in asked), sum(sum(one.scored) for one in asked)
         told[task] = {"items": len(items), "requests": len(asked), "tokens": tokens, "scored": scored}
     return told
 
@@ -115,7 +125,10 @@ def our_scorer(engine: Any) -> Scorer:
     """tuneline's engine, asked with texts."""
 
     def score(requests: Requests) -> Answers:
-        return [(one.logprob, one.greedy) for one in engine.likelihoods(encoded(engine.tokenizer, requests), Silent())]
+        return [
+            (one.logprob, one.greedy)
+            for one in engine.compute_likelihoods(encoded(engine.tokenizer, requests), SilentReporter())
+        ]
 
     return score
 
@@ -135,16 +148,22 @@ def _timed(score: Scorer, tasks: dict[str, list[icl.Item]]) -> tuple[dict[str, A
     return {**total, "tasks": figures}, answers
 
 
-def _side_by_side(base: Model, settings: dict[str, Any], open_peer: OpenPeer) -> dict[str, Any]:
+def _side_by_side(base: LoadableModel, settings: dict[str, Any], open_peer: OpenPeer) -> dict[str, Any]:
     """The base model's tasks, scored by both in turns; which begins changes from round to round."""
     tasks = settings["tasks"]
-    loaded = models.load(base)
-    ours = our_scorer(TransformersEngine(loaded, models.load_tokenizer(base.tokenizer), settings["batch_tokens"]))
+    loaded = model_loading.load_model(base)
+    ours = our_scorer(
+        TransformersEngine(loaded, model_loading.load_tokenizer(base.tokenizer), settings["batch_tokens"])
+    )
     try:
         peer, peer_model = open_peer(settings["model"], None)
     except ImportError as error:
         mine, answers = zip(*[_timed(ours, tasks) for _ in range(settings["rounds"])], strict=True)
-        return {"ours": mine, "peer_error": f"{type(error).__name__}: {error}", "accuracy": {"ours": _accuracy(tasks, answers[0])}}
+        return {
+            "ours": mine,
+            "peer_error": f"{type(error).__name__}: {error}",
+            "accuracy": {"ours": _accuracy(tasks, answers[0])},
+        }
     trials = _trials(peer, tasks, settings["peer_batches"])
     best = min(trials, key=lambda trial: trial["wall"])["batch"]
     rounds: dict[str, list[Any]] = {"ours": [], "theirs": []}
@@ -194,16 +213,27 @@ def _accuracy(tasks: dict[str, list[icl.Item]], answers: dict[str, Answers]) -> 
     return {task: sum(icl.right(items, answers[task])) / len(items) for task, items in tasks.items()}
 
 
-def _with_adapter(base: Model, tuned: Model, settings: dict[str, Any], best: int | str | None, open_peer: OpenPeer) -> dict[str, Any]:
+def _with_adapter(
+    base: LoadableModel, tuned: LoadableModel, settings: dict[str, Any], best: int | str | None, open_peer: OpenPeer
+) -> dict[str, Any]:
     """An adapter and its base in turns, alone and together. Loading, switching the adapter on, tokenising and scoring are all in them."""
     tasks, budget = settings["tasks"], settings["batch_tokens"]
     requests = _requests([item for items in tasks.values() for item in items])
 
     def through(*roles: Any) -> list[Answers]:
-        return [our_scorer(engine)(requests) for _, engine in loading.engines(*roles, batch_tokens=budget, reporter=Silent())]
+        return [
+            our_scorer(engine)(requests)
+            for _, engine in engine_loading.open_engines(*roles, batch_tokens=budget, reporter=SilentReporter())
+        ]
 
     def attached() -> list[Answers]:
-        return [our_scorer(TransformersEngine(models.load(tuned), models.load_tokenizer(base.tokenizer), budget))(requests)]
+        return [
+            our_scorer(
+                TransformersEngine(
+                    model_loading.load_model(tuned), model_loading.load_tokenizer(base.tokenizer), budget
+                )
+            )(requests)
+        ]
 
     def theirs() -> list[Answers]:
         return [open_peer(settings["model"], str(tuned.adapter))[0](best or 1, requests)]
@@ -242,7 +272,7 @@ def _profiled(model: Any, score: Scorer, tasks: dict[str, list[icl.Item]], rows:
     import torch
 
     few = _requests([item for items in tasks.values() for item in items[:rows]])
-    threads = cores.threads()
+    threads = cpu_cores.get_thread_count()
     os.environ["TUNELINE_THREADS"] = "1"
     torch.set_num_threads(1)
     with _watched(model) as spent:

@@ -32,8 +32,16 @@ def run(model: str, texts: Sequence[str], max_tokens: int, threads: int) -> dict
 
     def answer(text: str) -> tuple[str, int]:
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        how = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "pad_token_id": tokenizer.pad_token_id}
-        made = loaded.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, **how)[0, ids.shape[1] :]
+        how = {
+            "do_sample": False,
+            "temperature": None,
+            "top_p": None,
+            "top_k": None,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+        made = loaded.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, **how)[
+            0, ids.shape[1] :
+        ]
         return str(tokenizer.decode(made, skip_special_tokens=True)), len(made)
 
     with torch.inference_mode():

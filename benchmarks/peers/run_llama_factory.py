@@ -63,7 +63,10 @@ def _data(settings: dict[str, Any]) -> Path:
     rows = json.loads(Path(settings["rows"]).read_text(encoding="utf-8"))
     folder = Path(settings["output"]).parent / "data"
     folder.mkdir()
-    said = [{"instruction": row["messages"][0]["content"], "input": "", "output": row["messages"][1]["content"]} for row in rows]
+    said = [
+        {"instruction": row["messages"][0]["content"], "input": "", "output": row["messages"][1]["content"]}
+        for row in rows
+    ]
     (folder / "rows.json").write_text(json.dumps(said, ensure_ascii=False), encoding="utf-8")
     columns = {"prompt": "instruction", "query": "input", "response": "output"}
     info = {"rows": {"file_name": "rows.json", "formatting": "alpaca", "columns": columns}}

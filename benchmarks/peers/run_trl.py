@@ -39,9 +39,15 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
             report_to="none",
             **recompute,
         ),
-        train_dataset=Dataset.from_list([{"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in rows]),
+        train_dataset=Dataset.from_list(
+            [{"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in rows]
+        ),
         peft_config=LoraConfig(
-            r=settings["rank"], lora_alpha=settings["alpha"], lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+            r=settings["rank"],
+            lora_alpha=settings["alpha"],
+            lora_dropout=0.0,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
         ),
         callbacks=[watch],
     )

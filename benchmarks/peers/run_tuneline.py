@@ -13,8 +13,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from benchmarks import corpus
-from components.data_curation import duplicates
-from components.data_curation.engine import as_numbers, first_equal
+from components.data_curation import normalized_words
+from components.data_curation.comparison import engine_process
+from components.data_curation.comparison.hash_arrays import convert_hashes, find_first_equal_rows
 
 THRESHOLD = 0.7
 
@@ -31,17 +32,20 @@ def engine(texts: list[str], folder: Path) -> tuple[list[int], dict[int, list[in
     import pyarrow
     from pyarrow import parquet
 
-    spoken = [duplicates.words(text) for text in texts]
+    spoken = [normalized_words.normalize_words(text) for text in texts]
     hashes = pyarrow.array([blake2b(text.encode(), digest_size=16).digest() for text in spoken], pyarrow.binary(16))
-    nothing = {"answer": pyarrow.nulls(len(texts), pyarrow.large_string()), "answer_hash": pyarrow.nulls(len(texts), pyarrow.binary(16))}
+    nothing = {
+        "answer": pyarrow.nulls(len(texts), pyarrow.large_string()),
+        "answer_hash": pyarrow.nulls(len(texts), pyarrow.binary(16)),
+    }
     words = {"words": pyarrow.array(spoken, pyarrow.large_string()), "words_hash": hashes}
     places = numpy.arange(len(texts))
     parquet.write_table(pyarrow.table({"place": places, **words, **nothing}), folder / "texts-000000.parquet")
-    found, _ = duplicates.similar(folder, places, THRESHOLD, None)["words"]
+    found, _ = engine_process.find_similar_texts(folder, places, THRESHOLD, None)["words"]
     similar: dict[int, list[int]] = defaultdict(list)
     for earlier, later in found.tolist():
         similar[later].append(earlier)
-    return first_equal(as_numbers(hashes)).tolist(), similar
+    return find_first_equal_rows(convert_hashes(hashes)).tolist(), similar
 
 
 def repeats(first: list[int], similar: dict[int, list[int]]) -> list[int]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from components.common import process
+from components.common.runtime import process_control
 
 REASONS = ("exact_duplicate", "near_duplicate")
 
@@ -19,8 +19,8 @@ REASONS = ("exact_duplicate", "near_duplicate")
 def run(corpus: Path, folder: Path) -> int:
     """Curate the corpus and return the exit code."""
     places = ["-o", str(folder / "dataset"), "--workdir", str(folder / "workdir")]
-    command = process.module_command("pipelines.cli", "curate", str(corpus), *places, "--json")
-    return subprocess.run(command, env=process.python_environment(), check=False).returncode
+    command = process_control.build_module_command("pipelines.cli", "curate", str(corpus), *places, "--json")
+    return subprocess.run(command, env=process_control.build_python_environment(), check=False).returncode
 
 
 def removed(folder: Path) -> list[int]:

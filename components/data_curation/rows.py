@@ -1,20 +1,20 @@
-"""A row as curation works with it, whatever format it came in."""
+"""A row of the curation, independent of the format of its record."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from components.common import hashing
+from components.common.artifacts import hashing
 
 Kind = Literal["sft", "preference", "unpaired", "text"]
 Message = dict[str, str]
 
-# What a row of each kind holds beside id, source and meta: its columns in Parquet, and what makes its identity.
-CONTENT: dict[Kind, tuple[str, ...]] = {
+# Content of a row by kind: the Parquet columns in addition to id, source and meta. The row's digest covers the content.
+CONTENT_COLUMNS: dict[Kind, tuple[str, ...]] = {
     "sft": ("messages", "tools"),
     "preference": ("prompt", "chosen", "rejected", "tools"),
     "unpaired": ("prompt", "completion", "label", "tools"),
@@ -24,9 +24,18 @@ CONTENT: dict[Kind, tuple[str, ...]] = {
 
 @dataclass
 class Row:
-    """One row: its kind, its content (see CONTENT), where it comes from and what else the source said of it.
+    """A row with its origin.
 
-    `own_id` is the source's id for it, or "". `id` is that of a published row. `form` is the format it was read as.
+    Attributes:
+        kind: the kind of the row.
+        content: the values of the kind's CONTENT_COLUMNS.
+        own_id: the id in the source, or "".
+        source: the value of the record's field `source`, or the file's name.
+        meta: the other fields of the record.
+        file: the name of the file.
+        line: the line or number of the record in the file.
+        id: the id of a published row; otherwise "".
+        format: the record format.
     """
 
     kind: Kind
@@ -37,53 +46,63 @@ class Row:
     file: str
     line: int
     id: str = ""
-    form: str = ""
+    format: str = ""
 
     def digest(self) -> str:
-        """sha256 (hex) of the content: the same wherever it stands."""
+        """Return the sha256 (hex) of kind and content."""
         return hashing.digest([self.kind, self.content])
 
     def prompt(self) -> str:
-        """What the user says, turn after turn; "" for text."""
+        """Return the text of all user turns; "" for kind text."""
         messages = self.content.get("messages") or self.content.get("prompt") or []
-        return _joined(m for m in messages if m["role"] == "user")
+        return _join_contents(m for m in messages if m["role"] == "user")
 
     def answers(self) -> list[str]:
-        """Every answer in the row; of a preference pair, the chosen one first. For text, the text."""
+        """Return all answers, of a preference pair the chosen answer first; for kind text, the text."""
         if self.kind == "sft":
             return [m["content"] for m in self.content["messages"] if m["role"] == "assistant"]
         if self.kind == "preference":
-            return [_joined(self.content["chosen"]), _joined(self.content["rejected"])]
-        return [_joined(self.content["completion"]) if self.kind == "unpaired" else self.content["text"]]
+            return [_join_contents(self.content["chosen"]), _join_contents(self.content["rejected"])]
+        return [_join_contents(self.content["completion"]) if self.kind == "unpaired" else self.content["text"]]
 
     def text(self) -> str:
-        """All that is said in the row, for lengths, duplicates and people."""
-        if self.kind == "text":
-            return str(self.content["text"])
-        parts = [self.content[name] for name in ("messages", "prompt", "chosen", "rejected", "completion") if name in self.content]
-        return _joined(message for part in parts for message in part)
+        """Return the text of all turns, for length limits, comparison and display."""
+        return extract_text(self.content)
 
 
-def _joined(messages: Any) -> str:
+def extract_text(content: Mapping[str, Any]) -> str:
+    """Return the text of all turns in a row's content."""
+    if "text" in content:
+        return str(content["text"])
+    parts = ("messages", "prompt", "chosen", "rejected", "completion")
+    return _join_contents(message for name in parts for message in content.get(name) or ())
+
+
+def _join_contents(messages: Iterable[Message]) -> str:
     return "\n".join(message["content"] for message in messages)
 
 
-def numbered(name: str, taken: dict[str, int]) -> str:
-    """An id for a row of this name: a name seen before gets a running number (-2, -3, …). `taken` remembers what was given."""
+def make_unique_id(name: str, taken: dict[str, int]) -> str:
+    """Return a unique id: a repeated name is followed by a number (-2, -3, …).
+
+    Args:
+        name: the source's id or the content's hash.
+        taken: the highest number in use by name; updated.
+    """
     number = taken.get(name, 0) + 1
     while number > 1 and f"{name}-{number}" in taken:
         number += 1
-    made = name if number == 1 else f"{name}-{number}"
+    unique = name if number == 1 else f"{name}-{number}"
     taken[name] = number
-    taken.setdefault(made, 1)
-    return made
+    taken.setdefault(unique, 1)
+    return unique
 
 
-def chance(seed: int, text: str) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments."""
+def hash_to_unit_interval(seed: int, text: str) -> float:
+    """Return a number in [0, 1) that depends only on the arguments."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{text}".encode()).digest()[:8], "big") / 2**64
 
 
-def as_json(value: Mapping[str, Any] | Sequence[Any] | None) -> str | None:
-    """A value as a JSON string with sorted keys; None for an empty one."""
+def to_json(value: Mapping[str, Any] | Sequence[Any] | None) -> str | None:
+    """Return a value as JSON with sorted keys; None for an empty value."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False) if value else None

@@ -1,7 +1,11 @@
-"""Raw text in, clean train, validation and test rows out; every dropped row with its reason."""
+"""Data curation: turns raw text into train, validation and test rows, and records a reason for every rejected row.
+
+`curate` runs the steps: prepare chunks of rows, compare all rows, write the dataset, publish it with its manifest.
+"""
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 from collections import Counter
@@ -9,85 +13,86 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from components.common import artifacts, hashing, personal_data
-from components.common.artifacts import Artifact, Input, Manifest
-from components.common.errors import InputError
-from components.common.personal_data import names as name_finder
-from components.common.progress import Reporter, Silent
-from components.data_curation import duplicates, page, scrubbing, splits, staging, writing
+from components.common import personal_data
+from components.common.artifacts import artifact_folder, code_digest, hashing
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
+from components.common.personal_data import named_entities as name_finder
+from components.common.runtime.errors import InputError
+from components.common.runtime.reporters import Reporter, SilentReporter
+from components.data_curation import dataset_writer, prepared_chunks, report
+from components.data_curation.comparison import engine_process, split_assignment
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.contamination import Index
-from components.data_curation.facts import Facts, Personal
-from components.data_curation.judging import Judged, Similar, drops_by_filter, judge, nothing_similar
-from components.data_curation.readers import Unread
-from components.data_curation.rows import CONTENT, Kind
-from components.data_curation.sources import Source, list_sources, named
-from components.data_curation.staging import Earlier, Staged
-from components.data_curation.tokens import measure
-from components.data_curation.work import Done
-from components.data_curation.writing import SPLIT_FILES
+from components.data_curation.dataset_writer import SPLIT_FILES
+from components.data_curation.filters import redaction
+from components.data_curation.filters.decontamination import EvaluationIndex
+from components.data_curation.prepared_chunks import EarlierRevision, PreparedRows
+from components.data_curation.reading.raw_records import Source, UnreadableRecord
+from components.data_curation.reading.source_files import find_sources_by_name, list_evaluation_sets, list_sources
+from components.data_curation.report_statistics import CurationStatistics, PersonalDataCount
+from components.data_curation.rows import CONTENT_COLUMNS, Kind
+from components.data_curation.token_statistics import measure_tokens
+
+if TYPE_CHECKING:
+    from components.data_curation.row_verdicts import RowVerdicts, SimilarityFinder
 
 __all__ = [
-    "Curated",
-    "Earlier",
+    "CurationResult",
+    "EarlierRevision",
     "Source",
     "check_splits",
-    "counts",
+    "compute_key",
     "curate",
-    "key_of",
+    "find_sources_by_name",
+    "list_evaluation_sets",
     "list_sources",
-    "named",
-    "planned_earlier",
-    "survey",
+    "plan_earlier_revisions",
+    "preview_curation",
+    "summarize_rows",
 ]
 
 STAGE = "data_curation"
-APART = ("sources", "engine", "ray_address", "workers", "tokens")  # settings that no row depends on
-EARLIER = "earlier"  # kind of input: a revision published before
-PAYLOAD = (*SPLIT_FILES.values(), "rejected.parquet", "quarantine.jsonl")
-ENGINE_FOLDER = ".engine"
-SHOWN = 3  # sources that an error names
-FORMATS = "docs/data.md shows the formats that are read."
-# What to do about a source of which nothing could be read, by what was found in it.
-ICONV = "Convert it: iconv -f {encoding} -t UTF-8 {{file}} > utf8-{{file}}, then name the new file."
-RENAME = "Rename it: .gz or .zst at its end for a compressed file, .parquet for Parquet."
-COPY = "Copy or download {file} again, and compare its size or checksum with the original's."
-ADVICE = {
-    "UTF-16LE": ICONV.format(encoding="UTF-16LE"),
-    "UTF-16BE": ICONV.format(encoding="UTF-16BE"),
-    "not UTF-8": ICONV.format(encoding="LATIN1").replace("Convert it:", "Convert it from the encoding it has, for example:"),
-    "its name does not say": RENAME,
-    "breaks off": COPY,
-    "damaged": COPY,
-    "WAT file": "Name the WARC or the WET file of the same crawl: a WAT file holds no text.",
+SETTINGS_OUTSIDE_IDENTITY = ("sources", "engine", "ray_address", "workers", "tokens")  # do not affect the rows
+EARLIER_INPUT_KIND = "earlier"  # kind of the inputs that are earlier revisions
+PAYLOAD_FILES = (*SPLIT_FILES.values(), "rejected.parquet", "quarantine.jsonl")
+ENGINE_FOLDER_NAME = ".engine"
+MAX_NAMED_SOURCES = 3
+FORMATS_HINT = "docs/data.md lists the supported formats."
+# Hints for a source that could not be read, by a part of the reason.
+COPY_HINT = "Copy or download {file} again, and compare its size or checksum with the original."
+UNREADABLE_SOURCE_HINTS = {
+    **{
+        encoding: f"Convert the file (iconv -f {encoding} -t UTF-8 {{file}} > utf8-{{file}}), then use the new file."
+        for encoding in ("UTF-16LE", "UTF-16BE")
+    },
+    "not UTF-8": "Convert the file from its encoding (for example: iconv -f LATIN1 -t UTF-8 {file} > utf8-{file}), "
+    "then use the new file.",
+    "data without the .": "Rename the file so that its name ends with that suffix.",
+    "truncated": COPY_HINT,
+    "damaged": COPY_HINT,
+    "WAT file": "Use the WARC or WET file of the same crawl; a WAT file contains no text.",
 }
 
 
 @dataclass(frozen=True)
-class Curated:
-    """What became of the rows: counts of the kept ones by split and of the dropped ones by reason, and how many groups of rows that belong
-    together there are; one goes into one split as a whole."""
+class CurationResult:
+    """All rows with their splits and rejections, and the number of rejected rows by reason."""
 
-    staged: Staged
-    judged: Judged
+    prepared: PreparedRows
+    verdicts: RowVerdicts
     rejected: dict[str, int]
 
     @property
     def kind(self) -> Kind:
         """The kind of all rows."""
-        return self.staged.kind
+        return self.prepared.kind
 
-    def contents(self, split: str) -> Iterator[dict[str, Any]]:
-        """What the rows of a split hold, one after the other (see rows.CONTENT)."""
-        begin = 0
-        for done in self.staged.chunks:
-            table = self.staged.table(done, CONTENT[self.kind]) if done.rows else None
-            for number, content in enumerate(table.to_pylist() if table else [], begin):
-                if self.judged.splits[number] == split:
-                    yield content
-            begin += done.rows
+    def iterate_contents(self, split: str) -> Iterator[dict[str, Any]]:
+        """Yield the content of a split's rows (see rows.CONTENT_COLUMNS)."""
+        for begin, table in self.prepared.iterate_tables(CONTENT_COLUMNS[self.kind]):
+            splits = self.verdicts.splits[begin : begin + len(table)]
+            yield from (content for content, one in zip(table.to_pylist(), splits, strict=True) if one == split)
 
 
 def curate(
@@ -99,310 +104,364 @@ def curate(
     reporter: Reporter,
     overwrite: bool = False,
     benchmarks: Sequence[Source] = (),
-    earlier: Sequence[Earlier] = (),
+    earlier: Sequence[EarlierRevision] = (),
 ) -> Artifact:
-    """Make a dataset of the sources in the folder `output` and return it; one finished there under the same key is returned as it is.
+    """Create a dataset from the sources in `output`, or return the existing dataset if it has the same key.
 
-    The dataset has train, validation and test rows, those rejected (with reason and detail) and a list of what was unreadable. Rows that
-    share text with `benchmarks` are dropped; rows of `earlier` revisions keep their split. Raises InputError when a source has changed
-    since it was listed, kinds of rows are mixed, nothing is kept or a split stays empty (which of plain text is only noted), and
-    EngineMissingError when Daft gives no result.
+    Args:
+        sources: the raw files.
+        output: the dataset's folder.
+        config: the stage's configuration.
+        seed: the seed of the split assignment.
+        reporter: receives progress and notes.
+        overwrite: whether to replace another artifact in `output`.
+        benchmarks: evaluation sets; rows that share text with them are rejected.
+        earlier: published revisions, whose rows keep their splits.
+
+    Raises:
+        InputError: a source changed since it was listed, kinds of rows are mixed, no row is kept, or a split is empty
+            (for plain text this is only a note).
+        EngineMissingError: Daft produced no result.
     """
-    sources, earlier = sorted(sources, key=_order), () if config.published == "ignore" else earlier
-    inputs = _inputs(sources, benchmarks, earlier)
-    key = key_of(inputs, config, seed)
-    if finished := artifacts.begin(output, key, overwrite=overwrite):
+    sources = sorted(sources, key=_get_sort_key)
+    earlier = () if config.published == "ignore" else earlier
+    inputs = _list_inputs(sources, benchmarks, earlier)
+    key = compute_key(inputs, config, seed)
+    if finished := artifact_folder.claim_folder(output, key, overwrite=overwrite):
         return finished
-    with _working(output / ENGINE_FOLDER) as folder:
-        staged = _stage(sources, benchmarks, earlier, config, folder, reporter)
-        _note(sources, staged, reporter)
-        _check_groups(staged, config, reporter)
-        curated = _curated(staged, _engine(folder, config), config, seed, reporter)
-        _note_judged(curated.judged, reporter)
-        _check_new(curated, config)
-        few = _too_few(curated, config, reporter)
+    folder = output / ENGINE_FOLDER_NAME  # as large as the data, therefore always removed
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        prepared = _prepare_rows(sources, benchmarks, earlier, config, folder, reporter)
+        _report_unreadable(sources, prepared, reporter)
+        _check_groups(prepared, config, reporter)
+        find_similar = functools.partial(
+            engine_process.find_similar_texts,
+            folder,
+            threshold=config.near_duplicate_threshold,
+            ray_address=prepared_chunks.resolve_ray_address(config) if config.engine == "ray" else None,
+        )
+        result = _compare_rows(prepared, find_similar, config, seed, reporter)
+        _report_verdicts(result.verdicts, reporter)
+        notes = []
+        try:
+            check_splits(result, config)
+        except InputError as error:
+            if result.kind != "text":  # plain text may be a single page or book
+                raise
+            notes = [f"{error.message}. {error.hint}"]
+            reporter.note(notes[0])
         reporter.step("writing the dataset")
-        summary = counts(curated)
-        facts = writing.write(staged, curated.judged, output, config.personal_data.names)
-        facts.notes += few
-    _complete(facts, staged, benchmarks, config, output, reporter)
-    summary["personal_data"] = {kind: asdict(one) for kind, one in facts.personal.items()}
-    artifacts.write_atomically(output / "report.html", page.render(summary, sources, facts))
-    return artifacts.publish(
-        output, "dataset", payload=PAYLOAD, inputs=inputs, config=_settings(config), seed=seed, key=key, summary=summary
+        summary = summarize_rows(result)
+        statistics = dataset_writer.write_dataset(prepared, result.verdicts, output, config.personal_data.names)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    statistics.notes += notes
+    _complete_statistics(statistics, prepared, benchmarks, output, config, reporter)
+    summary["personal_data"] = {kind: asdict(count) for kind, count in statistics.personal.items()}
+    artifact_folder.write_atomically(output / "report.html", report.render(summary, sources, statistics))
+    return artifact_folder.publish(
+        output,
+        "dataset",
+        payload=PAYLOAD_FILES,
+        inputs=inputs,
+        config=_dump_settings(config),
+        seed=seed,
+        key=key,
+        summary=summary,
     )
 
 
 @contextmanager
-def _working(folder: Path) -> Iterator[Path]:
-    """A folder for the prepared rows, as large as the data: it goes however the work ends."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _engine(folder: Path, config: DataCurationConfig) -> Similar:
-    """What finds similar texts among the rows in the folder."""
-    address = staging.ray_address(config) if config.engine == "ray" else None
-    return lambda places: duplicates.similar(folder, places, config.near_duplicate_threshold, address)
-
-
-@contextmanager
-def survey(
+def preview_curation(
     sources: Sequence[Source],
     config: DataCurationConfig,
     *,
     seed: int,
     reporter: Reporter,
     benchmarks: Sequence[Source] = (),
-    earlier: Sequence[Earlier] = (),
-) -> Iterator[Curated]:
-    """What curation would make of the sources, without the Daft engine and without writing anything but temporary files.
+    earlier: Sequence[EarlierRevision] = (),
+) -> Iterator[CurationResult]:
+    """Curate in a temporary folder without the Daft engine.
 
-    Rows that are only similar to each other are not found, so what is kept is an upper bound, and exact where there are none. Raises
-    InputError as curate does, but for a split that stays empty: see check_splits.
+    Near-duplicates are not detected: the number of kept rows is an upper bound.
+
+    Raises:
+        InputError: as `curate` does, except for an empty split (see `check_splits`).
     """
-    with tempfile.TemporaryDirectory(prefix="tuneline-survey-") as folder:
-        here = config.model_copy(update={"engine": "native"})
-        staged = _stage(sorted(sources, key=_order), benchmarks, earlier, here, Path(folder), reporter)
-        _check_groups(staged, config, reporter)
-        curated = _curated(staged, nothing_similar, config, seed, reporter)
-        _check_new(curated, config)
-        yield curated
+    from components.data_curation.row_verdicts import find_no_similar
+
+    with tempfile.TemporaryDirectory(prefix="tuneline-preview-") as folder:
+        local = config.model_copy(update={"engine": "native"})
+        sources = sorted(sources, key=_get_sort_key)
+        prepared = _prepare_rows(sources, benchmarks, earlier, local, Path(folder), reporter)
+        _check_groups(prepared, config, reporter)
+        yield _compare_rows(prepared, find_no_similar, config, seed, reporter)
 
 
-def check_splits(curated: Curated, config: DataCurationConfig) -> None:
-    """Raise InputError where there is nothing to train on or nothing to test with."""
-    splits.check_filled(curated.judged.sizes(), curated.judged.groups, config.fractions)
+def check_splits(result: CurationResult, config: DataCurationConfig) -> None:
+    """Raise InputError if the train or test split is empty."""
+    split_assignment.check_not_empty(result.verdicts.count_splits(), result.verdicts.cluster_count, config.fractions)
 
 
-def _too_few(curated: Curated, config: DataCurationConfig, reporter: Reporter) -> list[str]:
-    """As check_splits; of plain text, which may be one page or one book, a split that stays empty is only noted: the notes."""
-    try:
-        check_splits(curated, config)
-    except InputError as few:
-        if curated.kind != "text":
-            raise
-        reporter.note(f"{few.message}. {few.hint}")
-        return [f"{few.message}. {few.hint}"]
-    return []
+# --- identity ---------------------------------------------------------------------------------------------------------
 
 
-def _order(source: Source) -> tuple[str, str]:
-    """Equal sources in any order give equal datasets."""
+def _get_sort_key(source: Source) -> tuple[str, str]:
     return source.name, source.sha256
 
 
-def _inputs(sources: Sequence[Source], benchmarks: Sequence[Source], earlier: Sequence[Earlier]) -> list[Input]:
-    raw = [Input(kind="raw", content_sha256=one.sha256, uri=one.name) for one in sources]
-    sets = [Input(kind="evaluation_set", content_sha256=one.sha256, uri=one.name) for one in benchmarks]
-    return [*raw, *sets, *(Input(kind=EARLIER, content_sha256=one.dataset.sha256, uri=one.label) for one in earlier)]
+def _list_inputs(
+    sources: Sequence[Source], benchmarks: Sequence[Source], earlier: Sequence[EarlierRevision]
+) -> list[ArtifactInput]:
+    return [
+        *(ArtifactInput(kind="raw", content_sha256=one.sha256, uri=one.name) for one in sources),
+        *(ArtifactInput(kind="evaluation_set", content_sha256=one.sha256, uri=one.name) for one in benchmarks),
+        *(ArtifactInput(kind=EARLIER_INPUT_KIND, content_sha256=one.dataset.sha256, uri=one.label) for one in earlier),
+    ]
 
 
-def planned_earlier(
+def plan_earlier_revisions(
     sources: Sequence[Source],
     benchmarks: Sequence[Source],
     published: Sequence[tuple[str, Manifest]],
     config: DataCurationConfig,
     seed: int,
 ) -> list[tuple[str, str]]:
-    """The earlier revisions that a curation of these sources looks at, as (label, content_sha256), oldest first.
+    """Return the earlier revisions that a curation of these sources compares with, as (label, content_sha256).
 
-    `published` are the revisions there are, oldest first, by their labels. A revision that came of these very files and settings is not
-    its own predecessor, and only what it was placed by is one: so curating again finds what was made. Where a revision that it was placed
-    by has been deleted since, it cannot be made again: it counts as an earlier one, so that its rows stay where they are.
+    A revision built from these files and settings is not its own predecessor. If such a revision exists, its
+    predecessors are returned, so that the same curation finds the existing result. If a predecessor has been deleted,
+    the result cannot be reproduced, and the revision itself counts as an earlier revision: its rows keep their splits.
+
+    Args:
+        sources: the raw files.
+        benchmarks: the evaluation sets.
+        published: label and manifest of all revisions, oldest first.
+        config: the stage's configuration.
+        seed: the seed of the splits.
     """
-    inputs = _inputs(sorted(sources, key=_order), benchmarks, ())
-    recipe = _recipe(inputs, _settings(config), seed)
-    found: dict[str, str] = {}
+    inputs = _list_inputs(sorted(sources, key=_get_sort_key), benchmarks, ())
+    recipe = _compute_recipe_digest(inputs, _dump_settings(config), seed)
+    labels: dict[str, str] = {}
     for label, manifest in published:
-        raw = [one for one in manifest.inputs if one.kind != EARLIER]
-        before = {one.content_sha256 for one in manifest.inputs if one.kind == EARLIER}
-        if _recipe(raw, manifest.config, manifest.seed) == recipe and before <= found.keys():
-            return [(tag, sha256) for sha256, tag in found.items() if sha256 in before]
-        found.setdefault(manifest.content_sha256, label)
-    return [(label, sha256) for sha256, label in found.items()]
+        raw = [one for one in manifest.inputs if one.kind != EARLIER_INPUT_KIND]
+        before = {one.content_sha256 for one in manifest.inputs if one.kind == EARLIER_INPUT_KIND}
+        if _compute_recipe_digest(raw, manifest.config, manifest.seed) == recipe and before <= labels.keys():
+            return [(known, sha256) for sha256, known in labels.items() if sha256 in before]
+        labels.setdefault(manifest.content_sha256, label)
+    return [(label, sha256) for sha256, label in labels.items()]
 
 
-def _settings(config: DataCurationConfig) -> dict[str, Any]:
-    """The configuration as the manifest has it: a default of 3 is told as 3.0 where a fraction may stand, as when it was read."""
+def _dump_settings(config: DataCurationConfig) -> dict[str, Any]:
+    """Return the configuration as the manifest stores it: JSON mode writes a float default of 3 as 3.0."""
     return config.model_dump(mode="json")
 
 
-def _recipe(inputs: Sequence[Input], config: Mapping[str, Any], seed: int | None) -> str:
-    """What decides the rows besides the code and earlier revisions: not where things lie, where the work is done, or what is only told."""
-    named = [[one.kind, one.uri, one.content_sha256] for one in inputs]
-    settings = {name: value for name, value in config.items() if name not in APART}
+def _compute_recipe_digest(inputs: Sequence[ArtifactInput], config: Mapping[str, Any], seed: int | None) -> str:
+    """Return the digest of these inputs, the seed and the row settings, without the choice of the model for names."""
+    settings = {name: value for name, value in config.items() if name not in SETTINGS_OUTSIDE_IDENTITY}
     if names := settings.get("personal_data", {}).get("names"):
         settings["personal_data"] = {**settings["personal_data"], "names": {**names, "model": bool(names.get("model"))}}
-    return hashing.digest({"inputs": named, "config": settings, "seed": seed})
+    files = [[one.kind, one.uri, one.content_sha256] for one in inputs]
+    return hashing.digest({"inputs": files, "config": settings, "seed": seed})
 
 
-def key_of(inputs: Sequence[Input], config: DataCurationConfig, seed: int) -> str:
-    """Digest of what the result depends on. Raises ConfigurationError where the model that finds names is not there."""
-    told = {"recipe": _recipe(inputs, _settings(config), seed), "tokens": config.tokens.model_dump()}
-    names = name_finder.identity(config.personal_data.names)
-    return hashing.digest({"stage": STAGE, "code": hashing.code_sha256(STAGE), "names_model": names, **told})
+def compute_key(inputs: Sequence[ArtifactInput], config: DataCurationConfig, seed: int) -> str:
+    """Return the digest of everything that the result depends on.
 
-
-def _stage(
-    sources: Sequence[Source],
-    benchmarks: Sequence[Source],
-    earlier: Sequence[Earlier],
-    config: DataCurationConfig,
-    folder: Path,
-    reporter: Reporter,
-) -> Staged:
-    """All rows cleaned and filtered, in a folder. Raises InputError where not one row can be kept, or kinds of rows are mixed."""
-    reporter.step("reading")
-    chunks, rows = [], 0
-    with closing(staging.prepare(sources, benchmarks, config, folder, reporter)) as prepared:
-        for done in prepared:
-            chunks.append(done)
-            rows += done.rows + len(done.unread)
-            reporter.progress(rows, None, "rows")
-    reporter.progress(rows, rows, "rows")
-    staged = Staged(folder, _one_kind(chunks, sources), chunks=chunks)
-    staging.add_earlier(staged, earlier, config)
-    return staged
-
-
-def _complete(
-    facts: Facts, staged: Staged, benchmarks: Sequence[Source], config: DataCurationConfig, output: Path, reporter: Reporter
-) -> None:
-    """Add to the facts what is not counted row by row: personal data, evaluation sets, tokens."""
-    facts.personal = _personal(staged, config)
-    facts.sets = {name: dict(counts) for name, counts in Index.of(benchmarks, config, Silent()).sets.items()} if benchmarks else {}
-    told, splits = config.tokens, [output / name for name in SPLIT_FILES.values()]
-    tokens = measure(splits, staged.kind, told.base_model, told.max_length, sample=told.sample, reporter=reporter)
-    facts.notes += [tokens] if isinstance(tokens, str) else []
-    facts.tokens = None if isinstance(tokens, str) else tokens
-
-
-def _personal(staged: Staged, config: DataCurationConfig) -> dict[str, Personal]:
-    """What was found in all rows that were read, by kind."""
-    actions, counted = scrubbing.actions(config.personal_data), dict[str, Personal]()
-    for done in staged.chunks:
-        for kind, (found, rows) in done.personal.items():
-            before = counted.get(kind, Personal())
-            counted[kind] = Personal(before.found + found, before.rows + rows, actions[kind])
-    return dict(sorted(counted.items()))
-
-
-def _note(sources: Sequence[Source], staged: Staged, reporter: Reporter) -> None:
-    """Say what nobody may learn from a file only: what was unreadable, and sources without rows."""
-    if unread := staged.unread:
-        reporter.note(f"{_places(unread)}; quarantine.jsonl lists {'it' if len(unread) == 1 else 'them all'}")
-    heard = {one.file for one in unread}.union(*(done.files for done in staged.chunks))
-    for source in sources:
-        if source.name not in heard:
-            reporter.note(f"{source.name} {'is empty' if source.bytes == 0 else 'holds no row'}")
-
-
-def _check_groups(staged: Staged, config: DataCurationConfig, reporter: Reporter) -> None:
-    """Say which rows have no group of their own. Raises InputError where none has one."""
-    if not (key := config.group_by):
-        return
-    grouped, masked = (sum(getattr(done, name) for done in staged.chunks) for name in ("grouped", "masked"))
-    if not grouped:
-        raise InputError(
-            f"no row has a field {key!r}, by which data_curation.group_by would have the rows split",
-            hint="Name a field of the records that is no part of their conversation or text, or source for where a row is from.",
-        )
-    if grouped < staged.rows:
-        reporter.note(f"{staged.rows - grouped:,} rows have no {key}; each of them is a group by itself")
-    if masked:
-        reporter.note(f"{key} is redacted in {masked:,} rows: their groups hold in this dataset, and against earlier revisions they do not")
-
-
-def _check_new(curated: Curated, config: DataCurationConfig) -> None:
-    """Raise InputError where all rows were published before, and such rows were to go."""
-    if config.published == "drop" and curated.staged.splits and not any(curated.judged.splits):
-        reasons = ", ".join(f"{count} dropped as {reason}" for reason, count in curated.rejected.items())
-        raise InputError(
-            f"no row is left to keep: {reasons}; rows that repeat an earlier revision's go, as data_curation.published says",
-            hint="Add new rows, or set data_curation.published to place: then published rows are kept, in their splits.",
-        )
-
-
-def _note_judged(judged: Judged, reporter: Reporter) -> None:
-    """Say which ids were taken, and where a split that may be empty is."""
-    if judged.splits and not judged.sizes()["validation"]:
-        reporter.note("no row fell into the validation split")
-    if judged.at_home:
-        reporter.note(f"{judged.at_home:,} rows lie where earlier revisions put them; data_curation.fractions is for the others")
-    if judged.torn_groups:
-        reporter.note(
-            f"{judged.torn_groups:,} groups of data_curation.group_by lie in several splits, where earlier revisions put their rows; "
-            "data_curation.published: ignore splits all rows anew"
-        )
-    first, count = judged.renamed
-    if count:
-        what = "row has the id of an earlier one" if count == 1 else "rows have the id of an earlier one"
-        first = personal_data.masked(first) + (" and so on" if count > 1 else "")
-        reporter.note(f"{count:,} {what} and got a running number: {first}")
-
-
-def _places(unread: Sequence[Unread]) -> str:
-    first = f"{unread[0].file}:{unread[0].line}: {unread[0].why}"
-    return f"1 place is unreadable: {first}" if len(unread) == 1 else f"{len(unread):,} places are unreadable, the first {first}"
-
-
-def _curated(staged: Staged, similar: Similar, config: DataCurationConfig, seed: int, reporter: Reporter) -> Curated:
-    filtered = drops_by_filter(staged)
-    if filtered.total() == staged.rows:
-        raise _nothing(filtered, staged.unread)
-    reporter.step("comparing rows")
-    judged = judge(staged, config, seed, similar)
-    reasons = filtered + Counter(why.reason for why in judged.alike.values())
-    return Curated(staged, judged, dict(sorted(reasons.items())))
-
-
-def _no_row(sources: Sequence[Source], unread: Sequence[Unread]) -> InputError:
-    """Not one row could be read."""
-    if unread:
-        return _nothing(Counter(), unread)
-    names = ", ".join(source.name for source in sources[:SHOWN]) + (f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else "")
-    are = "is" if len(sources) == 1 else "are"
-    what = f"{are} empty" if not any(source.bytes for source in sources) else "holds no row" if len(sources) == 1 else "hold no row"
-    return InputError(f"{names} {what}", hint=f"Name files with rows in data_curation.sources; {FORMATS}")
-
-
-def _one_kind(chunks: Sequence[Done], sources: Sequence[Source]) -> Kind:
-    """The kind that all rows have. Raises InputError when there is more than one, or no row."""
-    first: dict[Kind, tuple[str, int]] = {}
-    for done in chunks:
-        for kind, place in done.kinds.items():
-            first.setdefault(kind, place)
-    if not first:
-        raise _no_row(sources, [one for done in chunks for one in done.unread])
-    if len(first) > 1:
-        where = ", ".join(f"{kind} ({file}:{line})" for kind, (file, line) in first.items())
-        raise InputError(
-            f"the sources mix kinds of rows: {where}",
-            hint="A dataset has one kind: name only sources of one, or force one way to read them with data_curation.format.",
-        )
-    return next(iter(first))
-
-
-def _nothing(reasons: Counter[str], unread: Sequence[Unread]) -> InputError:
-    """No row is left: the error counts why, and gives the first unreadable place."""
-    counted = [f"{count} dropped as {reason}" for reason, count in sorted(reasons.items())] + ([_places(unread)] if unread else [])
-    advice = next((told.format(file=unread[0].file) for sign, told in ADVICE.items() if unread and sign in unread[0].why), None)
-    return InputError(
-        f"no row is left to keep: {'; '.join(counted)}",
-        hint=advice or f"Check data_curation.sources and data_curation.format; {FORMATS}",
+    Raises:
+        ConfigurationError: the model for names does not exist.
+    """
+    return hashing.digest(
+        {
+            "stage": STAGE,
+            "code": code_digest.code_sha256(STAGE),
+            "names_model": name_finder.compute_model_digest(config.personal_data.names),
+            "recipe": _compute_recipe_digest(inputs, _dump_settings(config), seed),
+            "tokens": config.tokens.model_dump(),
+        }
     )
 
 
-def counts(curated: Curated) -> dict[str, Any]:
-    """The counts of the manifest. Rows in = kept + rejected + quarantined, or there is a fault here."""
-    unread, sizes, rejected = len(curated.staged.unread), curated.judged.sizes(), sum(curated.rejected.values())
-    kept, rows_in = sum(sizes.values()), curated.staged.rows + unread
-    if rows_in != kept + rejected + unread:
-        raise AssertionError(f"rows were lost: {rows_in} in, {kept} kept, {rejected} rejected, {unread} quarantined")
-    rows = {"in": rows_in, "kept": kept, "quarantined": unread, "rejected": curated.rejected}
-    return {"rows": rows, "splits": sizes, "rows_kind": curated.kind}
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def _prepare_rows(
+    sources: Sequence[Source],
+    benchmarks: Sequence[Source],
+    earlier: Sequence[EarlierRevision],
+    config: DataCurationConfig,
+    folder: Path,
+    reporter: Reporter,
+) -> PreparedRows:
+    """Clean and filter all rows. Raises InputError if no row can be kept or kinds of rows are mixed."""
+    reporter.step("reading")
+    chunks, rows = [], 0
+    kinds: dict[Kind, tuple[str, int]] = {}
+    with closing(prepared_chunks.prepare_chunks(sources, benchmarks, config, folder, reporter)) as prepared_in_order:
+        for chunk in prepared_in_order:
+            chunks.append(chunk)
+            for kind, location in chunk.kinds.items():
+                kinds.setdefault(kind, location)
+            rows += chunk.rows + len(chunk.unread)
+            reporter.progress(rows, None, "rows")
+    reporter.progress(rows, rows, "rows")
+    unread = [one for chunk in chunks for one in chunk.unread]
+    if not kinds:
+        if unread:
+            raise _build_nothing_kept_error(Counter(), unread)
+        names = ", ".join(source.name for source in sources[:MAX_NAMED_SOURCES])
+        if len(sources) > MAX_NAMED_SOURCES:
+            names += f" and {len(sources) - MAX_NAMED_SOURCES} more"
+        if any(source.bytes for source in sources):
+            problem = "contains no row" if len(sources) == 1 else "contain no row"
+        else:
+            problem = "is empty" if len(sources) == 1 else "are empty"
+        raise InputError(f"{names} {problem}", hint=f"Set data_curation.sources to files with rows; {FORMATS_HINT}")
+    if len(kinds) > 1:
+        locations = ", ".join(f"{kind} ({file}:{line})" for kind, (file, line) in kinds.items())
+        raise InputError(
+            f"the sources mix kinds of rows: {locations}",
+            hint="Use sources of one kind, or set data_curation.format to parse all records in the same format.",
+        )
+    prepared = PreparedRows(folder, next(iter(kinds)), chunks=chunks)
+    prepared_chunks.add_earlier_revisions(prepared, earlier, config)
+    return prepared
+
+
+def _check_groups(prepared: PreparedRows, config: DataCurationConfig, reporter: Reporter) -> None:
+    """Report rows without a group. Raises InputError if no row has a group."""
+    if not (key := config.group_by):
+        return
+    grouped = sum(chunk.grouped for chunk in prepared.chunks)
+    redacted = sum(chunk.redacted_groups for chunk in prepared.chunks)
+    if not grouped:
+        raise InputError(
+            f"data_curation.group_by is {key!r}, but no row has that field",
+            hint="Set data_curation.group_by to source, or to a field other than the conversation or text.",
+        )
+    if grouped < prepared.rows:
+        reporter.note(f"{prepared.rows - grouped:,} rows have no {key}; each of them is a separate group")
+    if redacted:
+        reporter.note(
+            f"{key} is redacted in {redacted:,} rows: their groups apply within this dataset only, not to earlier "
+            "revisions"
+        )
+
+
+def _compare_rows(
+    prepared: PreparedRows, find_similar: SimilarityFinder, config: DataCurationConfig, seed: int, reporter: Reporter
+) -> CurationResult:
+    """Compare all rows. Raises InputError if every row is rejected."""
+    from components.data_curation.row_verdicts import compare_rows, count_filter_rejections
+
+    filtered = count_filter_rejections(prepared)
+    if filtered.total() == prepared.rows:
+        raise _build_nothing_kept_error(filtered, prepared.unread)
+    reporter.step("comparing rows")
+    verdicts = compare_rows(prepared, config, seed, find_similar)
+    reasons = filtered + Counter(rejection.reason for rejection in verdicts.duplicate_rejections.values())
+    if config.published == "drop" and prepared.published_splits and not any(verdicts.splits):
+        raise InputError(
+            f"no row is kept: {_describe_counts(reasons)}; data_curation.published is drop, so rows that repeat "
+            "an earlier revision are rejected",
+            hint="Add new rows, or set data_curation.published to place to keep published rows in their splits.",
+        )
+    return CurationResult(prepared, verdicts, dict(sorted(reasons.items())))
+
+
+def _complete_statistics(
+    statistics: CurationStatistics,
+    prepared: PreparedRows,
+    benchmarks: Sequence[Source],
+    output: Path,
+    config: DataCurationConfig,
+    reporter: Reporter,
+) -> None:
+    """Add the findings of personal data in all rows that were read, the evaluation sets and the token counts."""
+    actions, counts = redaction.get_actions(config.personal_data), dict[str, PersonalDataCount]()
+    for chunk in prepared.chunks:
+        for kind, (found, rows) in chunk.personal.items():
+            count = counts.setdefault(kind, PersonalDataCount(action=actions[kind]))
+            count.found += found
+            count.rows += rows
+    statistics.personal = dict(sorted(counts.items()))
+    if benchmarks:
+        index = EvaluationIndex.build(benchmarks, config, SilentReporter())
+        statistics.evaluation_sets = {name: dict(counts) for name, counts in index.sets.items()}
+    splits = [output / name for name in SPLIT_FILES.values()]
+    tokens = measure_tokens(splits, prepared.kind, config.tokens, reporter)
+    if isinstance(tokens, str):
+        statistics.notes.append(tokens)
+    else:
+        statistics.tokens = tokens
+
+
+def summarize_rows(result: CurationResult) -> dict[str, Any]:
+    """Return the counts of the manifest's summary, and check that rows in = kept + rejected + quarantined."""
+    unread, sizes = len(result.prepared.unread), result.verdicts.count_splits()
+    kept, rejected, total = sum(sizes.values()), sum(result.rejected.values()), result.prepared.rows + unread
+    if total != kept + rejected + unread:
+        raise AssertionError(f"rows were lost: {total} in, {kept} kept, {rejected} rejected, {unread} quarantined")
+    rows = {"in": total, "kept": kept, "quarantined": unread, "rejected": result.rejected}
+    return {"rows": rows, "splits": sizes, "rows_kind": result.kind}
+
+
+# --- notes and errors -------------------------------------------------------------------------------------------------
+
+
+def _report_unreadable(sources: Sequence[Source], prepared: PreparedRows, reporter: Reporter) -> None:
+    """Report unreadable records, and sources without rows."""
+    if unread := prepared.unread:
+        reporter.note(f"{_describe_unreadable(unread)}; see quarantine.jsonl")
+    files = {one.file for one in unread}.union(*(chunk.files for chunk in prepared.chunks))
+    for source in sources:
+        if source.name not in files:
+            reporter.note(f"{source.name} {'is empty' if source.bytes == 0 else 'contains no row'}")
+
+
+def _report_verdicts(verdicts: RowVerdicts, reporter: Reporter) -> None:
+    """Report an empty validation split, published rows and renamed ids."""
+    if verdicts.splits and not verdicts.count_splits()["validation"]:
+        reporter.note("the validation split is empty")
+    if verdicts.republished_rows:
+        reporter.note(
+            f"{verdicts.republished_rows:,} rows keep the splits of earlier revisions; data_curation.fractions applies "
+            "to the other rows"
+        )
+    if verdicts.divided_groups:
+        reporter.note(
+            f"{verdicts.divided_groups:,} groups of data_curation.group_by are in several splits, because their rows "
+            "keep the splits of earlier revisions; data_curation.published: ignore reassigns all rows"
+        )
+    first, count = verdicts.renamed_ids
+    if count:
+        label = "row has" if count == 1 else "rows have"
+        example = f"{', for example' if count > 1 else ':'} {personal_data.mask(first)}"
+        reporter.note(f"{count:,} {label} the id of an earlier row; a number was appended to the id{example}")
+
+
+def _describe_unreadable(unread: Sequence[UnreadableRecord]) -> str:
+    first = f"{unread[0].file}:{unread[0].line}: {unread[0].reason}"
+    return (
+        f"1 record is unreadable: {first}"
+        if len(unread) == 1
+        else f"{len(unread):,} records are unreadable, the first {first}"
+    )
+
+
+def _describe_counts(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} rejected as {reason}" for reason, count in sorted(reasons.items()))
+
+
+def _build_nothing_kept_error(reasons: Counter[str], unread: Sequence[UnreadableRecord]) -> InputError:
+    """Return the error for a curation without a kept row: counts by reason, and the first unreadable record."""
+    parts = [_describe_counts(reasons)] if reasons else []
+    hint = f"Check data_curation.sources and data_curation.format; {FORMATS_HINT}"
+    if unread:
+        parts.append(_describe_unreadable(unread))
+        hints = (text for fragment, text in UNREADABLE_SOURCE_HINTS.items() if fragment in unread[0].reason)
+        hint = next(hints, hint).format(file=unread[0].file)
+    return InputError(f"no row is kept: {'; '.join(parts)}", hint=hint)

@@ -4,24 +4,36 @@ from typing import NamedTuple
 
 from kfp import dsl
 
-from components.common.images import CURATION
+from components.common.runtime.container_images import CURATION_IMAGE
 
 
-@dsl.component(base_image=CURATION, install_kfp_package=False)
-def data_versioning(plan: str, dataset: str, links: dsl.Output[dsl.Markdown]) -> NamedTuple("Outputs", [("version", str)]):
-    """Publish a dataset as a DVC revision. `plan`: configuration and code digest. Returns repository, path, revision and md5 as JSON."""
+@dsl.component(base_image=CURATION_IMAGE, install_kfp_package=False)
+def data_versioning(plan: str, dataset: str, links: dsl.Output[dsl.Markdown]) -> NamedTuple(
+    "Outputs", [("version", str)]
+):
+    """Publish a dataset as a DVC revision.
+
+    Args:
+        plan: Configuration and code digest, as JSON.
+        dataset: Digest of the dataset artifact.
+        links: Links to the run and its artifacts.
+
+    Returns:
+        Repository, path, revision and md5, as JSON.
+    """
     import json
 
-    from components.common import step
+    from components.common import pipeline_step
     from components.data_versioning.config import DataVersioningConfig
     from components.data_versioning.stage import publish
 
     p = json.loads(plan)
-    with step.running("data_versioning") as s:
-        found = s.artifact(dataset, "dataset")
-        version = publish(found, DataVersioningConfig(**p["config"]), workdir=s.workdir.root, reporter=s.reporter)
-        s.cached = not version.created
-        if s.tracked:
-            s.tracked.dataset(found, name=version.tag, source=version.source())
-        s.show_links(links.path, revision=version.tag, dataset=dataset)
+    with pipeline_step.step_context("data_versioning") as step:
+        artifact = step.load_artifact(dataset, "dataset")
+        config = DataVersioningConfig(**p["config"])
+        version = publish(artifact, config, workdir=step.workdir.root, reporter=step.reporter)
+        step.cached = not version.created
+        if step.mlflow_run:
+            step.mlflow_run.log_dataset(artifact, name=version.tag, source=version.to_mlflow_source())
+        step.write_links(links.path, revision=version.tag, dataset=dataset)
     return (version.model_dump_json(exclude={"created"}),)

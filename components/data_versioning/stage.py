@@ -1,7 +1,7 @@
-"""Data versioning: a curated dataset becomes a revision of a DVC data repository, and any revision comes back as the same dataset.
+"""Data versioning stage: publishes datasets as revisions of a DVC data repository, and fetches revisions.
 
-A revision counts as published when its tag exists, and the tag is pushed last, after the files were read back from the remote and
-found whole. Jobs work in private clones, so a killed one leaves nothing but a folder that the next one sweeps up.
+A revision is published when its tag exists. The tag is pushed last, after the files were read back from the remote and
+verified. Each job works in a private clone; the next job deletes the folder of an interrupted job.
 """
 
 from __future__ import annotations
@@ -10,44 +10,47 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.common import artifacts
-from components.common.artifacts import Artifact, Manifest
-from components.common.errors import ArtifactDamagedError, OutputOccupiedError, of_the_machine
-from components.common.jobs import private_folder
-from components.common.progress import Reporter
-from components.data_versioning import compare, publishing, repository, search, storage
+from components.common.artifacts import artifact_folder
+from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError, translate_system_error
+from components.common.runtime.reporters import Reporter
+from components.common.workspace.job_folders import private_folder
+from components.data_versioning import dvc_project, git_repository, revision_diff, revision_publishing, row_search
 from components.data_versioning.config import DataVersioningConfig
-from components.data_versioning.place import Place, Version, located
-from components.data_versioning.publishing import Publication
-from components.data_versioning.repository import DataVersioningError
-from components.data_versioning.search import Query, Searched
-from components.data_versioning.sources import obtain
-from components.data_versioning.storage import Remote
+from components.data_versioning.dvc_sources import fetch_source
+from components.data_versioning.git_repository import DataVersioningError
+from components.data_versioning.revision_publishing import Publication
+from components.data_versioning.row_search import Query, SearchResult
+from components.data_versioning.version_store import Version, VersionStore, describe_versions, resolve_location
 
 __all__ = [
+    "Entry",
     "Query",
+    "SearchResult",
     "Version",
-    "check",
-    "described",
+    "check_revision",
+    "describe",
     "diff",
-    "entries",
     "fetch",
-    "find",
-    "manifests",
-    "obtain",
-    "obtained",
+    "fetch_source",
+    "fetched",
+    "list_entries",
+    "list_manifests",
+    "list_versions",
     "publish",
+    "search_rows",
     "show",
-    "versions",
 ]
 
 
 class Entry(Version):
-    """A published revision with what its commit and its manifest say of it. `tags` are the user's own, beside `tag`."""
+    """A published revision with the contents of its commit and manifest. `tags` are the user's tags."""
 
     date: str
     author: str
@@ -58,217 +61,244 @@ class Entry(Version):
 
 
 def publish(
-    dataset: Artifact, config: DataVersioningConfig, *, workdir: Path, reporter: Reporter, message: str = "", tag: str = ""
+    dataset: Artifact,
+    config: DataVersioningConfig,
+    *,
+    workdir: Path,
+    reporter: Reporter,
+    message: str = "",
+    tag: str = "",
 ) -> Version:
-    """Publish a dataset as the next revision of its name; content that is published already keeps its revision (`created` false).
+    """Publish a dataset as the next revision, or return the revision with the same content (`created` is False).
 
-    `message` stands in the commit and its tag; `tag` names the revision as well. Either way the files have been read back from the
-    remote and their digests checked; what the remote lacked or held damaged was written again. Two publishers at once both land. Raises
-    EngineMissingError without git, UsageError for what can be no tag, DataVersioningError when the tag names another revision, or the
-    repository or the remote cannot be written, and DiskFullError.
+    All files are read back from the remote and verified; missing or damaged files are written again. Concurrent
+    calls do not conflict.
+
+    Args:
+        dataset: The dataset to publish.
+        config: The data repository.
+        workdir: The work folder.
+        reporter: Receives progress.
+        message: The user's message, for commit and tag.
+        tag: A further tag for the revision.
+
+    Raises:
+        EngineMissingError: git is not installed.
+        UsageError: the tag is invalid.
+        DataVersioningError: the tag points to another revision, or repository or remote cannot be written.
+        DiskFullError: a disk is full.
     """
-    place, publication = Place.of(config, workdir), Publication(dataset, message.strip(), tag)
-    with _machine(place), private_folder(place.jobs, "publish") as folder:
-        place.prepare()
-        place.refresh()
+    store, publication = VersionStore.from_config(config, workdir), Publication(dataset, message.strip(), tag)
+    with _translate_disk_errors(store), private_folder(store.jobs_folder, "publish") as folder:
+        store.create_repository()
+        store.refresh()
         if tag:
-            repository.check_tag_name(tag)
-        place.remote.check()
-        found = publishing.published(publication, place, folder, reporter)
-        if found is None:
-            return _anew(publication, place, folder, reporter)
-        if publication.message and publication.message != _said(place, found):
-            reporter.note(f"{found.tag} was published before and keeps its own message")
-        return publishing.land(lambda clone: publishing.join(publication, place, found, clone), place, folder, reporter)
+            git_repository.check_tag_name(tag)
+        store.remote.check()
+        version = revision_publishing.find_published(publication, store, folder, reporter)
+        if version:
+            if publication.message and publication.message != revision_publishing.read_message(store, version):
+                reporter.note(f"{version.tag} already exists; its message is not changed")
+            attempt = partial(revision_publishing.add_tag, publication, store, version)
+        else:
+            known_tags = {known.tag for known in store.list_versions()}
+            revision_publishing.check_tag(publication, store, None)
+            project = revision_publishing.upload(dataset, store, folder / "stored", reporter)
+            reporter.step("adding the revision to the data repository")
+            attempt = partial(revision_publishing.commit_revision, publication, store, project, known_tags)
+        return revision_publishing.push_with_retry(attempt, store, folder, reporter)
 
 
-def _anew(publication: Publication, place: Place, folder: Path, reporter: Reporter) -> Version:
-    since = {v.tag for v in place.versions()}
-    publishing.check_tag(publication, place, None)
-    stored = folder / "stored"
-    md5 = publishing.store(publication.dataset, place, stored, reporter)
-    reporter.step("adding the revision to the data repository")
-    return publishing.land(lambda clone: publishing.commit(publication, place, stored, md5, since, clone), place, folder, reporter)
+def list_versions(config: DataVersioningConfig, *, workdir: Path) -> list[Version]:
+    """Return the published revisions, oldest first; empty if the repository does not exist yet."""
+    return VersionStore.from_config(config, workdir).list_current_versions()
 
 
-def versions(config: DataVersioningConfig, *, workdir: Path) -> list[Version]:
-    """The published revisions, oldest first; none when there is no repository yet."""
-    place = Place.of(config, workdir)
-    return place.versions() if place.refresh() else []
+def list_manifests(config: DataVersioningConfig, *, workdir: Path) -> list[tuple[str, Manifest]]:
+    """Return the published revisions' tags and manifests, oldest first; empty if the repository does not exist yet."""
+    store = VersionStore.from_config(config, workdir)
+    return [(version.tag, store.read_manifest(version.rev)) for version in store.list_current_versions()]
 
 
-def manifests(config: DataVersioningConfig, *, workdir: Path) -> list[tuple[str, Manifest]]:
-    """The published revisions' tags and what their datasets' manifests say, oldest first; none when there is no repository yet."""
-    place = Place.of(config, workdir)
-    return [(version.tag, place.manifest(version.rev)) for version in place.versions()] if place.refresh() else []
+def list_entries(config: DataVersioningConfig, *, workdir: Path) -> list[Entry]:
+    """Return the published revisions with date, author, message and counts, oldest first."""
+    store = VersionStore.from_config(config, workdir)
+    return [_read_entry(store, version) for version in store.list_current_versions()]
 
 
-def entries(config: DataVersioningConfig, *, workdir: Path) -> list[Entry]:
-    """The published revisions with date, author, message and counts, oldest first; none when there is no repository yet."""
-    place = Place.of(config, workdir)
-    return [_entry(place, version) for version in place.versions()] if place.refresh() else []
-
-
-def _entry(place: Place, version: Version) -> Entry:
-    author, date = repository.git(place.repository, "show", "--no-patch", "--format=%an%n%aI", version.rev).splitlines()
-    summary = place.manifest(version.rev).summary
-    tags = [name for name, rev in repository.names(place.repository).items() if rev == version.rev and name != version.tag]
+def _read_entry(store: VersionStore, version: Version) -> Entry:
+    details = git_repository.run_git(store.repository, "show", "--no-patch", "--format=%an%n%aI", version.rev)
+    author, date = details.splitlines()
+    summary = store.read_manifest(version.rev).summary
+    tags = git_repository.list_tags(store.repository).items()
     rows = summary.get("rows")
-    counts = {"rows": rows if isinstance(rows, dict) else {}, "splits": summary.get("splits") or {}}
-    return Entry(**version.model_dump(), author=author, date=date, message=_said(place, version), tags=sorted(tags), **counts)
-
-
-def _said(place: Place, version: Version) -> str:
-    commit = repository.git(place.repository, "show", "--no-patch", "--format=%B", version.rev)
-    return publishing.message_of(commit, version.tag)
+    return Entry(
+        **version.model_dump(),
+        author=author,
+        date=date,
+        message=revision_publishing.read_message(store, version),
+        tags=sorted(name for name, rev in tags if rev == version.rev and name != version.tag),
+        rows=rows if isinstance(rows, dict) else {},
+        splits=summary.get("splits") or {},
+    )
 
 
 def show(rev: str, config: DataVersioningConfig, *, workdir: Path) -> dict[str, Any]:
-    """A revision with what its commit and its manifest say: {…Entry, "summary", "inputs", "files"}."""
-    place = Place.of(config, workdir)
-    version = place.find(rev)
-    told = place.manifest(version.rev).model_dump(include={"summary", "inputs", "files"})
-    return {**_entry(place, version).model_dump(exclude={"created"}), **told}
+    """Return a revision with the contents of its commit and manifest: {…Entry, "summary", "inputs", "files"}."""
+    store = VersionStore.from_config(config, workdir)
+    version = store.find_version(rev)
+    manifest = store.read_manifest(version.rev).model_dump(include={"summary", "inputs", "files"})
+    return {**_read_entry(store, version).model_dump(exclude={"created"}), **manifest}
 
 
-def fetch(rev: str, output: Path, config: DataVersioningConfig, *, workdir: Path, reporter: Reporter, overwrite: bool = False) -> Artifact:
-    """Lay out a published revision in `output`, verified by DVC and then by its own manifest. `rev` is a tag, a commit, or the dvc:// URI
-    that a model was registered with, whose repository and remote are looked at as `check` does.
+def fetch(
+    rev: str, output: Path, config: DataVersioningConfig, *, workdir: Path, reporter: Reporter, overwrite: bool = False
+) -> Artifact:
+    """Write a published revision to `output`, verified by DVC and by its own manifest.
 
-    Raises DataVersioningError for an unknown revision, naming those that exist, and ArtifactDamagedError naming the objects that the
-    remote lacks or holds damaged; `output` is not touched then.
+    Args:
+        rev: A tag, a commit, or the dvc:// URI in a model's manifest, which is resolved as in `check_revision`.
+        output: Folder of the dataset artifact.
+        config: The data repository.
+        workdir: The work folder.
+        reporter: Receives progress.
+        overwrite: Replace another artifact in `output`.
+
+    Raises:
+        DataVersioningError: the revision is unknown; the hint lists the published revisions.
+        ArtifactDamagedError: objects are missing from the remote or damaged. `output` is unchanged.
     """
-    place, version = _published(rev, config, workdir)
-    key = str(place.manifest(version.rev).produced_by.get("key"))
+    store, version = _resolve(rev, config, workdir)
+    key = str(store.read_manifest(version.rev).produced_by.get("key"))
     if output.exists() and not overwrite and (finished := _claim(output, key, version, overwrite=False)):
         return finished
-    with obtained(version, place, reporter) as found:
+    with fetched(version, store, reporter) as dataset:
         reporter.step(f"writing {output}")
         _claim(output, key, version, overwrite=overwrite)
-        return _lay_out(found, output)
+        for file in dataset.manifest.files:
+            target = output / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(dataset.path / file.path, target)
+            with target.open("rb") as written:
+                os.fsync(written.fileno())
+        manifest = (dataset.path / artifact_folder.MANIFEST_FILENAME).read_text(encoding="utf-8")
+        artifact_folder.write_atomically(
+            output / artifact_folder.MANIFEST_FILENAME, manifest
+        )  # last: completes the artifact
+        (output / artifact_folder.UNFINISHED_MARKER).unlink(missing_ok=True)
+        return Artifact(output, dataset.manifest)
 
 
 def _claim(output: Path, key: str, version: Version, *, overwrite: bool) -> Artifact | None:
-    finished = artifacts.begin(output, key, overwrite=overwrite)
+    finished = artifact_folder.claim_folder(output, key, overwrite=overwrite)
     if finished and finished.sha256 != version.content_sha256:
-        raise OutputOccupiedError(f"{output} already holds another dataset ({finished.sha256[:12]})", hint="Choose another folder.")
+        raise OutputOccupiedError(
+            f"{output} already contains the dataset {finished.sha256[:12]}; expected {version.content_sha256[:12]}",
+            hint="Choose another folder.",
+        )
     return finished
 
 
-def check(uri: str, config: DataVersioningConfig, *, workdir: Path, reporter: Reporter) -> tuple[Version, Manifest]:
-    """The published revision that a dvc:// URI names and its dataset's manifest, once all of it was read back from the remote and agreed.
+def check_revision(
+    uri: str, config: DataVersioningConfig, *, workdir: Path, reporter: Reporter
+) -> tuple[Version, Manifest]:
+    """Fetch and verify the published revision of a dvc:// URI, and return it with its dataset's manifest.
 
-    Repository and remote are those that the URI and its commit name; where they have moved, those that `config` names. Raises
-    DataVersioningError for an unknown revision, naming those that exist, and ArtifactDamagedError naming the objects that the remote
-    lacks or holds damaged.
+    Uses the repository and remote in the URI and its commit, or those in `config` if they moved.
+
+    Raises:
+        DataVersioningError: the revision is unknown; the hint lists the published revisions.
+        ArtifactDamagedError: objects are missing from the remote or damaged.
     """
-    place, version = _published(uri, config, workdir)
-    with obtained(version, place, reporter) as found:
-        return version, found.manifest
+    store, version = _resolve(uri, config, workdir)
+    with fetched(version, store, reporter) as dataset:
+        return version, dataset.manifest
 
 
-def described(uri: str, config: DataVersioningConfig, *, workdir: Path) -> tuple[Version, Manifest]:
-    """As check, of what git alone knows: nothing is fetched from the remote."""
-    place, version = _published(uri, config, workdir)
-    return version, place.manifest(version.rev)
+def describe(uri: str, config: DataVersioningConfig, *, workdir: Path) -> tuple[Version, Manifest]:
+    """Return the same values as `check_revision`, from git, without access to the remote."""
+    store, version = _resolve(uri, config, workdir)
+    return version, store.read_manifest(version.rev)
 
 
-def _published(rev: str, config: DataVersioningConfig, workdir: Path) -> tuple[Place, Version]:
-    """The revision that a tag, a commit or a dvc:// URI names, and where it lies."""
-    place = Place.of(config, workdir)
+def _resolve(rev: str, config: DataVersioningConfig, workdir: Path) -> tuple[VersionStore, Version]:
+    """Return the store and the revision of a tag, commit or dvc:// URI; config replaces addresses that moved."""
+    store = VersionStore.from_config(config, workdir)
     if not rev.startswith("dvc://"):
-        return place, place.find(rev)
-    place, rev = _recorded(rev, place, workdir)
-    known = place.versions() if place.refresh() else []
-    version = next((v for v in reversed(known) if v.rev == rev), None)
-    if version is None:
-        there = ", ".join(f"{v.tag} ({v.rev[:12]})" for v in known) or "none"
-        raise DataVersioningError(
-            f"the data repository {place.origin} has no published revision {rev[:12]} of {place.name}", hint=f"There are: {there}."
-        )
-    return place, version
-
-
-def _recorded(uri: str, otherwise: Place, workdir: Path) -> tuple[Place, str]:
-    """The place and the revision that dvc://REPOSITORY@REV:datasets/NAME means."""
-    match = re.fullmatch(r"dvc://(.+)@([0-9a-f]{7,64}):datasets/([^/]+)", uri)
+        return store, store.find_version(rev)
+    match = re.fullmatch(r"dvc://(.+)@([0-9a-f]{7,64}):datasets/([^/]+)", rev)
     if not match:
-        raise DataVersioningError(f"{uri} names no revision", hint="A revision is written dvc://REPOSITORY@COMMIT:datasets/NAME.")
-    named, rev, name = match[1], match[2], match[3]
-    here = repository.is_url(named) or Path(named).exists()
-    origin, folder = located(named, workdir.absolute(), otherwise.jobs) if here else (otherwise.origin, otherwise.repository)
-    place = Place(origin, folder, otherwise.remote, name, otherwise.jobs)
-    remote = _remote_of(place, rev) if place.refresh() else None
-    kept = remote is not None and ("://" in remote.url or Path(remote.url).exists())
-    return Place(origin, folder, remote if remote and kept else otherwise.remote, name, otherwise.jobs), rev
-
-
-def _remote_of(place: Place, rev: str) -> Remote | None:
-    """The remote that a commit's own DVC configuration names."""
-    try:
-        return storage.remote_of(repository.text(place.repository, rev, ".dvc/config"))
-    except DataVersioningError:
-        return None  # no such commit, which is told when the revision is looked for
+        raise DataVersioningError(
+            f"{rev} is not the URI of a revision", hint="Use the form dvc://REPOSITORY@COMMIT:datasets/NAME."
+        )
+    address, commit, name = match.groups()
+    store = replace(store, name=name)
+    if git_repository.is_url(address) or Path(address).exists():
+        origin, repository = resolve_location(address, workdir.absolute(), store.jobs_folder)
+        store = replace(store, origin=origin, repository=repository)
+    versions = store.list_current_versions()
+    version = next((v for v in reversed(versions) if v.rev == commit), None)
+    if version is None:
+        raise DataVersioningError(
+            f"the data repository {store.origin} has no published revision {commit[:12]} of {store.name}",
+            hint=describe_versions(versions),
+        )
+    remote = None
+    with suppress(DataVersioningError):  # a commit without DVC's configuration: the configured remote has its files
+        remote = dvc_project.parse_remote(git_repository.read_file(store.repository, commit, ".dvc/config"))
+    if remote and ("://" in remote.url or Path(remote.url).exists()):
+        store = replace(store, remote=remote)
+        version = version.model_copy(update={"remote": remote.url})
+    return store, version
 
 
 @contextmanager
-def _machine(place: Place) -> Iterator[None]:
-    """A disk that is full, or may not be written, is told with the folder: of those that a job writes to."""
+def _translate_disk_errors(store: VersionStore) -> Iterator[None]:
+    """Convert errors of a full or read-only disk to TunelineError with the affected folder."""
     try:
         yield
     except OSError as error:
-        told = of_the_machine(error, [place.jobs, place.repository])
-        if told is None:
+        machine_error = translate_system_error(error, [store.jobs_folder, store.repository])
+        if machine_error is None:
             raise
-        raise told from error
+        raise machine_error from error
 
 
 @contextmanager
-def obtained(version: Version, place: Place, reporter: Reporter) -> Iterator[Artifact]:
-    """A revision's dataset, fetched and checked, in a private folder that goes away at the end."""
-    with _machine(place), private_folder(place.jobs, "fetch") as folder:
+def fetched(version: Version, store: VersionStore, reporter: Reporter) -> Iterator[Artifact]:
+    """Fetch and verify a revision's dataset in a private folder, which is deleted at the end of the block."""
+    with _translate_disk_errors(store), private_folder(store.jobs_folder, "fetch") as folder:
         reporter.step(f"fetching {version.tag}")
-        place.remote.check()
-        project = publishing.project_of(place, version, folder)
-        damaged = storage.fetch(project, place.path, place.remote)
+        store.remote.check()
+        project = revision_publishing.create_revision_project(store, version, folder)
+        damaged = project.fetch()
         if damaged:
-            raise publishing.damage(damaged, place, "lacks objects or holds them damaged")
-        found = artifacts.read(storage.checkout(project, place.path, place.remote), "dataset")
-        if found.sha256 != version.content_sha256:
+            raise revision_publishing.build_damage_error(damaged, store, "has missing or damaged objects")
+        dataset = artifact_folder.read(project.checkout(), "dataset")
+        if dataset.sha256 != version.content_sha256:
             raise ArtifactDamagedError(
-                f"{version.tag} holds the dataset {found.sha256}, its commit names {version.content_sha256}",
-                hint="The data repository was changed by other means: take another revision.",
+                f"{version.tag} contains the dataset {dataset.sha256}; its commit records {version.content_sha256}",
+                hint="Choose another revision; the data repository was changed without tuneline.",
             )
-        yield found
+        yield dataset
 
 
-def _lay_out(found: Artifact, output: Path) -> Artifact:
-    """Copy a checked artifact into a claimed folder: files first, flushed, its manifest last."""
-    for file in found.manifest.files:
-        target = output / file.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(found.path / file.path, target)
-        with target.open("rb") as written:
-            os.fsync(written.fileno())
-    artifacts.write_atomically(output / artifacts.MANIFEST, (found.path / artifacts.MANIFEST).read_text(encoding="utf-8"))
-    (output / artifacts.UNFINISHED).unlink(missing_ok=True)
-    return Artifact(output, found.manifest)
+def diff(
+    rev1: str, rev2: str, config: DataVersioningConfig, *, workdir: Path, reporter: Reporter, examples: int = 20
+) -> dict[str, Any]:
+    """Return the rows that `rev2` added, removed, changed and moved relative to `rev1`, and the reject reasons of both.
 
-
-def diff(rev1: str, rev2: str, config: DataVersioningConfig, *, workdir: Path, reporter: Reporter, examples: int = 20) -> dict[str, Any]:
-    """What `rev2` added to, removed from, changed and moved in `rev1`, row by row, and the reasons for dropped rows on both sides.
-
-    The object that `tuneline data diff --json` prints; see compare.compare.
+    `tuneline data diff --json` prints this object; see `revision_diff.compare_datasets`.
     """
-    place = Place.of(config, workdir)
-    old, new = place.find(rev1), place.find(rev2)
-    with ExitStack() as both:
-        before, after = (both.enter_context(obtained(version, place, reporter)) for version in (old, new))
+    store = VersionStore.from_config(config, workdir)
+    old, new = store.find_version(rev1), store.find_version(rev2)
+    with ExitStack() as datasets:
+        before, after = (datasets.enter_context(fetched(version, store, reporter)) for version in (old, new))
         reporter.step("comparing rows")
-        return {"from": old.tag, "to": new.tag, **compare.compare(before, after, examples)}
+        return {"from": old.tag, "to": new.tag, **revision_diff.compare_datasets(before, after, examples)}
 
 
-def find(query: Query, config: DataVersioningConfig, *, workdir: Path, reporter: Reporter) -> Searched:
-    """Every published revision of every dataset in the repository that holds what is looked for, and those that could not be searched."""
-    place = Place.of(config, workdir)
-    return search.revisions(query, place, obtained, reporter) if place.refresh() else Searched()
+def search_rows(query: Query, config: DataVersioningConfig, *, workdir: Path, reporter: Reporter) -> SearchResult:
+    """Search all published revisions of all datasets in the repository."""
+    store = VersionStore.from_config(config, workdir)
+    return row_search.search_revisions(query, store, fetched, reporter) if store.refresh() else SearchResult()

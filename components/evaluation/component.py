@@ -4,28 +4,48 @@ from typing import NamedTuple
 
 from kfp import dsl
 
-from components.common.images import EVALUATION
+from components.common.runtime.container_images import EVALUATION_IMAGE
 
 
-@dsl.component(base_image=EVALUATION, install_kfp_package=False)
+@dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
 def evaluation(
-    plan: str, model: str, dataset: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown], metrics: dsl.Output[dsl.Metrics]
+    plan: str,
+    model: str,
+    dataset: str,
+    report: dsl.Output[dsl.HTML],
+    links: dsl.Output[dsl.Markdown],
+    metrics: dsl.Output[dsl.Metrics],
 ) -> NamedTuple("Outputs", [("evaluation", str), ("verdict", str)]):
-    """Measure a model against its base and the model in service. `plan`: configuration, incumbent digest, seed and code digest."""
+    """Compare a model with its base and the incumbent.
+
+    `plan`: configuration, incumbent digest, seed and code digest.
+    """
     import json
 
-    from components.common import models, step
+    from components.common import pipeline_step
+    from components.common.models import model_loading
     from components.evaluation.config import EvaluationConfig
     from components.evaluation.stage import evaluate
 
     p = json.loads(plan)
 
     def build(out, s):  # type: ignore[no-untyped-def]
-        opened = [models.from_artifact(s.artifact(sha, "model"), s.reporter) for sha in (model, p["incumbent"]) if sha]
-        options = {"incumbent": opened[1] if p["incumbent"] else None, "seed": p["seed"], "state": s.workdir.state, "reporter": s.reporter}
-        return evaluate(opened[0], s.artifact(dataset, "dataset"), out, EvaluationConfig(**p["config"]), **options)
+        opened = [
+            model_loading.open_model_artifact(s.load_artifact(sha, "model"), s.reporter)
+            for sha in (model, p["incumbent"])
+            if sha
+        ]
+        options = {
+            "incumbent": opened[1] if p["incumbent"] else None,
+            "seed": p["seed"],
+            "state": s.workdir.state,
+            "reporter": s.reporter,
+        }
+        return evaluate(opened[0], s.load_artifact(dataset, "dataset"), out, EvaluationConfig(**p["config"]), **options)
 
-    made = step.produce("evaluation", {"plan": p, "model": model, "dataset": dataset}, build, links.path)
-    step.copy_report(made, report.path)
-    step.show_figures(made, metrics)
+    made = pipeline_step.produce_artifact(
+        "evaluation", {"plan": p, "model": model, "dataset": dataset}, build, links.path
+    )
+    pipeline_step.copy_report(made, report.path)
+    pipeline_step.log_kfp_metrics(made, metrics)
     return (made.sha256, made.manifest.summary["verdict"])

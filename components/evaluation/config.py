@@ -1,113 +1,139 @@
-"""Configuration of the evaluation: what is measured, and the rules of the gate."""
+"""Configuration of the evaluation: the tasks, the engine, and the rules of the promotion gate."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from components.evaluation.tasks.config import HeldOut, TaskConfig
-from components.evaluation.tasks.table import metrics_of
+from components.evaluation.tasks.held_out import HeldOut
+from components.evaluation.tasks.task_registry import TaskConfig, build_task
 
-HELD_OUT = ("max_items", "generations", "generation_tokens")
-SLICES = ("source", "category", "length")
-Slice = Literal["source", "category", "length"]
+HELD_OUT_KEYS = ("max_items", "generations", "generation_tokens")
+SliceKind = Literal["source", "category", "length"]
+SLICE_KINDS: tuple[SliceKind, ...] = ("source", "category", "length")
 
 
 class Rule(BaseModel):
-    """One rule of the gate. A gain is an improvement in the metric's own direction: a lower loss, a higher score."""
+    """One rule of the promotion gate. A gain is an improvement of the metric: a lower loss or a higher score."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    metric: str = Field("held_out.loss", pattern=r"^[a-z][a-z0-9_]*\.[A-Za-z0-9_,@.-]+$", description="What is compared: task.metric.")
-    against: Literal["base", "incumbent"] | float = Field(
-        "base", description="The base model, the model in service, or a number that the metric itself must reach."
+    metric: str = Field(
+        "held_out.loss",
+        pattern=r"^[a-z][a-z0-9_]*\.[A-Za-z0-9_,@.-]+$",
+        description="Metric to compare, as task.metric.",
     )
-    min_gain: float | None = Field(None, ge=0, description="The gain must exceed this, with the confidence.")
-    max_loss: float | None = Field(None, ge=0, description="The gain may fall short of zero by this much, with the confidence.")
-    confidence: float = Field(0.95, gt=0.5, lt=1, description="One-sided confidence that the true gain is what the rule asks for.")
-    slices: list[Slice] | None = Field(
+    against: Literal["base", "incumbent"] | float = Field(
+        "base", description="Comparison target: the base model, the incumbent, or a number that the metric must reach."
+    )
+    min_gain: float | None = Field(
+        None,
+        ge=0,
+        description="Minimum gain (exclusive) in the metric's unit, at the rule's confidence. "
+        "null: the rule uses max_loss.",
+    )
+    max_loss: float | None = Field(
+        None,
+        ge=0,
+        description="Maximum loss (inclusive) in the metric's unit, at the rule's confidence. "
+        "null: the rule uses min_gain.",
+    )
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="One-sided confidence of the bound on the gain.")
+    slices: list[SliceKind] | None = Field(
         None,
         min_length=1,
-        description="Instead of all items together, every slice of them by source, category or length: none may be worse by more than "
-        "max_loss, as far as its items can show (Holm's correction over the slices).",
+        description="Apply the rule to every slice by source, category or length. null: apply it to all items. "
+        "The rule fails if a slice is significantly worse by more than max_loss (Holm's correction over the slices).",
     )
 
     @model_validator(mode="after")
-    def _one_bound(self) -> Rule:
+    def _check_bounds(self) -> Rule:
         if (self.min_gain is None) == (self.max_loss is None):
-            raise ValueError("give either min_gain or max_loss")
+            found = "null" if self.min_gain is None else "set"
+            raise ValueError(f"min_gain and max_loss are both {found}; expected exactly one of min_gain and max_loss")
         if self.slices and self.max_loss is None:
-            raise ValueError("a rule over slices takes max_loss: a gain in every slice is more than a sample can show")
+            raise ValueError(
+                "slices: requires max_loss instead of min_gain; slices are too small to prove a gain in each"
+            )
         if self.slices and isinstance(self.against, float):
-            raise ValueError("a rule over slices compares with base or incumbent")
+            raise ValueError(f"slices: against is {self.against}; expected base or incumbent")
         return self
 
 
-def _tasks() -> list[TaskConfig]:
-    return [HeldOut(kind="held_out")]
-
-
-def _rules(metric: str = "") -> list[Rule]:
-    """Better than both, and clearly worse in no slice."""
-    named: dict[str, Any] = {"metric": metric} if metric else {}
+def _default_rules(metric: str | None = None) -> list[Rule]:
+    """Return rules that require a gain over base and incumbent on all items, and no significant loss in any slice."""
+    fields = {"metric": metric} if metric else {}
+    bounds = ({"min_gain": 0.0}, {"max_loss": 0.0, "slices": list(SLICE_KINDS)})
     return [
-        Rule(against="base", min_gain=0.0, **named),
-        Rule(against="incumbent", min_gain=0.0, **named),
-        Rule(against="base", max_loss=0.0, slices=list(SLICES), **named),
-        Rule(against="incumbent", max_loss=0.0, slices=list(SLICES), **named),
+        Rule.model_validate({"against": against, **bound, **fields})
+        for bound in bounds
+        for against in ("base", "incumbent")
     ]
 
 
 class EvaluationConfig(BaseModel):
-    """What is measured on the test split, and when a candidate is accepted."""
+    """Evaluation metrics and promotion rules."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     tasks: list[TaskConfig] = Field(
-        default_factory=_tasks,
+        default_factory=lambda: list[TaskConfig]([HeldOut(kind="held_out")]),
         min_length=1,
-        description="What is measured. docs/evaluation-tasks.md has the kinds and their keys.",
+        description="Evaluation tasks. docs/evaluation-tasks.md lists the kinds and their keys.",
     )
     engine: Literal["transformers", "vllm", "auto"] = Field(
         "transformers",
-        description="What computes: transformers, on every device; vllm, on NVIDIA GPUs; auto: vllm where it is installed and can.",
+        description="Inference engine. transformers: any device; vllm: NVIDIA GPUs; "
+        "auto: vllm if it is installed and supports the model.",
     )
-    max_items: int | None = Field(None, ge=2, description="Test rows measured, the first ones by id. null: all of them.")
-    min_items: int = Field(10, ge=2, description="Fewest items from which a rule is decided; with fewer it refuses.")
-    max_length: int = Field(256, ge=8, description="Tokens a row; longer rows are cut alike for every model.")
-    batch_tokens: int = Field(2048, ge=8, description="Tokens computed at once, padding included. More is faster and needs more memory.")
-    generations: int = Field(4, ge=0, description="Test rows answered by every model (greedily), to be read side by side.")
-    generation_tokens: int = Field(48, ge=1, description="Longest such answer, in tokens.")
-    bootstrap_samples: int = Field(10_000, ge=1000, description="Resamples behind every interval. More narrows the interval's own error.")
+    max_items: int | None = Field(
+        None, ge=2, description="Maximum number of test rows, in order of id. null: all rows."
+    )
+    min_items: int = Field(10, ge=2, description="Minimum number of items for a rule. A rule with fewer items fails.")
+    max_length: int = Field(256, ge=8, description="Maximum row length in tokens. Longer rows are truncated.")
+    batch_tokens: int = Field(
+        2048,
+        ge=8,
+        description="Batch size in tokens, including padding. Larger batches are faster and need more memory.",
+    )
+    generations: int = Field(
+        4, ge=0, description="Number of test rows that every model answers (greedily) for the side-by-side comparison."
+    )
+    generation_tokens: int = Field(48, ge=1, description="Maximum length of these answers in tokens.")
+    bootstrap_samples: int = Field(
+        10_000,
+        ge=1000,
+        description="Number of bootstrap resamples per interval. More resamples give more precise intervals.",
+    )
     gate: list[Rule] = Field(
-        default_factory=_rules,
+        default_factory=_default_rules,
         min_length=1,
-        description="Rules that must all hold for the candidate to be accepted. A rule against the incumbent holds where there is none. "
-        "Without a task held_out, the default ones are about the first metric of the first task.",
+        description="Rules that must all hold to accept the candidate. "
+        "A rule against the incumbent holds if no incumbent exists. "
+        "Without a held_out task, the default rules use the first metric of the first task.",
     )
 
     @model_validator(mode="after")
-    def _pass_on(self) -> EvaluationConfig:
-        """A held-out task takes from here what it does not say itself."""
+    def _copy_held_out_keys(self) -> EvaluationConfig:
+        """Copy keys to held-out tasks that do not set them; mark them as unset, so that later changes apply."""
         for task in self.tasks:
-            for name in HELD_OUT if isinstance(task, HeldOut) else ():
+            for name in HELD_OUT_KEYS if isinstance(task, HeldOut) else ():
                 if name not in task.model_fields_set:
                     setattr(task, name, getattr(self, name))
-                    task.model_fields_set.discard(name)  # nobody said so, and what was not said follows other values
+                    task.model_fields_set.discard(name)
         return self
 
     @model_validator(mode="after")
-    def _names_agree(self) -> EvaluationConfig:
+    def _check_task_and_metric_names(self) -> EvaluationConfig:
         names = [task.name for task in self.tasks]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"tasks: two are named {twice[0]}; give one of them another name")
-        measured = {f"{task.name}.{metric}": None for task in self.tasks for metric in metrics_of(task)}  # in their order
-        if "gate" not in self.model_fields_set and any(rule.metric not in measured for rule in self.gate):
-            self.gate = _rules(next(iter(measured)))
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"tasks: duplicate name {duplicates[0]}; expected a distinct name for each task")
+        metrics = [f"{task.name}.{metric}" for task in self.tasks for metric in build_task(task).metrics]
+        if "gate" not in self.model_fields_set and any(rule.metric not in metrics for rule in self.gate):
+            self.gate = _default_rules(metrics[0])
             self.model_fields_set.discard("gate")
         for rule in self.gate:
-            if rule.metric not in measured:
-                raise ValueError(f"gate: {rule.metric} is measured by no task; there are {', '.join(sorted(measured))}")
+            if rule.metric not in metrics:
+                raise ValueError(f"gate: no task measures {rule.metric}; available: {', '.join(sorted(metrics))}")
         return self

@@ -1,147 +1,140 @@
-"""The page on which a release owner reads why a candidate was accepted or refused."""
+"""HTML report of an evaluation (report.html): verdict, metrics, slices, regressions and answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
-from components.common import report
-from components.common.artifacts import Input
-from components.evaluation.gate import Ruling
-from components.evaluation.measured import ROLES, Measured
+from components.common.artifacts.artifact_folder import ArtifactInput
+from components.common.reporting import html_report
+from components.evaluation.evaluation_result import UNCHANGED, UNCHANGED_REASON, JSONObject
+from components.evaluation.promotion_gate import RuleResult
+from components.evaluation.task_results import ROLES, TaskResult
 
-SHOWN = 5  # worst items, and answers side by side, a task
-TITLES = {"reference": "reference", "base": "base", "candidate": "candidate", "incumbent": "in service"}
+MAX_SHOWN_ITEMS = 5  # per task and section
+ROLE_TITLES = {"base": "base", "candidate": "candidate", "incumbent": "incumbent"}
+VALUE_COLUMNS = ["candidate", "base", "incumbent", "95% interval, candidate − base", "items"]
 
 
-def page(result: dict[str, Any], measured: Mapping[str, Measured], ruled: Sequence[Ruling], inputs: Sequence[Input]) -> str:
-    """Verdict and reasons first, then the figures with their intervals and slices, where it got worse, and the answers side by side."""
-    items = sum(len(task.items) for task in measured.values())
+def render_page(
+    content: JSONObject,
+    results: Mapping[str, TaskResult],
+    rule_results: Sequence[RuleResult],
+    inputs: Sequence[ArtifactInput],
+) -> str:
+    """Return the HTML page. `content` is evaluation.json."""
+    items = sum(len(result.items) for result in results.values())
+    name, first = next(iter(results.items()))
+    metric = next(iter(first.task.metrics))
+    values = content["metrics"][name][metric]
+    tiles = {"verdict": content["verdict"], "items": items}
+    for role in ("base", "candidate"):
+        if values[role] is not None:
+            tiles[f"{metric} of the {role}"] = values[role]
+    if "incumbent" in first.scores or "incumbent" in first.missing_reasons:
+        tiles[f"{metric} of the incumbent"] = values["incumbent"]
+
+    reasons, gains = "", {}
+    if content["verdict"] == UNCHANGED:
+        reasons = html_report.render_paragraph(UNCHANGED_REASON, "good")
+    for rule_result in rule_results:
+        rule, gain = rule_result.rule, rule_result.gain
+        reasons += html_report.render_paragraph(rule_result.reason, "good" if rule_result.passed else "bad")
+        if gain:
+            name = f"{rule.metric}{', worst slice' if rule.slices else ''} against {rule.against}"
+            gains[name] = (gain.value, gain.low, gain.high)
+    caption = "Gain of the candidate with its 95% interval. To the right of zero, the candidate is better."
     sections = {
-        "Verdict": report.tiles(_tiles(result, measured, items)) + _reasons(result, ruled),
-        "Differences the rules look at": _differences(ruled),
-        "Metrics": _metrics(result),
-        "Slices": _slices(result, measured),
-        "Where the candidate got worse": "".join(_worst(name, task) for name, task in measured.items()),
-        "Answers side by side": "".join(_answers(task) for task in measured.values()),
-        "Made from": report.table(["kind", "digest", "where"], [[i.kind, i.content_sha256, i.uri] for i in inputs]),
+        "Verdict": html_report.render_tiles(tiles) + reasons,
+        "Gains": html_report.plot_intervals(gains, x="gain", caption=caption) if gains else "",
+        "Metrics": _render_metric_tables(content),
+        "Slices": _render_slice_tables(content, results),
+        "Largest regressions": "".join(_render_worst_items(name, result) for name, result in results.items()),
+        "Answers side by side": _render_answer_cards(results.values()),
+        "Inputs": html_report.render_table(
+            ["kind", "digest", "location"], [[i.kind, i.content_sha256, i.uri] for i in inputs]
+        ),
     }
-    return report.page(
-        "Evaluation", f"{result['verdict']}: {items:,} items of {len(measured)} {'task' if len(measured) == 1 else 'tasks'}", sections
-    )
+    tasks = f"{len(results)} {'task' if len(results) == 1 else 'tasks'}"
+    return html_report.render_page("Evaluation", f"{content['verdict']}: {items:,} items of {tasks}", sections)
 
 
-def _tiles(result: dict[str, Any], measured: Mapping[str, Measured], items: int) -> dict[str, Any]:
-    name, task = next(iter(measured.items()))
-    metric = next(iter(task.task.metrics))
-    values = result["metrics"][name][metric]
-    shown = {f"{metric} of the {TITLES[role]}": values[role] for role in ("base", "candidate") if values[role] is not None}
-    if "incumbent" in task.scores or "incumbent" in task.why_not:
-        shown[f"{metric} of the model in service"] = values["incumbent"]
-    return {"verdict": result["verdict"], "items": items, **shown}
-
-
-def _reasons(result: dict[str, Any], ruled: Sequence[Ruling]) -> str:
-    failed = {ruling.reason for ruling in ruled if not ruling.holds}
-    return "".join(report.paragraph(reason, "bad" if reason in failed else "good") for reason in result["reasons"])
-
-
-def _differences(ruled: Sequence[Ruling]) -> str:
-    rows = {f"{_named(r)} against {r.rule.against}": (r.gain.value, r.gain.low, r.gain.high) for r in ruled if r.gain}
-    caption = "Gain of the candidate with its 95% interval. Right of zero the candidate is better."
-    return report.interval_plot(rows, x="gain", caption=caption) if rows else ""
-
-
-def _named(ruling: Ruling) -> str:
-    return f"{ruling.rule.metric}, worst slice" if ruling.rule.slices else ruling.rule.metric
-
-
-def _metrics(result: Mapping[str, Any]) -> str:
+def _render_metric_tables(content: JSONObject) -> str:
+    """Return a table of metrics and a table of counts that no rule compares, such as a judge's errors."""
+    head = ["metric", *VALUE_COLUMNS, "McNemar p, against base"]
     rows = []
-    for task, by_metric in result["metrics"].items():
+    for task, by_metric in content["metrics"].items():
         for metric, values in by_metric.items():
-            p = result["mcnemar"].get(task, {}).get(metric, {}).get("base", {}).get("p")
-            rows.append([f"{task}.{metric}", values["candidate"], values["base"], values["incumbent"], _interval(values), values["n"], p])
-    head = ["metric", "candidate", "base", "in service", "95% interval, candidate − base", "items", "McNemar p, against base"]
-    return report.table(head if any(row[-1] is not None for row in rows) else head[:-1], _without_empty(rows)) + _figures(result)
-
-
-def _without_empty(rows: list[list[Any]]) -> list[list[Any]]:
-    return rows if any(row[-1] is not None for row in rows) else [row[:-1] for row in rows]
-
-
-def _interval(values: Mapping[str, Any]) -> str | None:
-    return "{:+.4f} to {:+.4f}".format(*values["ci95"]) if values["ci95"] else None
-
-
-def _figures(result: Mapping[str, Any]) -> str:
-    """Counts that no rule compares, such as a judge's errors."""
-    rows = [
+            test = content["mcnemar"].get(task, {}).get(metric, {}).get("base", {})
+            rows.append([f"{task}.{metric}", *_list_values(values), test.get("p")])
+    if all(row[-1] is None for row in rows):
+        head, rows = head[:-1], [row[:-1] for row in rows]
+    tables = html_report.render_table(head, rows)
+    counts = [
         [task, role, name, value]
-        for task, by_role in result["figures"].items()
-        for role, own in by_role.items()
-        for name, value in own.items()
+        for task, by_role in content["figures"].items()
+        for role, figures in by_role.items()
+        for name, value in figures.items()
         if value is not None
     ]
-    return report.table(["task", "model", "count", "value"], rows) if rows else ""
+    if counts:
+        tables += html_report.render_table(["task", "model", "count", "value"], counts)
+    return tables
 
 
-def _slices(result: Mapping[str, Any], measured: Mapping[str, Measured]) -> str:
-    """Of each task its first metric: a table, and the gains as intervals where there are any."""
-    parts = []
-    for task, by_metric in result["slices"].items():
-        metric, found = next(iter(by_metric.items()))
-        plotted = {s["slice"]: _gain(s, measured[task].metric(metric).better) for s in found if s["ci95"]}
-        caption = f"{task}.{metric} by slice: gain over the base with its 95% interval (not corrected for their number). Right is better."
-        rows = [[s["slice"], s["candidate"], s["base"], s["incumbent"], _interval(s), s["n"]] for s in found]
-        table = report.table([f"{task}.{metric}", "candidate", "base", "in service", "95% interval, candidate − base", "items"], rows)
-        parts.append((report.interval_plot(plotted, x="gain", caption=caption) if plotted else "") + table)
-    return "".join(parts)
+def _list_values(values: JSONObject) -> list[object]:
+    interval = "{:+.4f} to {:+.4f}".format(*values["ci95"]) if values["ci95"] else None
+    return [values["candidate"], values["base"], values["incumbent"], interval, values["n"]]
 
 
-def _gain(found: Mapping[str, Any], better: str) -> tuple[float, float, float]:
-    value, (low, high) = found["candidate"] - found["base"], found["ci95"]
-    return (value, low, high) if better == "higher" else (-value, -high, -low)
+def _render_slice_tables(content: JSONObject, results: Mapping[str, TaskResult]) -> str:
+    """Return a plot and a table of the first metric of each task."""
+    parts = ""
+    for task, by_metric in content["slices"].items():
+        metric, slices = next(iter(by_metric.items()))
+        sign = 1 if results[task].get_metric(metric).better == "higher" else -1
+        gains = {}
+        for row in slices:
+            if row["ci95"]:
+                low, high = sorted(sign * end for end in row["ci95"])
+                gains[row["slice"]] = (sign * (row["candidate"] - row["base"]), low, high)
+        caption = f"{task}.{metric} by slice: gain over the base with its 95% interval (uncorrected)."
+        if gains:
+            parts += html_report.plot_intervals(gains, x="gain", caption=caption)
+        rows = [[row["slice"], *_list_values(row)] for row in slices]
+        parts += html_report.render_table([f"{task}.{metric}", *VALUE_COLUMNS], rows)
+    return parts
 
 
-def _worst(name: str, task: Measured) -> str:
-    """The items on which the candidate lost most against the model in service, or the base: what was asked, and what each said."""
-    metric, other = next(iter(task.task.metrics)), "incumbent" if task.values("incumbent", next(iter(task.task.metrics))) else "base"
-    lost = _losses(task, metric, other)
-    cards = []
-    for index, loss in lost[:SHOWN]:
-        item = task.items[index]
-        told = {TITLES[role]: _told(task, role, metric, index) for role in ROLES if task.values(role, metric)}
-        cards.append(
-            report.cards(
-                {f"reference of {name}, {item.id[:12]} (worse by {loss:.3g})": item.reference, **told}, asked=item.prompt or item.id
-            )
-        )
-    return "".join(cards)
-
-
-def _losses(task: Measured, metric: str, other: str) -> list[tuple[int, float]]:
-    """(index, how much worse an item's own score is), worst first; only items that got worse."""
-    own, others, weights = task.values("candidate", metric), task.values(other, metric), task.weights(metric)
+def _render_worst_items(name: str, result: TaskResult) -> str:
+    """Return cards of the items with the largest losses against the incumbent, or against the base without one."""
+    metric = next(iter(result.task.metrics))
+    own, weights = result.get_values("candidate", metric), result.get_weights(metric)
+    others = result.get_values("incumbent", metric) or result.get_values("base", metric)
     if not own or not others:
-        return []
-    sign = 1 if task.metric(metric).better == "lower" else -1
-    found = [(i, sign * (a - b) / w) for i, (a, b, w) in enumerate(zip(own, others, weights, strict=True)) if w]
-    return sorted((one for one in found if one[1] > 0), key=lambda one: -one[1])
+        return ""
+    sign = 1 if result.get_metric(metric).better == "lower" else -1
+    losses = [(sign * (a - b) / w, i) for i, (a, b, w) in enumerate(zip(own, others, weights, strict=True)) if w]
+    losses = sorted((entry for entry in losses if entry[0] > 0), key=lambda entry: -entry[0])
+    cards = ""
+    for loss, index in losses[:MAX_SHOWN_ITEMS]:
+        item = result.items[index]
+        texts = {f"reference of {name}, {item.id[:12]} (worse by {loss:.3g})": item.reference}
+        for role in ROLES:
+            if values := result.get_values(role, metric):
+                answers = result.scores[role].answers
+                answer = f"\n\n{answers[index]}" if answers and answers[index] else ""
+                texts[ROLE_TITLES[role]] = f"{metric} {values[index] / weights[index]:.4g}{answer}"
+        cards += html_report.render_cards(texts, prompt=item.prompt or item.id)
+    return cards
 
 
-def _told(task: Measured, role: str, metric: str, index: int) -> str:
-    answers, weight = task.scores[role].answers, task.weights(metric)[index]
-    answer = answers[index] if answers else None
-    return f"{metric} {task.values(role, metric)[index] / weight:.4g}" + (f"\n\n{answer}" if answer else "")
-
-
-def _answers(task: Measured) -> str:
-    own = task.scores["candidate"].answers
-    chosen = [i for i, answer in enumerate(own) if answer is not None][:SHOWN]
-    shown = []
-    for index in chosen:
-        item, texts = task.items[index], {"reference": task.items[index].reference}
-        texts |= {TITLES[role]: str(s.answers[index] or "") for role, s in task.scores.items() if s.answers}
-        shown.append(report.cards(texts, asked=item.prompt))
-    return "".join(shown)
+def _render_answer_cards(results: Iterable[TaskResult]) -> str:
+    """Return the first answers of every task side by side."""
+    cards = ""
+    for result in results:
+        own = result.scores["candidate"].answers
+        for index in [i for i, answer in enumerate(own) if answer is not None][:MAX_SHOWN_ITEMS]:
+            texts = {"reference": result.items[index].reference}
+            texts |= {ROLE_TITLES[role]: str(s.answers[index] or "") for role, s in result.scores.items() if s.answers}
+            cards += html_report.render_cards(texts, prompt=result.items[index].prompt)
+    return cards

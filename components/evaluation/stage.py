@@ -1,194 +1,189 @@
-"""Evaluation: the candidate against its base and the model in service, on the same items; the verdict with its reasons."""
+"""Evaluation stage: score candidate, base and incumbent on the same items, and apply the promotion gate."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from components.common import artifacts, hashing, models
-from components.common.artifacts import Artifact, Input
-from components.common.models import Model
-from components.common.progress import Reporter
-from components.evaluation import gate, keeping, loading, report, result
+from components.common.artifacts import artifact_folder, code_digest, hashing
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
+from components.common.models import model_loading
+from components.common.models.model_loading import LoadableModel
+from components.common.runtime.reporters import Reporter
+from components.evaluation import engine_loading, evaluation_result, promotion_gate, report, score_cache
 from components.evaluation.config import EvaluationConfig
-from components.evaluation.gate import Ruling
-from components.evaluation.measured import Measured
-from components.evaluation.task import UNANSWERED, Engine, Given
-from components.evaluation.tasks import sources, table
-from components.evaluation.tasks.config import Common
+from components.evaluation.task_interface import UNANSWERED_FIGURE, TaskContext
+from components.evaluation.task_results import TaskResult
+from components.evaluation.tasks import file_digests, task_registry
 
 STAGE = "evaluation"
-PAYLOAD = ("evaluation.json", "predictions.parquet")
+PAYLOAD_FILES = ("evaluation.json", "predictions.parquet")
 
 
 def evaluate(
-    candidate: Model,
+    candidate: LoadableModel,
     dataset: Artifact,
     output: Path,
     config: EvaluationConfig,
     *,
-    incumbent: Model | None,
+    incumbent: LoadableModel | None,
     seed: int,
     state: Path,
     reporter: Reporter,
     overwrite: bool = False,
 ) -> Artifact:
-    """Measure candidate, base and incumbent on the dataset's test split and publish scores and verdict in `output`.
+    """Score candidate, base and incumbent on the tasks, and publish scores and verdict in `output`.
 
-    The verdict is `accepted` when every rule of the gate holds, `refused` otherwise, `unchanged` when the candidate is the incumbent.
-    Scores are kept in `state`/evaluation by model and task. Raises InputError when the test split cannot be measured.
+    The verdict is `accepted` if every rule of the gate holds, `refused` otherwise, and `unchanged` if the candidate
+    is the incumbent. Scores are cached in `state`/evaluation by model and task.
+
+    Raises:
+        InputError: The items cannot be measured.
     """
-    if incumbent and incumbent.sha256 == candidate.sha256:
-        reporter.note("the candidate is the model in service")
-    inputs = _inputs(candidate, dataset, incumbent) + _files(config)
+    unchanged = incumbent is not None and incumbent.sha256 == candidate.sha256
+    if unchanged:
+        reporter.note("the candidate is identical to the incumbent")
+    inputs = [candidate.as_input(), dataset.as_input(), candidate.base.as_input()]
+    if incumbent:
+        inputs.append(incumbent.as_input().model_copy(update={"kind": "incumbent"}))
+    inputs += [
+        ArtifactInput(kind="evaluation_set", content_sha256=sha256, uri=path)
+        for path, sha256 in file_digests.digest_task_files(config.tasks).items()
+    ]
     key = hashing.digest(
         {
             "stage": STAGE,
-            "code": hashing.code_sha256(STAGE),
+            "code": code_digest.code_sha256(STAGE),
             "inputs": [i.model_dump(exclude={"uri"}) for i in inputs],
             "config": config.model_dump(),
             "seed": seed,
-            "arithmetic": models.arithmetic(),
+            "arithmetic": model_loading.describe_arithmetic(),
         }
     )
-    again = artifacts.rests_on_a_failure(output, key)  # it stays until there is one in its place
-    finished = None if again else artifacts.begin(output, key, overwrite=overwrite)
-    if finished:
+    failed_before = artifact_folder.has_transient_failure(output, key)  # kept until the new result is ready
+    if not failed_before and (finished := artifact_folder.claim_folder(output, key, overwrite=overwrite)):
         return finished
-    measured = _measure(candidate, incumbent, dataset, config, seed, state / STAGE, reporter)
-    reporter.step("weighing the differences")
-    ruled = gate.rulings(measured, incumbent is not None, config, seed)
-    found = result.result(measured, ruled, config, seed, unchanged=incumbent is not None and incumbent.sha256 == candidate.sha256)
-    if again:
-        artifacts.begin(output, key)
-    _write(output, found, measured, ruled, inputs)
-    summary = {name: found[name] for name in ("verdict", "reasons", "metrics")} | _passing(measured, reporter)
-    return artifacts.publish(
-        output, "evaluation", payload=PAYLOAD, inputs=inputs, config=config.model_dump(), seed=seed, key=key, summary=summary
+    results = _Measurement(candidate, incumbent, dataset, config, seed, state / STAGE / "scores", reporter).run()
+    reporter.step("applying the promotion gate")
+    rule_results = promotion_gate.evaluate_rules(results, incumbent is not None, config, seed)
+    content = evaluation_result.build_result(results, rule_results, config, seed, unchanged=unchanged)
+    if failed_before:
+        artifact_folder.claim_folder(output, key)
+    text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    (output / "evaluation.json").write_text(text, encoding="utf-8")
+    evaluation_result.write_predictions(output / "predictions.parquet", results)
+    (output / "report.html").write_text(report.render_page(content, results, rule_results, inputs), encoding="utf-8")
+    summary = {name: content[name] for name in ("verdict", "reasons", "metrics")}
+    for name, result in results.items():
+        # A rerun of the evaluation replaces a result with unanswered questions.
+        if count := sum(scores.figures.get(UNANSWERED_FIGURE, 0) for scores in result.scores.values()):
+            reporter.note(
+                f"{name}: {count:.0f} questions had no answer; rerun the evaluation when the endpoint responds"
+            )
+            summary[artifact_folder.TRANSIENT_FAILURE_KEY] = True
+    return artifact_folder.publish(
+        output,
+        "evaluation",
+        payload=PAYLOAD_FILES,
+        inputs=inputs,
+        config=config.model_dump(),
+        seed=seed,
+        key=key,
+        summary=summary,
     )
 
 
-def _passing(measured: Mapping[str, Measured], reporter: Reporter) -> dict[str, bool]:
-    """Marks the result where questions stayed without an answer: the same evaluation, asked for again, is made again."""
-    for name, one in measured.items():
-        if count := sum(scores.figures.get(UNANSWERED, 0) for scores in one.scores.values()):
-            reporter.note(f"{name}: {count:.0f} questions had no answer; run it again once they can be answered")
-            return {artifacts.PASSING: True}
-    return {}
+class _Measurement:
+    """Measurement of all roles' scores on all tasks. Items are built once, with the candidate's tokenizer."""
 
+    def __init__(
+        self,
+        candidate: LoadableModel,
+        incumbent: LoadableModel | None,
+        dataset: Artifact,
+        config: EvaluationConfig,
+        seed: int,
+        cache: Path,
+        reporter: Reporter,
+    ) -> None:
+        model_loading.prepare_torch(seed)
+        base = LoadableModel(candidate.base.sha256, candidate.base, candidate.base.path, None, None)
+        self.roles = {"base": base, "candidate": candidate, **({"incumbent": incumbent} if incumbent else {})}
+        self.config, self.cache, self.reporter = config, cache, reporter
+        # All models receive equal inputs, limited to the shortest context length.
+        lengths = [length for model in self.roles.values() if (length := engine_loading.read_context_length(model))]
+        self.input_limit = min(lengths, default=None)
+        max_length = min([config.max_length, *lengths])
+        if max_length < config.max_length:
+            reporter.note(f"rows are truncated at {max_length} tokens, the shortest context length of the models")
+        tokenizer = model_loading.load_tokenizer(candidate.tokenizer)
+        self.context = TaskContext(tokenizer, dataset, max_length, seed, reporter)
 
-def _inputs(candidate: Model, dataset: Artifact, incumbent: Model | None) -> list[Input]:
-    inputs = [candidate.as_input(), dataset.as_input(), candidate.base.as_input()]
-    if incumbent:
-        named = incumbent.as_input()
-        inputs.append(Input(kind="incumbent", content_sha256=named.content_sha256, uri=named.uri))
-    return inputs
+    def run(self) -> dict[str, TaskResult]:
+        """Return the results by task name. All tasks of a model are scored before the next model is loaded."""
+        results = []
+        for settings in self.config.tasks:
+            task = task_registry.build_task(settings)
+            self.reporter.step(f"reading the items of {task.name}")
+            items = task.items(self.context)
+            files = list(file_digests.digest_task_files([settings]).values())
+            results.append(TaskResult(task, items, {}, {}, score_cache.digest_task(task, items, files)))
+        self._score_roles(results, "candidate", "base")
+        if "incumbent" in self.roles:
+            self._score_roles(results, "incumbent")
+        return {result.task.name: result for result in results}
 
+    def _score_roles(self, results: Sequence[TaskResult], tuned: str, base: str | None = None) -> None:
+        """Score a model and its base on the same loaded weights; load no model if all scores are cached."""
+        pending = {role: [r for r in results if self._is_pending(role, r)] for role in (tuned, base) if role}
+        roles = [role for role in (base, tuned) if role and pending[role]]
+        if not roles:
+            return
+        engines = engine_loading.open_engines(
+            self.roles[tuned],
+            self.roles[base] if base and base in roles else None,
+            batch_tokens=self.config.batch_tokens,
+            reporter=self.reporter,
+            engine=self.config.engine,
+            input_limit=self.input_limit,
+        )
+        for role in roles:
+            _, engine = next(engines)
+            for result in pending[role]:
+                self.reporter.step(f"{result.task.name} of the {role}")
+                base_scores = result.scores.get("base") if result.task.compares_with_base else None
+                result.scores[role] = result.task.score(engine, result.items, self.context, base_scores)
+                score_cache.save_scores(self._build_cache_path(role, result), result.scores[role])
+        engines.close()
 
-def _files(config: EvaluationConfig) -> list[Input]:
-    """The files that tasks read."""
-    return [Input(kind="evaluation_set", content_sha256=sha, uri=path) for path, sha in sources.digests(config.tasks).items()]
+    def _is_pending(self, role: str, result: TaskResult) -> bool:
+        """Return whether a role must be scored: its scores are comparable and not cached."""
+        if not model_loading.has_same_tokenization(self.roles[role].tokenizer, self.roles["candidate"].tokenizer):
+            result.foreign_tokenizer_roles.add(role)
+            if all(metric.per_token for metric in result.task.metrics.values()):
+                note = f"{promotion_gate.TOKENIZER_MISMATCH}; losses per token are not comparable"
+                self.reporter.note(f"{result.task.name}: {note}")
+                result.missing_reasons[role] = promotion_gate.TOKENIZER_MISMATCH
+                return False
+        scores = score_cache.load_scores(self._build_cache_path(role, result))
+        if scores:
+            self.reporter.note(f"{result.task.name} of the {role}: scores reused from an earlier evaluation")
+            result.scores[role] = scores
+        return scores is None
 
-
-@dataclass(frozen=True)
-class _Place:
-    """The models by role, and what their scores depend on beside task and model."""
-
-    roles: Mapping[str, Model]
-    given: Given
-    config: EvaluationConfig
-    kept: Path
-    room: int | None  # tokens that every one of the models reads
-
-    @property
-    def reporter(self) -> Reporter:
-        return self.given.reporter
-
-
-def _measure(
-    candidate: Model, incumbent: Model | None, dataset: Artifact, config: EvaluationConfig, seed: int, state: Path, reporter: Reporter
-) -> dict[str, Measured]:
-    """Every task's items and scores. Items are made once, with the candidate's tokenizer; all tasks of a model before the next model."""
-    models.prepare_torch(seed)
-    base = Model(candidate.base.sha256, candidate.base, candidate.base.path, None, None)
-    roles = {"base": base, "candidate": candidate, **({"incumbent": incumbent} if incumbent else {})}
-    room = min((found for model in roles.values() if (found := loading.context(model))), default=None)
-    given = Given(models.load_tokenizer(candidate.tokenizer), dataset, _readable(room, config, reporter), seed, reporter)
-    place = _Place(roles, given, config, state / "scores", room)
-    asked = [_asked(settings, given) for settings in config.tasks]
-    _measure_roles(place, asked, "candidate", "base")
-    if incumbent:
-        _measure_roles(place, asked, "incumbent")
-    return {one.task.name: one for one in asked}
-
-
-def _readable(room: int | None, config: EvaluationConfig, reporter: Reporter) -> int:
-    """Tokens a row: evaluation.max_length, or fewer where a model reads fewer, since all are asked alike."""
-    if room is None or room >= config.max_length:
-        return config.max_length
-    reporter.note(f"rows are cut at {room} tokens, all that one of the models reads; evaluation.max_length says more")
-    return room
-
-
-def _asked(settings: Common, given: Given) -> Measured:
-    task = table.build(settings)
-    given.reporter.step(f"reading the items of {task.name}")
-    items = task.items(given)
-    return Measured(task, items, {}, {}, keeping.task_digest(task, items, list(sources.digests([settings]).values())))
-
-
-def _wanted(place: _Place, role: str, one: Measured) -> bool:
-    """Whether a role has to be measured on a task yet: not where its scores are kept, nor where they would not compare."""
-    if not models.same_tokens(place.roles[role].tokenizer, place.roles["candidate"].tokenizer):
-        one.foreign.add(role)
-    if role in one.foreign and all(metric.per_token for metric in one.task.metrics.values()):
-        place.reporter.note(f"{one.task.name}: the model in service has another tokenizer, its loss a token cannot be compared")
-        one.why_not[role] = gate.ANOTHER_TOKENIZER
-        return False
-    found = keeping.kept(_path(place, role, one))
-    if found:
-        place.reporter.note(f"{one.task.name} of the {role}: kept from an earlier evaluation")
-        one.scores[role] = found
-    return found is None
-
-
-def _measure_roles(place: _Place, asked: Sequence[Measured], tuned: str, base: str = "") -> None:
-    """Measure a model and, on the same loaded weights, its base; nothing is loaded for what is kept."""
-    wanted = {role: [one for one in asked if _wanted(place, role, one)] for role in (tuned, base) if role}
-    if not any(wanted.values()):
-        return
-    model, other = place.roles[tuned], place.roles[base] if base and wanted[base] else None
-    options: dict[str, Any] = {"batch_tokens": place.config.batch_tokens, "reporter": place.reporter, "engine": place.config.engine}
-    opened = loading.engines(model, other, **options)
-    for role in [base, tuned] if other else [tuned]:
-        if wanted[role]:
-            engine = loading.Within(next(opened)[1], place.room)
-            for one in wanted[role]:
-                _score(place, role, one, engine)
-    opened.close()
-
-
-def _score(place: _Place, role: str, one: Measured, engine: Engine) -> None:
-    place.reporter.step(f"{one.task.name} of the {role}")
-    base = one.scores.get("base") if one.task.against_base else None
-    one.scores[role] = one.task.score(engine, one.items, place.given, base)
-    keeping.keep(_path(place, role, one), one.scores[role])
-
-
-def _path(place: _Place, role: str, one: Measured) -> Path:
-    """Where the scores of a role on a task are kept: by all that they depend on."""
-    config, roles = place.config, place.roles
-    engine = loading.kind(config.engine, roles["candidate" if role == "base" else role])
-    said = [roles[role].sha256, one.digest, hashing.code_sha256(STAGE), engine, config.batch_tokens, place.room, models.arithmetic()]
-    key = hashing.digest([*said, roles["base"].sha256] if one.task.against_base else said)
-    return place.kept / f"{key}.json"
-
-
-def _write(output: Path, found: dict[str, Any], measured: Mapping[str, Measured], ruled: Sequence[Ruling], inputs: Sequence[Input]) -> None:
-    text = json.dumps(found, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    (output / "evaluation.json").write_text(text, encoding="utf-8")
-    result.write_predictions(output / "predictions.parquet", measured)
-    (output / "report.html").write_text(report.page(found, measured, ruled, inputs), encoding="utf-8")
+    def _build_cache_path(self, role: str, result: TaskResult) -> Path:
+        """Return the cache file of a role's scores on a task; its name is a digest of all inputs of the scores."""
+        engine = engine_loading.resolve_engine(self.config.engine, self.roles["candidate" if role == "base" else role])
+        key = [
+            self.roles[role].sha256,
+            result.digest,
+            code_digest.code_sha256(STAGE),
+            engine,
+            self.config.batch_tokens,
+            self.input_limit,
+            model_loading.describe_arithmetic(),
+        ]
+        if result.task.compares_with_base:
+            key.append(self.roles["base"].sha256)
+        return self.cache / f"{hashing.digest(key)}.json"

@@ -1,24 +1,29 @@
-"""What makes a training fast on the device it runs on, each choice with its reason."""
+"""Compute settings of a training: precision, attention kernel, fused layers, compilation, activation checkpointing.
+
+`check_machine` rejects recipes that this machine cannot train. `choose_settings` returns the settings with reasons.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
-from typing import Any
+from importlib import util
+from typing import TYPE_CHECKING
 
-from components.common import devices
-from components.common.errors import ConfigurationError, EngineMissingError
-from components.common.shape import Shape, training_memory
-from components.fine_tuning.config import LOW_RANK, SHARDED, FineTuningConfig
-from components.fine_tuning.methods import ADAPTATIONS
+from components.common.models import compute_devices
+from components.common.models.model_shape import ModelShape, estimate_training_memory
+from components.common.runtime.errors import ConfigurationError, EngineMissingError
+from components.fine_tuning.config import FineTuningConfig
 
-HALF = ("cuda", "hpu")  # devices that compute in bfloat16 by default
-ROOM = 0.9  # of the free memory that a training is planned into: the formula was within 16% of measured peaks, mostly above
+if TYPE_CHECKING:
+    import torch
+
+BFLOAT16_DEVICES = ("cuda", "hpu")  # devices that compute in bfloat16 by default
+MAX_MEMORY_FRACTION = 0.9  # of free memory; the estimate was within 16% of measured peaks, mostly above them
 
 
 @dataclass(frozen=True)
-class Choice:
-    """How the steps are computed. `reasons`: one sentence a decision."""
+class ComputeSettings:
+    """Compute settings of a training. `reasons` has one sentence per setting."""
 
     device: str
     bfloat16: bool
@@ -29,126 +34,158 @@ class Choice:
     reasons: list[str]
 
 
-def asks_for_more(config: FineTuningConfig) -> bool:
-    """Whether the recipe names something that is not on every machine."""
-    kernels = config.attention == "flash_attention_2" or config.fused_kernels == "on" or config.precision == "bfloat16"
-    return config.device not in ("auto", "cpu") or ADAPTATIONS[config.adaptation].four_bits or config.strategy in SHARDED or kernels
+def has_machine_requirements(config: FineTuningConfig) -> bool:
+    """Return whether the recipe requires a device or a package that some machines lack."""
+    return (
+        config.device not in ("auto", "cpu")
+        or config.adaptation_spec.holds_4bit_weights
+        or config.is_sharded
+        or config.attention == "flash_attention_2"
+        or config.fused_kernels == "on"
+        or config.precision == "bfloat16"
+    )
 
 
-def check(config: FineTuningConfig) -> str:
-    """The device this recipe would train on. Raises ConfigurationError, or EngineMissingError, where it cannot train on this machine."""
-    device = devices.choose(config.device)
-    if ADAPTATIONS[config.adaptation].four_bits:
-        _check_four_bits(device)
-    if config.strategy in SHARDED:
-        _check_sharding(config.strategy, device)
-    if config.precision == "bfloat16" and device == "mps":
-        raise ConfigurationError("fine_tuning.precision: bfloat16 training is not supported on mps", hint="Use precision: auto.")
-    _attention(config, device, _computes_in_half(config, device))
-    if config.fused_kernels == "on" and device != "cuda":
-        raise ConfigurationError("fine_tuning.fused_kernels: on needs an NVIDIA GPU", hint="Use fused_kernels: auto.")
-    here = devices.count(device)
-    if here is not None and config.processes > here:
+def check_machine(config: FineTuningConfig) -> str:
+    """Return the device that this recipe would train on.
+
+    Raises:
+        ConfigurationError: this machine cannot train the recipe.
+        EngineMissingError: a package that the recipe needs is not installed.
+    """
+    device = compute_devices.select_device(config.device)
+    if config.adaptation_spec.holds_4bit_weights:
+        if device != "cuda":
+            raise ConfigurationError(
+                f"fine_tuning.adaptation: {config.adaptation} requires an NVIDIA GPU; the device is {device}, "
+                "for which bitsandbytes has no 4-bit kernels",
+                hint="Set fine_tuning.adaptation to lora.",
+            )
+        _require_package("bitsandbytes", f"fine_tuning.adaptation: {config.adaptation}", "gpu")
+    if config.strategy == "fsdp2" and device not in BFLOAT16_DEVICES:
         raise ConfigurationError(
-            f"fine_tuning.processes is {config.processes}, and {here} of {device} are here",
-            hint="One process an accelerator: lower processes.",
+            f"fine_tuning.strategy: fsdp2 has no effect on {device}: Accelerate ignores it and trains with plain DDP",
+            hint="Set fine_tuning.strategy to zero3 or ddp.",
+        )
+    if config.strategy == "zero3":
+        if device == "mps":
+            raise ConfigurationError(
+                "fine_tuning.strategy: zero3 has no effect on mps: DeepSpeed does not support mps",
+                hint="Set fine_tuning.device to cpu.",
+            )
+        _require_package("deepspeed", "fine_tuning.strategy: zero3", "deepspeed")
+    if config.precision == "bfloat16" and device == "mps":
+        raise ConfigurationError(
+            "fine_tuning.precision: bfloat16 training is not supported on mps",
+            hint="Set fine_tuning.precision to auto.",
+        )
+    _choose_attention(config, device, _uses_bfloat16(config, device))
+    if config.fused_kernels == "on" and device != "cuda":
+        raise ConfigurationError(
+            f"fine_tuning.fused_kernels: on requires an NVIDIA GPU; the device is {device}",
+            hint="Set fine_tuning.fused_kernels to auto.",
+        )
+    count = compute_devices.count_devices(device)
+    if count is not None and config.processes > count:
+        raise ConfigurationError(
+            f"fine_tuning.processes is {config.processes}; expected at most {count}, the number of {device} devices",
+            hint="Reduce fine_tuning.processes: each process needs its own accelerator.",
         )
     return device
 
 
-def _computes_in_half(config: FineTuningConfig, device: str) -> bool:
-    return config.precision == "bfloat16" or (config.precision == "auto" and device in HALF)
-
-
-def _check_four_bits(device: str) -> None:
-    if device != "cuda":
-        raise ConfigurationError(
-            f"fine_tuning.adaptation: qlora needs an NVIDIA GPU, and here {device} trains: bitsandbytes has no 4-bit kernels for it",
-            hint="Use adaptation: lora, or a machine with an NVIDIA GPU.",
+def _require_package(package: str, purpose: str, extra: str) -> None:
+    if util.find_spec(package) is None:
+        raise EngineMissingError(
+            f"{purpose} requires the package {package}, which is not installed",
+            hint=f"Run: pip install 'tuneline[{extra}]'",
         )
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise EngineMissingError("adaptation qlora needs the package bitsandbytes", hint="pip install 'tuneline[gpu]'")
 
 
-def _check_sharding(strategy: str, device: str) -> None:
-    if strategy == "fsdp2" and device not in HALF:
+def _uses_bfloat16(config: FineTuningConfig, device: str) -> bool:
+    return config.precision == "bfloat16" or (config.precision == "auto" and device in BFLOAT16_DEVICES)
+
+
+def choose_settings(config: FineTuningConfig, device: str, shape: ModelShape, model_type: str) -> ComputeSettings:
+    """Return the compute settings of this recipe and model on this device."""
+    bfloat16 = _uses_bfloat16(config, device)
+    precision_reason = "as configured" if config.precision != "auto" else f"the fastest precision on {device}"
+    attention, attention_reason = _choose_attention(config, device, bfloat16)
+    liger, liger_reason = _choose_liger(config, device, model_type)
+    choice = config.activation_checkpointing
+    is_checkpointing, memory = choice == "on", "as configured"
+    if choice == "auto":
+        # Preference objectives hold two sequences per row: chosen and rejected, or an answer and its KL completion.
+        rows = config.micro_batch_size * (1 if config.objective_spec.is_causal else 2)
+        required = estimate_training_memory(
+            shape, rows=rows, length=config.max_length, dropout=config.has_lora_dropout, gpu=device in BFLOAT16_DEVICES
+        )["total"]
+        if config.is_sharded:
+            required //= config.processes
+        free = compute_devices.get_free_memory_bytes(device) // (config.processes if device == "cpu" else 1)
+        is_checkpointing = required > MAX_MEMORY_FRACTION * free
+        memory = f"about {required / 1e9:.1f} GB are required without it and {free / 1e9:.1f} GB are free"
+    reasons = [
+        f"{'bfloat16' if bfloat16 else 'float32'}: {precision_reason}",
+        attention_reason,
+        liger_reason,
+        f"torch.compile: {'on' if config.compile else 'off'}, as configured",
+        f"activation checkpointing: {'on' if is_checkpointing else 'off'}, {memory}",
+    ]
+    return ComputeSettings(device, bfloat16, attention, liger, config.compile, is_checkpointing, reasons)
+
+
+def _choose_attention(config: FineTuningConfig, device: str, bfloat16: bool) -> tuple[str, str]:
+    installed = util.find_spec("flash_attn") is not None
+    if config.attention == "flash_attention_2" and not (installed and device == "cuda" and bfloat16):
+        missing = "the package flash-attn, which is not installed"
+        if device != "cuda":
+            missing = f"an NVIDIA GPU; the device is {device}"
+        elif not bfloat16:
+            missing = f"bfloat16; fine_tuning.precision is {config.precision}"
         raise ConfigurationError(
-            f"fine_tuning.strategy: fsdp2 cannot be in force on {device}: Accelerate ignores it there and trains with plain DDP",
-            hint="Use strategy: zero3 or ddp, or accelerators.",
+            f"fine_tuning.attention: flash_attention_2 requires {missing}", hint="Set fine_tuning.attention to auto."
         )
-    if strategy == "zero3" and device == "mps":
-        raise ConfigurationError(
-            "fine_tuning.strategy: zero3 cannot be in force on mps: DeepSpeed does not know it", hint="Use device: cpu."
-        )
-    if strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
-        raise EngineMissingError("strategy zero3 needs the package deepspeed", hint="pip install 'tuneline[deepspeed]'")
-
-
-def choose(config: FineTuningConfig, device: str, shape: Shape, model_type: str) -> Choice:
-    """Precision, attention kernel, fused layers, compilation and activation checkpointing for this recipe and model on this device."""
-    half = _computes_in_half(config, device)
-    attention, why_attention = _attention(config, device, half)
-    liger, why_liger = _liger(config, device, model_type)
-    again, why_again = _activation_checkpointing(config, device, shape)
-    why_half = f"{'bfloat16' if half else 'float32'}: " + ("as configured" if config.precision != "auto" else f"what {device} is fast in")
-    why_compile = [f"torch.compile: {'on' if config.compile else 'off'}, as configured"]
-    return Choice(device, half, attention, liger, config.compile, again, [why_half, why_attention, why_liger, *why_compile, why_again])
-
-
-def _attention(config: FineTuningConfig, device: str, half: bool) -> tuple[str, str]:
-    installed = importlib.util.find_spec("flash_attn") is not None
-    if config.attention == "flash_attention_2" and not (installed and device == "cuda" and half):
-        needs = "an NVIDIA GPU" if device != "cuda" else "bfloat16" if not half else "the package flash-attn"
-        raise ConfigurationError(f"fine_tuning.attention: flash_attention_2 needs {needs}", hint="Use attention: auto.")
     if config.attention != "auto":
         return config.attention, f"attention {config.attention}: as configured"
-    if device == "cuda" and half and installed:
-        return "flash_attention_2", "attention flash_attention_2: flash-attn is installed"
-    without = "flash-attn has no float32 kernels" if installed else "flash-attn is not installed"
-    return "sdpa", "attention sdpa: " + (without if device == "cuda" else f"torch's own kernel on {device}")
+    if device != "cuda":
+        return "sdpa", f"attention sdpa: PyTorch's kernel on {device}"
+    if not installed:
+        return "sdpa", "attention sdpa: flash-attn is not installed"
+    if not bfloat16:
+        return "sdpa", "attention sdpa: flash-attn has no float32 kernels"
+    return "flash_attention_2", "attention flash_attention_2: flash-attn is installed"
 
 
-def _liger(config: FineTuningConfig, device: str, model_type: str) -> tuple[bool, str]:
-    """Whether Liger's kernels (Hsu et al., arXiv 2410.10989) replace layers: they are Triton's, for NVIDIA GPUs."""
-    installed = importlib.util.find_spec("liger_kernel") is not None
-    known = installed and _liger_knows(model_type)
-    if config.fused_kernels == "on" and not (device == "cuda" and known):
-        what = (
-            "an NVIDIA GPU" if device != "cuda" else "liger-kernel, which is not installed" if not installed else "a model that Liger knows"
-        )
-        raise ConfigurationError(f"fine_tuning.fused_kernels: on needs {what}", hint="Use fused_kernels: auto.")
+def _choose_liger(config: FineTuningConfig, device: str, model_type: str) -> tuple[bool, str]:
+    """Decide whether Liger's kernels (Hsu et al., arXiv 2410.10989) replace layers; they run on NVIDIA GPUs only."""
+    missing = ""
+    if device != "cuda":
+        missing = f"an NVIDIA GPU; the device is {device}"
+    elif util.find_spec("liger_kernel") is None:
+        missing = "liger-kernel, which is not installed"
+    else:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+        if model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+            missing = f"a model that Liger supports; the model type is {model_type}"
     if config.fused_kernels == "off":
         return False, "fused kernels: off, as configured"
-    if device != "cuda":
-        return False, f"fused kernels: off, they are for NVIDIA GPUs and not for {device}"
-    return (
-        known,
-        f"fused kernels: {'on' if known else 'off: liger-kernel ' + ('does not know ' + model_type if installed else 'is not installed')}",
-    )
+    if not missing:
+        return True, "fused kernels: on"
+    if config.fused_kernels == "on":
+        raise ConfigurationError(
+            f"fine_tuning.fused_kernels: on requires {missing}", hint="Set fine_tuning.fused_kernels to auto."
+        )
+    return False, f"fused kernels: off, because they require {missing}"
 
 
-def _liger_knows(model_type: str) -> bool:
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+def choose_dtype(config: FineTuningConfig, settings: ComputeSettings) -> torch.dtype:
+    """Return the data type of the base model's weights.
 
-    return model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
-
-
-def _activation_checkpointing(config: FineTuningConfig, device: str, shape: Shape) -> tuple[bool, str]:
-    if config.activation_checkpointing != "auto":
-        return config.activation_checkpointing == "on", f"activation checkpointing: {config.activation_checkpointing}, as configured"
-    dropout = config.adaptation in LOW_RANK and config.lora.dropout > 0
-    rows = config.micro_batch_size * (2 if config.objective in ("dpo", "kto") else 1)
-    needed = training_memory(shape, rows=rows, length=config.max_length, dropout=dropout, gpu=device in HALF)["total"]
-    if config.strategy in SHARDED:
-        needed //= config.processes
-    free = devices.free_memory(device) // (config.processes if device == "cpu" else 1)
-    again = needed > ROOM * free
-    told = f"about {needed / 1e9:.1f} GB are needed without it and {free / 1e9:.1f} GB free"
-    return again, f"activation checkpointing: {'on' if again else 'off'}, {told}"
-
-
-def torch_dtype(config: FineTuningConfig, choice: Choice) -> Any:
-    """How weights are held: frozen ones in bfloat16 where that is computed in; trained ones in float32, or small updates round away."""
+    Frozen weights have the compute precision. Trained weights are float32, because bfloat16 rounds small updates to
+    zero.
+    """
     import torch
 
-    return torch.bfloat16 if choice.bfloat16 and config.adaptation != "full" else torch.float32
+    return torch.bfloat16 if settings.bfloat16 and not config.adaptation_spec.trains_all_weights else torch.float32

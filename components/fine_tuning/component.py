@@ -4,31 +4,52 @@ from typing import NamedTuple
 
 from kfp import dsl
 
-from components.common.images import TRAINING
+from components.common.runtime.container_images import TRAINING_IMAGE
 
 
-@dsl.component(base_image=TRAINING, install_kfp_package=False)
-def fine_tuning(plan: str, dataset: str, version: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]) -> NamedTuple(
-    "Outputs", [("model", str)]
-):
-    """Tune the base model on a dataset. `plan`: configuration, base model digest, seed and code digest; `version`: the dataset's revision."""
+@dsl.component(base_image=TRAINING_IMAGE, install_kfp_package=False)
+def fine_tuning(
+    plan: str, dataset: str, version: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]
+) -> NamedTuple("Outputs", [("model", str)]):
+    """Tune the base model on a dataset.
+
+    Args:
+        plan: Configuration, base model digest, seed and code digest, as JSON.
+        dataset: Digest of the dataset artifact.
+        version: Published revision of the dataset, as JSON.
+        report: Training report.
+        links: Links to the run and its artifacts.
+
+    Returns:
+        Digest of the model artifact.
+    """
     import json
 
-    from components.common import models, step
-    from components.common.launch import settings
-    from components.fine_tuning.config import recipe_of
+    from components.common import pipeline_step
+    from components.common.launch import launcher_settings
+    from components.common.models import model_loading
+    from components.fine_tuning.config import recipe_from_plan
     from components.fine_tuning.sweep import tune
 
     p, uri = json.loads(plan), json.loads(version)["uri"]
-    recipe = recipe_of(p["config"], p.pop("where", {}))
+    recipe = recipe_from_plan(p["config"], p.pop("where", {}))
 
-    def build(out, s):  # type: ignore[no-untyped-def]
-        base = models.base_model(p["config"]["base_model"], s.reporter, p["base_sha256"])
-        options = {"seed": p["seed"], "state": s.workdir.state, "reporter": s.reporter, "dataset_uri": uri, "base": base}
-        options |= {"where": settings.from_environment(), "tracked": s.tracked}
-        return tune(s.artifact(dataset, "dataset"), out, recipe, **options)
+    def train(output, step):  # type: ignore[no-untyped-def]
+        return tune(
+            step.load_artifact(dataset, "dataset"),
+            output,
+            recipe,
+            seed=p["seed"],
+            state=step.workdir.state,
+            reporter=step.reporter,
+            dataset_uri=uri,
+            base=model_loading.resolve_base_model(p["config"]["base_model"], step.reporter, p["base_sha256"]),
+            launcher_settings=launcher_settings.load_settings(),
+            tracked=step.mlflow_run,
+        )
 
-    key = {"plan": p, "dataset": dataset, "revision": uri.rpartition("@")[2]}  # a work folder at another place keeps what it has tuned
-    made = step.produce("fine_tuning", key, build, links.path)
-    step.copy_report(made, report.path)
-    return (made.sha256,)
+    # The commit instead of the URI: a cached result stays valid when the work folder moves.
+    key = {"plan": p, "dataset": dataset, "revision": uri.rpartition("@")[2]}
+    model = pipeline_step.produce_artifact("fine_tuning", key, train, links.path)
+    pipeline_step.copy_report(model, report.path)
+    return (model.sha256,)

@@ -1,6 +1,6 @@
-"""Configuration of fine-tuning, the recipe: what is learned (objective) × what is trained (adaptation), on how much, and how.
+"""Configuration of fine-tuning: objective, adaptation, optimizer settings and device.
 
-What cannot work is refused here, with the reason, before any work is done.
+Validation rejects invalid combinations with the reason, before any work starts.
 """
 
 from __future__ import annotations
@@ -11,326 +11,499 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from components.common.devices import Device
+from components.common.models.adaptations import ADAPTATIONS, Adaptation, AdaptationName
+from components.common.models.compute_devices import Device
+from components.fine_tuning.objectives import OBJECTIVES, Objective, ObjectiveName
 
-Objective = Literal["sft", "text", "dpo", "kto"]
-AdaptationName = Literal["lora", "full", "qlora", "p_tuning", "prompt_tuning"]
-LOW_RANK = ("lora", "qlora")
-PROMPTS = ("p_tuning", "prompt_tuning")
-PREFERENCES = ("dpo", "kto")
-SHARDED = ("fsdp2", "zero3")
-MOST_RECIPES = 64
-# With another one of these a validation loss measures something else, and the lowest would say nothing.
-MEASURED_BY = ("base_model", "objective", "max_length", "validation_rows", "preference")
-NO_RECIPE = ("card", "sweep")
+SHARDED_STRATEGIES = ("fsdp2", "zero3")
+MAX_RECIPES = 64
+# A validation loss measured with another value of these keys is not comparable.
+LOSS_DEFINING_KEYS = ("base_model", "objective", "max_length", "validation_rows", "preference")
+NON_RECIPE_KEYS = ("card", "sweep")
 
 
-class LoraConfig(BaseModel):
+class Section(BaseModel):
+    """A section of the configuration. Rejects unknown keys and numbers that are not finite."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class LoraConfig(Section):
     """Low-rank adaptation (Hu et al., arXiv 2106.09685)."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    rank: int = Field(16, ge=1, description="Rank r of the update. Higher learns more and costs r(d_in + d_out) parameters a matrix.")
-    alpha: float = Field(32.0, gt=0, description="The update is scaled by alpha/rank: higher learns faster and less stably.")
-    dropout: float = Field(0.05, ge=0, lt=1, description="Dropout on the update's input. Higher resists overfitting on few rows.")
+    rank: int = Field(
+        16,
+        ge=1,
+        description="Rank r of the update. A higher rank adds capacity, and r(d_in + d_out) parameters per matrix.",
+    )
+    alpha: float = Field(
+        32.0, gt=0, description="Scale of the update: alpha/rank. A higher value trains faster, but less stably."
+    )
+    dropout: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="Dropout on the input of the update. A higher value reduces overfitting on small datasets.",
+    )
     target_modules: list[str] | Literal["all-linear"] = Field(
-        "all-linear", description='Module names that get an update; "all-linear" is every linear layer but the output head.'
+        "all-linear",
+        description='Names of the modules to update; "all-linear" selects every linear layer except the output head.',
     )
     rslora: bool = Field(
-        False, description="Scale the update by alpha/√rank, which keeps high ranks learning (rsLoRA, Kalajdzievski, arXiv 2312.03732)."
+        False,
+        description="true: scale the update by alpha/√rank, which prevents slow training at high ranks "
+        "(rsLoRA, Kalajdzievski, arXiv 2312.03732); false: by alpha/rank.",
     )
     dora: bool = Field(
-        False, description="Train magnitude and direction apart (DoRA, Liu et al., arXiv 2402.09353): nearer to full at low rank, slower."
+        False,
+        description="true: train magnitude and direction of the weights separately (DoRA, Liu et al., arXiv "
+        "2402.09353), which is closer to full fine-tuning at low ranks, but slower; false: plain LoRA.",
     )
 
+    def build_peft_options(self, peft_type: str, tokenizer: str) -> dict[str, object]:
+        """Return the arguments of PEFT's configuration class."""
+        targets = self.target_modules
+        return {
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "use_rslora": self.rslora,
+            "use_dora": self.dora,
+            "target_modules": targets if isinstance(targets, str) else sorted(targets),
+        }
 
-class PromptConfig(BaseModel):
-    """Virtual tokens that are trained in front of every prompt, the model itself unchanged."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+class PromptConfig(Section):
+    """Trained virtual tokens that precede every prompt; the model's weights do not change."""
 
-    virtual_tokens: int = Field(20, ge=1, description="Trained tokens in front of the prompt. They take context and time on every request.")
+    virtual_tokens: int = Field(
+        20,
+        ge=1,
+        description="Number of virtual tokens before the prompt. They use context length and time in every request.",
+    )
     encoder: Literal["mlp", "lstm"] = Field(
-        "mlp", description="p_tuning: the network that makes the virtual tokens while training (Liu et al., arXiv 2103.10385)."
+        "mlp",
+        description="p_tuning: network that generates the virtual tokens during training "
+        "(Liu et al., arXiv 2103.10385).",
     )
-    encoder_size: int = Field(128, ge=1, description="p_tuning: hidden size of that network. It is not shipped: only what it made is.")
+    encoder_size: int = Field(
+        128,
+        ge=1,
+        description="p_tuning: hidden size of the prompt encoder. Only the virtual tokens it generates are published.",
+    )
     initial_text: str = Field(
-        "", description='prompt_tuning: a text whose tokens the virtual ones begin as, such as "Answer briefly."; empty: random ones.'
+        "",
+        description="prompt_tuning: text whose tokens initialize the virtual tokens, "
+        'such as "Answer briefly." Empty: random initialization.',
+    )
+
+    def build_peft_options(self, peft_type: str, tokenizer: str) -> dict[str, object]:
+        """Return the arguments of PEFT's configuration class; `tokenizer` is the base model's folder."""
+        options: dict[str, object] = {"num_virtual_tokens": self.virtual_tokens}
+        if peft_type == "P_TUNING":
+            return options | {
+                "encoder_reparameterization_type": self.encoder.upper(),
+                "encoder_hidden_size": self.encoder_size,
+            }
+        if self.initial_text:  # prompt tuning: Lester et al., arXiv 2104.08691
+            options |= {
+                "prompt_tuning_init": "TEXT",
+                "prompt_tuning_init_text": self.initial_text,
+                "tokenizer_name_or_path": tokenizer,
+            }
+        return options
+
+
+class Ia3Config(Section):
+    """Scaling of inner activations by trained vectors (Liu et al., arXiv 2205.05638)."""
+
+    target_modules: list[str] = Field(
+        [],
+        description="Names of the modules to scale, such as [k_proj, v_proj, down_proj]. "
+        "Empty: PEFT's default for the architecture.",
+    )
+    feedforward_modules: list[str] = Field(
+        [],
+        description="The target modules whose input is scaled instead of their output, such as [down_proj]. "
+        "Used only if target_modules is set. Empty: every output is scaled.",
+    )
+
+    @model_validator(mode="after")
+    def _check_modules(self) -> Ia3Config:
+        unknown = sorted({*self.feedforward_modules} - {*self.target_modules})
+        if unknown:
+            raise ValueError(f"feedforward_modules lists {', '.join(unknown)}; expected modules of target_modules")
+        return self
+
+    def build_peft_options(self, peft_type: str, tokenizer: str) -> dict[str, object]:
+        """Return the arguments of PEFT's configuration class."""
+        if not self.target_modules:
+            return {}
+        return {
+            "target_modules": sorted(self.target_modules),
+            "feedforward_modules": sorted(self.feedforward_modules),
+        }
+
+
+class PreferenceConfig(Section):
+    """Settings of preference training: pairs (dpo) or single labelled answers (kto)."""
+
+    beta: float = Field(
+        0.1,
+        gt=0,
+        description="Weight of the penalty for deviating from the base model. A higher value allows less deviation.",
+    )
+    desirable_weight: float = Field(
+        1.0, gt=0, description="kto: weight of desirable rows. Increase it if desirable rows are rare."
+    )
+    undesirable_weight: float = Field(1.0, gt=0, description="kto: weight of undesirable rows.")
+
+
+class CardConfig(Section):
+    """Licences for the model card. They override the licences found in the files."""
+
+    base_licence: str = Field(
+        "", description='Licence of the base model, such as "llama3.1". Empty: the licence in its model card.'
+    )
+    data_licence: str = Field(
+        "", description='Licence of the training data, such as "CC-BY-SA-3.0" or "internal". Empty: not stated.'
     )
 
 
-class PreferenceConfig(BaseModel):
-    """Learning from preferences: pairs (dpo) or single answers with a label (kto)."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    beta: float = Field(0.1, gt=0, description="How strongly the model is held to where it began. Higher stays nearer.")
-    desirable_weight: float = Field(1.0, gt=0, description="kto: weight of rows labelled good; raise it where they are few.")
-    undesirable_weight: float = Field(1.0, gt=0, description="kto: weight of rows labelled bad.")
-
-
-class CardConfig(BaseModel):
-    """What the model card says of licences where the files do not."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    base_licence: str = Field("", description='The base model\'s licence, such as "llama3.1"; empty: as its own card says.')
-    data_licence: str = Field("", description='The training data\'s licence, such as "CC-BY-SA-3.0" or "internal"; empty: not stated.')
-
-
-class SweepConfig(BaseModel):
-    """Several recipes over one dataset, of which the one with the lowest validation loss is the result."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+class SweepConfig(Section):
+    """A sweep: several recipes trained on one dataset. The model with the lowest validation loss is the result."""
 
     vary: dict[str, list[Any]] = Field(
         {},
-        description="Keys of this section and the values to try, such as {learning_rate: [1e-4, 3e-4], lora.rank: [8, 16]}: every "
-        f"combination is trained, {MOST_RECIPES} at most. Empty: no sweep.",
+        description="Keys of this section and the values to try, such as "
+        "{learning_rate: [1e-4, 3e-4], lora.rank: [8, 16]}. Every combination is trained, "
+        f"up to {MAX_RECIPES}. Empty: no sweep.",
     )
     parallel: int = Field(
-        2, ge=1, description="Recipes that are trained at once. Here they share the machine's memory and cores; elsewhere each is a job."
+        2,
+        ge=1,
+        description="Maximum number of recipes to train at once. "
+        "Without a launcher they share this machine; with a launcher each recipe is a separate job.",
     )
 
 
-class FineTuningConfig(BaseModel):
-    """The recipe: objective × adaptation, and the optimizer's settings."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+class FineTuningConfig(Section):
+    """A recipe: objective, adaptation, optimizer settings and device."""
 
     base_model: str = Field(
         "embedded:smollm2-135m-instruct",
-        description="The model to start from: embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, "
+        description="Base model: embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, "
         "store:<sha256> (see `tuneline models import`), or hf://org/name@revision.",
     )
-    objective: Objective = Field(
+    objective: ObjectiveName = Field(
         "sft",
-        description="What is learned. sft: the assistant's answers, in all turns. text: every next token of plain text. "
-        "dpo: to prefer the chosen answer of a pair. kto: to prefer answers labelled good.",
+        description="Training objective. "
+        + " ".join(f"{name}: {entry.summary}." for name, entry in OBJECTIVES.items()),
     )
     adaptation: AdaptationName = Field(
         "lora",
-        description="What is trained. lora: a small update beside frozen weights. full: every weight (16 bytes a parameter). "
-        "qlora: lora beside weights held in 4 bits (NVIDIA GPU). p_tuning, prompt_tuning: virtual tokens before the prompt, nothing else.",
+        description="Trained parameters. "
+        + " ".join(f"{name}: {entry.summary}." for name, entry in ADAPTATIONS.items()),
     )
-    lora: LoraConfig = Field(LoraConfig(), description="Settings of adaptations lora and qlora.")
-    prompt: PromptConfig = Field(PromptConfig(), description="Settings of adaptations p_tuning and prompt_tuning.")
-    preference: PreferenceConfig = Field(PreferenceConfig(), description="Settings of objectives dpo and kto.")
+    lora: LoraConfig = Field(LoraConfig(), description="Settings of the adaptations lora and qlora.")
+    prompt: PromptConfig = Field(PromptConfig(), description="Settings of the adaptations p_tuning and prompt_tuning.")
+    # Excluded if unchanged, so that other recipes keep the digests from before this adaptation existed.
+    ia3: Ia3Config = Field(
+        Ia3Config(), exclude_if=lambda ia3: ia3 == Ia3Config(), description="Settings of the adaptation ia3."
+    )
+    preference: PreferenceConfig = Field(PreferenceConfig(), description="Settings of the objectives dpo and kto.")
     card: CardConfig = Field(CardConfig(), description="Licences for the model card.")
     merge: bool = Field(
         False,
-        description="lora, qlora: publish whole weights with the update in them, proven equal. Larger; needs no adapter support to serve.",
+        description="Merge the adapter into the base model and publish the whole model, after a check that the "
+        "logits agree. The published model is larger, but serving requires no adapter support.",
     )
-    max_steps: int | None = Field(40, ge=1, description="Stop after so many optimizer steps. null: train for `epochs` instead.")
-    epochs: float = Field(1.0, gt=0, description="Passes over the training rows; counts only where max_steps is null.")
+    max_steps: int | None = Field(40, ge=1, description="Number of optimizer steps. null: train for `epochs` instead.")
+    epochs: float = Field(
+        1.0, gt=0, description="Number of passes over the training rows. Used only if max_steps is null."
+    )
     learning_rate: float = Field(
         5e-4,
         gt=0,
-        description="Peak learning rate. Too high diverges. full, dpo and kto want about a tenth of lora's, prompts ten times it.",
+        description="Peak learning rate. Training diverges if it is too high. full, dpo and kto need about a tenth of "
+        "the rate of lora, virtual tokens about ten times that rate.",
     )
     schedule: Literal["linear", "cosine", "constant_with_warmup"] = Field(
-        "linear", description="How the learning rate falls after warm-up."
+        "linear", description="Decay of the learning rate after warm-up."
     )
-    warmup_steps: int = Field(4, ge=0, description="Optimizer steps over which the learning rate rises from 0 to its peak.")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this norm when they exceed it.")
+    warmup_steps: int = Field(
+        4, ge=0, description="Optimizer steps over which the learning rate rises from 0 to its peak."
+    )
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of AdamW.")
+    max_grad_norm: float = Field(
+        1.0, gt=0, description="Maximum gradient norm. Larger gradients are scaled down to this norm."
+    )
     batch_size: int = Field(
-        8, ge=1, description="Rows an optimizer step, over all processes. More is steadier and slower. Packed rows count once."
+        8,
+        ge=1,
+        description="Rows per optimizer step, over all processes. A larger batch is more stable, but steps are slower. "
+        "A packed row counts once.",
     )
     tokens_per_step: int | None = Field(
-        None, ge=8, description="With packing: tokens an optimizer step, instead of batch_size: so many packed rows of max_length as fit."
+        None,
+        ge=8,
+        description="With packing: tokens per optimizer step, used instead of batch_size. "
+        "Rounded to a multiple of max_length × micro_batch_size × processes. null: use batch_size.",
     )
     micro_batch_size: int = Field(
-        2, ge=1, description="Rows in memory at once in a process; batch_size must be a multiple. Fewer needs less memory."
+        2,
+        ge=1,
+        description="Rows per process in one forward pass. batch_size must be a multiple of "
+        "micro_batch_size × processes. Fewer rows need less memory.",
     )
-    max_length: int = Field(256, ge=8, description="Tokens a row; longer rows are cut and counted. Memory grows with it.")
+    max_length: int = Field(
+        256,
+        ge=8,
+        description="Maximum length of a row in tokens. Longer rows are truncated (objective text: split) and counted. "
+        "Memory use grows with the length.",
+    )
     packing: bool = Field(
-        False, description="Put several short rows into one of max_length tokens; they never see each other. Faster where rows are short."
+        False,
+        description="Pack several short rows into one row of max_length tokens, without attention between them. "
+        "Faster if rows are short.",
     )
-    checkpoint_every: int = Field(10, ge=1, description="Optimizer steps between checkpoints: a killed run loses at most this much.")
+    checkpoint_every: int = Field(
+        10, ge=1, description="Optimizer steps between checkpoints. An interruption loses at most this many steps."
+    )
     keep_checkpoints: int = Field(
-        2, ge=2, description="Newest checkpoints kept, and the best besides. At least two: the newest may be torn by a crash."
+        2,
+        ge=2,
+        description="Number of recent checkpoints to keep, in addition to the best one. "
+        "At least 2, because a crash can damage the newest checkpoint.",
     )
     validation_rows: int = Field(
         32,
         ge=0,
-        description="Validation rows, the first ones, whose loss is measured at every checkpoint. The best one is the result. 0: the last.",
+        description="Number of validation rows whose loss is measured at every checkpoint; the first rows are used. "
+        "The checkpoint with the lowest loss is the result. 0: the last checkpoint is the result.",
     )
     early_stopping: int | None = Field(
-        None, ge=1, description="Stop once so many validations in a row brought no new best loss. null: go to the end."
+        None,
+        ge=1,
+        description="Stop after this many consecutive validations without a lower loss. null: do not stop early.",
     )
-    device: Device = Field("auto", description="auto: the best that is here. cuda: NVIDIA. hpu: Gaudi. mps: Apple. cpu: the processor.")
+    device: Device = Field(
+        "auto",
+        description="Training device. auto: the best available device. cuda: NVIDIA GPU. hpu: Intel Gaudi. "
+        "mps: Apple GPU. cpu: CPU.",
+    )
     precision: Literal["auto", "bfloat16", "float32"] = Field(
-        "auto", description="auto: bfloat16 on NVIDIA and Gaudi, float32 elsewhere (on processors bfloat16 is many times slower)."
+        "auto",
+        description="Compute precision. auto: bfloat16 on NVIDIA and Gaudi, "
+        "float32 elsewhere (bfloat16 is many times slower on a CPU).",
     )
     attention: Literal["auto", "sdpa", "flash_attention_2", "eager"] = Field(
-        "auto", description="Attention kernel. auto: flash_attention_2 where it is installed on an NVIDIA GPU, else torch's own (sdpa)."
+        "auto",
+        description="Attention kernel. auto: flash_attention_2 on an NVIDIA GPU if it is installed, "
+        "otherwise PyTorch's kernel (sdpa).",
     )
     fused_kernels: Literal["auto", "on", "off"] = Field(
-        "auto", description="Liger's fused layers on NVIDIA GPUs. auto: where liger-kernel is installed and knows the model."
+        "auto",
+        description="Liger's fused layers on NVIDIA GPUs. "
+        "auto: on if liger-kernel is installed and supports the model.",
     )
     compile: bool = Field(
-        False, description="torch.compile: minutes at the start, faster steps after. For long trainings with packing on GPUs."
+        False,
+        description="Use torch.compile: the start takes minutes longer, then steps are faster. "
+        "Suited to long training runs with packing on GPUs.",
     )
     activation_checkpointing: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Compute activations twice instead of keeping them: a third more work, far less memory. auto: where memory needs it.",
+        description="Recompute activations in the backward pass: about one third more computation, much less memory. "
+        "auto: on if the estimate exceeds 90% of free memory.",
     )
-    processes: int = Field(1, ge=1, description="Processes that share the training on this machine, one an accelerator.")
+    processes: int = Field(1, ge=1, description="Number of training processes, one per accelerator.")
     strategy: Literal["ddp", "fsdp2", "zero3"] = Field(
         "ddp",
-        description="How several processes share the work. ddp: each holds the model. fsdp2, zero3 (DeepSpeed): each holds a part; proven "
-        "to be so in every run, and refused where it cannot be.",
+        description="Distribution of the model. ddp: each process holds the whole model. fsdp2, zero3 (DeepSpeed): "
+        "each process holds a shard. A run fails if the strategy has no effect.",
     )
-    # Left out where there is none: a recipe reads as it did before there were sweeps, and so do its keys and digests.
-    sweep: SweepConfig = Field(SweepConfig(), exclude_if=lambda sweep: not sweep.vary, description="Several recipes, compared.")
+    # Excluded if unused, so that a recipe without a sweep keeps its digest from before sweeps existed.
+    sweep: SweepConfig = Field(
+        SweepConfig(), exclude_if=lambda sweep: not sweep.vary, description="Sweep over several recipes."
+    )
 
     @property
-    def step_rows(self) -> int:
-        """Rows, or packed rows, an optimizer step; a multiple of what all processes hold at once."""
+    def adaptation_spec(self) -> Adaptation:
+        """The adaptation's settings section, PEFT type and capabilities."""
+        return ADAPTATIONS[self.adaptation]
+
+    @property
+    def objective_spec(self) -> Objective:
+        """The objective's trainer, encoding and capabilities."""
+        return OBJECTIVES[self.objective]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process holds only a shard of the model."""
+        return self.strategy in SHARDED_STRATEGIES
+
+    @property
+    def has_lora_dropout(self) -> bool:
+        """Whether low-rank updates use dropout, which stores additional activations."""
+        return self.adaptation_spec.is_low_rank and self.lora.dropout > 0
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows, or packed rows, per optimizer step; a multiple of micro_batch_size × processes."""
         if not self.tokens_per_step:
             return self.batch_size
-        at_once = self.micro_batch_size * self.processes
-        return max(1, round(self.tokens_per_step / (self.max_length * at_once))) * at_once
+        concurrent_rows = self.micro_batch_size * self.processes
+        return max(1, round(self.tokens_per_step / (self.max_length * concurrent_rows))) * concurrent_rows
 
     @property
-    def accumulation(self) -> int:
-        """Micro-batches of a process an optimizer step."""
-        return self.step_rows // (self.micro_batch_size * self.processes)
+    def gradient_accumulation_steps(self) -> int:
+        """Number of micro-batches per process in an optimizer step."""
+        return self.rows_per_step // (self.micro_batch_size * self.processes)
 
     @model_validator(mode="after")
-    def _can_work(self) -> FineTuningConfig:
-        for wrong, reason in _contradictions(self):
-            if wrong:
+    def _check_consistency(self) -> FineTuningConfig:
+        for is_conflict, reason in _find_conflicts(self):
+            if is_conflict:
                 raise ValueError(reason)
-        if self.sweep.vary:
-            _check_sweep(self)
         return self
+
+    @model_validator(mode="after")
+    def _check_sweep(self) -> FineTuningConfig:
+        if not self.sweep.vary:
+            return self
+        for key, values in self.sweep.vary.items():
+            if reason := self._explain_invalid_key(key, values):
+                raise ValueError(f"sweep.vary: {key} {reason}")
+        count = math.prod(map(len, self.sweep.vary.values()))
+        if count > MAX_RECIPES:
+            raise ValueError(f"sweep.vary: {count} combinations; expected at most {MAX_RECIPES}")
+        for name, recipe in self.recipes.items():
+            if not recipe.validation_rows:
+                raise ValueError(
+                    f"sweep.vary: {name}: validation_rows is 0; expected at least 1, "
+                    "because the sweep compares recipes by validation loss"
+                )
+        return self
+
+    def _explain_invalid_key(self, key: str, values: list[Any]) -> str:
+        """Return the reason why a sweep cannot vary this key over these values, or ""."""
+        section, _, subkey = key.partition(".")
+        if section == "micro_batch_size" and self.objective_spec.min_micro_batch_size > 1:
+            return (
+                f"cannot be varied: the reference term of {self.objective}'s loss is the mean over a micro-batch, "
+                "so losses of different recipes are not comparable"
+            )
+        if section in LOSS_DEFINING_KEYS:
+            return "changes the definition of the validation loss, so losses of different recipes are not comparable"
+        if section in NON_RECIPE_KEYS:
+            return "is not part of a recipe"
+        value = getattr(self, section) if section in FineTuningConfig.model_fields else None
+        subkeys = type(value).model_fields if isinstance(value, BaseModel) else {}
+        if section not in FineTuningConfig.model_fields or (subkey and subkey not in subkeys):
+            return "is not a key of fine_tuning"
+        if subkeys and not subkey:
+            return f"is a section; expected one of its keys, such as {section}.{next(iter(subkeys))}"
+        return "" if values else "has an empty list of values; expected at least one value"
 
     @property
     def recipes(self) -> dict[str, FineTuningConfig]:
-        """The recipes of a sweep by what sets them apart, such as "learning_rate=0.0001, lora.rank=8"; without one, this one by ""."""
-        named, keys = {}, sorted(self.sweep.vary)  # in JSON, and so in a plan, they may come in another order
-        for values in itertools.product(*(self.sweep.vary[key] for key in keys)):
-            name, recipe = _combined(self, dict(zip(keys, values, strict=True)))
-            if name in named:
-                raise ValueError(f"sweep.vary: {name} stands there twice")
-            named[name] = recipe
-        return named
+        """The recipes of a sweep by name, such as "learning_rate=0.0001, lora.rank=8"; {"": self} without a sweep.
 
-    def value_of(self, key: str) -> Any:
-        """The value of a dotted key, such as lora.rank."""
-        found: Any = self
+        Raises:
+            ValueError: a recipe is invalid or listed twice.
+        """
+        recipes: dict[str, FineTuningConfig] = {}
+        keys = sorted(self.sweep.vary)  # their order differs in a plan, which is canonical JSON
+        for changes in itertools.product(*(self.sweep.vary[key] for key in keys)):
+            values = self.model_dump(exclude={"sweep"})
+            for key, value in zip(keys, changes, strict=True):
+                section, _, subkey = key.partition(".")
+                values[section] = values.get(section, {}) | {subkey: value} if subkey else value
+            try:
+                recipe = FineTuningConfig.model_validate(values)
+            except ValidationError as error:
+                name = ", ".join(f"{key}={value}" for key, value in zip(keys, changes, strict=True))
+                details = "; ".join(
+                    ": ".join(filter(None, [".".join(map(str, item["loc"])), item["msg"]])) for item in error.errors()
+                )
+                raise ValueError(f"sweep.vary: {name}: {details}") from None
+            name = ", ".join(f"{key}={recipe.get_value(key)}" for key in keys)
+            if name in recipes:
+                raise ValueError(f"sweep.vary: {name} is listed twice")
+            recipes[name] = recipe
+        return recipes
+
+    def get_value(self, key: str) -> object:
+        """Return the value of a dotted key, such as lora.rank."""
+        value: object = self
         for part in key.split("."):
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
 
 
-def recipe_of(config: dict[str, Any], where: dict[str, Any]) -> FineTuningConfig:
-    """The recipe of a step's plan, whose sweep is told apart `where` nothing of the result depends on it: how many run at once."""
-    return FineTuningConfig.model_validate({**config, "sweep": {**config["sweep"], **where}} if where else config)
+def recipe_from_plan(config: dict[str, Any], sweep_options: dict[str, Any]) -> FineTuningConfig:
+    """Return the recipe of a step's plan, with the sweep options that do not affect the result (`parallel`)."""
+    if sweep_options:
+        config = {**config, "sweep": {**config["sweep"], **sweep_options}}
+    return FineTuningConfig.model_validate(config)
 
 
-def _check_sweep(config: FineTuningConfig) -> None:
-    """Raise ValueError for keys that cannot be varied, too many recipes, or one that cannot work."""
-    for key, values in config.sweep.vary.items():
-        if why := _not_to_vary(key, values, config.objective):
-            raise ValueError(f"sweep.vary: {key}: {why}")
-    count = math.prod(map(len, config.sweep.vary.values()))
-    if count > MOST_RECIPES:
-        raise ValueError(f"sweep.vary: these are {count} recipes, and {MOST_RECIPES} is the most")
-    for name, recipe in config.recipes.items():
-        if not recipe.validation_rows:
-            raise ValueError(f"sweep.vary: {name}: validation_rows is 0, and recipes are compared by their loss")
-
-
-def _not_to_vary(key: str, values: list[Any], objective: Objective) -> str:
-    """Why a key cannot be varied with these values; "" where it can."""
-    section, _, rest = key.partition(".")
-    if section == "micro_batch_size" and objective == "kto":
-        return "kto's loss has a reference term that is the mean over a micro-batch, so that recipes could not be compared by it"
-    if section in MEASURED_BY:
-        return "with another one the validation loss measures something else, so that recipes could not be compared by it"
-    if section in NO_RECIPE:
-        return "it is no part of a recipe"
-    field = FineTuningConfig.model_fields.get(section)
-    inner = field.annotation if field else None
-    keys = inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else {}
-    if field is None or (rest and rest not in keys):
-        return "there is no such key in fine_tuning"
-    if keys and not rest:
-        return f"it is a section; name a key of it, such as {section}.{next(iter(keys))}"
-    return "" if values else "it has no values to try"
-
-
-def _combined(config: FineTuningConfig, changes: dict[str, Any]) -> tuple[str, FineTuningConfig]:
-    """The recipe with these values by dotted key, and its name. Raises ValueError, which names it, where it cannot work."""
-    values = config.model_dump(exclude={"sweep"})
-    for key, value in changes.items():
-        section, _, rest = key.partition(".")
-        if rest:
-            values[section] = values[section] | {rest: value}
-        else:
-            values[section] = value
-    try:
-        recipe = FineTuningConfig.model_validate(values)
-    except ValidationError as error:
-        said = "; ".join(": ".join(filter(None, [".".join(map(str, one["loc"])), one["msg"]])) for one in error.errors())
-        raise ValueError(f"sweep.vary: {_name(changes)}: {said}") from None
-    return _name({key: recipe.value_of(key) for key in changes}), recipe
-
-
-def _name(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in values.items())
-
-
-def _contradictions(c: FineTuningConfig) -> list[tuple[bool, str]]:
-    """What cannot be meant together, and why."""
-    at_once = c.micro_batch_size * c.processes
-    prompts, preferences = c.adaptation in PROMPTS, c.objective in PREFERENCES
-    spread = f" × processes {c.processes}" if c.processes > 1 else ""
+def _find_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
+    """Return a pair for each invalid combination: whether the recipe has it, and the error message."""
+    adaptation, objective = c.adaptation_spec, c.objective_spec
+    times_processes = f" × processes {c.processes}" if c.processes > 1 else ""
+    unmergeable = (
+        "it trains all weights, so no adapter exists"
+        if adaptation.trains_all_weights
+        else "virtual tokens are inputs and cannot be added to weights"
+    )
     return [
         (
-            not c.tokens_per_step and c.batch_size % at_once > 0,
-            f"batch_size {c.batch_size} is not a multiple of micro_batch_size {c.micro_batch_size}{spread}",
+            not c.tokens_per_step and c.batch_size % (c.micro_batch_size * c.processes) > 0,
+            f"batch_size {c.batch_size} is not a multiple of micro_batch_size {c.micro_batch_size}{times_processes}",
         ),
         (
-            c.packing and prompts,
-            f"packing cannot be used with {c.adaptation}: the virtual tokens stand before the first row only, and PEFT drops the positions "
-            "that keep packed rows apart, so they would see each other",
+            c.packing and adaptation.is_prompt_based,
+            f"packing cannot be used with {c.adaptation}: the virtual tokens precede only the first packed row, "
+            "and PEFT drops the position ids that separate packed rows",
         ),
-        (c.packing and preferences, f"packing cannot be used with {c.objective}: each row is compared as a whole with its counterpart"),
+        (
+            c.packing and not objective.is_causal,
+            f"packing cannot be used with {c.objective}: the loss compares whole rows",
+        ),
         (
             bool(c.tokens_per_step) and not c.packing,
-            "tokens_per_step needs packing: without it rows differ in length, and a step would not hold that many tokens",
+            "tokens_per_step requires packing, which is false: without packing, rows differ in length and a "
+            "step has fewer tokens",
+        ),
+        (c.merge and not adaptation.is_mergeable, f"merge cannot be used with {c.adaptation}: {unmergeable}"),
+        (
+            c.merge and c.is_sharded,
+            f"merge cannot be used with strategy {c.strategy}: merging requires all weights in one process. "
+            "Use strategy ddp",
         ),
         (
-            c.merge and c.adaptation not in LOW_RANK,
-            f"merge cannot be used with {c.adaptation}: "
-            + ("virtual tokens are input, not weights that could be added" if prompts else "its weights are whole already"),
+            adaptation.holds_4bit_weights and c.device in ("cpu", "mps", "hpu"),
+            f"{c.adaptation} cannot run on {c.device}: the 4-bit weights of bitsandbytes require an NVIDIA GPU. "
+            "Use lora",
         ),
         (
-            c.merge and c.strategy in SHARDED,
-            f"merge cannot be used with strategy {c.strategy}: the update is put into weights that one process holds whole. Merge with ddp",
-        ),
-        (
-            c.adaptation == "qlora" and c.device in ("cpu", "mps", "hpu"),
-            f"qlora cannot run on {c.device}: the 4-bit weights of bitsandbytes need an NVIDIA GPU. Use lora",
-        ),
-        (
-            c.objective == "kto" and c.micro_batch_size < 2,
-            "kto needs micro_batch_size 2 or more: its reference term is the mean over the rows of a micro-batch",
+            c.micro_batch_size < objective.min_micro_batch_size,
+            f"{c.objective} requires micro_batch_size {objective.min_micro_batch_size} or more; found "
+            f"{c.micro_batch_size}: the reference term of the loss is the mean over the rows of a micro-batch",
         ),
         (
             bool(c.early_stopping) and not c.validation_rows,
-            "early_stopping needs validation_rows: it watches their loss",
+            "early_stopping requires validation_rows of at least 1; found 0: early stopping monitors the "
+            "validation loss",
         ),
         (
-            c.strategy in SHARDED and c.processes == 1,
-            f"strategy {c.strategy} shards the model over processes, and processes is 1. Use ddp, or more processes",
+            c.is_sharded and c.processes == 1,
+            f"strategy {c.strategy} requires at least 2 processes; processes is 1. Use ddp, or more processes",
         ),
         (
-            c.strategy in SHARDED and (prompts or c.adaptation == "qlora"),
-            f"strategy {c.strategy} cannot be used with {c.adaptation}: its trained tensors are not sharded",
+            c.is_sharded and not adaptation.is_shardable,
+            f"strategy {c.strategy} cannot be used with {c.adaptation}: the trained tensors are not sharded",
         ),
     ]

@@ -1,52 +1,64 @@
-"""A low-rank update put into the weights it stands beside, and the proof that the model answers as before."""
+"""Merging of an adapter into the base weights, with a check that the logits of the merged model agree."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from components.common.errors import TrainingError
+from components.common.runtime.errors import TrainingError
 
-# Of the largest logit: how far a merged model's logits may be from those of base and update apart. Sums in another order, in float32.
-TOLERANCE = 1e-5
-LENGTH, ROWS = 32, 4  # tokens that are tried
+if TYPE_CHECKING:
+    import torch
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+MAX_LOGIT_DIFFERENCE = 1e-5  # relative to the largest logit; the order of float32 sums causes smaller differences
+TRIAL_ROWS, TRIAL_TOKENS = 4, 32
 
 
-def merged(model: Any) -> Any:
-    """The model (a PEFT one) with its update in the weights, in float32. Raises TrainingError where it answers otherwise than before."""
+def merge(model: PeftModel) -> PreTrainedModel:
+    """Return the model with its adapter merged into the weights, in float32.
+
+    Raises:
+        TrainingError: the merged model's logits differ from those of base and adapter.
+    """
     model = model.float().eval()
-    if model.config._attn_implementation == "flash_attention_2":  # which has no float32 kernels
+    if model.config._attn_implementation == "flash_attention_2":  # has no float32 kernels
         model.get_base_model().set_attn_implementation("sdpa")
-    before = _logits(model)
-    whole = model.merge_and_unload()
-    off = difference(before, _logits(whole))
-    if not off <= TOLERANCE:
+    before = _compute_logits(model)
+    merged: PreTrainedModel = model.merge_and_unload()
+    difference = compute_relative_difference(before, _compute_logits(merged))
+    if not difference <= MAX_LOGIT_DIFFERENCE:
         raise TrainingError(
-            f"the merged model differs from base and update apart: logits are off by {off:.2g} of the largest, {TOLERANCE:g} is allowed",
-            hint="Publish the adapter: fine_tuning.merge: false.",
+            "the merged model differs from base and adapter: relative difference of the logits is "
+            f"{difference:.2g}; expected at most {MAX_LOGIT_DIFFERENCE:g}",
+            hint="Set fine_tuning.merge to false, which publishes the adapter.",
         )
-    return whole
+    return merged
 
 
-def difference(one: Any, other: Any) -> float:
-    """The largest difference of two tensors of logits, as a share of the largest logit."""
-    return float((one - other).abs().max() / one.abs().max())
+def compute_relative_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
+    """Return the largest difference of two tensors of logits, relative to the largest expected logit."""
+    return float((expected - actual).abs().max() / expected.abs().max())
 
 
-def _logits(model: Any) -> Any:
+def _compute_logits(model: PreTrainedModel) -> torch.Tensor:
     import torch
 
     vocabulary = model.config.get_text_config().vocab_size
-    ids = torch.randint(vocabulary, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0)).to(next(model.parameters()).device)
+    ids = torch.randint(vocabulary, (TRIAL_ROWS, TRIAL_TOKENS), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return model(input_ids=ids, use_cache=False).logits
+        logits: torch.Tensor = model(input_ids=ids.to(next(model.parameters()).device), use_cache=False).logits
+    return logits
 
 
-def unquantised(base: Path, adapter: Path) -> Any:
-    """Base and adapter in float32, for an update that was trained beside 4-bit weights."""
+def load_unquantized(base: Path, adapter: Path) -> PeftModel:
+    """Load base model and adapter in float32, for an adapter trained on 4-bit base weights."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    whole = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, trust_remote_code=False, use_safetensors=True)
-    return PeftModel.from_pretrained(whole, str(adapter))
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    )
+    return PeftModel.from_pretrained(model, str(adapter))

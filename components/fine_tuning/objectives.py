@@ -1,200 +1,224 @@
-"""The objectives: what of a dataset's rows is learned, how a row becomes tokens, and which of TRL's trainers learns from them.
+"""Training objectives: accepted rows, encoding of a row, and TRL trainer.
 
-A new one is an entry in OBJECTIVES. Rows are cut at `max_length` tokens at their end, and what is cut is counted; a row of which nothing
-that teaches is left is left out, and counted.
+To add an objective, extend `ObjectiveName` and `OBJECTIVES`. Rows are truncated to `max_length` tokens; rows without a
+token to learn are left out. Both are counted.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from components.common import chat, conversations
-from components.common.errors import InputError
-from components.fine_tuning.config import FineTuningConfig
+from components.common.models import chat_templates, conversation_rows
+from components.common.runtime.errors import InputError
 
-IGNORED = -100  # the label that cross-entropy skips
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ObjectiveName = Literal["sft", "text", "dpo", "kto"]
+IGNORED_LABEL = -100  # skipped by torch's cross-entropy
+TOKEN_LIST = "list<int32>"
+KL_COLUMN = "KL_completion_ids"  # TRL's name for the answer of another prompt
+CAUSAL_FEATURES = {"input_ids": TOKEN_LIST, "labels": TOKEN_LIST}
 Row = dict[str, Any]
 Example = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """What a row became: its examples (none where nothing in it teaches), and whether something was cut off."""
+class EncodedRow:
+    """The examples of a row, and whether tokens were cut off. A row without a token to learn has no examples."""
 
     examples: list[Example]
     truncated: bool
 
 
 @dataclass(frozen=True)
-class Use:
-    """What an objective takes of a kind of rows: the columns it reads, the rows it makes of one, and that in words."""
+class RowMapping:
+    """Mapping of one kind of dataset rows to training rows.
+
+    Attributes:
+        columns: Columns to read.
+        expand: Function that returns the training rows of a dataset row.
+        trained_on: Description of the training rows.
+        max_rows_per_row: Maximum number of training rows per dataset row.
+    """
 
     columns: Sequence[str]
-    rows: Callable[[Row], Iterable[Row]]
-    learned: str
-    each: int = 1  # rows made of one, at most
+    expand: Callable[[Row], Iterable[Row]]
+    trained_on: str
+    max_rows_per_row: int = 1
 
 
 @dataclass(frozen=True)
 class Objective:
-    """One way to learn. `uses`: by the kind of a dataset's rows. `trainer`, `arguments`: TRL's classes; `settings`: what they are told."""
+    """A training objective.
 
-    uses: dict[str, Use]
-    encode: Callable[[Any, Row, int], Encoded]
+    Attributes:
+        summary: Learned tokens or preferences; shown in the configuration reference.
+        row_mappings: Mappings of the accepted kinds of rows.
+        encode: Function that encodes a row as examples of at most the given number of tokens.
+        features: Columns of an example, with their Arrow types.
+        trl_method: Prefix of TRL's trainer and configuration class, such as SFT.
+        collator_path: TRL's data collator.
+        accepted_rows: Description of the accepted rows.
+        loss_description: Definition of the loss.
+        preference_settings: Keys of the section `preference` that the trainer accepts.
+        min_micro_batch_size: Minimum number of rows in a micro-batch.
+        precomputes_reference: Whether TRL can compute the reference model's log-probabilities before training.
+    """
+
+    summary: str
+    row_mappings: dict[str, RowMapping]
+    encode: Callable[[PreTrainedTokenizerBase, Row, int], EncodedRow]
     features: dict[str, str]
-    trainer: str
-    arguments: str
-    settings: Callable[[FineTuningConfig], dict[str, Any]]
-    wanted: str
-    loss: str
+    trl_method: str
+    collator_path: str
+    accepted_rows: str
+    loss_description: str
+    preference_settings: set[str] = field(default_factory=set)
+    min_micro_batch_size: int = 1
+    precomputes_reference: bool = False
 
-    def of(self, kind: str, where: str) -> Use:
-        """What it takes of this kind of rows. Raises InputError where it cannot learn from them; `where` begins the message."""
-        if kind not in self.uses:
-            raise InputError(f"{where} {kind} rows, which this objective cannot learn from: it learns {self.wanted}", hint=_hint(kind))
-        return self.uses[kind]
+    @property
+    def is_causal(self) -> bool:
+        """Whether the objective predicts labelled tokens of single sequences, instead of comparing answers."""
+        return "labels" in self.features
+
+    def get_mapping(self, kind: str, location: str) -> RowMapping:
+        """Return the mapping of this kind of rows. Raises InputError, prefixed with `location`, for another kind."""
+        if kind in self.row_mappings:
+            return self.row_mappings[kind]
+        suitable = [name for name, objective in OBJECTIVES.items() if kind in objective.row_mappings]
+        hint = f"Set fine_tuning.objective to {' or '.join(suitable)}."
+        raise InputError(
+            f"{location} {kind} rows, which this objective cannot learn from; expected {self.accepted_rows}",
+            hint=hint if suitable else "Curate rows of another kind.",
+        )
 
 
-def _hint(kind: str) -> str:
-    fits = [name for name, objective in OBJECTIVES.items() if kind in objective.uses]
-    if not fits:
-        return "Curate rows of another kind."
-    return f"fine_tuning.objective: {' or '.join(fits)} learns from them; or curate other sources."
-
-
-def _tools(row: Row) -> Any:
+def _parse_tools(row: Row) -> Any:
     return json.loads(row["tools"]) if row.get("tools") else None
 
 
-def _of_answers(tokenizer: Any, row: Row, max_length: int) -> Encoded:
-    """A conversation, with labels on the assistant's tokens only, in all turns."""
-    encoded = chat.encode(tokenizer, row["messages"], _tools(row), max_length=max_length)
-    if not any(encoded.answer[1:]):  # the first token of a row has nothing before it that could foretell it
-        return Encoded([], encoded.truncated)
-    labels = [token if answer else IGNORED for token, answer in zip(encoded.input_ids, encoded.answer, strict=True)]
-    return Encoded([{"input_ids": encoded.input_ids, "labels": labels, "length": len(labels)}], encoded.truncated)
+def _encode_conversation(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) -> EncodedRow:
+    """Encode a conversation; only the assistant's tokens, in all turns, are labels."""
+    encoded = chat_templates.encode_conversation(tokenizer, row["messages"], _parse_tools(row), max_length=max_length)
+    if not any(encoded.answer_mask[1:]):  # the first token is never predicted
+        return EncodedRow([], encoded.truncated)
+    labels = [
+        token if is_answer else IGNORED_LABEL
+        for token, is_answer in zip(encoded.input_ids, encoded.answer_mask, strict=True)
+    ]
+    return EncodedRow([{"input_ids": encoded.input_ids, "labels": labels, "length": len(labels)}], encoded.truncated)
 
 
-def _of_text(tokenizer: Any, row: Row, max_length: int) -> Encoded:
-    """A text and its end, every token a label; a longer one in pieces, so that nothing of it is cut off.
-
-    A piece begins with the token that the one before ended with, which is only context there: each token is learned once.
-    """
-    ids = chat.encode_text(tokenizer, row["text"])
+def _encode_text(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) -> EncodedRow:
+    """Encode a text and its end token; every token is a label. A long text is split into several examples."""
+    ids = chat_templates.encode_text(tokenizer, row["text"])
+    # A piece starts with the last token of the previous piece as context, so each token is learned once.
     pieces = [ids[start : start + max_length] for start in range(0, len(ids) - 1, max_length - 1)]
-    return Encoded([{"input_ids": piece, "labels": piece, "length": len(piece)} for piece in pieces], False)
+    return EncodedRow([{"input_ids": piece, "labels": piece, "length": len(piece)} for piece in pieces], False)
 
 
-def _of_pairs(tokenizer: Any, row: Row, max_length: int) -> Encoded:
-    """A prompt with its chosen and its rejected answer. They are compared up to the same length."""
-    chosen = chat.encode_completion(tokenizer, row["prompt"], row["chosen"], _tools(row))
-    rejected = chat.encode_completion(tokenizer, row["prompt"], row["rejected"], _tools(row))
-    room = max_length - len(chosen.prompt_ids)
-    good, bad = chosen.answer_ids[: max(room, 0)], rejected.answer_ids[: max(room, 0)]
-    truncated = len(good) < len(chosen.answer_ids) or len(bad) < len(rejected.answer_ids)
-    if not good or not bad or good == bad or chosen.prompt_ids != rejected.prompt_ids:
-        return Encoded([], truncated)
-    length = 2 * len(chosen.prompt_ids) + len(good) + len(bad)
-    return Encoded([{"prompt_ids": chosen.prompt_ids, "chosen_ids": good, "rejected_ids": bad, "length": length}], truncated)
+def _encode_answers(
+    tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int, columns: Sequence[str]
+) -> EncodedRow:
+    """Encode a prompt with one or two answers, each cut to fit max_length; no example for empty or equal answers."""
+    encoded = [
+        chat_templates.encode_completion(tokenizer, row["prompt"], row[column], _parse_tools(row)) for column in columns
+    ]
+    prompt_ids = encoded[0].prompt_ids
+    max_answer = max(max_length - len(prompt_ids), 0)
+    answers = [completion.answer_ids[:max_answer] for completion in encoded]
+    truncated = any(len(completion.answer_ids) > max_answer for completion in encoded)
+    has_equal_answers = len({tuple(answer) for answer in answers}) < len(answers)
+    has_other_prompt = any(completion.prompt_ids != prompt_ids for completion in encoded)
+    if not all(answers) or has_equal_answers or has_other_prompt:
+        return EncodedRow([], truncated)
+    example: Example = {
+        "prompt_ids": prompt_ids,
+        **{f"{column}_ids": answer for column, answer in zip(columns, answers, strict=True)},
+        "length": sum(len(prompt_ids) + len(answer) for answer in answers),
+    }
+    if "label" in row:
+        example["label"] = bool(row["label"])
+    return EncodedRow([example], truncated)
 
 
-def _of_labelled(tokenizer: Any, row: Row, max_length: int) -> Encoded:
-    """A prompt with one answer, and whether that is wanted."""
-    whole = chat.encode_completion(tokenizer, row["prompt"], row["completion"], _tools(row))
-    answer = whole.answer_ids[: max(max_length - len(whole.prompt_ids), 0)]
-    truncated = len(answer) < len(whole.answer_ids)
-    if not answer:
-        return Encoded([], truncated)
-    length = len(whole.prompt_ids) + len(answer)
-    return Encoded([{"prompt_ids": whole.prompt_ids, "completion_ids": answer, "label": bool(row["label"]), "length": length}], truncated)
-
-
-def _itself(row: Row) -> Iterable[Row]:
+def _keep_row(row: Row) -> Iterable[Row]:
     return [row]
 
 
-def _unpaired(row: Row) -> Iterable[Row]:
-    """A pair as two labelled answers."""
+def _unpair(row: Row) -> Iterable[Row]:
+    """Return a preference pair as two labelled answers."""
     shared = {"prompt": row["prompt"], "tools": row.get("tools")}
-    return [{**shared, "completion": row["chosen"], "label": True}, {**shared, "completion": row["rejected"], "label": False}]
+    return [
+        {**shared, "completion": row["chosen"], "label": True},
+        {**shared, "completion": row["rejected"], "label": False},
+    ]
 
 
-def _said(kind: str) -> Callable[[Row], Iterable[Row]]:
-    def of(row: Row) -> Iterable[Row]:
-        messages = conversations.of(kind, row)
-        return [] if messages is None else [{"messages": messages, "tools": row.get("tools")}]
-
-    return of
+def _to_conversation(row: Row, kind: str) -> Iterable[Row]:
+    messages = conversation_rows.extract_conversation(kind, row)
+    return [] if messages is None else [{"messages": messages, "tools": row.get("tools")}]
 
 
-def _conversations() -> dict[str, Use]:
-    return {kind: Use([*columns, "tools"], _said(kind), learned) for kind, (columns, _, learned) in conversations.KINDS.items()}
-
-
-def _causal(config: FineTuningConfig) -> dict[str, Any]:
-    return {"max_length": None, "dataset_kwargs": {"skip_prepare_dataset": True}}  # rows come with tokens and labels
-
-
-def _dpo(config: FineTuningConfig) -> dict[str, Any]:
-    return {"max_length": None, "beta": config.preference.beta}
-
-
-def _kto(config: FineTuningConfig) -> dict[str, Any]:
-    weights = {name: getattr(config.preference, name) for name in ("desirable_weight", "undesirable_weight")}
-    return {"max_length": None, "beta": config.preference.beta, **weights}
-
-
-TOKENS = "list<int32>"
-PARTNER = "KL_completion_ids"  # as TRL names the answer of another prompt
-CAUSAL = {"input_ids": TOKENS, "labels": TOKENS}
-ANSWERS = "cross-entropy on the assistant's tokens, nats a token"
-OBJECTIVES: dict[str, Objective] = {
+PAIR_COLUMNS = ["prompt", "chosen", "rejected", "tools"]
+CAUSAL_COLLATOR = "trl.trainer.sft_trainer.DataCollatorForLanguageModeling"
+OBJECTIVES: dict[ObjectiveName, Objective] = {
     "sft": Objective(
-        _conversations(),
-        _of_answers,
-        CAUSAL,
-        "SFTTrainer",
-        "SFTConfig",
-        _causal,
-        "conversations (sft, preference or unpaired rows)",
-        ANSWERS,
+        summary="prediction of the assistant's answers, in all turns",
+        row_mappings={
+            kind: RowMapping([*columns, "tools"], partial(_to_conversation, kind=kind), trained_on)
+            for kind, (columns, _, trained_on) in conversation_rows.ROW_KINDS.items()
+        },
+        encode=_encode_conversation,
+        features=CAUSAL_FEATURES,
+        trl_method="SFT",
+        collator_path=CAUSAL_COLLATOR,
+        accepted_rows="conversations (sft, preference or unpaired rows)",
+        loss_description="cross-entropy on the assistant's tokens, nats per token",
     ),
     "text": Objective(
-        {"text": Use(["text"], _itself, "every token of the texts")},
-        _of_text,
-        CAUSAL,
-        "SFTTrainer",
-        "SFTConfig",
-        _causal,
-        "plain text (text rows)",
-        "cross-entropy on every token, nats a token",
+        summary="prediction of every next token of plain text",
+        row_mappings={"text": RowMapping(["text"], _keep_row, "every token of the texts")},
+        encode=_encode_text,
+        features=CAUSAL_FEATURES,
+        trl_method="SFT",
+        collator_path=CAUSAL_COLLATOR,
+        accepted_rows="plain text (text rows)",
+        loss_description="cross-entropy on every token, nats per token",
     ),
     "dpo": Objective(
-        {"preference": Use(["prompt", "chosen", "rejected", "tools"], _itself, "the preference pairs")},
-        _of_pairs,
-        {"prompt_ids": TOKENS, "chosen_ids": TOKENS, "rejected_ids": TOKENS},
-        "DPOTrainer",
-        "DPOConfig",
-        _dpo,
-        "pairs of a chosen and a rejected answer (preference rows)",
-        "DPO's loss (Rafailov et al., arXiv 2305.18290); 0.693 where nothing is preferred yet",
+        summary="preference for the chosen answer of a pair",
+        row_mappings={"preference": RowMapping(PAIR_COLUMNS, _keep_row, "the preference pairs")},
+        encode=partial(_encode_answers, columns=("chosen", "rejected")),
+        features={"prompt_ids": TOKEN_LIST, "chosen_ids": TOKEN_LIST, "rejected_ids": TOKEN_LIST},
+        trl_method="DPO",
+        collator_path="trl.trainer.dpo_trainer.DataCollatorForPreference",
+        preference_settings={"beta"},
+        accepted_rows="pairs of a chosen and a rejected answer (preference rows)",
+        loss_description="DPO's loss (Rafailov et al., arXiv 2305.18290); 0.693 if the model has no preference",
+        precomputes_reference=True,
     ),
     "kto": Objective(
-        {
-            "unpaired": Use(["prompt", "completion", "label", "tools"], _itself, "the answers with their labels"),
-            "preference": Use(
-                ["prompt", "chosen", "rejected", "tools"], _unpaired, "the preference pairs, each as two labelled answers", 2
+        summary="preference for answers labelled good",
+        row_mappings={
+            "unpaired": RowMapping(
+                ["prompt", "completion", "label", "tools"], _keep_row, "the answers with their labels"
             ),
+            "preference": RowMapping(PAIR_COLUMNS, _unpair, "the preference pairs, each as two labelled answers", 2),
         },
-        _of_labelled,
-        {"prompt_ids": TOKENS, "completion_ids": TOKENS, PARTNER: TOKENS, "label": "bool"},
-        "KTOTrainer",
-        "KTOConfig",
-        _kto,
-        "answers with a label (unpaired or preference rows)",
-        "KTO's loss (Ethayarajh et al., arXiv 2402.01306); 0.5 where nothing is preferred yet",
+        encode=partial(_encode_answers, columns=("completion",)),
+        features={"prompt_ids": TOKEN_LIST, "completion_ids": TOKEN_LIST, KL_COLUMN: TOKEN_LIST, "label": "bool"},
+        trl_method="KTO",
+        collator_path="trl.trainer.kto_trainer.DataCollatorForUnpairedPreference",
+        preference_settings={"beta", "desirable_weight", "undesirable_weight"},
+        accepted_rows="answers with a label (unpaired or preference rows)",
+        loss_description="KTO's loss (Ethayarajh et al., arXiv 2402.01306); 0.5 if the model has no preference",
+        min_micro_batch_size=2,  # its reference term is the mean over a micro-batch
     ),
 }

@@ -1,123 +1,127 @@
-"""The page that shows how a training went."""
+"""HTML report of a training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from components.common import report
-from components.common.artifacts import Input
+from components.common.artifacts.artifact_folder import ArtifactInput
+from components.common.reporting import html_report
 from components.fine_tuning.config import FineTuningConfig
 
 Log = Sequence[dict[str, Any]]
-DRAWN = 10  # recipes of a sweep in one plot: there are no more colours that can be told apart
+MAX_PLOTTED_RECIPES = 10  # recipes of a sweep in one plot; more colours are hard to distinguish
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A recipe of a sweep: what sets it apart, what came of it as the manifest's summary has it, and its log."""
+class SweepEntry:
+    """A recipe of a sweep: its name, its entry in the manifest's summary, and its log."""
 
     name: str
-    told: dict[str, Any]
+    result: dict[str, Any]
     log: Log
 
 
-def page(log: Log, summary: dict[str, Any], inputs: Sequence[Input], config: FineTuningConfig, sweep: Sequence[Compared] = ()) -> str:
-    """Figures, the curves, what was decided and why, the recipe and where it all came from; `sweep`: the recipes it is the best of, in
-    their order."""
+def render_report(
+    log: Log,
+    summary: dict[str, Any],
+    inputs: Sequence[ArtifactInput],
+    config: FineTuningConfig,
+    sweep: Sequence[SweepEntry] = (),
+) -> str:
+    """Return the HTML page: metrics, curves, decisions with reasons, recipe and inputs; `sweep` is sorted by loss."""
+    loss, flops, mfu = summary["loss"], summary["flops_per_second"], summary["mfu"]
+    metrics = {
+        "steps": summary["steps"],
+        "tokens trained on": summary["tokens"],
+        "tokens per second": round(summary["tokens_per_second"], 1),
+        "last training loss": summary["train_loss"],
+        "validation loss of the base model": summary["validation_loss_before"],
+        "validation loss": summary["validation_loss"],
+        "trained parameters": summary["parameters"]["trainable"],
+    }
+    speed = {
+        "tokens per second within steps": summary["step_tokens_per_second"],
+        "model TFLOP/s": flops / 1e12 if flops else None,
+        "share of the device's published peak (MFU)": f"{mfu:.1%}" if mfu else "no published peak",
+        "peak memory, GB": summary["peak_memory"] / 1e9,
+        "time waiting for data": f"{summary['waited_share']:.1%}",
+        "processes": summary["processes"],
+        **{f"startup: {phase}, s": seconds for phase, seconds in summary["startup"].items()},
+    }
+    rows = summary["rows"]
+    sentences = [
+        f"Trained on {summary['learned']} of {rows['train']:,} training rows; "
+        f"{rows['truncated']:,} were truncated at {config.max_length} tokens. {rows['without_answer']:,} other rows "
+        "were left out, because they have no token to learn within that length."
+    ]
+    if config.packing:
+        sentences.append(f"The rows were packed into {summary['examples']:,} rows of {config.max_length} tokens.")
+    if summary["best_step"] and summary["best_step"] != summary["steps"]:
+        sentences.append(f"The weights are from step {summary['best_step']:,}, which has the lowest validation loss.")
+    if summary["stopped_early"]:
+        sentences.append("Training stopped early: the validation loss no longer decreased.")
     sections = {
-        "At a glance": report.tiles(_figures(summary)) + report.paragraph(_told(summary, config)),
-        "Sweep": _sweep(sweep) if sweep else "",
-        "Loss": _plot(log, ("train_loss", "validation_loss"), "loss", f"{summary['loss'][0].upper()}{summary['loss'][1:]}."),
+        "Summary": html_report.render_tiles(metrics) + html_report.render_paragraph(" ".join(sentences)),
+        "Sweep": _render_sweep(sweep) if sweep else "",
+        "Loss": _plot(log, ("train_loss", "validation_loss"), "loss", f"{loss[0].upper()}{loss[1:]}."),
         "Preference": _plot(
             log,
             ("reward_margin", "validation_reward_margin"),
             "reward margin",
-            "How much more the chosen answers are preferred than at the start.",
+            "Preference for chosen over rejected answers, relative to the base model.",
         ),
-        "Gradient": _plot(log, ("gradient_norm",), "norm", f"Before it is scaled down to {config.max_grad_norm:g}."),
+        "Gradient": _plot(log, ("gradient_norm",), "norm", f"Norm before clipping to {config.max_grad_norm:g}."),
         "Learning rate": _plot(log, ("learning_rate",), "learning rate", f"Schedule: {config.schedule}."),
-        "Speed": _plot(log, ("tokens_per_second",), "tokens a second", "Without padding; validations and checkpoints are not counted.")
-        + report.table(["figure", "value"], _speed(summary)),
-        "How it was computed": "".join(report.paragraph(reason) for reason in summary["choices"]),
-        "Recipe": report.table(["setting", "value"], [[k, str(v)] for k, v in config.model_dump().items()]),
-        "Made from": report.table(["kind", "digest", "where"], [[i.kind, i.content_sha256, i.uri] for i in inputs]),
+        "Speed": _plot(
+            log, ("tokens_per_second",), "tokens per second", "Excludes padding, validations and checkpoints."
+        )
+        + html_report.render_table(["metric", "value"], [list(item) for item in speed.items()]),
+        "Compute settings": "".join(html_report.render_paragraph(reason) for reason in summary["choices"]),
+        "Recipe": html_report.render_table(["setting", "value"], [[k, str(v)] for k, v in config.model_dump().items()]),
+        "Inputs": html_report.render_table(
+            ["kind", "digest", "location"], [[i.kind, i.content_sha256, i.uri] for i in inputs]
+        ),
     }
-    return report.page("Fine-tuning", f"{config.objective} × {config.adaptation} on {config.base_model}", sections)
+    return html_report.render_page(
+        "Fine-tuning", f"{config.objective} × {config.adaptation} on {config.base_model}", sections
+    )
 
 
-def _figures(summary: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "steps": summary["steps"],
-        "tokens trained on": summary["tokens"],
-        "tokens a second": round(summary["tokens_per_second"], 1),
-        "last training loss": summary["train_loss"],
-        "validation loss before": summary["validation_loss_before"],
-        "validation loss": summary["validation_loss"],
-        "parameters trained": summary["parameters"]["trainable"],
+def _render_sweep(sweep: Sequence[SweepEntry]) -> str:
+    """Render a table of the recipes and a plot of their validation losses."""
+    metrics = {
+        "validation loss": "validation_loss",
+        "best step": "best_step",
+        "training loss": "train_loss",
+        "steps": "steps",
+        "tokens per second": "tokens_per_second",
     }
-
-
-def _told(summary: dict[str, Any], config: FineTuningConfig) -> str:
-    rows = summary["rows"]
-    told = f"Learned from {summary['learned']} of {rows['train']:,} training rows"
-    told += f", of which {rows['truncated']:,} were cut at {config.max_length} tokens"
-    told += f"; {rows['without_answer']:,} more had nothing to learn within that length and were left out."
-    if config.packing:
-        told += f" They were packed into {summary['examples']:,} rows of {config.max_length} tokens."
-    if summary["best_step"] and summary["best_step"] != summary["steps"]:
-        told += f" The weights are those of step {summary['best_step']:,}, where the validation loss was lowest."
-    return told + (" It stopped early: the validation loss fell no further." if summary["stopped_early"] else "")
-
-
-def _sweep(sweep: Sequence[Compared]) -> str:
-    """The recipes by their validation loss, and how it fell."""
-    head = [*sweep[0].told["recipe"], "validation loss", "at step", "training loss", "steps", "tokens a second", "what came of it"]
-    names = ("validation_loss", "best_step", "train_loss", "steps", "tokens_per_second")
     rows = [
-        [*map(_setting, one.told["recipe"].values()), *(one.told[name] for name in names), _came_of(one, chosen=place == 0)]
-        for place, one in enumerate(sweep)
+        [
+            *map(str, entry.result["recipe"].values()),  # as configured: 0.00012345 and not 0.0001234
+            *(entry.result[key] for key in metrics.values()),
+            f"failed: {entry.result['failed']}" if entry.result["failed"] else "trained" if position else "published",
+        ]
+        for position, entry in enumerate(sweep)
     ]
-    drawn = {one.name: points for one in sweep if (points := _points(one.log, "validation_loss"))}
-    caption = "Validation loss of each recipe." if len(drawn) <= DRAWN else f"Validation loss of the {DRAWN} best recipes."
-    best = dict(list(drawn.items())[:DRAWN])
-    return report.table(head, rows) + report.line_plot(best, x="optimizer step", y="validation loss", caption=caption)
-
-
-def _setting(value: Any) -> str:
-    """As the configuration has it: 0.00012345 and not 0.0001234."""
-    return str(value)
-
-
-def _came_of(recipe: Compared, *, chosen: bool) -> str:
-    if recipe.told["failed"]:
-        return f"failed: {recipe.told['failed']}"
-    return "this model" if chosen else "trained"
-
-
-def _speed(summary: dict[str, Any]) -> list[list[Any]]:
-    flops, mfu = summary["flops_per_second"], summary["mfu"]
-    return [
-        ["tokens a second within steps", summary["step_tokens_per_second"]],
-        ["model TFLOP/s", flops / 1e12 if flops else None],
-        ["of the device's published peak (MFU)", f"{mfu:.1%}" if mfu else "no published peak"],
-        ["most memory at once, GB", summary["peak_memory"] / 1e9],
-        ["waited for data", f"{summary['waited_share']:.1%}"],
-        ["processes", summary["processes"]],
-        *([f"start: {name}, s", seconds] for name, seconds in summary["startup"].items()),
-    ]
+    curves = {entry.name: points for entry in sweep if (points := _list_points(entry.log, "validation_loss"))}
+    plotted = dict(islice(curves.items(), MAX_PLOTTED_RECIPES))
+    chosen = f"the {MAX_PLOTTED_RECIPES} best recipes" if len(plotted) < len(curves) else "each recipe"
+    caption = f"Validation loss of {chosen}."
+    return html_report.render_table([*sweep[0].result["recipe"], *metrics, "outcome"], rows) + html_report.plot_lines(
+        plotted, x="optimizer step", y="validation loss", caption=caption
+    )
 
 
 def _plot(log: Log, names: Sequence[str], y: str, caption: str) -> str:
-    series = {}
-    for name in names:
-        if points := _points(log, name):
-            series[name.replace("_", " ")] = points
-    return report.line_plot(series, x="optimizer step", y=y, caption=caption) if series else ""
+    series = {name.replace("_", " "): points for name in names if (points := _list_points(log, name))}
+    return html_report.plot_lines(series, x="optimizer step", y=y, caption=caption) if series else ""
 
 
-def _points(log: Log, name: str) -> tuple[list[float], list[float]] | None:
-    """The steps at which a figure was logged, and its values; None where it never was."""
+def _list_points(log: Log, name: str) -> tuple[list[float], list[float]] | None:
+    """Return the steps at which a metric was logged, and its values; None if it was not logged."""
     points = [(entry["step"], entry[name]) for entry in log if name in entry]
-    return ([x for x, _ in points], [v for _, v in points]) if points else None
+    return ([step for step, _ in points], [value for _, value in points]) if points else None

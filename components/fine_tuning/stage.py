@@ -1,38 +1,40 @@
-"""Fine-tuning: a dataset and a base model in, a tuned model out, resumable at any moment."""
+"""Fine-tuning stage: trains a base model on a dataset, resumes after interruptions, and publishes the model."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from components.common import artifacts, hashing, jobs, launch, liveness, models
-from components.common.artifacts import Artifact
-from components.common.errors import GOES_ON, BusyError, ConfigurationError, InputError
+from components.common import launch
+from components.common.artifacts import artifact_folder, code_digest, hashing
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.launch import Command, Launcher, LostJobError
-from components.common.launch.choice import launcher as chosen
-from components.common.launch.settings import LauncherSettings
-from components.common.models import Base
-from components.common.progress import Reporter
-from components.fine_tuning import acceleration, card, report, tokens, training, watch
+from components.common.launch.launcher_registry import create_launcher
+from components.common.launch.launcher_settings import LauncherSettings
+from components.common.models import model_loading
+from components.common.models.model_loading import LocalBaseModel
+from components.common.runtime.errors import RESUME_HINT, BusyError, ConfigurationError, InputError
+from components.common.runtime.reporters import Reporter
+from components.common.workspace import job_folders, liveness
+from components.fine_tuning import acceleration, callbacks, model_card, report, token_cache, training
 from components.fine_tuning.config import FineTuningConfig
-from components.fine_tuning.objectives import OBJECTIVES
-from components.fine_tuning.tokens import Tokenised
-from components.fine_tuning.training import Job, Trained
+from components.fine_tuning.token_cache import TokenizedDataset
+from components.fine_tuning.training import TrainingJob, TrainingResult
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 STAGE = "fine_tuning"
-HERE = "process"  # the launcher whose processes are this machine's
-WRITTEN = "model"  # in a job's folder: the weights
-# Everything but these in the output folder is payload.
-EVIDENCE = ("report.html", "training.jsonl", card.NAME)
-# Lists of adapter_config.json whose order means nothing. Others, such as a model's layer_types, are one entry a layer.
-SETS = ("target_modules", "modules_to_save", "exclude_modules")
-CARD = {"card"}  # what is said of a model does not make it another one
-Run = Callable[[Launcher, Command, Path, Reporter], dict[str, Any]]  # as launch.run
+# All other files of the output are payload.
+NON_PAYLOAD_FILES = ("report.html", callbacks.LOG_FILENAME, model_card.CARD_FILENAME)
+# Lists of adapter_config.json without a meaningful order; others, such as layer_types, have one entry for each layer.
+UNORDERED_LISTS = ("target_modules", "modules_to_save", "exclude_modules", "feedforward_modules")
+RunCommand = Callable[[Launcher, Command, Path, Reporter], dict[str, Any]]  # called like launch.run
 
 
 def finetune(
@@ -44,213 +46,247 @@ def finetune(
     state: Path,
     reporter: Reporter,
     dataset_uri: str = "",
-    base: Base | None = None,
+    base: LocalBaseModel | None = None,
     overwrite: bool = False,
-    where: LauncherSettings | None = None,
-    run: Run | None = None,
+    launcher_settings: LauncherSettings | None = None,
+    run: RunCommand | None = None,
 ) -> Artifact:
-    """Tune `config.base_model` on the dataset's training split and publish the model in `output`. `where`: on which machines. `run`: what
-    runs the training's command, always in processes of its own; without it, this process trains where it is one and here.
+    """Tune `config.base_model` on the dataset's training split and publish the model in `output`.
 
-    Checkpoints go to `state`/fine_tuning/<key>, where the key is the digest of inputs, configuration and code; the same call after a
-    kill goes on from the newest whole one and ends with the same weights. Raises ConfigurationError for a recipe that cannot run here,
-    InputError for rows the objective cannot learn from, BusyError where another job trains this very model, TrainingError when the loss
-    is lost, InterruptedRunError after a signal.
+    Checkpoints are in `state`/fine_tuning/<key>; the key is the digest of inputs, configuration and code. After an
+    interruption, the same call resumes from the newest complete checkpoint and produces the same weights.
+
+    Args:
+        dataset: The dataset artifact.
+        output: Folder of the model artifact.
+        config: The recipe.
+        seed: Seed of all random numbers.
+        state: Folder of checkpoints and cached tokens.
+        reporter: Receives progress and metrics.
+        dataset_uri: URI of the published dataset, for the manifest.
+        base: The resolved base model. Default: resolve `config.base_model`.
+        overwrite: Replace another artifact in `output`.
+        launcher_settings: Launcher and number of nodes. Default: this machine.
+        run: Function that runs the training command in separate processes. Default: a training with one process on
+            this machine runs in the calling process; other trainings use `launch.run`.
+
+    Raises:
+        ConfigurationError: the recipe cannot run on this machine.
+        InputError: the objective does not accept the kind of rows, or no row has a token to learn.
+        BusyError: another job trains this model.
+        TrainingError: a loss is not finite.
+        InterruptedRunError: a signal interrupted the training.
     """
-    where = where or LauncherSettings()
-    check_place(config, where)
-    kind = kind_of(dataset)
-    learned = OBJECTIVES[config.objective].of(kind, f"the dataset in {dataset.path} holds").learned
-    base = base or models.base_model(config.base_model, reporter)
-    arithmetic = arithmetic_of(config, where)
-    key = key_of(dataset.sha256, base.sha256, config, seed, arithmetic)
+    launcher_settings = launcher_settings or LauncherSettings()
+    check_launcher(config, launcher_settings)
+    kind = get_rows_kind(dataset)
+    trained_on = config.objective_spec.get_mapping(kind, f"the dataset in {dataset.path} contains").trained_on
+    base = base or model_loading.resolve_base_model(config.base_model, reporter)
+    arithmetic = describe_arithmetic(config, launcher_settings)
+    key = compute_key(dataset.sha256, base.sha256, config, seed, arithmetic)
     work = state / STAGE / key
-    finished = artifacts.begin(output, key, overwrite=overwrite)
-    if finished:
-        discard(work)  # killed after publishing
+    if finished := artifact_folder.claim_folder(output, key, overwrite=overwrite):
+        discard_state(work)  # left by an interruption after publication
         return finished
     work.mkdir(parents=True, exist_ok=True)
-    with jobs.held(work):
-        start = training.Startup()
-        with start.part("tokens"):
-            tokenizer = models.load_tokenizer(base.path)
-            splits = tokenised(dataset, kind, tokenizer, base, config, state, reporter)
-        written = output if where.kind == HERE else _place(work) / WRITTEN
-        job = Job(str(base.path), base.sha256, base.uri, str(splits.folder), config.model_dump(), seed, str(work), str(written))
-        with liveness.beating(splits.folder):
-            trained = _train(job, config, tokenizer, reporter, where, run)
-        if written != output:
-            _bring_home(written, output)
-        _tidy(tokenizer, base, output)
-        _keep_evidence(work, output)
-        summary = {**_summary(trained, splits, config, arithmetic), "learned": learned, "startup": {**start.parts, **trained.startup}}
-        published = _publish(dataset, dataset_uri, base, output, config, seed, key, summary)
+    with job_folders.folder_lock(work):
+        timer = training.StartupTimer()
+        with timer.measure("tokens"):
+            tokenizer = model_loading.load_tokenizer(base.path)
+            splits = tokenize(dataset, kind, tokenizer, base, config, state, reporter)
+        job = TrainingJob(
+            str(base.path),
+            base.sha256,
+            base.uri,
+            str(splits.folder),
+            config.model_dump(),
+            seed,
+            str(work),
+            str(output),
+        )
+        with liveness.heartbeat(splits.folder):
+            result = _train(job, config, tokenizer, reporter, launcher_settings, run)
+        _add_tokenizer(tokenizer, base, output)
+        summary = {
+            **asdict(result),
+            **splits.train.summarize(),
+            "loss": config.objective_spec.loss_description,
+            "arithmetic": arithmetic,
+            "learned": trained_on,
+            "startup": {**timer.seconds, **result.startup},
+        }
+        inputs = [dataset.as_input(dataset_uri), base.as_input()]
+        shutil.copyfile(work / callbacks.LOG_FILENAME, output / callbacks.LOG_FILENAME)
+        board = work / callbacks.TENSORBOARD_FOLDER
+        if board.is_dir():
+            shutil.copytree(board, output / board.name, dirs_exist_ok=True)
+        card = model_card.render_card(config, summary, dataset, base, inputs, seed)
+        (output / model_card.CARD_FILENAME).write_text(card, encoding="utf-8")
+        page = report.render_report(callbacks.read_log(output / callbacks.LOG_FILENAME), summary, inputs, config)
+        published = publish_model(output, page, inputs, config.model_dump(), seed, key, summary)
         shutil.rmtree(work, ignore_errors=True)
     return published
 
 
-def kind_of(dataset: Artifact) -> str:
-    """Which kind of rows a dataset holds."""
+def publish_model(
+    output: Path,
+    page: str,
+    inputs: Sequence[ArtifactInput],
+    config: dict[str, Any],
+    seed: int,
+    key: str,
+    summary: dict[str, Any],
+) -> Artifact:
+    """Write the report and publish the model artifact in `output`; reports, logs and the card are not payload."""
+    (output / "report.html").write_text(page, encoding="utf-8")
+    return artifact_folder.publish(
+        output,
+        "model",
+        payload=is_payload,
+        inputs=inputs,
+        config=config,
+        seed=seed,
+        key=key,
+        summary=summary,
+    )
+
+
+def is_payload(path: str) -> bool:
+    """Return whether a file of the output is part of the model's digest."""
+    return path not in NON_PAYLOAD_FILES and not path.startswith(f"{callbacks.TENSORBOARD_FOLDER}/")
+
+
+def get_rows_kind(dataset: Artifact) -> str:
+    """Return the kind of a dataset's rows."""
     return str(dataset.manifest.summary.get("rows_kind", "sft"))
 
 
-def arithmetic_of(config: FineTuningConfig, where: LauncherSettings) -> dict[str, Any]:
-    """What the last bits of the weights depend on beside the recipe: device and threads here, or what is asked for elsewhere."""
-    return models.arithmetic(config.device) if where.kind == HERE else where.arithmetic()
+def describe_arithmetic(config: FineTuningConfig, launcher_settings: LauncherSettings) -> dict[str, Any]:
+    """Return the hardware that affects rounding: device and threads, or the resources that the job requests."""
+    if launcher_settings.entry.uses_this_machine:
+        return model_loading.describe_arithmetic(config.device)
+    return launcher_settings.describe_hardware()
 
 
-def discard(work: Path) -> None:
-    """Remove the state of a training, unless another job has taken it up for an output of its own."""
+def discard_state(work: Path) -> None:
+    """Delete the state of a training unless another job holds its lock."""
     if work.is_dir():
-        with suppress(BusyError, FileNotFoundError), jobs.held(work):
+        with suppress(BusyError, FileNotFoundError), job_folders.folder_lock(work):
             shutil.rmtree(work, ignore_errors=True)
 
 
-def key_of(dataset_sha256: str, base_sha256: str, config: FineTuningConfig, seed: int, arithmetic: Mapping[str, Any]) -> str:
-    """Digest of everything the weights depend on, device and threads (`arithmetic`) among it: sums in another order differ in their last
-    bits."""
+def compute_key(
+    dataset_sha256: str, base_sha256: str, config: FineTuningConfig, seed: int, arithmetic: Mapping[str, Any]
+) -> str:
+    """Return the digest of all inputs that determine the weights.
+
+    Includes device and threads (`arithmetic`), because the order of floating-point sums affects rounding. Excludes the
+    settings of the model card.
+    """
     return hashing.digest(
         {
             "stage": STAGE,
-            "code": hashing.code_sha256(STAGE),
+            "code": code_digest.code_sha256(STAGE),
             "inputs": [dataset_sha256, base_sha256],
-            "config": config.model_dump(exclude=CARD),
+            "config": config.model_dump(exclude={"card"}),
             "seed": seed,
             "arithmetic": dict(arithmetic),
         }
     )
 
 
-def tokenised(
-    dataset: Artifact, kind: str, tokenizer: Any, base: Base, config: FineTuningConfig, state: Path, reporter: Reporter
-) -> Tokenised:
-    """The dataset's rows as tokens. Raises InputError where nothing of them can be learned."""
+def tokenize(
+    dataset: Artifact,
+    kind: str,
+    tokenizer: PreTrainedTokenizerBase,
+    base: LocalBaseModel,
+    config: FineTuningConfig,
+    state: Path,
+    reporter: Reporter,
+) -> TokenizedDataset:
+    """Return the dataset's tokenized splits. Raises InputError if no training row has a token to learn."""
     if kind != config.objective:
-        reporter.note(f"objective {config.objective} learns {OBJECTIVES[config.objective].uses[kind].learned}")
-    splits = tokens.prepare(dataset, kind, tokenizer, tokens.tokenizer_sha256(base.path), config, state, reporter)
+        trained_on = config.objective_spec.row_mappings[kind].trained_on
+        reporter.note(f"objective {config.objective} trains on {trained_on}")
+    tokenizer_sha256 = token_cache.hash_tokenizer(base.path)
+    splits = token_cache.load_or_tokenize(dataset, kind, tokenizer, tokenizer_sha256, config, state, reporter)
     counts = splits.train.counts
+    if not counts.rows:
+        raise InputError(
+            "the dataset's training split is empty",
+            hint="Curate more rows; all rows of a group are assigned to the same split.",
+        )
     if not counts.examples:
-        raise _nothing_to_learn(config, counts.rows)
+        raise InputError(
+            f"no training row has an answer within {config.max_length} tokens",
+            hint="Increase fine_tuning.max_length.",
+        )
     if counts.truncated:
-        reporter.note(f"{counts.truncated} training rows are longer than {config.max_length} tokens and were cut")
+        reporter.note(f"{counts.truncated} training rows are longer than {config.max_length} tokens and were truncated")
     return splits
 
 
-def _nothing_to_learn(config: FineTuningConfig, rows: int) -> InputError:
-    if not rows:
-        return InputError(
-            "the dataset's training split is empty", hint="Curate more rows: the split gives the training its share by groups."
-        )
-    return InputError(
-        f"no training row has an answer within {config.max_length} tokens",
-        hint="Raise fine_tuning.max_length, or look at the dataset's report.",
-    )
-
-
-def check_place(config: FineTuningConfig, where: LauncherSettings) -> None:
-    """Refuse what cannot run: here, where the training is here; elsewhere only the job itself can tell what its node has."""
-    if where.kind == HERE:
-        acceleration.check(config)
-    if config.processes % where.nodes:
+def check_launcher(config: FineTuningConfig, launcher_settings: LauncherSettings) -> None:
+    """Raise ConfigurationError if the launcher cannot run the recipe. A remote job checks its own hardware."""
+    if launcher_settings.entry.uses_this_machine:
+        acceleration.check_machine(config)
+    if config.processes % launcher_settings.nodes:
         raise ConfigurationError(
-            f"fine_tuning.processes is {config.processes}, which {where.nodes} nodes (launcher.nodes) cannot share evenly",
-            hint="Make processes a multiple of the nodes: one process an accelerator.",
+            f"fine_tuning.processes is {config.processes}; expected a multiple of launcher.nodes "
+            f"({launcher_settings.nodes})",
+            hint="Set fine_tuning.processes to the number of accelerators on all nodes.",
         )
 
 
-def _train(job: Job, config: FineTuningConfig, tokenizer: Any, reporter: Reporter, where: LauncherSettings, run: Run | None) -> Trained:
-    """In this process where one is enough, so that nothing is imported or loaded twice; else in processes of its own, here or elsewhere."""
-    if config.processes == 1 and where.kind == HERE and run is None:
+def _train(
+    job: TrainingJob,
+    config: FineTuningConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    reporter: Reporter,
+    launcher_settings: LauncherSettings,
+    run: RunCommand | None,
+) -> TrainingResult:
+    """Train in the calling process if possible, which avoids loading twice; otherwise in separate processes."""
+    if config.processes == 1 and launcher_settings.entry.ends_with_step and run is None:
         return training.train(job, reporter, tokenizer)
-    place = _place(Path(job.state))
-    artifacts.write_atomically(place / launch.JOB, json.dumps(asdict(job)))
-    command = Command("components.fine_tuning.worker", [str(place / launch.JOB)], config.processes // where.nodes, where.nodes)
-    return Trained(**(run or launch.run)(chosen(where), command, place, reporter)["trained"])
+    folder, nodes = Path(job.state) / "launch", launcher_settings.nodes  # on the same storage as the checkpoints
+    # The nodes of a remote job may not see the output folder, and a retry may use another output folder.
+    weights = Path(job.output) if launcher_settings.entry.ends_with_step else folder / "model"
+    for path in (folder, weights):
+        path.mkdir(parents=True, exist_ok=True)
+    job_path = folder / launch.JOB_FILENAME
+    artifact_folder.write_atomically(job_path, json.dumps(asdict(replace(job, output=str(weights)))))
+    command = Command("components.fine_tuning.worker", [str(job_path)], config.processes // nodes, nodes)
+    outcome = (run or launch.run)(create_launcher(launcher_settings), command, folder, reporter)
+    if not launcher_settings.entry.ends_with_step:
+        _move_to_output(weights, Path(job.output))
+    return TrainingResult(**outcome["trained"])
 
 
-def _place(work: Path) -> Path:
-    """The folder of a training's job, on the storage that its checkpoints are on."""
-    place = work / "launch"
-    (place / WRITTEN).mkdir(parents=True, exist_ok=True)
-    return place
-
-
-def _bring_home(written: Path, output: Path) -> None:
-    """Move what a job elsewhere wrote to the output, which its nodes need not see, and which is another when a step is tried again.
-
-    Raises LostJobError where there are no weights. From the first move on the job's outcome counts no more: a call that comes after a kill
-    has to write them again, from the last checkpoint.
-    """
-    if not any(written.glob("*.safetensors")):
-        raise LostJobError(f"the job left no weights in {written}", hint=GOES_ON)
-    (written.parent / launch.OUTCOME).unlink(missing_ok=True)
-    for path in sorted(written.iterdir()):
+def _move_to_output(weights: Path, output: Path) -> None:
+    """Move the weights of a remote job to the output. Raises LostJobError if the job wrote no weights."""
+    if not any(weights.glob("*.safetensors")):
+        raise LostJobError(f"the job wrote no weights to {weights}", hint=RESUME_HINT)
+    # After an interrupted move, the next call has to write the weights again from the last checkpoint.
+    (weights.parent / launch.OUTCOME_FILENAME).unlink(missing_ok=True)
+    for path in sorted(weights.iterdir()):
         shutil.move(path, output / path.name)
 
 
-def _tidy(tokenizer: Any, base: Base, output: Path) -> None:
-    """Add the tokenizer, and leave nothing in the folder that differs from machine to machine."""
-    models.save_tokenizer(tokenizer, output)
-    (output / card.NAME).unlink(missing_ok=True)  # PEFT's empty model card
+def _add_tokenizer(tokenizer: PreTrainedTokenizerBase, base: LocalBaseModel, output: Path) -> None:
+    """Add the tokenizer, and normalize values that differ between machines."""
+    model_loading.save_tokenizer(tokenizer, output)
+    (output / model_card.CARD_FILENAME).unlink(missing_ok=True)  # PEFT's empty model card
     for path in output.glob("*.safetensors"):
-        path.chmod(0o644)  # safetensors writes 0600, and whoever serves it may be another user
-    for name in (models.ADAPTER_CONFIG, "config.json"):
-        _write_canonically(output / name, base)
-
-
-def _write_canonically(path: Path, base: Base) -> None:
-    """Sort what PEFT writes in a set's order, and name the base by its source instead of by its folder here."""
-    if not path.exists():
-        return
-    values = json.loads(path.read_text(encoding="utf-8"))
-    for name in SETS:
-        if isinstance(values.get(name), list):
-            values[name] = sorted(values[name])
-    for name in ("base_model_name_or_path", "_name_or_path", "tokenizer_name_or_path"):
-        if values.get(name):
-            values[name] = base.name
-    path.write_text(json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _keep_evidence(work: Path, output: Path) -> None:
-    """The log and TensorBoard's event files."""
-    shutil.copyfile(work / watch.LOG, output / "training.jsonl")
-    if (work / watch.BOARD).is_dir():
-        shutil.copytree(work / watch.BOARD, output / watch.BOARD, dirs_exist_ok=True)
-
-
-def _summary(trained: Trained, splits: Tokenised, config: FineTuningConfig, arithmetic: Mapping[str, Any]) -> dict[str, Any]:
-    counts = splits.train.counts
-    return {
-        **asdict(trained),
-        "rows": {"train": counts.rows - counts.without_answer, "truncated": counts.truncated, "without_answer": counts.without_answer},
-        "examples": len(splits.train.lengths),
-        "tokens_a_pass": counts.tokens,
-        "learned_tokens_a_pass": counts.learned,
-        "loss": OBJECTIVES[config.objective].loss,
-        "arithmetic": dict(arithmetic),
-    }
-
-
-def is_payload(path: str) -> bool:
-    """Whether a file of the output makes the model's identity."""
-    return path not in EVIDENCE and not path.startswith(f"{watch.BOARD}/")
-
-
-def _publish(
-    dataset: Artifact, dataset_uri: str, base: Base, output: Path, config: FineTuningConfig, seed: int, key: str, summary: dict[str, Any]
-) -> Artifact:
-    inputs = [dataset.as_input(dataset_uri), base.as_input()]
-    log = watch.lines_of(output / "training.jsonl")
-    (output / "report.html").write_text(report.page(log, summary, inputs, config), encoding="utf-8")
-    (output / card.NAME).write_text(card.text(config, summary, dataset, base, inputs, seed), encoding="utf-8")
-    return artifacts.publish(
-        output,
-        "model",
-        payload=is_payload,
-        inputs=inputs,
-        config=config.model_dump(),
-        seed=seed,
-        key=key,
-        summary=summary,
-    )
+        path.chmod(0o644)  # safetensors writes 0600; the server may run as another user
+    for path in (output / model_loading.ADAPTER_CONFIG, output / "config.json"):
+        if not path.exists():
+            continue
+        values = json.loads(path.read_text(encoding="utf-8"))
+        for name in UNORDERED_LISTS:  # PEFT writes these lists in the order of a set
+            if isinstance(values.get(name), list):
+                values[name] = sorted(values[name])
+        for name in ("base_model_name_or_path", "_name_or_path", "tokenizer_name_or_path"):
+            if values.get(name):
+                values[name] = base.name  # the source instead of this machine's folder
+        path.write_text(json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

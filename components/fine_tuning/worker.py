@@ -1,6 +1,6 @@
-"""One process of a training that several share: `python -m components.fine_tuning.worker JOB`, started by torchrun.
+"""Worker of a distributed training: `python -m components.fine_tuning.worker JOB`, started by torchrun.
 
-Reads the job from a JSON file, tells its progress in an event file beside it (the first process alone), and leaves the outcome there.
+Reads the job from a JSON file and writes an outcome file to the same folder. Rank 0 also writes progress events there.
 """
 
 from __future__ import annotations
@@ -13,50 +13,52 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
-from components.common import artifacts, liveness
-from components.common.errors import GOES_ON, TunelineError, of_the_machine, unexpected
-from components.common.launch import EVENTS, OUTCOME, LostJobError, outcome_of
-from components.common.progress import Events, Reporter, Silent
-from components.fine_tuning.training import Job, train
+from components.common.artifacts import artifact_folder
+from components.common.launch import EVENTS_FILENAME, OUTCOME_FILENAME, LostJobError, get_outcome_filename
+from components.common.runtime.errors import RESUME_HINT, TunelineError, translate_system_error, wrap_unexpected_error
+from components.common.runtime.reporters import EventLog, Reporter, SilentReporter
+from components.common.workspace import liveness
+from components.fine_tuning.training import TrainingJob, train
 
 STAGE = "fine_tuning"
-WHERE = "the log of the training has the traceback."
-# What gloo and NCCL say where another process is gone.
-LEFT_ALONE = ("connection reset by peer", "connection closed by peer", "broken pipe", "remote process exited", "connection refused")
+# Messages of gloo and NCCL when another process has ended.
+LOST_PEER_MESSAGES = (
+    "connection reset by peer",
+    "connection closed by peer",
+    "broken pipe",
+    "remote process exited",
+    "connection refused",
+)
 
 
 def main(path: str) -> int:
-    """Train as the job in this file says. Returns the exit code: 0, or that of the error, which an outcome file then names."""
-    place, rank = Path(path).parent, int(os.environ.get("RANK", "0"))
-    reporter: Reporter = Silent() if rank else Events(place / EVENTS, STAGE)
-    job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
+    """Train the job in this file. Return 0, or the exit code of the error, which is written to an outcome file."""
+    folder, rank = Path(path).parent, int(os.environ.get("RANK", "0"))
+    reporter: Reporter = SilentReporter() if rank else EventLog(folder / EVENTS_FILENAME, STAGE)
+    job = TrainingJob(**json.loads(Path(path).read_text(encoding="utf-8")))
     try:
-        with nullcontext() if rank else liveness.beating(Path(job.tokens)):  # who started it may be gone
-            trained = train(job, reporter)
+        # The process that started this job may have ended, so rank 0 sends the heartbeat.
+        with nullcontext() if rank else liveness.heartbeat(Path(job.tokens)):
+            result = train(job, reporter)
     except BaseException as error:
-        told = _told(error)
         traceback.print_exc()
-        left = {"error": told.as_dict(), "exit_code": told.exit_code}
-        artifacts.write_atomically(place / outcome_of(rank), json.dumps(left))
-        return told.exit_code
+        reported = error if isinstance(error, TunelineError) else translate_system_error(error)
+        if reported is not error and any(message in str(error).lower() for message in LOST_PEER_MESSAGES):
+            # The other process reports its own error.
+            reported = LostJobError("another process of the training ended", hint=RESUME_HINT)
+        reported = reported or wrap_unexpected_error(error, "the training log contains the traceback.")
+        outcome = {"error": reported.as_dict(), "exit_code": reported.exit_code}
+        artifact_folder.write_atomically(folder / get_outcome_filename(rank), json.dumps(outcome))
+        return reported.exit_code
     if not rank:
-        artifacts.write_atomically(place / OUTCOME, json.dumps({"trained": asdict(trained)}))
+        artifact_folder.write_atomically(folder / OUTCOME_FILENAME, json.dumps({"trained": asdict(result)}))
     return 0
 
 
-def _told(error: BaseException) -> TunelineError:
-    """The error as it is told. One that only says that another process is gone gives way to what that one says."""
-    if isinstance(error, TunelineError):
-        return error
-    if any(sign in str(error).lower() for sign in LEFT_ALONE):
-        return LostJobError("another process of the training ended", hint=GOES_ON)
-    return of_the_machine(error) or unexpected(error, WHERE)
-
-
 if __name__ == "__main__":
-    code = main(sys.argv[1])
+    exit_code = main(sys.argv[1])
     import torch.distributed as dist
 
     if dist.is_initialized():
         dist.destroy_process_group()
-    sys.exit(code)
+    sys.exit(exit_code)

@@ -1,52 +1,89 @@
-"""Registration and promotion as Kubeflow components. Neither is ever cached."""
+"""Kubeflow components for registration and promotion; their results are never cached."""
 
 from typing import NamedTuple
 
 from kfp import dsl
 
-from components.common.images import EVALUATION
+from components.common.runtime.container_images import EVALUATION_IMAGE
 
 
-@dsl.component(base_image=EVALUATION, install_kfp_package=False)
+@dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
 def registration(
-    plan: str, version: str, dataset: str, model: str, evaluation: str, links: dsl.Output[dsl.Markdown], repository: str = ""
+    plan: str,
+    version: str,
+    dataset: str,
+    model: str,
+    evaluation: str,
+    links: dsl.Output[dsl.Markdown],
+    repository: str = "",
 ) -> NamedTuple("Outputs", [("registered", str)]):
-    """Register a model version with the digests of all it came from. `version`: the dataset's revision; `repository`: empty when refused."""
+    """Register a model version with the digests of its origin.
+
+    Args:
+        plan: Configuration and the recipe's digest, as JSON.
+        version: The dataset's revision, as JSON.
+        dataset: Digest of the dataset artifact.
+        model: Digest of the model artifact.
+        evaluation: Digest of the evaluation artifact.
+        links: Links to the run and the registered version.
+        repository: Digest of the Triton package; empty for a refused candidate.
+
+    Returns:
+        The registered version, as JSON.
+    """
     import json
 
-    from components.common import step, tracking
+    from components.common import pipeline_step
+    from components.common.reporting import mlflow_tracking
     from components.model_registry.config import ModelRegistryConfig
     from components.model_registry.stage import register
 
-    p, rev = json.loads(plan), json.loads(version)
-    with step.running("registration") as s:
-        data = s.artifact(dataset, "dataset")
-        package = s.artifact(repository, "repository") if repository else None
-        made = s.artifact(model, "model"), s.artifact(evaluation, "evaluation"), package
-        done = register(*made, ModelRegistryConfig(**p["config"]), reporter=s.reporter, dataset_version=rev, finetune_key=p["finetune_key"])
-        tracking.log_dataset(data, rev)
-        s.result(**done.model_dump(), repository=repository)
-        s.show_links(links.path, registered=tracking.link_to_version(done.name, done.version))
-    return (done.model_dump_json(),)
+    p, revision = json.loads(plan), json.loads(version)
+    with pipeline_step.step_context("registration") as step:
+        data = step.load_artifact(dataset, "dataset")
+        registered = register(
+            step.load_artifact(model, "model"),
+            step.load_artifact(evaluation, "evaluation"),
+            step.load_artifact(repository, "repository") if repository else None,
+            ModelRegistryConfig(**p["config"]),
+            reporter=step.reporter,
+            dataset_version=revision,
+            finetune_key=p["finetune_key"],
+        )
+        mlflow_tracking.log_dataset(data, revision)
+        step.report_result(**registered.model_dump(), repository=repository)
+        link = mlflow_tracking.format_version_link(registered.name, registered.version)
+        step.write_links(links.path, registered=link)
+    return (registered.model_dump_json(),)
 
 
-@dsl.component(base_image=EVALUATION, install_kfp_package=False)
+@dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
 def promotion(plan: str, registered: str) -> NamedTuple("Outputs", [("registered", str)]):
-    """Make an accepted and proven model version the champion, where the configuration asks for it. Returns what it was given and what moved."""
+    """Make an accepted and proven model version the champion if the configuration enables `auto_promote`.
+
+    Args:
+        plan: Configuration and the incumbent's digest, as JSON.
+        registered: The registered version, as JSON.
+
+    Returns:
+        `registered` with the key `moved` if the alias moved, as JSON.
+    """
     import json
 
-    from components.common import step
+    from components.common import pipeline_step
     from components.model_registry.config import ModelRegistryConfig
-    from components.model_registry.stage import promote_at_once
+    from components.model_registry.stage import auto_promote
 
-    p, done = json.loads(plan), json.loads(registered)
-    config, proof = ModelRegistryConfig(**p["config"]), done["tags"]["tuneline.proof"]
-    with step.running("promotion") as s:
+    p, version = json.loads(plan), json.loads(registered)
+    config, proof = ModelRegistryConfig(**p["config"]), version["tags"]["tuneline.proof"]
+    with pipeline_step.step_context("promotion") as step:
         if config.auto_promote and proof == "proven":
-            moved = promote_at_once(config, done["version"], compared_with=p["incumbent"], reporter=s.reporter)
+            moved = auto_promote(config, version["version"], incumbent_sha256=p["incumbent"], reporter=step.reporter)
             if moved:
-                done["moved"] = moved.model_dump(by_alias=True)
-                s.result(**done["moved"])
+                version["moved"] = moved.model_dump(by_alias=True)
+                step.report_result(**version["moved"])
         elif config.auto_promote:
-            s.reporter.note(f"{config.name} version {done['version']} is {proof}, so it is not promoted")
-    return (json.dumps(done),)
+            step.reporter.note(
+                f"{config.name} version {version['version']} is not promoted, because its package is {proof}"
+            )
+    return (json.dumps(version),)

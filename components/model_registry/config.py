@@ -5,8 +5,16 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
+def check_approval_count(approvers: list[str], required: int) -> None:
+    """Raise ValueError if more approvals are required than approvers are listed."""
+    if required > max(len(set(approvers)), 1):
+        raise ValueError(
+            f"approvals_required is {required}; expected at most {max(len(set(approvers)), 1)}, the number of approvers"
+        )
+
+
 class ModelRegistryConfig(BaseModel):
-    """Under which name models are registered, and what follows."""
+    """Name of the registered model, copies of its files, and its promotion."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -14,27 +22,26 @@ class ModelRegistryConfig(BaseModel):
         "tuneline-demo",
         min_length=1,
         pattern=r"^[^/:]+$",
-        description="Name of the registered model in MLflow; without a slash or a colon.",
+        description="Name of the registered model in MLflow. Not allowed: slash, colon.",
     )
     auto_promote: bool = Field(
         True,
-        description="Make an accepted and proven version the champion at once. false: a person promotes it.",
+        description="Promote an accepted and proven version to champion. false: a person promotes the version.",
     )
     copy_limit_mb: int = Field(
         512,
         ge=0,
-        description="Largest model, in MB of 10^6 bytes, whose files are copied into MLflow. A larger one is registered by its manifest "
-        "and a pointer to the artifact store.",
+        description="Maximum size, in MB of 10^6 bytes, of a model whose files are copied into MLflow. For a larger "
+        "model, MLflow stores the manifest and a pointer to the artifact store.",
     )
     approvers: list[str] = Field(
         [],
-        description="Who may promote, by the names given with --by; nobody named: anyone who may write to the registry. A policy that was "
-        "put in force with `tuneline registry policy` counts instead.",
+        description="Names of the people who may approve promotions, as passed with --by. Empty: everyone with write "
+        "access to the registry. A policy set with `tuneline registry policy` takes precedence.",
     )
-    approvals_required: int = Field(1, ge=1, le=2, description="How many of the approvers have to approve a promotion.")
+    approvals_required: int = Field(1, ge=1, le=2, description="Number of approvals that a promotion requires.")
 
     @model_validator(mode="after")
-    def _enough(self) -> ModelRegistryConfig:
-        if self.approvals_required > max(len(set(self.approvers)), 1):
-            raise ValueError(f"approvals_required is {self.approvals_required}, and approvers names {len(set(self.approvers))}")
+    def _check_approval_count(self) -> ModelRegistryConfig:
+        check_approval_count(self.approvers, self.approvals_required)
         return self

@@ -1,32 +1,36 @@
-"""Moving an alias: only to what the evaluation accepted and Triton proved, written to the history, and with a way back."""
+"""Promotion of accepted and proven versions, and rollback. Every move of an alias is recorded in the history."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from components.common.errors import RegistryError
-from components.common.people import user
-from components.common.progress import Reporter
-from components.model_registry import approval, checks, history, moving, versions
-from components.model_registry.approval import Policy
-from components.model_registry.history import Entry
-from components.model_registry.versions import PREFIX
+from components.common.runtime.errors import RegistryError
+from components.common.runtime.reporters import Reporter
+from components.common.runtime.user_name import get_user_name
+from components.model_registry import alias_moves, model_versions, promotion_checks, promotion_policy, registry_history
+from components.model_registry.model_versions import MODEL_SHA256_TAG, TAG_PREFIX
+from components.model_registry.promotion_policy import Policy
+from components.model_registry.registry_history import Entry
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION = "champion"
-ANYTHING = "anything"  # the caller does not say what the version was compared with
+ANY_INCUMBENT = "anything"  # the caller does not know with which model the version was compared
 
 
-class AlreadyThereError(Exception):
-    """Another process moved the alias to this very version in the meantime."""
+class AliasUnchangedError(Exception):
+    """Another process has moved the alias to the same version."""
 
 
 class Promotion(BaseModel):
-    """An alias that moved, or stayed (`from` equals `to`)."""
+    """The result of a promotion or rollback; `from` equals `to` if the version already had the alias."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -44,170 +48,193 @@ def promote(
     by: str = "",
     force: bool = False,
     reason: str = "",
-    compared_with: str | None = ANYTHING,
+    incumbent_sha256: str | None = ANY_INCUMBENT,
     policy: Policy | None = None,
     reporter: Reporter,
 ) -> Promotion:
-    """Give `alias` to a version that was accepted against the present champion, is whole and proven; `force` with a reason overrides that.
+    """Move `alias` to an undamaged and proven version whose evaluation accepted it over the current champion.
 
-    `by` defaults to the user of this system. Raises RegistryError for an unknown model or version, naming those that exist, and when
-    the version may not be promoted, saying why; ApprovalNeededError when the policy (the history's, else `policy`) asks for others. The
-    caller's `compared_with` is the digest of the model in service that the version was evaluated against (None: there was none); where
-    another holds the alias by now, the version is not promoted, and force does not help.
+    Args:
+        by: name of the person who promotes; default: the user name of this process.
+        force: promote despite failed checks; requires `reason`.
+        incumbent_sha256: digest of the model that the version was evaluated against; None if no model was deployed. If
+            another model has the alias now, the version is not promoted, not even with `force`.
+        policy: default policy, used if the history contains no policy.
+
+    Raises:
+        RegistryError: the model or version does not exist, or a check fails.
+        ApprovalNeededError: the policy requires more approvals, or another approver.
     """
-    with versions.talking() as client:
-        found = versions.get(client, name, str(version))
-        entries = moving.settle(client, name, history.read(client, name))
-        current = versions.holder(client, name, alias)
-        if _same(current, found):
-            return _stayed(found, alias)
-        _check_compared(current, compared_with, alias)
-        reporter.step(f"checking {name} version {found.version}")
-        present = _present(current, alias)
-        objections = list(dict.fromkeys([*checks.said(found, present), *checks.looked_at(found, present)]))
-        _check(found, objections, force=force, reason=reason)
-        intent = _intent("promote", alias, found, by=by, reason=reason, forced=objections)
-        wanted = intent.model_copy(update={"from_": _number(current)})
-        approved = approval.collect(client, name, entries, approval.in_force(entries, policy), wanted)
-        reporter.step(f"promoting {name} version {found.version}")
+    with model_versions.registry_client() as client:
+        target = model_versions.get_version(client, name, str(version))
+        entries = alias_moves.close_abandoned(client, name)
+        current = model_versions.get_alias_holder(client, name, alias)
+        if current is not None and str(current.version) == str(target.version):
+            return Promotion(name=name, alias=alias, from_=str(current.version), to=str(target.version))
+        present = current.tags.get(MODEL_SHA256_TAG) if current else None
+        if incumbent_sha256 not in (ANY_INCUMBENT, present):
+            raise RegistryError(
+                f"the {alias} of {name} changed during this run; now: "
+                f"{f'version {current.version}' if current else 'no version'}",
+                hint="Run the same command again to compare the model with the current version.",
+            )
+        reporter.step(f"checking {name} version {target.version}")
+        compared: str | None = promotion_checks.SKIP_COMPARISON
+        if alias == CHAMPION:
+            compared = present if present or not current else f"of version {current.version}"
+        objections = promotion_checks.list_objections(target, compared)
+        _check_objections(target, objections, force=force, reason=reason)
+        intent = _move_entry("promote", alias, target, by=by, reason=reason, forced=objections)
+        approval = intent.model_copy(update={"from_": str(current.version) if current else None})
+        in_force = promotion_policy.get_effective_policy(entries, policy)
+        approved = promotion_policy.collect_approvals(client, name, entries, in_force, approval)
+        reporter.step(f"promoting {name} version {target.version}")
 
-        def permitted(then: Sequence[Entry]) -> None:
-            approval.recheck(then, policy, wanted, approved)
+        def check_approvals(history: Sequence[Entry]) -> None:
+            promotion_policy.recheck_approvals(history, policy, approval, approved)
 
-        moved = _move(client, found, intent.model_copy(update={"by": ", ".join(approved)}), current, permitted, force=force)
+        approved_intent = intent.model_copy(update={"by": ", ".join(approved)})
+        moved = _move(client, target, approved_intent, current, check_approvals, force=force)
     for objection in objections:
-        reporter.note(f"promoted by force although {objection}")
+        reporter.note(f"forced promotion despite: {objection}")
     return moved
 
 
-def _same(current: Any | None, found: Any) -> bool:
-    return current is not None and str(current.version) == str(found.version)
+def _move_entry(
+    kind: registry_history.Kind, alias: str, to: ModelVersion, *, by: str, reason: str, forced: Sequence[str] = ()
+) -> Entry:
+    return Entry(
+        kind=kind,
+        alias=alias,
+        to=str(to.version),
+        by=by or get_user_name(),
+        reason=reason,
+        forced=" and ".join(forced),
+        digest=to.tags.get(MODEL_SHA256_TAG, ""),
+        evaluation=to.tags.get(f"{TAG_PREFIX}evaluation_sha256", ""),
+    )
 
 
-def _number(version: Any | None) -> str | None:
-    return str(version.version) if version is not None else None
-
-
-def _stayed(found: Any, alias: str) -> Promotion:
-    return Promotion(name=found.name, alias=alias, from_=str(found.version), to=str(found.version))
-
-
-def _present(current: Any | None, alias: str) -> str | None:
-    """The digest of the champion, which a version must have been compared with to take its place."""
-    if alias != CHAMPION:
-        return checks.NOT_COMPARED
-    return current.tags.get(f"{PREFIX}model_sha256", f"of version {current.version}") if current else None
-
-
-def _intent(kind: history.Kind, alias: str, to: Any, *, by: str, reason: str, forced: Sequence[str] = ()) -> Entry:
-    digests = {name: to.tags.get(f"{PREFIX}{key}", "") for name, key in (("digest", "model_sha256"), ("evaluation", "evaluation_sha256"))}
-    why = {"by": by or user(), "reason": reason, "forced": " and ".join(forced)}
-    return Entry(kind=kind, alias=alias, to=str(to.version), **digests, **why)
-
-
-def _check_compared(current: Any | None, compared_with: str | None, alias: str) -> None:
-    """Raise RegistryError when the alias was given to another model while this one was being made."""
-    present = current.tags.get(f"{PREFIX}model_sha256") if current else None
-    if compared_with != ANYTHING and present != compared_with:
-        raise RegistryError(
-            f"the {alias} changed to version {current.version if current else 'none'} while this model was being made",
-            hint="Run again: the model is then compared with the one in service now.",
-        )
-
-
-def _check(version: Any, objections: list[str], *, force: bool, reason: str) -> None:
+def _check_objections(version: ModelVersion, objections: list[str], *, force: bool, reason: str) -> None:
     if force and not reason.strip():
-        raise RegistryError("a forced promotion needs a reason", hint="Say why with --reason; it is kept in the history.")
+        raise RegistryError(
+            "a forced promotion requires a reason, but the reason is empty",
+            hint="Pass --reason TEXT; the text is recorded in the history.",
+        )
     if objections and not force:
-        against = any("compared it with" in one for one in objections)
-        hint = "Evaluate it again, against the present champion" if against else "Promote a version that was accepted and proven"
+        is_outdated = any("compared it with" in objection for objection in objections)
+        remedy = (
+            "Evaluate the version again, against the current champion"
+            if is_outdated
+            else "Promote an accepted and proven version"
+        )
         raise RegistryError(
             f"version {version.version} of {version.name} cannot be promoted: {' and '.join(objections)}",
-            hint=f"{hint}, or use --force with --reason, which is recorded.",
+            hint=f"{remedy}, or force the promotion with --force --reason TEXT.",
         )
 
 
 def _move(
-    client: Any, to: Any, intent: Entry, planned: Any | None, permitted: Callable[[Sequence[Entry]], None], *, force: bool = False
+    client: MlflowClient,
+    to: ModelVersion,
+    intent: Entry,
+    planned: ModelVersion | None,
+    check_permission: Callable[[Sequence[Entry]], None],
+    *,
+    force: bool = False,
 ) -> Promotion:
-    """Move the alias as soon as it is this move's turn, if the alias and the version are still what they were when this was decided.
+    """Move the alias if the alias and the version are unchanged since the decision.
 
-    `permitted` is given the history up to there, and raises where its policy and approvals do not let the move through.
+    Args:
+        planned: the version that had the alias at the decision.
+        check_permission: raises if the history up to the move does not permit it.
     """
 
-    def unchanged(holder: Any | None, entries: Sequence[Entry]) -> None:
-        if _same(holder, to):
-            raise AlreadyThereError(f"version {to.version} has the alias already")
-        now = versions.get(client, to.name, str(to.version))
-        differs = [key for key in ("model_sha256", "evaluation_sha256", "verdict") if _of(now, key) != _of(to, key)]
-        if differs:
+    def check_unchanged(holder: ModelVersion | None, entries: Sequence[Entry]) -> None:
+        number = str(holder.version) if holder else None
+        if number == str(to.version):
+            raise AliasUnchangedError(f"version {to.version} already has the alias")
+        now = model_versions.get_version(client, to.name, str(to.version))
+        for key in ("model_sha256", "evaluation_sha256", "verdict"):
+            if now.tags.get(TAG_PREFIX + key) != to.tags.get(TAG_PREFIX + key):
+                raise RegistryError(
+                    f"the tag {TAG_PREFIX}{key} of {to.name} version {to.version} changed during the promotion",
+                    hint="Check the version, then promote it again.",
+                )
+        if number != (str(planned.version) if planned else None) and not force:
             raise RegistryError(
-                f"the {differs[0]} of {to.name} version {to.version} changed meanwhile", hint="Look at it, and promote it again."
+                f"the {intent.alias} of {to.name} changed during the promotion; "
+                f"now: {f'version {number}' if number else 'no version'}",
+                hint="Evaluate against the current champion, then promote again.",
             )
-        if _number(holder) != _number(planned) and not force:
-            raise RegistryError(
-                f"the {intent.alias} of {to.name} was given to version {_number(holder) or 'none'} meanwhile",
-                hint="Evaluate against the present champion, then promote again.",
-            )
-        permitted(entries)
-        _note(client, to, intent, holder)
+        check_permission(entries)
+        # For readers of the version in MLflow; the history is authoritative.
+        noted = {
+            "by": intent.by,
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "from": number or "",
+            "reason": intent.reason,
+            "forced": intent.forced,
+        }
+        tags = {f"{TAG_PREFIX}{intent.alias}.{key}": value for key, value in noted.items()}
+        model_versions.set_tags(client, to, tags)
 
     try:
-        entry = moving.move(client, to.name, intent, unchanged)
-    except AlreadyThereError:
-        return _stayed(to, intent.alias)
-    return Promotion(name=to.name, alias=intent.alias, from_=entry.from_, to=str(to.version))
-
-
-def _of(version: Any, key: str) -> str | None:
-    found: str | None = version.tags.get(PREFIX + key)
-    return found
-
-
-def _note(client: Any, to: Any, intent: Entry, holder: Any | None) -> None:
-    """Say on the version itself who moves the alias to it, for whoever looks at it in MLflow; the history is what counts."""
-    noted = {"by": intent.by, "at": datetime.now(UTC).isoformat(timespec="seconds"), "from": _number(holder) or "", "reason": intent.reason}
-    keys = {f"{PREFIX}{intent.alias}.{name}": value for name, value in {**noted, "forced": intent.forced}.items()}
-    versions.tag(client, to, {key: value for key, value in keys.items() if value})
-    versions.untag(client, to, [key for key, value in keys.items() if not value])
-
-
-def _before_history(client: Any, name: str, alias: str) -> list[str]:
-    """The versions that held the alias before there was a history, latest last: earlier releases kept them in a tag of the model."""
-    return [str(version) for version in json.loads(versions.require_model(client, name).tags.get(f"{PREFIX}{alias}.earlier", "[]"))]
+        previous = alias_moves.move_alias(client, to.name, intent, check_unchanged).from_
+    except AliasUnchangedError:
+        previous = intent.to
+    return Promotion(name=to.name, alias=intent.alias, from_=previous, to=str(to.version))
 
 
 def rollback(
-    name: str, *, alias: str = CHAMPION, by: str = "", reason: str = "", policy: Policy | None = None, reporter: Reporter
+    name: str,
+    *,
+    alias: str = CHAMPION,
+    by: str = "",
+    reason: str = "",
+    policy: Policy | None = None,
+    reporter: Reporter,
 ) -> Promotion:
-    """Give `alias` back to the version that held it before the present one, by the history. Raises RegistryError when there is none.
+    """Move `alias` back to the version that had it before, according to the history.
 
-    One of the approvers is enough, also where the policy asks for two: the way back must be short.
+    One approver is sufficient, even if the policy requires two, so that a rollback is quick.
+
+    Raises:
+        RegistryError: no version had the alias before.
+        ApprovalNeededError: the policy lists approvers, and `by` is not one of them.
     """
-    with versions.talking() as client:
-        versions.require_model(client, name)
-        entries = moving.settle(client, name, history.read(client, name))
-        current = versions.holder(client, name, alias)
+    with model_versions.registry_client() as client:
+        model = model_versions.require_model(client, name)
+        entries = alias_moves.close_abandoned(client, name)
+        current = model_versions.get_alias_holder(client, name, alias)
         if current is None:
-            raise RegistryError(f"no version of {name} is its {alias}", hint=f"Promote one: tuneline promote {name} --version N")
+            raise RegistryError(
+                f"no version of {name} has the alias {alias}",
+                hint=f"Promote a version: tuneline promote {name} --version N",
+            )
 
-        def permitted(then: Sequence[Entry]) -> None:
-            approval.check_named(approval.in_force(then, policy), by or user())
+        def check_approver(history: Sequence[Entry]) -> None:
+            promotion_policy.check_approver(
+                promotion_policy.get_effective_policy(history, policy), by or get_user_name()
+            )
 
-        permitted(entries)
-        to = versions.get(client, name, _way_back(client, name, alias, entries, current))
-        reporter.step(f"rolling {name} back to version {to.version}")
-        intent = _intent("rollback", alias, to, by=by, reason=reason or f"rollback from version {current.version}")
-        return _move(client, to, intent, current, permitted)
-
-
-def _way_back(client: Any, name: str, alias: str, entries: Sequence[Entry], current: Any) -> str:
-    """The version to go back to: the last one before the present that is still there."""
-    there = {str(version.version) for version in versions.listed(client, name)}
-    way = history.earlier_holders(entries, alias, _before_history(client, name, alias))
-    if history.last(entries, alias) not in (None, str(current.version)):  # moved by hand since: the last one written is the one before
-        way.append(str(history.last(entries, alias)))
-    fit = [version for version in way if version in there and version != str(current.version)]
-    if not fit:
-        raise RegistryError(f"{name} had no {alias} before version {current.version}", hint="Promote another version instead.")
-    return fit[-1]
+        check_approver(entries)
+        # Earlier versions of tuneline had no history and recorded the previous versions in a tag of the model.
+        legacy = [str(number) for number in json.loads(model.tags.get(f"{TAG_PREFIX}{alias}.earlier", "[]"))]
+        candidates = registry_history.list_rollback_candidates(entries, alias, legacy)
+        recorded = registry_history.get_recorded_holder(entries, alias)
+        if recorded:  # the previous version, if the alias was moved outside of tuneline
+            candidates.append(recorded)
+        existing = {str(version.version) for version in model_versions.list_versions(client, name)}
+        usable = [version for version in candidates if version in existing and version != str(current.version)]
+        if not usable:
+            raise RegistryError(
+                f"no version that had the alias {alias} of {name} before version {current.version} exists",
+                hint="Promote another version.",
+            )
+        target = model_versions.get_version(client, name, usable[-1])
+        reporter.step(f"rolling {name} back to version {target.version}")
+        reason = reason or f"rollback from version {current.version}"
+        return _move(
+            client, target, _move_entry("rollback", alias, target, by=by, reason=reason), current, check_approver
+        )

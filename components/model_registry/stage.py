@@ -1,26 +1,47 @@
-"""The model registry: a model version in MLflow for every evaluated model, with the digests of all it came from."""
+"""Registration of evaluated models as versions in MLflow, with the digests of their origin; automatic promotion."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from components.common import tracking
-from components.common.artifacts import Artifact, Manifest
-from components.common.errors import RegistryError, UsageError
-from components.common.people import user
-from components.common.progress import Reporter
-from components.model_registry import approval, files, history, lineage, moving, patience, versions
+from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.common.runtime.errors import RegistryError, UsageError
+from components.common.runtime.reporters import Reporter
+from components.common.runtime.user_name import get_user_name
+from components.model_registry import (
+    alias_moves,
+    lineage_tags,
+    mlflow_retry,
+    model_files,
+    model_versions,
+    promotion_policy,
+    registry_history,
+)
 from components.model_registry.config import ModelRegistryConfig
-from components.model_registry.history import Entry
+from components.model_registry.model_versions import MODEL_SHA256_TAG, TAG_PREFIX
 from components.model_registry.promotion import CHAMPION, Promotion, promote, rollback
-from components.model_registry.versions import PREFIX
+from components.model_registry.registry_history import Entry
 
-__all__ = ["Champion", "Promotion", "Registration", "champion", "promote", "promote_at_once", "register", "registered", "rollback"]
-LOGGED = "models:/"  # before the name of a logged model, as the source of a version
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+__all__ = [
+    "Promotion",
+    "RegisteredModel",
+    "Registration",
+    "auto_promote",
+    "champion",
+    "get_registered",
+    "promote",
+    "register",
+    "rollback",
+]
+LOGGED_MODEL_PREFIX = "models:/"  # prefix of a version's source before the ID of a logged model
 CANDIDATE, CHALLENGER = "candidate", "challenger"
 
 
@@ -33,8 +54,8 @@ class Registration(BaseModel):
     tags: dict[str, str]
 
 
-class Champion(BaseModel):
-    """A registered model version as its tags describe it: the one in service, or another."""
+class RegisteredModel(BaseModel):
+    """A registered model version, described by its tags."""
 
     name: str
     version: str
@@ -45,18 +66,26 @@ class Champion(BaseModel):
     tags: dict[str, str]
 
     def fetch(self, folder: Path) -> Artifact:
-        """Lay its files out in `folder`, every digest checked. Raises RegistryError when they cannot be had any more."""
-        with versions.talking():
-            return files.fetch(self.name, self.version, self.model_sha256, self.store_uri, folder)
+        """Copy the model's files into `folder` and verify every digest.
 
-    def manifest(self) -> Manifest:
-        """The manifest of the model whose files MLflow keeps for this version. Raises RegistryError when it keeps none."""
-        with versions.talking():
-            return files.kept(self.name, self.version)
+        Raises:
+            RegistryError: the files are no longer available.
+        """
+        with model_versions.registry_client():
+            return model_files.fetch_model(self.name, self.version, self.model_sha256, self.store_uri, folder)
 
-    def files_sha256(self) -> str:
-        """Digest of the model whose files MLflow keeps for this version. Raises RegistryError when it keeps none."""
-        return self.manifest().content_sha256
+    def read_manifest(self) -> Manifest:
+        """Return the manifest of the model whose files MLflow stores for this version.
+
+        Raises:
+            RegistryError: MLflow does not store the manifest.
+        """
+        with model_versions.registry_client():
+            return model_files.read_logged_manifest(self.name, self.version)
+
+    def read_logged_sha256(self) -> str:
+        """Return the digest of the model whose files MLflow stores. Raises RegistryError, as `read_manifest` does."""
+        return self.read_manifest().content_sha256
 
 
 def register(
@@ -66,169 +95,191 @@ def register(
     config: ModelRegistryConfig,
     *,
     reporter: Reporter,
-    dataset_version: Mapping[str, Any] | None = None,
+    dataset_version: Mapping[str, object] | None = None,
     finetune_key: str = "",
 ) -> Registration:
-    """Register an evaluated model under `config.name`, or find the version that this very model has and refresh its tags.
+    """Register an evaluated model under `config.name`, or refresh the tags of the version with the same model digest.
 
-    The version gets the alias `candidate`, and `challenger` when its evaluation was accepted; no alias moves to or from the version in
-    service. An evaluation that found the model to be that very one (`unchanged`) says nothing new: the version keeps its tags.
-    A killed registration is completed by the next one of the same model: its version is found by the model's digest and gets what it lacks.
-    `dataset_version` is the dataset's revision as data_versioning returned it; `finetune_key` names the recipe. Raises UsageError when
-    evaluation or package were made from another model.
+    The version gets the alias `candidate`, and `challenger` if its evaluation was accepted. No alias moves if the
+    version is the champion. If the verdict is `unchanged` (the model is equal to the champion), the tags do not change.
+    If a registration is killed, the next registration of the same model completes it.
+
+    Args:
+        dataset_version: the dataset's revision as returned by data_versioning.
+        finetune_key: digest of the recipe.
+
+    Raises:
+        UsageError: the evaluation or the package was built from another model, or the name is reserved for a history.
     """
-    if history.is_history(config.name):
-        raise UsageError(f"{config.name} is the name of a history", hint=f"Choose a name that does not end in {versions.HISTORY}.")
-    lineage.check(model, evaluation, repository)
-    tags = lineage.tags(model, evaluation, repository, dataset_version, finetune_key)
-    verdict = lineage.verdict(evaluation)
-    with versions.talking() as client:
-        known = _registered(client, config.name, model.sha256)
-        if known:
-            reporter.note(f"{config.name} version {known.version} is this very model")
-            _refresh(client, known, tags, evaluation)
+    if registry_history.is_history_name(config.name):
+        raise UsageError(
+            f"the model name {config.name} is reserved for a history",
+            hint=f"Choose a name that does not end in {model_versions.HISTORY_SUFFIX}.",
+        )
+    lineage_tags.check_sources(model, evaluation, repository)
+    tags = lineage_tags.build_version_tags(model, evaluation, repository, dataset_version, finetune_key)
+    verdict = lineage_tags.read_verdict(evaluation)
+    with model_versions.registry_client() as client:
+        version = _find_registered(client, config.name, model.sha256)
+        if version:
+            reporter.note(f"{config.name} version {version.version} already contains this model")
+            if verdict != "unchanged":
+                _refresh_version(client, version, tags, evaluation)
         else:
             reporter.step(f"registering {config.name}")
-            known = _create(client, config, model, evaluation, tags)
-        if CHAMPION not in known.aliases:
-            _alias(client, known, verdict)
-        return _told(client, known)
+            version = _create_version(client, config, model, evaluation, tags)
+        if CHAMPION not in version.aliases:
+            by, digest = get_user_name(), version.tags.get(MODEL_SHA256_TAG, "")
+            moves = [
+                Entry(kind="register", alias=alias, to=str(version.version), by=by, digest=digest)
+                for alias in (CANDIDATE, *([CHALLENGER] if verdict == "accepted" else []))
+                if alias not in version.aliases
+            ]
+            if verdict == "refused" and CHALLENGER in version.aliases:
+                moves.append(Entry(kind="register", alias=CHALLENGER, by=by, reason="its new evaluation refuses it"))
+            for move in moves:
+                alias_moves.move_alias(client, version.name, move)
+        now = client.get_model_version(version.name, version.version)
+    shown = {key: value for key, value in sorted(now.tags.items()) if key.startswith(TAG_PREFIX)}
+    return Registration(name=now.name, version=str(now.version), aliases=sorted(now.aliases), tags=shown)
 
 
-def _registered(client: Any, name: str, model_sha256: str) -> Any | None:
-    """The version with these files; where a lost answer or two jobs at once made several, the first that is there stays."""
-    found = versions.search(client, name, (f"{PREFIX}model_sha256", model_sha256))
-    for repeated in found[1:]:
-        versions.remove_unused(client, repeated)
-    return client.get_model_version(name, found[0].version) if found else None
+def _find_registered(client: MlflowClient, name: str, model_sha256: str) -> ModelVersion | None:
+    """Return the version with this digest; delete duplicates from a lost response or a concurrent job."""
+    versions = model_versions.search_versions(client, name, (MODEL_SHA256_TAG, model_sha256))
+    for duplicate in versions[1:]:
+        model_versions.delete_without_alias(client, duplicate)
+    return client.get_model_version(name, versions[0].version) if versions else None
 
 
-def _refresh(client: Any, known: Any, tags: Mapping[str, str], evaluation: Artifact) -> None:
-    """What is in service keeps the lineage it was promoted with, also when other data or another recipe leads to the same weights.
+def _refresh_version(
+    client: MlflowClient, version: ModelVersion, tags: Mapping[str, str], evaluation: Artifact
+) -> None:
+    """Replace the evaluation and the tags."""
+    # The evaluation is uploaded before the tags that refer to it: a promotion elsewhere reads it from MLflow.
+    if str(version.source).startswith(LOGGED_MODEL_PREFIX):
+        model_files.log_evaluation(client, str(version.source).removeprefix(LOGGED_MODEL_PREFIX), evaluation)
+    description = lineage_tags.format_description(tags)
+    if version.description != description:
+        client.update_model_version(version.name, version.version, description=description)
+    superseded = dict.fromkeys(lineage_tags.list_superseded_tags(version.tags, tags), "")
+    model_versions.set_tags(client, version, {**superseded, **tags})
 
-    The new evaluation comes before the tags that name it: who promotes on another machine reads it from MLflow.
-    """
-    if lineage.verdict(evaluation) == "unchanged":
-        return
-    if str(known.source).startswith(LOGGED):
-        files.keep_evaluation(client, str(known.source).removeprefix(LOGGED), evaluation)
-    if known.description != lineage.described(tags):
-        client.update_model_version(known.name, known.version, description=lineage.described(tags))
-    versions.untag(client, known, lineage.superseded(known.tags, tags))
-    versions.tag(client, known, tags)
 
-
-def _create(client: Any, config: ModelRegistryConfig, model: Artifact, evaluation: Artifact, tags: Mapping[str, str]) -> Any:
-    """Files first, the version with all its tags last: a killed registration leaves no version, and the next one uses its files."""
-    logged = files.log(client, config.name, model, evaluation, config.copy_limit_mb)
-    versions.make_model(client, config.name)
-    patience.again(
+def _create_version(
+    client: MlflowClient, config: ModelRegistryConfig, model: Artifact, evaluation: Artifact, tags: Mapping[str, str]
+) -> ModelVersion:
+    """Upload the files, then create the version with all its tags, so that a killed job leaves no version."""
+    logged = model_files.log_model(client, config.name, model, evaluation, config.copy_limit_mb)
+    model_versions.ensure_model(client, config.name)
+    mlflow_retry.retry(
         lambda: client.create_model_version(
             config.name,
-            f"{LOGGED}{logged.model_id}",
-            run_id=logged.source_run_id or None,  # an empty one is refused by MLflow's authentication, whoever asks
-            tags={f"{PREFIX}proof": lineage.UNPACKAGED, **tags},
-            description=lineage.described(tags),
+            f"{LOGGED_MODEL_PREFIX}{logged.model_id}",
+            run_id=logged.source_run_id or None,  # MLflow's authentication rejects an empty run ID for every user
+            tags={f"{TAG_PREFIX}proof": lineage_tags.UNPACKAGED, **tags},
+            description=lineage_tags.format_description(tags),
             model_id=logged.model_id,
         ),
-        lambda: _registered(client, config.name, model.sha256),
+        lambda: _find_registered(client, config.name, model.sha256),
     )
-    made = _registered(client, config.name, model.sha256)
-    if made is None:
-        raise RegistryError(f"MLflow did not keep the version of {config.name}", hint="Check the server's log, then register again.")
-    return made
+    version = _find_registered(client, config.name, model.sha256)
+    if version is None:
+        raise RegistryError(
+            f"MLflow accepted a new version of {config.name}, but does not list it",
+            hint="Check the MLflow server's log, then register again.",
+        )
+    return version
 
 
-def _alias(client: Any, version: Any, verdict: str) -> None:
-    _give(client, version, CANDIDATE)
-    if verdict == "accepted":
-        _give(client, version, CHALLENGER)
-    elif verdict == "refused" and CHALLENGER in version.aliases:
-        why = "its new evaluation is refused"
-        moving.move(client, version.name, Entry(kind="register", alias=CHALLENGER, to=None, by=user(), reason=why))
+def auto_promote(
+    config: ModelRegistryConfig, version: str, *, incumbent_sha256: str | None, reporter: Reporter
+) -> Promotion | None:
+    """Promote a version on behalf of the pipeline.
 
+    Returns:
+        The promotion; None, after a note with the reason, if a person must approve the promotion or a rollback
+        withdrew this version.
 
-def _give(client: Any, version: Any, alias: str) -> None:
-    """The last one registered has the alias, whoever of several that register at once comes last."""
-    if alias in version.aliases:
-        return
-    digest = version.tags.get(f"{PREFIX}model_sha256", "")
-    moving.move(client, version.name, Entry(kind="register", alias=alias, to=str(version.version), by=user(), digest=digest))
-
-
-def _told(client: Any, version: Any) -> Registration:
-    now = client.get_model_version(version.name, version.version)
-    tags = {key: value for key, value in sorted(now.tags.items()) if key.startswith(PREFIX)}
-    return Registration(name=now.name, version=str(now.version), aliases=sorted(now.aliases), tags=tags)
-
-
-def promote_at_once(config: ModelRegistryConfig, version: str, *, compared_with: str | None, reporter: Reporter) -> Promotion | None:
-    """Promote as the pipeline; None, with a note, where the policy asks for people, or where people took the version out of service."""
-    with versions.talking() as client:
-        back = [move for move in history.moves(history.read(client, config.name), CHAMPION) if version in (move.from_, move.to)][-1:]
-    if back and back[0].kind == "rollback" and back[0].from_ == version:
+    Raises:
+        RegistryError: the version must not be promoted, or the champion changed during this run.
+    """
+    with model_versions.registry_client() as client:
+        moves = registry_history.list_completed_moves(registry_history.read(client, config.name), CHAMPION)
+    latest = next((move for move in reversed(moves) if version in (move.from_, move.to)), None)
+    if latest and latest.kind == "rollback" and latest.from_ == version:
         reporter.note(
-            f"{config.name} version {version} is not promoted: {back[0].by} rolled the champion back from it ({back[0].reason}). "
-            f"tuneline promote {config.name} --version {version} does it all the same."
+            f"{config.name} version {version} is not promoted: {latest.by} rolled the champion back from it "
+            f"({latest.reason}). To promote it anyway: tuneline promote {config.name} --version {version}"
         )
         return None
     try:
-        return promote(config.name, version, by="pipeline", compared_with=compared_with, policy=approval.of(config), reporter=reporter)
-    except approval.ApprovalNeededError as needed:
+        return promote(
+            config.name,
+            version,
+            by="pipeline",
+            incumbent_sha256=incumbent_sha256,
+            policy=promotion_policy.build_policy(config),
+            reporter=reporter,
+        )
+    except promotion_policy.ApprovalNeededError as needed:
         reporter.note(f"{config.name} version {version} is not promoted: {needed.message}. {needed.hint}")
         return None
 
 
-def champion(name: str, alias: str = CHAMPION) -> Champion | None:
-    """The version in service; None when there is no registry, no such model, or no version with the alias yet.
+def champion(name: str, alias: str = CHAMPION) -> RegisteredModel | None:
+    """Return the version with the alias; None if the registry, the model or the alias does not exist yet.
 
-    Raises RegistryError for a version that tuneline did not register: nothing is known of it.
+    Raises:
+        RegistryError: tuneline did not register the version, so its origin is unknown.
     """
-    if not tracking.enabled() or versions.store_is_missing():
+    if model_versions.is_registry_missing():
         return None
-    with versions.talking() as client:
-        found = versions.holder(client, name, alias)
-    if found is None:
+    with model_versions.registry_client() as client:
+        version = model_versions.get_alias_holder(client, name, alias)
+    if version is None:
         return None
-    if f"{PREFIX}model_sha256" not in found.tags:
+    if MODEL_SHA256_TAG not in version.tags:
         raise RegistryError(
-            f"{name} version {found.version} is the {alias} and was not registered by tuneline",
-            hint=f"Register under another model_registry.name, or remove the alias {alias}.",
+            f"{name} version {version.version} is the {alias}, but was not registered by tuneline",
+            hint=f"Remove the alias {alias}, or set another model_registry.name.",
         )
-    return _described(found)
+    return _build_registered_model(version)
 
 
-def registered(name: str, which: str) -> Champion:
-    """The version of a registered model with this number or alias.
+def get_registered(name: str, which: str) -> RegisteredModel:
+    """Return the version of a registered model with this number or alias.
 
-    Raises RegistryError for an unknown model, version or alias, naming those that exist, and for a version that tuneline did not register.
+    Raises:
+        RegistryError: the model, version or alias does not exist, or tuneline did not register the version.
     """
-    versions.require_store(name)
-    with versions.talking() as client:
-        found = versions.get(client, name, which) if which.isdecimal() else versions.under(client, name, which)
-    if f"{PREFIX}model_sha256" not in found.tags:
+    model_versions.require_store(name)
+    with model_versions.registry_client() as client:
+        find = model_versions.get_version if which.isdecimal() else model_versions.get_version_by_alias
+        version = find(client, name, which)
+    if MODEL_SHA256_TAG not in version.tags:
         raise RegistryError(
-            f"{name} version {found.version} was not registered by tuneline, so nothing is known of where it came from",
+            f"{name} version {version.version} was not registered by tuneline, so its origin is unknown",
             hint="Register the model with `tuneline register` or `tuneline run`.",
         )
-    return _described(found)
+    return _build_registered_model(version)
 
 
-def with_model(name: str, sha256: str) -> Champion | None:
-    """The version of a registered model that is this very one; None where there is none."""
-    with versions.talking() as client:
-        found = _registered(client, name, sha256)
-    return _described(found) if found else None
+def find_by_digest(name: str, sha256: str) -> RegisteredModel | None:
+    """Return the version of a registered model with this model digest, or None."""
+    with model_versions.registry_client() as client:
+        version = _find_registered(client, name, sha256)
+    return _build_registered_model(version) if version else None
 
 
-def _described(found: Any) -> Champion:
-    tags = {key.removeprefix(PREFIX): value for key, value in found.tags.items() if key.startswith(PREFIX)}
-    return Champion(
-        name=found.name,
-        version=str(found.version),
+def _build_registered_model(version: ModelVersion) -> RegisteredModel:
+    tags = model_versions.get_tuneline_tags(version)
+    return RegisteredModel(
+        name=version.name,
+        version=str(version.version),
         model_sha256=tags["model_sha256"],
         incumbent_sha256=tags.get("incumbent_sha256"),
         finetune_key=tags.get("finetune_key", ""),
         store_uri=tags.get("store_uri", ""),
-        tags=dict(found.tags),
+        tags=dict(version.tags),
     )

@@ -1,7 +1,8 @@
-"""A finished package put where a cluster's Triton reads it: a folder on a shared file system, or a prefix of an S3 bucket.
+"""Copies a finished package to a shared folder or an S3 prefix that a cluster's Triton reads.
 
-It lies there under its content digest, so nothing that a server reads is ever changed. manifest.json comes last: without it a copy is
-unfinished. Where the S3 service is, and who asks, is taken from the environment (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_PROFILE, …).
+A copy is stored under its content digest, so files that a server reads never change. manifest.json is written last:
+a copy without it is unfinished. The environment configures the S3 service and credentials (AWS_ENDPOINT_URL,
+AWS_ACCESS_KEY_ID, AWS_PROFILE, …).
 """
 
 from __future__ import annotations
@@ -10,61 +11,50 @@ import json
 import shutil
 from pathlib import Path
 
-from components.common import artifacts, buckets, places
-from components.common.artifacts import Artifact
-from components.common.errors import EngineMissingError
-from components.common.progress import Reporter
+from components.common.artifacts import object_storage
+from components.common.artifacts.artifact_folder import MANIFEST_FILENAME, Artifact
+from components.common.runtime.errors import EngineMissingError
+from components.common.runtime.reporters import Reporter
+from components.common.workspace import artifact_store
 
 
 def publish(package: Artifact, target: str, reporter: Reporter) -> str:
-    """Copy a package to <target>/<content_sha256>, where it is not there yet, and return that place.
+    """Copy a package to <target>/<content_sha256> unless the copy already exists, and return that location.
 
-    Raises EngineMissingError where the bucket cannot be written, and what the file system says of a folder.
+    Raises:
+        EngineMissingError: the bucket cannot be written.
+        OSError: the folder cannot be written.
     """
     reporter.step(f"publishing to {target}")
-    place = f"{target.rstrip('/')}/{package.sha256}"
-    if target.startswith(buckets.S3):
-        _upload(package, place, reporter)
-    else:
-        _copy(package, Path(target))
-    return place
-
-
-def _copy(package: Artifact, store: Path) -> None:
-    if (store / package.sha256 / artifacts.MANIFEST).exists():
-        places.stored(store, package.sha256)
-        return
-    with places.workplace(store) as own:
-        shutil.copytree(package.path, own / "package")
-        places.adopt(store, Artifact(own / "package", package.manifest))
-
-
-def _upload(package: Artifact, place: str, reporter: Reporter) -> None:
-    """The files as they lie in the package, which is how Triton reads them; the manifest last."""
+    location = f"{target.rstrip('/')}/{package.sha256}"
+    if not target.startswith(object_storage.S3_SCHEME):
+        store = Path(target)
+        if (store / package.sha256 / MANIFEST_FILENAME).exists():
+            artifact_store.load_artifact(store, package.sha256)
+        else:
+            with artifact_store.job_folder(store) as job:
+                shutil.copytree(package.path, job / "package")
+                artifact_store.add_artifact(store, Artifact(job / "package", package.manifest))
+        return location
+    # The files keep the package's layout, which Triton reads; the manifest is uploaded last.
+    manifest, files = f"{location}/{MANIFEST_FILENAME}", package.manifest.files
     try:
-        if _is_there(place, package.sha256):
-            return
-        _put_files(package, place, reporter)
-        buckets.put(package.path / artifacts.MANIFEST, f"{place}/{artifacts.MANIFEST}", _unheard)
+        published = object_storage.read_object(manifest)
+        if published is None or json.loads(published)["content_sha256"] != package.sha256:
+            for done, file in enumerate(files, 1):
+                object_storage.upload_file(package.path / file.path, f"{location}/{file.path}", lambda _: None)
+                reporter.progress(done, len(files), "files")
+            sizes = object_storage.list_sizes(location)
+            if different := [file for file in files if sizes.get(file.path) != file.bytes]:
+                first = different[0]
+                raise EngineMissingError(
+                    f"{location}/{first.path} has {sizes.get(first.path, 'no')} bytes after the upload; expected "
+                    f"{first.bytes} ({len(different)} of {len(files)} files differ)",
+                    hint="Run the same command again.",
+                )
+            object_storage.upload_file(package.path / MANIFEST_FILENAME, manifest, lambda _: None)
     except EngineMissingError as error:
         raise EngineMissingError(
-            f"the package cannot be published: {error.message}", hint=f"{error.hint} The package itself is finished."
+            f"the package cannot be published: {error.message}; the local package is complete", hint=error.hint
         ) from None
-
-
-def _put_files(package: Artifact, place: str, reporter: Reporter) -> None:
-    for done, file in enumerate(package.manifest.files, 1):
-        buckets.put(package.path / file.path, f"{place}/{file.path}", _unheard)
-        reporter.progress(done, len(package.manifest.files), "files")
-    arrived = buckets.sizes(place)
-    if short := [file.path for file in package.manifest.files if arrived.get(file.path) != file.bytes]:
-        raise EngineMissingError(f"{', '.join(short)} arrived in another size at {place}", hint="Run the same command again.")
-
-
-def _unheard(_: int) -> None:
-    """The files are counted, not their bytes."""
-
-
-def _is_there(place: str, sha256: str) -> bool:
-    said = buckets.read(f"{place}/{artifacts.MANIFEST}")
-    return said is not None and json.loads(said)["content_sha256"] == sha256
+    return location

@@ -1,11 +1,11 @@
-"""The serving environment: what Triton's python backend imports from.
+"""The serving environment: the virtual environment that Triton's python backend imports from.
 
-The backend's stub was built against numpy 1 and crashes on strings under numpy 2, so it gets a thin virtual environment of its own:
-numpy 1.26 and a .pth file that lends it everything else of the environment tuneline runs in. `make` creates it:
+The backend's stub was built against numpy 1 and crashes on strings with numpy 2. The backend therefore uses a separate
+environment: numpy 1.26, and a .pth file that adds all other packages of tuneline's environment. `make` creates it:
 
     python -m components.triton_packaging.serving_env
 
-It lies in `<sys.prefix>/serving`, or where TUNELINE_SERVING_ENV says. Stages only look for it; none installs anything.
+The environment is in `<sys.prefix>/serving`, or in the folder in TUNELINE_SERVING_ENV. Stages do not install it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
-from components.common.errors import EngineMissingError, TunelineError
+from components.common.runtime.errors import EngineMissingError, TunelineError
 
-NUMPY = "numpy==1.26.4"  # the last release before 2; it has wheels for Python 3.9 to 3.12
-NEWEST_PYTHON = (3, 12)
-# Serving a package must not write into it, and the stub does not read PYTHONDONTWRITEBYTECODE.
-PTH = "import sys; sys.dont_write_bytecode = True\n"
-MAKE_IT = "Create it with: python -m components.triton_packaging.serving_env"
-INSTALL_VLLM = (
-    "Install vLLM in the environment that tuneline runs in (docs/vllm.md), or package on a machine that has it, or for the python backend."
+NUMPY_REQUIREMENT = "numpy==1.26.4"  # the last release before 2; it has wheels for Python 3.9 to 3.12
+MAX_PYTHON_VERSION = (3, 12)
+# Serving must not write bytecode into a package, and the stub ignores PYTHONDONTWRITEBYTECODE.
+PTH_LINE = "import sys; sys.dont_write_bytecode = True\n"
+CREATE_HINT = "Run: python -m components.triton_packaging.serving_env"
+INSTALL_VLLM_HINT = (
+    "Install vLLM in tuneline's environment (see docs/vllm.md), or set triton_packaging.backend to python."
 )
-# Only a package with code in it counts: the backend's own folder bears the name too.
-FIND_VLLM = "import importlib.util as u, sys; s = u.find_spec('vllm'); sys.exit(0 if s and s.origin else 1)"
-# What the served model imports, looked up without importing it: torch alone would take seconds.
-CHECK = (
+# Requires an origin: the backend's folder has the same name, and is found as a namespace package.
+FIND_VLLM_SCRIPT = "import importlib.util as u, sys; s = u.find_spec('vllm'); sys.exit(0 if s and s.origin else 1)"
+# Locates the packages of the served model without importing them: importing torch takes seconds.
+CHECK_SCRIPT = (
     "import importlib.util as u, numpy, sys; "
     "missing = [n for n in ('torch', 'transformers') if u.find_spec(n) is None]; "
     "bad = missing or numpy.__version__ >= '2' or not sys.dont_write_bytecode; "
@@ -39,68 +38,81 @@ CHECK = (
 )
 
 
-def folder() -> Path:
-    """Where the serving environment lies on this machine, whether it is there or not."""
+def get_environment_folder() -> Path:
+    """Return the folder of the serving environment on this machine; it may not exist."""
     return Path(os.environ.get("TUNELINE_SERVING_ENV") or Path(sys.prefix) / "serving").absolute()
 
 
-def missing() -> str | None:
-    """Why Triton's python backend has no environment to run in, or None when it has one. Takes no longer than a few file look-ups."""
-    if sys.version_info[:2] > NEWEST_PYTHON:
+def missing_reason() -> str | None:
+    """Return the reason why the serving environment cannot be used, or None. Checks only whether files exist."""
+    if sys.version_info[:2] > MAX_PYTHON_VERSION:
         return (
-            "the embedded Triton's python backend needs numpy below 2, which has no wheel for "
-            f"Python {sys.version_info[0]}.{sys.version_info[1]}; use Python 3.11 or 3.12"
+            "the embedded Triton's python backend requires numpy below 2, which has no wheel for "
+            f"Python {sys.version_info[0]}.{sys.version_info[1]}; supported: Python 3.11 and 3.12"
         )
-    if not _python().exists():
-        return f"there is no serving environment in {folder()}"
-    if not any(_site_packages().glob("numpy-1.*.dist-info")):
-        return f"the serving environment in {folder()} was not finished"
+    if not _get_python().exists():
+        return f"the serving environment in {get_environment_folder()} does not exist"
+    if not any(_get_site_packages().glob("numpy-1.*.dist-info")):
+        return f"the serving environment in {get_environment_folder()} contains no numpy below 2"
     return None
 
 
-@cache
-def missing_vllm() -> str | None:
-    """Why the vLLM backend cannot run in the serving environment, as a sentence's end, or None when it can."""
-    done = subprocess.run([str(_python()), "-I", "-c", FIND_VLLM], capture_output=True, timeout=120, check=False)
-    return "vLLM is not installed here" if done.returncode else None
+def missing_vllm_reason() -> str | None:
+    """Return the reason why the vLLM backend cannot run in the serving environment, or None if it can."""
+    return "vLLM is not installed" if _run_script(FIND_VLLM_SCRIPT).returncode else None
 
 
-def create(lenders: Sequence[str] = ()) -> Path:
-    """Create the serving environment, or repair it, and return its folder; one that works is left as it is.
+def create_environment(package_folders: Sequence[str] = ()) -> Path:
+    """Create or repair the serving environment and return its folder; a working environment is not changed.
 
-    It lends from these folders of packages, by default from that of the environment tuneline runs in.
+    Args:
+        package_folders: folders of the other packages. Default: site-packages of tuneline's environment.
 
-    Raises EngineMissingError where this Python has no numpy below 2, TunelineError when pip fails.
+    Raises:
+        EngineMissingError: no numpy below 2 exists for this Python.
+        TunelineError: pip fails.
     """
-    if missing() is None and _works() is None:
-        return folder()
-    if sys.version_info[:2] > NEWEST_PYTHON:
-        raise EngineMissingError(missing() or "", hint="Everything else works here; packages stay unproven and cannot be promoted.")
-    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder())])
-    (_site_packages() / "tuneline_environment.pth").write_text(
-        "\n".join([*(lenders or [sysconfig.get_path("purelib")]), PTH]), encoding="utf-8"
-    )
-    _run([sys.executable, "-m", "pip", "--python", str(_python()), "install", "--quiet", "--disable-pip-version-check", "--no-deps", NUMPY])
-    wrong = _works()
-    if wrong:
-        raise TunelineError(
-            f"the serving environment in {folder()} does not work: {wrong}", hint="Install tuneline's packaging extra first."
+    if missing_reason() is None and _find_defect() is None:
+        return get_environment_folder()
+    if sys.version_info[:2] > MAX_PYTHON_VERSION:
+        raise EngineMissingError(
+            missing_reason() or "", hint="Install tuneline with Python 3.11 or 3.12 to prove and promote packages."
         )
-    return folder()
+    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(get_environment_folder())])
+    (_get_site_packages() / "tuneline_environment.pth").write_text(
+        "\n".join([*(package_folders or [sysconfig.get_path("purelib")]), PTH_LINE]), encoding="utf-8"
+    )
+    pip = [sys.executable, "-m", "pip", "--python", str(_get_python())]
+    _run([*pip, "install", "--quiet", "--disable-pip-version-check", "--no-deps", NUMPY_REQUIREMENT])
+    if defect := _find_defect():
+        raise TunelineError(
+            f"the serving environment in {get_environment_folder()} does not work: {defect}",
+            hint="Install tuneline's packaging extra, then run this command again.",
+        )
+    return get_environment_folder()
 
 
-def _python() -> Path:
-    return folder() / "bin" / "python3"
+def _get_python() -> Path:
+    return get_environment_folder() / "bin" / "python3"
 
 
-def _site_packages() -> Path:
-    return folder() / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+def _get_site_packages() -> Path:
+    return get_environment_folder() / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 
 
-def _works() -> str | None:
-    """What its own interpreter finds wrong with it, or None."""
-    done = subprocess.run([str(_python()), "-I", "-c", CHECK], capture_output=True, text=True, timeout=120, check=False)
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it does not start"])[-1]
+def _find_defect() -> str | None:
+    """Return the problem that the environment's interpreter reports, or None."""
+    done = _run_script(CHECK_SCRIPT)
+    return (
+        None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["its interpreter does not start"])[-1]
+    )
+
+
+def _run_script(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with the environment's interpreter."""
+    return subprocess.run(
+        [str(_get_python()), "-I", "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def _run(command: list[str]) -> None:
@@ -108,12 +120,13 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         last = ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1]
         raise TunelineError(
-            f"{' '.join(command[1:4])} failed: {last}", hint="Check that pip can reach its package index, then run this again."
+            f"python {' '.join(command[1:4])} failed: {last}",
+            hint="Check that pip can reach its package index, then run this command again.",
         )
 
 
 if __name__ == "__main__":
     try:
-        print(f"serving environment: {create()}")
+        print(f"serving environment: {create_environment()}")
     except TunelineError as error:
         sys.exit(f"{error.message}\n{error.hint}")

@@ -1,265 +1,275 @@
-"""Triton packaging: a model in, a Triton model repository out, proven by loading it in a real server."""
+"""Triton packaging: writes a Triton model repository for a model, and proves it by loading it in a real server."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-from components.common import artifacts, hashing, models
-from components.common.artifacts import Artifact
-from components.common.errors import ConfigurationError
-from components.common.models import Model
-from components.common.progress import Reporter
-from components.triton_packaging import engine, form, parts, pbtxt, proof, publishing, report, vllm_package, weights
+from components.common.artifacts import artifact_folder, code_digest, hashing
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.models import model_loading
+from components.common.models.model_loading import LoadableModel
+from components.common.runtime.errors import ConfigurationError
+from components.common.runtime.reporters import Reporter
+from components.triton_packaging import (
+    adapter_placement,
+    package_contents,
+    publishing,
+    report,
+    serving_proof,
+    triton_config,
+    triton_installation,
+    vllm_package,
+    weight_files,
+)
+from components.triton_packaging.adapter_placement import AdapterPlacement
+from components.triton_packaging.backends import list_model_names
 from components.triton_packaging.config import TritonPackagingConfig
-from components.triton_packaging.form import Form
-from components.triton_packaging.parts import Parts
-from components.triton_packaging.proof import Proof
+from components.triton_packaging.package_contents import PackageContents
+from components.triton_packaging.serving_proof import Proof
 
 STAGE = "triton_packaging"
 VERSION = "1"
-BACKEND = Path(__file__).parent / "python_backend"
-# The files of the two models, and what they are called in the package: Triton wants a model.py.
-ENGINE = "model asked attention choices choosing following generation head loading request text wire"
-ENGINE_FILES = {f"{name}.py": f"{name}.py" for name in ENGINE.split()}
-STREAM_FILES = {"stream.py": "model.py", "wire.py": "wire.py"}
-NONE: Mapping[str, Model] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of the proof: the proof, or why there is none, and what a stand-in showed instead."""
-
-    proven: Proof | None
-    unproven: str | None
-    stand_in: Proof | None = None
+BACKEND_FOLDER = Path(__file__).parent / "python_backend"
+STREAM_MODEL_FILE = "stream_model.py"  # the streaming model; the other files belong to the engine model
 
 
 def package(
-    model: Model,
+    model: LoadableModel,
     output: Path,
     config: TritonPackagingConfig,
     *,
     seed: int,
     reporter: Reporter,
     overwrite: bool = False,
-    adapters: Mapping[str, Model] = NONE,
+    adapters: Mapping[str, LoadableModel] | None = None,
 ) -> Artifact:
-    """Write a Triton model repository for `model` into `output`, prove it, and publish it as an artifact of kind repository.
+    """Write a Triton model repository into `output`, prove it, and publish it as an artifact of kind repository.
 
-    `adapters` are further models on the same base, by the names that requests give; only the vLLM backend takes them. The payload is
-    everything under the model folders; report.html and proof.json are not. Where no Triton can run, or what it serves the model with is
-    missing, the package is made all the same, its summary's `proof` is null and `unproven_because` says why.
+    The payload is everything in the model folders; report.html and proof.json are not part of it. If Triton or a
+    requirement of the backend is missing, the package is published without proof: the summary's `proof` is null and
+    `unproven_because` contains the reason.
 
-    Raises ConfigurationError and InputError for what cannot be packaged so, ProofError when the server's answers differ from the model's,
-    ModelLoadError when the server does not load it.
+    Args:
+        adapters: additional models with the same base, by adapter name; only the vLLM backend supports them.
+
+    Raises:
+        ConfigurationError: the configuration does not fit the model or the backend.
+        InputError: an adapter cannot be packaged.
+        ProofError: the server's answers differ from the model's.
+        ModelLoadError: the server does not load the package.
     """
-    decided = form.decide(model, config, adapters)
-    unproven = engine.unproven(config.backend) if config.prove else "triton_packaging.prove is false"
-    key = _key(model, config, seed, unproven, adapters)
-    finished = artifacts.begin(output, key, overwrite=overwrite)
-    if finished:
-        return _published(finished, config, reporter)
-    if decided.reason:
-        reporter.note(decided.reason)
-    dtype = weights.served_dtype(config.dtype)
-    reporter.step("writing the model repository")
-    write_repository(model, output, config, dtype, adapters)
-    outcome = _proved(proof.served(model, decided, config.backend), output, config, dtype, unproven, seed=seed, reporter=reporter)
-    if config.backend == "vllm" and config.serving_root:  # after the proof, which finds the parts from the package's folder
-        vllm_package.root(output / config.model_name / VERSION, config.serving_root)
-    if outcome.unproven:
-        reporter.note(f"the package is not proven: {outcome.unproven}")
-    made = _publish(model, decided, output, config, outcome, key=key, seed=seed)
-    return _published(made, config, reporter)
+    placement = adapter_placement.place_adapters(model, config, adapters or {})
+    unproven = (
+        triton_installation.unprovable_reason(config.backend) if config.prove else "triton_packaging.prove is false"
+    )
+    key = _compute_key(model, config, seed, unproven, adapters)
+    artifact = artifact_folder.claim_folder(output, key, overwrite=overwrite)
+    if not artifact:
+        if placement.reason:
+            reporter.note(placement.reason)
+        dtype = weight_files.resolve_dtype(config.dtype)
+        reporter.step("writing the model repository")
+        write_repository(model, output, config, dtype, adapters)
+        proof = None
+        if not unproven:
+            originals = serving_proof.models_by_adapter(model, placement, config.backend)
+            log = output / "triton.log"  # kept if the proof fails
+            proof = serving_proof.prove(originals, output, config, dtype, seed=seed, log=log, reporter=reporter)
+            log.unlink()
+            for folder in list_model_folders(
+                output, config
+            ):  # bytecode that the server compiled is not part of the package
+                shutil.rmtree(folder / VERSION / "__pycache__", ignore_errors=True)
+        if config.backend == "vllm" and config.serving_root:  # the proof needs paths relative to the package
+            vllm_package.prefix_paths(output / config.model_name / VERSION, config.serving_root)
+        if unproven:
+            reporter.note(f"the package is not proven: {unproven}")
+        artifact = _publish(model, placement, output, config, proof, unproven, key=key, seed=seed)
+    if config.publish_to:  # also for a finished package, because an earlier copy may have failed
+        reporter.note(f"the package is in {publishing.publish(artifact, config.publish_to, reporter)}")
+    return artifact
 
 
-def _published(made: Artifact, config: TritonPackagingConfig, reporter: Reporter) -> Artifact:
-    """The package, which then lies where the configuration wants it too. A copy that failed is made when the same command runs again."""
-    if config.publish_to:
-        reporter.note(f"the package is in {publishing.publish(made, config.publish_to, reporter)}")
-    return made
-
-
-def _key(model: Model, config: TritonPackagingConfig, seed: int, unproven: str | None, others: Mapping[str, Model] = NONE) -> str:
-    """Whether it can be proven is part of the key: an unproven package is not the answer once Triton runs here. So is the device, since
-    dtype auto writes other bytes on a GPU."""
-    inputs: list[Any] = [model.sha256, model.base.sha256]
+def _compute_key(
+    model: LoadableModel,
+    config: TritonPackagingConfig,
+    seed: int,
+    unproven: str | None,
+    adapters: Mapping[str, LoadableModel] | None = None,
+) -> str:
+    """Return the digest of all inputs that determine the package."""
+    inputs: list[str | dict[str, str]] = [model.sha256, model.base.sha256]
+    if adapters:
+        inputs.append({name: other.sha256 for name, other in adapters.items()})
+    # The key contains `unproven`, so that an unproven package is built again when Triton is available, and the device,
+    # because dtype auto writes other weights on a GPU.
     return hashing.digest(
         {
             "stage": STAGE,
-            "code": hashing.code_sha256(STAGE),
-            "inputs": [*inputs, {name: other.sha256 for name, other in others.items()}] if others else inputs,
+            "code": code_digest.code_sha256(STAGE),
+            "inputs": inputs,
             "config": config.model_dump(),
             "seed": seed,
             "unproven": unproven,
-            "device": models.arithmetic()["device"],
+            "device": model_loading.describe_arithmetic()["device"],
         }
     )
 
 
-def write_repository(model: Model, output: Path, config: TritonPackagingConfig, dtype: str, adapters: Mapping[str, Model] = NONE) -> Path:
-    """Write <output>/<model_name>/ with config.pbtxt and all that its backend reads; for the python backend also
-    <output>/<model_name>_stream/, which streams its answers. Returns the first folder. Raises as `package` does."""
-    decided = form.decide(model, config, adapters)
+def write_repository(
+    model: LoadableModel,
+    output: Path,
+    config: TritonPackagingConfig,
+    dtype: str,
+    adapters: Mapping[str, LoadableModel] | None = None,
+) -> Path:
+    """Write <output>/<model_name>/ with config.pbtxt and the files of its backend, and return that folder.
+
+    For the python backend, also write <output>/<model_name>_stream/ for streamed answers. Raises ConfigurationError
+    and InputError as `package` does.
+    """
+    placement = adapter_placement.place_adapters(model, config, adapters or {})
     folder = output / config.model_name
     version = folder / VERSION
-    written = parts.refer(model, decided, version) if config.weights == "referenced" else parts.write(model, decided, version, dtype)
-    parameters = {**_lineage(model), **written.parameters(), "adapter": decided.adapter, "dtype": dtype}
+    contents = (
+        package_contents.reference_contents(model, placement, version)
+        if config.weights == "referenced"
+        else package_contents.copy_contents(model, placement, version, dtype)
+    )
+    parameters = {**_build_lineage(model), **contents.build_parameters(), "adapter": placement.mode, "dtype": dtype}
     if config.backend == "vllm":
-        _write_vllm(folder, written, model, decided, config, parameters)
+        vllm_package.check_vocabularies(model, placement.adapters)
+        context = weight_files.read_context_tokens(
+            version / contents.weights, config.max_prompt_tokens + config.max_tokens
+        )
+        vllm_package.write_vllm_files(version, contents, placement, config, dtype, context)
+        if digests := {name: adapted.sha256 for name, adapted in placement.adapters.items()}:
+            parameters["adapters"] = json.dumps(digests, sort_keys=True)
+        triton_config.write_vllm_model(folder, parameters)
     else:
-        _write_python(folder, written, model, config, parameters)
-    for each in folders(output, config):
-        weights.make_readable(each)
+        _write_python_models(folder, contents, model, config, parameters)
+    for each in list_model_folders(output, config):
+        weight_files.make_readable(each)
     return folder
 
 
-def folders(output: Path, config: TritonPackagingConfig) -> list[Path]:
-    """The model folders of a package."""
-    names = [config.model_name] if config.backend == "vllm" else [config.model_name, pbtxt.stream_name(config.model_name)]
-    return [output / name for name in names]
+def list_model_folders(output: Path, config: TritonPackagingConfig) -> list[Path]:
+    """Return the model folders of a package."""
+    return [output / name for name in list_model_names(config.backend, config.model_name)]
 
 
-def _write_vllm(
-    folder: Path, written: Parts, model: Model, decided: Form, config: TritonPackagingConfig, parameters: Mapping[str, str]
+def _write_python_models(
+    folder: Path,
+    contents: PackageContents,
+    model: LoadableModel,
+    config: TritonPackagingConfig,
+    parameters: Mapping[str, str],
 ) -> None:
-    version = folder / VERSION
-    vllm_package.check_tokens(model, decided.adapters)
-    context = weights.context_tokens(version / written.weights, config.max_prompt_tokens + config.max_tokens)
-    vllm_package.write(version, written, decided, config, str(parameters["dtype"]), context)
-    digests = {name: one.sha256 for name, one in decided.adapters.items()}
-    told = {"adapters": json.dumps(digests, sort_keys=True)} if digests else {}
-    pbtxt.write_vllm(folder, {**parameters, **told})
-
-
-def _write_python(folder: Path, written: Parts, model: Model, config: TritonPackagingConfig, parameters: Mapping[str, str]) -> None:
-    version = folder / VERSION
-    _copy(ENGINE_FILES, version)
-    places = {
-        "weights_folder": written.weights,
-        "tokenizer_folder": written.tokenizer,
-        "adapter_folder": next(iter(written.adapters.values()), ""),
-    }
-    limits = _limits(version / written.weights, config, form.virtual_tokens(model))
-    pbtxt.write(folder, {**limits, "threads": str(config.threads), **places, **parameters})
-    stream = folder.with_name(pbtxt.stream_name(config.model_name))
-    _copy(STREAM_FILES, stream / VERSION)
-    pbtxt.write_stream(stream, config.model_name, _lineage(model))
-
-
-def _copy(files: Mapping[str, str], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, called in files.items():
-        shutil.copyfile(BACKEND / name, folder / called)
-
-
-def _limits(folder: Path, config: TritonPackagingConfig, virtual_tokens: int) -> dict[str, str]:
-    """What a request may ask for, in tokens, held within the model's context, and how much is computed at once. A learned prompt's
-    virtual tokens stand before every request's and take their part of the context."""
-    context = weights.context_tokens(folder, config.max_prompt_tokens + config.max_tokens + virtual_tokens) - virtual_tokens
+    """Write the code and config.pbtxt of the engine model and of the streaming model."""
+    stream = folder.with_name(triton_config.stream_model_name(config.model_name))
+    (stream / VERSION).mkdir(parents=True, exist_ok=True)
+    for source in BACKEND_FOLDER.glob("*.py"):
+        if source.name == STREAM_MODEL_FILE:
+            shutil.copyfile(source, stream / VERSION / "model.py")  # Triton loads model.py
+        elif source.name != "__init__.py":
+            shutil.copyfile(source, folder / VERSION / source.name)
+    shutil.copyfile(BACKEND_FOLDER / "triton_messages.py", stream / VERSION / "triton_messages.py")
+    weights = folder / VERSION / contents.weights
+    # A learned prompt's virtual tokens precede every request and reduce the context.
+    virtual_tokens = adapter_placement.read_adapter_settings(model).get("num_virtual_tokens") or 0
+    requested = config.max_prompt_tokens + config.max_tokens + virtual_tokens
+    context = weight_files.read_context_tokens(weights, requested) - virtual_tokens
     if context < 2:
-        taken = f", {virtual_tokens} virtual tokens taken off" if virtual_tokens else ""
+        reduction = f" after deducting {virtual_tokens} virtual tokens" if virtual_tokens else ""
         raise ConfigurationError(
-            f"the model's context is {context} tokens{taken}", hint="Correct max_position_embeddings in its config.json."
+            f"the model's context is {context} tokens{reduction}; expected at least 2",
+            hint="Correct max_position_embeddings in the model's config.json.",
         )
-    within = context - 1
+    max_prompt_tokens, max_tokens = min(config.max_prompt_tokens, context - 1), min(config.max_tokens, context - 1)
+    longest = min(context, max_prompt_tokens + max_tokens)
+    default_cache_tokens = weight_files.limit_cache_tokens(weights, longest * config.slots)
     limits = {
         "context": context,
-        "max_prompt_tokens": min(config.max_prompt_tokens, within),
-        "max_tokens": min(config.max_tokens, within),
-        "default_max_tokens": min(config.default_max_tokens, config.max_tokens, within),
+        "max_prompt_tokens": max_prompt_tokens,
+        "max_tokens": max_tokens,
+        "default_max_tokens": min(config.default_max_tokens, max_tokens),
         "slots": config.slots,
         "max_queue": config.max_queue,
+        "cache_tokens": max(longest, config.cache_tokens or default_cache_tokens),
+        "threads": config.threads,
     }
-    longest = min(context, limits["max_prompt_tokens"] + limits["max_tokens"])
-    limits["cache_tokens"] = max(longest, config.cache_tokens or weights.cache_tokens(folder, longest * config.slots))
-    return {name: str(value) for name, value in limits.items()}
+    engine_parameters = {
+        **{name: str(value) for name, value in limits.items()},
+        "weights_folder": contents.weights,
+        "tokenizer_folder": contents.tokenizer,
+        "adapter_folder": next(iter(contents.adapters.values()), ""),
+        **parameters,
+    }
+    triton_config.write_python_model(folder, engine_parameters)
+    triton_config.write_stream_model(stream, config.model_name, _build_lineage(model))
 
 
-def _lineage(model: Model) -> dict[str, str]:
-    """What the package was made from, for anyone who asks a running server for its model's configuration."""
-    dataset = model.artifact.manifest.input("dataset") if model.artifact else None
-    lineage = {"model_sha256": model.sha256, "base_model": _source(model), "base_model_sha256": model.base.sha256}
+def _build_lineage(model: LoadableModel) -> dict[str, str]:
+    """Return the package's lineage, which clients can read from a running server's model configuration."""
+    source = model.base.uri
+    lineage = {
+        "model_sha256": model.sha256,
+        # For a local base model, only the folder name: its path is specific to this machine.
+        "base_model": source if ":" in source else Path(source).name,
+        "base_model_sha256": model.base.sha256,
+    }
+    dataset = model.artifact.manifest.find_input("dataset") if model.artifact else None
     return {**lineage, "dataset_sha256": dataset.content_sha256} if dataset else lineage
 
 
-def recorded_lineage(repository: Artifact) -> dict[str, str]:
-    """What a package's own config.pbtxt says it was made from: model_sha256, base_model_sha256, dataset_sha256, base_model.
+def read_lineage(repository: Artifact) -> dict[str, str]:
+    """Return the lineage in a package's config.pbtxt: model_sha256, base_model_sha256, dataset_sha256, base_model.
 
-    Raises TunelineError when it cannot be read.
+    Raises:
+        TunelineError: the file cannot be read.
     """
-    parameters = pbtxt.read(repository.path / repository.manifest.summary["model_name"]).parameters
+    parameters = triton_config.read_config(repository.path / repository.manifest.summary["model_name"]).parameters
     names = ("model_sha256", "base_model_sha256", "dataset_sha256", "base_model")
     return {name: parameters[name].string_value for name in names if name in parameters}
 
 
-def _source(model: Model) -> str:
-    """The base model's source; of a folder only its name, because a path is this machine's."""
-    return model.base.uri if ":" in model.base.uri else Path(model.base.uri).name
-
-
-def _proved(
-    originals: Mapping[str, Model],
+def _publish(
+    model: LoadableModel,
+    placement: AdapterPlacement,
     output: Path,
     config: TritonPackagingConfig,
-    dtype: str,
+    proof: Proof | None,
     unproven: str | None,
     *,
+    key: str,
     seed: int,
-    reporter: Reporter,
-) -> Outcome:
-    """The log stays in the unfinished folder when the proof fails. What Python may have compiled there is no part of the package.
-
-    Where nothing but vLLM is missing, a stand-in loads the package and answers: that shows its files and adapters to be right, and is no
-    proof of vLLM.
-    """
-    if not config.prove or engine.availability():
-        return Outcome(None, unproven)
-    log = output / "triton.log"
-    shown = proof.prove(originals, output, config, dtype, seed=seed, log=log, reporter=reporter)
-    log.unlink()
-    for folder in folders(output, config):
-        shutil.rmtree(folder / VERSION / "__pycache__", ignore_errors=True)
-    if unproven is None:
-        return Outcome(shown, None)
-    told = f"a stand-in loaded the package and answered {shown.matched} of {shown.golden_prompts} golden prompts as transformers does"
-    return Outcome(None, f"{unproven}; {told}", shown)
-
-
-def _publish(
-    model: Model, decided: Form, output: Path, config: TritonPackagingConfig, outcome: Outcome, *, key: str, seed: int
 ) -> Artifact:
-    proven = outcome.proven
-    summary: dict[str, Any] = {"model_name": config.model_name, "backend": config.backend, "proof": proven.figures() if proven else None}
-    summary |= {"adapter": decided.adapter, "adapters": sorted(decided.adapters), "weights": config.weights}
-    summary |= {"adapter_because": decided.reason} if decided.reason else {}
-    if outcome.unproven:
-        summary["unproven_because"] = outcome.unproven
-    full: dict[str, Any] = asdict(proven) if proven else {"proof": None, "unproven_because": outcome.unproven}
-    if outcome.stand_in:
-        full["stand_in"] = asdict(outcome.stand_in)
-    (output / "proof.json").write_text(json.dumps(full, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    (output / "report.html").write_text(report.render(model, output, config, proven, outcome.unproven), encoding="utf-8")
-    names = {folder.name for folder in folders(output, config)}
-    return artifacts.publish(
+    details = asdict(proof) if proof else {"proof": None, "unproven_because": unproven}
+    weight_files.write_json(output / "proof.json", details)
+    page = report.render(model, output, config, proof, unproven)
+    (output / "report.html").write_text(page, encoding="utf-8")
+    others = [adapted.as_input() for adapted in placement.adapters.values() if adapted is not model]
+    names = {folder.name for folder in list_model_folders(output, config)}
+    return artifact_folder.publish(
         output,
         "repository",
         payload=lambda path: path.split("/")[0] in names,
-        inputs=_inputs(model, decided),
+        inputs=[model.as_input(), *([model.base.as_input()] if model.artifact else []), *others],
         config=config.model_dump(mode="json"),
         seed=seed,
         key=key,
-        summary=summary,
+        summary={
+            "model_name": config.model_name,
+            "backend": config.backend,
+            "proof": proof.build_summary() if proof else None,
+            "adapter": placement.mode,
+            "adapters": sorted(placement.adapters),
+            "weights": config.weights,
+            **({"adapter_because": placement.reason} if placement.reason else {}),
+            **({"unproven_because": unproven} if unproven else {}),
+        },
     )
-
-
-def _inputs(model: Model, decided: Form) -> list[artifacts.Input]:
-    """The model, its base, and the models whose adapters were added."""
-    others = [one.as_input() for one in decided.adapters.values() if one is not model]
-    return [model.as_input(), *([model.base.as_input()] if model.artifact else []), *others]

@@ -21,7 +21,9 @@ from kubernetes.client import models as k8s
 REGISTRY = "registry.example/tuneline"
 USER, GROUP = 1000, 1000
 CONFIGURATION = "/data/customization.yaml"
-FOLDER = "/data/airflow/{{ run_id | replace(':', '-') | replace('+', '-') }}"  # a folder a run, the same for all its retries
+FOLDER = (
+    "/data/airflow/{{ run_id | replace(':', '-') | replace('+', '-') }}"  # a folder a run, the same for all its retries
+)
 INCUMBENT = "{{ params.incumbent }}"  # the folder of the model in service; empty for the first one
 CREDENTIALS = [
     Secret("env", "MLFLOW_TRACKING_USERNAME", "mlflow", "username"),
@@ -39,7 +41,9 @@ MOUNTS = [
 ]
 
 
-def stage(name: str, image: str, arguments: list[str], cpu: str, memory: str, gpus: int = 0, **more: Any) -> KubernetesPodOperator:
+def stage(
+    name: str, image: str, arguments: list[str], cpu: str, memory: str, gpus: int = 0, **more: Any
+) -> KubernetesPodOperator:
     """One stage as a pod: a restricted one, without a token, with the volume and the variables that all stages share."""
     amounts = {"cpu": cpu, "memory": memory}
     limits = {**amounts, "nvidia.com/gpu": str(gpus)} if gpus else amounts
@@ -58,10 +62,15 @@ def stage(name: str, image: str, arguments: list[str], cpu: str, memory: str, gp
         automount_service_account_token=False,
         image_pull_secrets=[k8s.V1LocalObjectReference(name="registry")],
         security_context=k8s.V1PodSecurityContext(
-            run_as_user=USER, run_as_group=GROUP, run_as_non_root=True, seccomp_profile=k8s.V1SeccompProfile(type="RuntimeDefault")
+            run_as_user=USER,
+            run_as_group=GROUP,
+            run_as_non_root=True,
+            seccomp_profile=k8s.V1SeccompProfile(type="RuntimeDefault"),
         ),
         container_security_context=k8s.V1SecurityContext(
-            allow_privilege_escalation=False, read_only_root_filesystem=True, capabilities=k8s.V1Capabilities(drop=["ALL"])
+            allow_privilege_escalation=False,
+            read_only_root_filesystem=True,
+            capabilities=k8s.V1Capabilities(drop=["ALL"]),
         ),
         termination_grace_period=300,  # the time to save what was done, and to exit with 75
         startup_timeout_seconds=3600,  # a queue, and an image of several gigabytes
@@ -72,10 +81,19 @@ def stage(name: str, image: str, arguments: list[str], cpu: str, memory: str, gp
     )
 
 
-with DAG(dag_id="customize", schedule=None, catchup=False, max_active_runs=1, params={"incumbent": "", "model": "helper"}) as dag:
-    curate = stage("curate", "python-curation", ["/data/raw/*.jsonl", "-o", f"{FOLDER}/dataset", "-c", CONFIGURATION], "8", "32Gi")
+with DAG(
+    dag_id="customize", schedule=None, catchup=False, max_active_runs=1, params={"incumbent": "", "model": "helper"}
+) as dag:
+    curate = stage(
+        "curate", "python-curation", ["/data/raw/*.jsonl", "-o", f"{FOLDER}/dataset", "-c", CONFIGURATION], "8", "32Gi"
+    )
     finetune = stage(
-        "finetune", "python-training", [f"{FOLDER}/dataset", "-o", f"{FOLDER}/model", "-c", CONFIGURATION], "8", "64Gi", gpus=1
+        "finetune",
+        "python-training",
+        [f"{FOLDER}/dataset", "-o", f"{FOLDER}/model", "-c", CONFIGURATION],
+        "8",
+        "64Gi",
+        gpus=1,
     )
     evaluate = stage(
         "evaluate",
@@ -94,7 +112,12 @@ with DAG(dag_id="customize", schedule=None, catchup=False, max_active_runs=1, pa
         skip_on_exit_code=3,
     )
     package = stage(
-        "package", "python-serving", [f"{FOLDER}/model", "-o", f"{FOLDER}/repository", "-c", CONFIGURATION], "8", "64Gi", gpus=1
+        "package",
+        "python-serving",
+        [f"{FOLDER}/model", "-o", f"{FOLDER}/repository", "-c", CONFIGURATION],
+        "8",
+        "64Gi",
+        gpus=1,
     )
     register = stage(
         "register",

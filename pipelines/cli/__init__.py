@@ -1,4 +1,4 @@
-"""The command line. Results go to standard output (one JSON object under --json), everything else to standard error.
+"""The command line. Results go to standard output (one JSON object with --json), everything else to standard error.
 
-Only what parses the command line is imported before a command runs: `tuneline --help` must not wait for torch.
+A command imports its dependencies when it runs, so that `tuneline --help` does not wait for torch.
 """

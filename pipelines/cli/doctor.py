@@ -1,58 +1,72 @@
-"""Whether this machine, or a cluster, can do what tuneline needs."""
+"""`tuneline doctor`: check this machine or a cluster against the requirements of tuneline."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from components.common.errors import EXIT_FAILED, UsageError
-from components.common.places import Workdir
-from pipelines.cli.app import HERE, AsJson, WorkdirOption, app, finding_line, show
+from components.common.runtime.errors import EXIT_FAILED, UsageError
+from components.common.workspace.artifact_store import Workdir
+from pipelines.cli.application import (
+    DEFAULT_WORKDIR_PATH,
+    CaCertOption,
+    EndpointOption,
+    JsonOption,
+    NamespaceOption,
+    WorkdirOption,
+    app,
+    format_check,
+    print_result,
+)
 
 
 @app.command()
 def doctor(
     platform: Annotated[
-        Path | None, typer.Option("-p", "--platform", help="Look at the cluster of this platform.yaml instead of this machine.")
+        Path | None,
+        typer.Option("-p", "--platform", help="Check the cluster of this platform.yaml instead of this machine."),
     ] = None,
-    context: Annotated[str, typer.Option("--context", help="The context of the kubeconfig. Default: the current one.")] = "",
-    namespace: Annotated[
-        str,
-        typer.Option("--namespace", envvar="KFP_NAMESPACE", help="The profile's namespace, where Kubeflow has several users."),
-    ] = "",
-    endpoint: Annotated[
-        str, typer.Option("--endpoint", envvar=["KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT"], help="Address of the Kubeflow Pipelines API.")
-    ] = "",
-    token_file: Annotated[Path | None, typer.Option("--token-file", help="File with the token for it, as for `tuneline submit`.")] = None,
-    ca_cert: Annotated[Path | None, typer.Option("--ca-cert", help="PEM file of the authority that signed its certificate.")] = None,
-    workdir: WorkdirOption = HERE,
-    as_json: AsJson = False,
+    context: Annotated[str, typer.Option("--context", help="Kubeconfig context. Default: the current context.")] = "",
+    namespace: NamespaceOption = "",
+    endpoint: EndpointOption = "",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            help="File with the bearer token of the Kubeflow Pipelines API. Default: KF_PIPELINES_TOKEN, or the pod's "
+            "projected token.",
+        ),
+    ] = None,
+    ca_cert: CaCertOption = None,
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
 ) -> int:
-    """Say what works on this machine, or on a cluster (-p), what is missing, and how to get it."""
-    from pipelines.findings import all_well
+    """Check this machine, or a cluster (-p), for the requirements of tuneline. Show how to meet missing ones."""
+    from components.common.reporting.check_findings import all_passed
 
-    if platform is None and (context or token_file or ca_cert):
-        raise UsageError("--context, --token-file and --ca-cert are about a cluster", hint="Name it with -p platform.yaml.")
-    findings = (
-        _of_this_machine(workdir) if platform is None else _of_the_cluster(platform, context, namespace, endpoint, token_file, ca_cert)
-    )
-    show({"ok": all_well(findings), "findings": findings}, as_json, [finding_line(one) for one in findings])
-    return 0 if all_well(findings) else EXIT_FAILED
+    if platform is None:
+        if context or token_file or ca_cert:
+            raise UsageError(
+                "--context, --token-file and --ca-cert require -p, which is not given",
+                hint="Give -p platform.yaml, or leave the option out.",
+            )
+        from pipelines.operations.machine_checks import check_machine
 
+        results = check_machine(Workdir(workdir.absolute()))
+    else:
+        from pipelines.config.platform_config import load_platform
+        from pipelines.kubeflow.preflight.cluster_checks import check_cluster
 
-def _of_this_machine(workdir: Path) -> list[dict[str, Any]]:
-    from pipelines.doctor import examine
-
-    return examine(Workdir(workdir.absolute()))
-
-
-def _of_the_cluster(
-    platform: Path, context: str, namespace: str, endpoint: str, token_file: Path | None, ca_cert: Path | None
-) -> list[dict[str, Any]]:
-    from pipelines import platform as platforms
-    from pipelines.cluster.doctor import examine
-
-    wanted = platforms.load(platform)
-    return examine(wanted, context=context, named=namespace, endpoint=endpoint, token_file=token_file, ca_cert=ca_cert)
+        results = check_cluster(
+            load_platform(platform),
+            context=context,
+            namespace=namespace,
+            endpoint=endpoint,
+            token_file=token_file,
+            ca_cert=ca_cert,
+        )
+    lines = [format_check(result) for result in results]
+    print_result({"ok": all_passed(results), "findings": results}, as_json, lines)
+    return 0 if all_passed(results) else EXIT_FAILED

@@ -1,4 +1,4 @@
-"""The console script: errors as people and scripts are told them, and the exit codes of the contract."""
+"""Console script: run a command, report errors to people or scripts, and set the exit code."""
 
 from __future__ import annotations
 
@@ -7,58 +7,73 @@ import sys
 import traceback
 from pathlib import Path
 
-from components.common import process
-from components.common.errors import InterruptedRunError, TunelineError, UsageError, of_the_machine, unexpected
-from components.common.places import DEFAULT_WORKDIR
-from pipelines.cli import run, doctor, runs, stages, registry, deploying, reproduce, data, models, housekeeping, cluster, storage
-from pipelines.cli.app import app
+from components.common.runtime import process_control
+from components.common.runtime.errors import (
+    InterruptedRunError,
+    TunelineError,
+    UsageError,
+    translate_system_error,
+    wrap_unexpected_error,
+)
+from components.common.workspace.artifact_store import DEFAULT_WORKDIR
+from pipelines.cli import (
+    pipeline_run,
+    doctor,
+    run_history,
+    stage_commands,
+    registry,
+    deployment,
+    reproduction,
+    dataset_versions,
+    base_models,
+    garbage_collection,
+    kubeflow,
+    storage_probing,
+)
+from pipelines.cli.application import app
 
-INTERRUPTED_BY_TYPER = 130  # what typer makes of a KeyboardInterrupt
+TYPER_INTERRUPT_CODE = 130  # typer's exit code for a KeyboardInterrupt
 
 
 def main() -> None:
-    """The console script: run the command, tell errors as errors are told, exit with the contract's codes."""
+    """Run the command, report its error, and exit with the documented code."""
     arguments = sys.argv[1:]
-    process.hear_stops()
+    process_control.install_stop_handlers()
     try:
         code = app(arguments, standalone_mode=False)
-        if code == INTERRUPTED_BY_TYPER:
-            code = _tell(InterruptedRunError("interrupted", hint="Run the same command again."), arguments)
+        if code == TYPER_INTERRUPT_CODE:
+            code = _report_error(InterruptedRunError("interrupted", hint="Run the same command again."), arguments)
     except TunelineError as error:
-        code = _tell(error, arguments)
+        code = _report_error(error, arguments)
     except Exception as error:
-        code = _tell(_from_other(error, arguments), arguments)
+        code = _report_error(_convert_error(error, arguments), arguments)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _from_other(error: Exception, arguments: list[str]) -> TunelineError:
-    """What click or the machine says, as an error for people; anything else is a fault of ours and keeps its traceback."""
+def _convert_error(error: Exception, arguments: list[str]) -> TunelineError:
+    """Convert an error of click or the operating system; print the traceback of any other error, which is a bug."""
     if hasattr(error, "format_message"):
-        hint = "tuneline --help lists the commands, tuneline COMMAND --help their options."
+        hint = "Run tuneline --help for the commands, tuneline COMMAND --help for their options."
         return UsageError(error.format_message(), hint=hint)
-    named = [Path(argument) for argument in arguments if not argument.startswith("-")]
-    told = of_the_machine(error, [*named, Path(DEFAULT_WORKDIR)])
-    if told is None and isinstance(error, OSError):
-        told = _refused_path(error)
-    if told is None:
-        traceback.print_exception(error)
-        told = unexpected(error, "please report the traceback.")
-    return told
+    paths = [Path(argument) for argument in arguments if not argument.startswith("-")]
+    if translated := translate_system_error(error, [*paths, Path(DEFAULT_WORKDIR)]):
+        return translated
+    if isinstance(error, OSError):
+        message = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+        if isinstance(error, (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)):
+            return UsageError(
+                message, hint="Check that each path of the command exists and is a file or a folder as expected."
+            )
+        converted = TunelineError(message, hint="Check the path and its permissions.")
+        converted.kind = "system"
+        return converted
+    traceback.print_exception(error)
+    return wrap_unexpected_error(error, "the traceback is printed above.")
 
 
-def _refused_path(error: OSError) -> TunelineError:
-    """What the system said of a path. A file where a folder is meant, or nothing where something is, is wrong usage."""
-    message = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
-    if isinstance(error, (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)):
-        return UsageError(message, hint="Check the paths of the command: a folder cannot stand where a file is, nor the other way round.")
-    told = TunelineError(message, hint="Check the path and its permissions.")
-    told.kind = "system"
-    return told
-
-
-def _tell(error: TunelineError, arguments: list[str]) -> int:
-    """Print an error for a person, or as an object for a script."""
-    process.end_stop()
+def _report_error(error: TunelineError, arguments: list[str]) -> int:
+    """Print an error for people, or as a JSON object for scripts, and return its exit code."""
+    process_control.acknowledge_stop()
     if "--json" in arguments:
         print(json.dumps({"error": error.as_dict()}))
     else:

@@ -1,227 +1,254 @@
-"""The registry: register, promote, roll back, and where a version came from."""
+"""`tuneline register`, `promote`, `rollback`, `lineage` and `registry`: model versions in MLflow."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from components.common.errors import UsageError
-from pipelines.cli.app import (
-    HERE,
-    AsJson,
-    Config,
-    Sets,
-    TrackingUri,
+from components.common.runtime.errors import UsageError
+from pipelines.cli.application import (
+    DEFAULT_WORKDIR_PATH,
+    ConfigOption,
+    JsonOption,
+    ReferenceArgument,
+    SetOption,
+    TrackingUriOption,
     WorkdirOption,
     app,
     load_config,
-    show,
-    track,
-    working,
+    open_workdir,
+    print_result,
 )
 
 if TYPE_CHECKING:
-    from components.model_registry.approval import Policy
+    from components.model_registry.config import ModelRegistryConfig
+    from components.model_registry.promotion_policy import Policy
 
-registry_app = typer.Typer(no_args_is_help=True, help="The history of a registered model, and who may promote it.")
+registry_app = typer.Typer(no_args_is_help=True, help="History of a registered model, and its promotion policy.")
 app.add_typer(registry_app, name="registry")
-Name = Annotated[str, typer.Argument(help="The registered model's name.")]
+NameArgument = Annotated[str, typer.Argument(help="Name of the registered model.")]
+ByOption = Annotated[
+    str, typer.Option("--by", help="User name recorded in the history. Default: the user of this process.")
+]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, recorded in the history.")]
 
 
 @app.command()
 def register(
-    model: Annotated[Path, typer.Option("--model", help="The tuned model's folder.")],
-    evaluation: Annotated[Path, typer.Option("--evaluation", help="Its evaluation's folder.")],
-    repository: Annotated[Path | None, typer.Option("--repository", help="Its Triton repository; none for a refused candidate.")] = None,
-    name: Annotated[str, typer.Option("--name", help="The registered model's name.")] = "",
-    config: Config = None,
-    sets: Sets = [],  # noqa: B006
-    tracking_uri: TrackingUri = "",
-    workdir: WorkdirOption = HERE,
-    as_json: AsJson = False,
+    model: Annotated[Path, typer.Option("--model", help="Folder of the tuned model.")],
+    evaluation: Annotated[Path, typer.Option("--evaluation", help="Folder of the model's evaluation.")],
+    repository: Annotated[
+        Path | None,
+        typer.Option("--repository", help="Folder of the model's Triton repository. Omit it for a refused candidate."),
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the registered model. Default: the configuration's.")
+    ] = "",
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    tracking_uri: TrackingUriOption = "",
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
 ) -> None:
-    """Register a model version in MLflow, tagged with every digest it came from."""
-    customization = load_config(config, sets)
-    from components.common import artifacts, places
-    from components.model_registry.stage import register as stage
+    """Register a model version in MLflow, tagged with the digests of its inputs."""
+    settings = _replace_name(load_config(config, sets).model_registry, name)
+    from components.common.artifacts import artifact_folder
+    from components.common.workspace import artifact_store
+    from components.model_registry.stage import register as register_version
 
-    given = [path for path in (model, evaluation, repository) if path]
-    with working("register", as_json, workdir, tracking_uri) as (reporter, work), places.using(*given):
-        found = (artifacts.read(model, "model"), artifacts.read(evaluation, "evaluation"))
-        proven = artifacts.read(repository, "repository") if repository else None
-        track(work, write=True)
-        settings = _named(customization.model_registry, name)
-        done = stage(*found, proven, settings, reporter=reporter)
-    show(done.model_dump(), as_json, [f"{done.name} version {done.version}, aliases: {', '.join(done.aliases) or 'none'}"])
+    paths = [path for path in (model, evaluation, repository) if path]
+    with artifact_store.keep_paths_in_use(*paths):
+        artifacts = (artifact_folder.read(model, "model"), artifact_folder.read(evaluation, "evaluation"))
+        package = artifact_folder.read(repository, "repository") if repository else None
+        with open_workdir("register", as_json, workdir, tracking_uri, writes=True) as (reporter, _):
+            version = register_version(*artifacts, package, settings, reporter=reporter)
+    line = f"{version.name} version {version.version}, aliases: {', '.join(version.aliases) or 'none'}"
+    print_result(version.model_dump(), as_json, [line])
 
 
-def _named(settings: Any, name: str) -> Any:
-    """The settings with another name. Raises UsageError for one that MLflow does not take."""
+def _replace_name(settings: ModelRegistryConfig, name: str) -> ModelRegistryConfig:
+    """Replace the name of the registered model, if one is given."""
     try:
         return type(settings).model_validate({**settings.model_dump(), "name": name}) if name else settings
     except ValueError:
-        raise UsageError(f"--name {name} is no name of a registered model", hint="Leave out slashes and colons.") from None
+        raise UsageError(
+            f"--name {name} is not a valid name of a registered model", hint="Leave out slashes and colons."
+        ) from None
 
 
 @app.command()
 def promote(
-    name: Name,
-    version: Annotated[str, typer.Option("--version", help="The version to promote.")],
-    alias: Annotated[str, typer.Option("--alias", help="The alias to move.")] = "champion",
-    by: Annotated[str, typer.Option("--by", help="Who promotes, or approves; default: the user of this system.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Promote against what the checks say; needs --reason.")] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why; kept in the history.")] = "",
-    config: Config = None,
-    sets: Sets = [],  # noqa: B006
-    tracking_uri: TrackingUri = "",
-    workdir: WorkdirOption = HERE,
-    as_json: AsJson = False,
+    name: NameArgument,
+    version: Annotated[str, typer.Option("--version", help="Version to promote.")],
+    alias: Annotated[str, typer.Option("--alias", help="Alias to move.")] = "champion",
+    by: ByOption = "",
+    force: Annotated[bool, typer.Option("--force", help="Promote despite failed checks. Requires --reason.")] = False,
+    reason: ReasonOption = "",
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    tracking_uri: TrackingUriOption = "",
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
 ) -> None:
-    """Move an alias to a model version that was accepted against the present champion, is whole, and was proven."""
+    """Move an alias to an intact and proven version that the gate accepted against the current champion."""
     if force and not reason.strip():
-        raise UsageError("--force needs --reason", hint="Say why; it is kept in the history.")
-    policy = _policy(config, sets)
-    from components.model_registry.stage import promote as stage
+        raise UsageError("--force requires --reason", hint="Give the reason, which the history records, with --reason.")
+    policy_ = _load_policy(config, sets)
+    from components.model_registry.stage import promote as promote_version
 
-    with working("promote", as_json, workdir, tracking_uri) as (reporter, work):
-        track(work, write=True)
-        done = stage(name, version, alias=alias, by=by, force=force, reason=reason, policy=policy, reporter=reporter)
-        moved = done.model_dump(by_alias=True)
-    show(moved, as_json, [f"{name}@{alias}: {moved['from'] or 'none'} → {moved['to']}"])
+    with open_workdir("promote", as_json, workdir, tracking_uri, writes=True) as (reporter, _):
+        promotion = promote_version(
+            name, version, alias=alias, by=by, force=force, reason=reason, policy=policy_, reporter=reporter
+        )
+    moved = promotion.model_dump(by_alias=True)
+    print_result(moved, as_json, [f"{name}@{alias}: {moved['from'] or 'none'} → {moved['to']}"])
 
 
 @app.command()
 def rollback(
-    name: Name,
-    by: Annotated[str, typer.Option("--by", help="Who rolls back; default: the user of this system.")] = "",
-    reason: Annotated[str, typer.Option("--reason", help="Why; kept in the history.")] = "",
-    config: Config = None,
-    sets: Sets = [],  # noqa: B006
-    tracking_uri: TrackingUri = "",
-    workdir: WorkdirOption = HERE,
-    as_json: AsJson = False,
+    name: NameArgument,
+    by: ByOption = "",
+    reason: ReasonOption = "",
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    tracking_uri: TrackingUriOption = "",
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
 ) -> None:
-    """Give the alias champion back to the version that held it before."""
-    policy = _policy(config, sets)
-    from components.model_registry.stage import rollback as stage
+    """Move the alias champion back to its previous version."""
+    policy_ = _load_policy(config, sets)
+    from components.model_registry.stage import rollback as roll_back
 
-    with working("rollback", as_json, workdir, tracking_uri) as (reporter, work):
-        track(work, write=True)
-        moved = stage(name, by=by, reason=reason, policy=policy, reporter=reporter).model_dump(by_alias=True)
-    show(moved, as_json, [f"{name}@{moved['alias']}: {moved['from']} → {moved['to']}"])
+    with open_workdir("rollback", as_json, workdir, tracking_uri, writes=True) as (reporter, _):
+        moved = roll_back(name, by=by, reason=reason, policy=policy_, reporter=reporter).model_dump(by_alias=True)
+    print_result(moved, as_json, [f"{name}@{moved['alias']}: {moved['from']} → {moved['to']}"])
 
 
-def _policy(config: Path | None, sets: list[str]) -> Policy | None:
-    """Who may promote by the configuration, where one is given; the history's own policy counts before it."""
+def _load_policy(config: Path | None, sets: list[str]) -> Policy | None:
+    """Return the configured promotion policy, if any; a policy in the history takes precedence."""
     customization = load_config(config, sets)
-    from components.model_registry import approval
+    from components.model_registry import promotion_policy
 
-    return approval.of(customization.model_registry)
+    return promotion_policy.build_policy(customization.model_registry)
 
 
 @registry_app.command()
 def audit(
-    name: Name,
+    name: NameArgument,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Close interrupted moves, write down those made by hand, acknowledge the rest.")
+        bool,
+        typer.Option(
+            "--repair", help="Close interrupted moves, record manual moves, and acknowledge all other findings."
+        ),
     ] = False,
-    by: Annotated[str, typer.Option("--by", help="Who acknowledges; default: the user of this system.")] = "",
-    tracking_uri: TrackingUri = "",
-    workdir: WorkdirOption = HERE,
-    as_json: AsJson = False,
+    by: ByOption = "",
+    tracking_uri: TrackingUriOption = "",
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
 ) -> None:
-    """Find moves, deletions and edits that were made by hand; exit 1 where there are any."""
-    from components.common.people import user
-    from components.model_registry.audit import audit as look
+    """Find moves, deletions and edits made outside tuneline. Exit with status 1 if any exist."""
+    from components.common.runtime.user_name import get_user_name
+    from components.model_registry.history_audit import audit as audit_history
 
-    with working("registry audit", as_json, workdir, tracking_uri) as (reporter, work):
-        track(work, write=False)
-        found = look(name, repair=repair, by=by or user(), reporter=reporter)
-    lines = [f"✘ {one.what}" for one in found.findings] + [f"! {note}" for note in found.notes]
-    end = "every alias is where the history says" if found.clean else f"{len(found.findings)} not as written; --repair writes them down"
-    show(found.model_dump(), as_json, [*lines, f"{name}: {found.entries} entries, {end}"])
-    if not found.clean:
+    with open_workdir("registry audit", as_json, workdir, tracking_uri) as (reporter, _):
+        report = audit_history(name, repair=repair, by=by or get_user_name(), reporter=reporter)
+    lines = [f"✘ {finding.what}" for finding in report.findings] + [f"! {note}" for note in report.notes]
+    verdict = (
+        "every alias agrees with the history"
+        if report.clean
+        else f"{len(report.findings)} differences; --repair records them"
+    )
+    print_result(report.model_dump(), as_json, [*lines, f"{name}: {report.entries} entries, {verdict}"])
+    if not report.clean:
         raise typer.Exit(1)
 
 
 @registry_app.command()
 def history(
-    name: Name,
-    alias: Annotated[str, typer.Option("--alias", help="Only what concerns this alias.")] = "",
-    tracking_uri: TrackingUri = "",
-    workdir: WorkdirOption = HERE,
-    as_json: AsJson = False,
+    name: NameArgument,
+    alias: Annotated[str, typer.Option("--alias", help="Show only moves of this alias. Default: all aliases.")] = "",
+    tracking_uri: TrackingUriOption = "",
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show every move of the model's aliases: who, when, from where, to where and why."""
-    from components.model_registry import history as written
-    from components.model_registry import versions
+    """Show every move of the model's aliases with its user, time, versions and reason."""
+    from components.model_registry import model_versions, registry_history
 
-    with working("registry history", as_json, workdir, tracking_uri) as (_, work):
-        track(work, write=False)
-        versions.require_store(name)
-        with versions.talking() as client:
-            versions.require_model(client, name)
-            entries = [entry.told() for entry in written.read(client, name) if alias in ("", entry.alias)]
-    show({"name": name, "entries": entries}, as_json, [_line(entry) for entry in entries] or [f"nothing moved yet in {name}"])
-
-
-def _line(entry: dict[str, Any]) -> str:
-    """An entry in a line; what did not take place says so."""
-    way = f"{entry['from'] or '-'} → {entry['to'] or '-'}"
-    state = "" if entry["state"] == "done" else f" [{entry['state']}: {entry['note'] or 'interrupted or going on'}]"
-    forced = f" [forced although {entry['forced']}]" if entry["forced"] else ""
-    what = f"{entry['number']:>4}  {entry['at']}  {entry['kind']:<12} {entry['alias']:<11} {way:<9}"
-    return f"{what}  {entry['by']}: {entry['reason']}{forced}{state}"
+    with open_workdir("registry history", as_json, workdir, tracking_uri):
+        model_versions.require_store(name)
+        with model_versions.registry_client() as client:
+            model_versions.require_model(client, name)
+            entries = [
+                entry.get_public_fields() for entry in registry_history.read(client, name) if alias in ("", entry.alias)
+            ]
+    lines = []
+    for entry in entries:
+        transition = f"{entry['from'] or '-'} → {entry['to'] or '-'}"
+        note = (
+            f" [{entry['state']}: {entry['note'] or 'interrupted or in progress'}]" if entry["state"] != "done" else ""
+        )
+        forced = f" [forced despite: {entry['forced']}]" if entry["forced"] else ""
+        move = f"{entry['number']:>4}  {entry['at']}  {entry['kind']:<12} {entry['alias']:<11} {transition:<9}"
+        lines.append(f"{move}  {entry['by']}: {entry['reason']}{forced}{note}")
+    print_result({"name": name, "entries": entries}, as_json, lines or [f"{name} has no recorded moves"])
 
 
 @registry_app.command()
 def policy(
-    name: Name,
+    name: NameArgument,
     file: Annotated[
-        Path | None, typer.Option("--set", help="Put the policy of this file in force; see mlflow/promotion-policy.yaml.")
+        Path | None,
+        typer.Option("--set", help="File with a new policy to enforce; see mlflow/promotion-policy.yaml."),
     ] = None,
-    by: Annotated[str, typer.Option("--by", help="Who sets it; one of the approvers where there are any.")] = "",
-    tracking_uri: TrackingUri = "",
-    workdir: WorkdirOption = HERE,
-    as_json: AsJson = False,
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            help="User name recorded in the history; an approver, if the policy lists any. Default: the user of this "
+            "process.",
+        ),
+    ] = "",
+    tracking_uri: TrackingUriOption = "",
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show who may promote the model, or put a new policy in force; the history keeps who did."""
-    from components.common.people import user
-    from components.model_registry import approval, versions
-    from components.model_registry import history as written
+    """Show the promotion policy of the model, or set a new policy; the history records the user."""
+    from components.common.runtime.user_name import get_user_name
+    from components.model_registry import model_versions, promotion_policy, registry_history
 
-    new = approval.read(file) if file else None
-    with working("registry policy", as_json, workdir, tracking_uri) as (_, work):
-        track(work, write=False)
-        versions.require_store(name)
-        with versions.talking() as client:
-            versions.require_model(client, name)
+    new = promotion_policy.read_policy(file) if file else None
+    with open_workdir("registry policy", as_json, workdir, tracking_uri):
+        model_versions.require_store(name)
+        with model_versions.registry_client() as client:
+            model_versions.require_model(client, name)
             if new:
-                approval.write(client, name, new, by or user())
-            found = approval.in_force(written.read(client, name))
-    who = f"{found.approvals_required} of {', '.join(found.approvers)}" if found.approvers else "anyone who may write to the registry"
-    show({"name": name, **found.model_dump()}, as_json, [f"{name} is promoted by {who}"])
+                promotion_policy.set_policy(client, name, new, by or get_user_name())
+            current = promotion_policy.get_effective_policy(registry_history.read(client, name))
+    approvers = ", ".join(current.approvers)
+    approval_rule = (
+        f"{current.approvals_required} of {approvers}" if approvers else "anyone with write access to the registry"
+    )
+    print_result({"name": name, **current.model_dump()}, as_json, [f"{name} is promoted by {approval_rule}"])
 
 
 @app.command()
 def lineage(
-    reference: Annotated[str, typer.Argument(metavar="NAME[@ALIAS]", help="NAME@ALIAS, NAME@3 or NAME/3; NAME alone is its champion.")],
-    config: Config = None,
-    sets: Sets = [],  # noqa: B006
-    tracking_uri: TrackingUri = "",
-    workdir: WorkdirOption = HERE,
-    as_json: AsJson = False,
+    reference: ReferenceArgument,
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    tracking_uri: TrackingUriOption = "",
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
 ) -> None:
-    """Trace a model version back to the dataset's revision and the raw files, every digest checked."""
-    customization = load_config(config, sets)
-    from pipelines import lineage as tracing
+    """Trace a model version back to the dataset's revision and the raw files, and verify every digest."""
+    settings = load_config(config, sets).data_versioning
+    from pipelines.provenance.lineage import print_tree, summarize, trace
 
-    with working("lineage", as_json, workdir, tracking_uri) as (reporter, work):
-        track(work, write=False)
-        found = tracing.trace(reference, work, customization.data_versioning, reporter)
+    with open_workdir("lineage", as_json, workdir, tracking_uri) as (reporter, work):
+        chain = trace(reference, work, settings, reporter)
     if not as_json:
-        tracing.show(found)
-    found.check()
-    show(found.as_dict(), as_json, [tracing.sentence(found)])
+        print_tree(chain)
+    chain.raise_if_broken()
+    print_result(chain.as_dict(), as_json, [summarize(chain)])

@@ -1,4 +1,4 @@
-"""The evaluation benchmark on the tiny model, with a stand-in for lm-eval that scores every request alone."""
+"""The evaluation benchmark on the tiny model, with a fake lm-eval that scores every request separately."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ import pytest
 
 from benchmarks import evaluation_page, icl
 from benchmarks.peers import run_evaluation
-from tests.evaluation.engine.conftest import alone
+from tests.evaluation.engine.conftest import score_separately
 from tests.tiny import tiny_model
 
 QUESTION = {"query": "Question: What does it return? ", "choices": ["None", "a list of lines", "a file"], "gold": 1}
-SCHEMA = {"context_options": ["The fox saw the dog so the fox", "The fox saw the dog so the dog"], "continuation": "jumps.", "gold": 0}
+SCHEMA = {
+    "context_options": ["The fox saw the dog so the fox", "The fox saw the dog so the dog"],
+    "continuation": "jumps.",
+    "gold": 0,
+}
 ENDING = {"context": "Open the file, read every", "continuation": "line"}
 
 
-def test_rows_of_every_form_become_requests() -> None:
+def test_every_row_layout_becomes_requests() -> None:
     assert icl.item(QUESTION)["requests"][0] == ["Question: What does it return?\nAnswer:", " None"]
     assert icl.item({**QUESTION, "query": "It returns"})["requests"][2] == ["It returns", " a file"]
     assert icl.item(SCHEMA)["requests"] == [[context, " jumps."] for context in SCHEMA["context_options"]]
     assert icl.item(ENDING) == {"requests": [["Open the file, read every", " line"]], "gold": None}
 
 
-def test_a_choice_is_right_when_it_is_the_likeliest_and_an_ending_when_it_is_greedy() -> None:
+def test_choice_is_most_likely_and_ending_is_greedy() -> None:
     items = [icl.item(QUESTION), icl.item(SCHEMA), icl.item(ENDING), icl.item(ENDING)]
     answers = [(-3.0, True), (-2.0, False), (-9.0, True), (-2.0, True), (-1.0, True), (-5.0, False), (-5.0, True)]
     assert icl.right(items, answers) == [True, False, False, True]
 
 
-def test_files_are_read_packed_or_not_and_no_more_rows_than_asked(tmp_path: Path) -> None:
+def test_files_are_read_compressed_or_not_up_to_limit(tmp_path: Path) -> None:
     lines = "".join(json.dumps(QUESTION) + "\n" for _ in range(5))
     (tmp_path / "icl_piqa.jsonl").write_text(lines)
     (tmp_path / "icl_arc_easy.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
@@ -42,26 +46,33 @@ def test_files_are_read_packed_or_not_and_no_more_rows_than_asked(tmp_path: Path
         icl.read(tmp_path, "winogrande", None)
 
 
-def test_items_that_only_one_has_right_are_told() -> None:
+def test_discordant_items_are_reported() -> None:
     tasks = {"schemas": [icl.item(SCHEMA), icl.item(SCHEMA)]}
-    ours, theirs = [(-1.0, True), (-2.0, True), (-1.0, True), (-2.0, True)], [(-1.5, True), (-2.0, True), (-3.0, True), (-2.0, True)]
-    told = run_evaluation.compare(tasks, {"schemas": ours}, {"schemas": theirs})
-    assert told["unequal"] == {"schemas": [1]}
-    assert told["accuracy"] == {"ours": {"schemas": 1.0}, "theirs": {"schemas": 0.5}}
-    assert told["differences"]["schemas"] == {"mean": 0.625, "most": 2.0}
+    ours, theirs = (
+        [(-1.0, True), (-2.0, True), (-1.0, True), (-2.0, True)],
+        [(-1.5, True), (-2.0, True), (-3.0, True), (-2.0, True)],
+    )
+    comparison = run_evaluation.compare(tasks, {"schemas": ours}, {"schemas": theirs})
+    assert comparison["unequal"] == {"schemas": [1]}
+    assert comparison["accuracy"] == {"ours": {"schemas": 1.0}, "theirs": {"schemas": 0.5}}
+    assert comparison["differences"]["schemas"] == {"mean": 0.625, "most": 2.0}
 
 
-def one_by_one(model: str, adapter: str | None) -> Any:
-    """What lm_eval_peer gives, without lm-eval."""
-    from components.common import models
+def load_sequential_peer(model: str, adapter: str | None) -> Any:
+    """Replace lm_eval_peer: score requests one at a time without lm-eval."""
+    from components.common.models import model_loading
 
-    opened = models.open_model(model)
-    loaded = models.load(models.Model("peer", opened.base, opened.weights, Path(adapter) if adapter else None, None))
-    tokenizer = models.load_tokenizer(opened.weights)
+    model_files = model_loading.open_model(model)
+    loaded = model_loading.load_model(
+        model_loading.LoadableModel(
+            "peer", model_files.base, model_files.weights, Path(adapter) if adapter else None, None
+        )
+    )
+    tokenizer = model_loading.load_tokenizer(model_files.weights)
 
     def score(batch: int | str, requests: run_evaluation.Requests) -> run_evaluation.Answers:
-        found = [alone(loaded, one) for one in run_evaluation.encoded(tokenizer, requests)]
-        return [(one.logprob, one.greedy) for one in found]
+        likelihoods = [score_separately(loaded, request) for request in run_evaluation.encoded(tokenizer, requests)]
+        return [(likelihood.logprob, likelihood.greedy) for likelihood in likelihoods]
 
     return score, loaded
 
@@ -69,7 +80,11 @@ def one_by_one(model: str, adapter: str | None) -> Any:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("benchmark")
-    tasks = {"questions": [icl.item(QUESTION)] * 3, "schemas": [icl.item(SCHEMA)] * 2, "endings": [icl.item(ENDING)] * 2}
+    tasks = {
+        "questions": [icl.item(QUESTION)] * 3,
+        "schemas": [icl.item(SCHEMA)] * 2,
+        "endings": [icl.item(ENDING)] * 2,
+    }
     settings = {
         "model": str(tiny_model(folder / "tiny")),
         "adapter": str(folder / "adapter"),
@@ -79,31 +94,51 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "peer_batches": [1, 4],
         "profile_rows": 2,
     }
-    told = run_evaluation.run(settings, one_by_one)
-    about = {"command": "c", "date": "2026-11-22", "commit": "abc", "python": "3", "processor": "p", "cores": 2, "memory": 2**34, "load": 0}
-    more = {"cost": {"wall": 5.0, "rss": 2**30}, "model": "tiny", "rounds": 2, "batch_tokens": 64, "profile_rows": 2}
-    return {**about, **json.loads(json.dumps(told)), **more, "sha256": dict.fromkeys(tasks, "ab" * 32)}
+    result = run_evaluation.run(settings, load_sequential_peer)
+    environment = {
+        "command": "c",
+        "date": "2026-11-22",
+        "commit": "abc",
+        "python": "3",
+        "processor": "p",
+        "cores": 2,
+        "memory": 2**34,
+        "load": 0,
+    }
+    run_summary = {
+        "cost": {"wall": 5.0, "rss": 2**30},
+        "model": "tiny",
+        "rounds": 2,
+        "batch_tokens": 64,
+        "profile_rows": 2,
+    }
+    return {
+        **environment,
+        **json.loads(json.dumps(result)),
+        **run_summary,
+        "sha256": dict.fromkeys(tasks, "ab" * 32),
+    }
 
 
-def test_both_have_the_same_items_right_at_equal_likelihoods(results: dict[str, Any]) -> None:
+def test_both_engines_agree_on_items(results: dict[str, Any]) -> None:
     assert evaluation_page.equal(results)
-    assert all(one["most"] < 1e-3 for one in results["differences"].values())
+    assert all(difference["most"] < 1e-3 for difference in results["differences"].values())
     assert results["adapter"]["added_apart"] < 1e-3
     assert results["adapter"]["together_apart"] < 1e-3
     assert results["lengths"]["questions"]["requests"] == 9
 
 
-def test_the_profile_counts_what_went_through_the_model(results: dict[str, Any]) -> None:
-    mine, theirs = (results["profiles"][name] for name in ("ours", "theirs"))
-    assert mine["slots"] < theirs["slots"]
-    assert sum(mine["parts"].values()) == pytest.approx(mine["total"])
+def test_profile_counts_model_slots(results: dict[str, Any]) -> None:
+    ours, theirs = (results["profiles"][name] for name in ("ours", "theirs"))
+    assert ours["slots"] < theirs["slots"]
+    assert sum(ours["parts"].values()) == pytest.approx(ours["total"])
 
 
-def test_the_page_has_every_part_and_says_what_was_missed(results: dict[str, Any]) -> None:
+def test_page_reports_missed_goal(results: dict[str, Any]) -> None:
     slow = {
         **results,
-        "ours": [{**one, "wall": 9.0} for one in results["ours"]],
-        "theirs": [{**one, "wall": 9.9} for one in results["theirs"]],
+        "ours": [{**round_, "wall": 9.0} for round_ in results["ours"]],
+        "theirs": [{**round_, "wall": 9.9} for round_ in results["theirs"]],
     }
     page = evaluation_page.markdown(slow)
     assert "Goal, at least 2 × the speed of lm-eval at its best batch size" in page
@@ -115,9 +150,12 @@ def test_the_page_has_every_part_and_says_what_was_missed(results: dict[str, Any
     assert "the speeds do not compare" in evaluation_page.markdown(unequal)
 
 
-def test_a_peer_that_is_not_there_is_told_and_the_rest_is_measured(results: dict[str, Any]) -> None:
-    told = {name: value for name, value in results.items() if name not in ("theirs", "profiles", "best", "trials")}
-    told["adapter"] = {**told["adapter"], "rounds": {n: r for n, r in told["adapter"]["rounds"].items() if n != "lm-eval, adapter"}}
-    page = evaluation_page.markdown({**told, "peer_error": "ModuleNotFoundError: No module named 'lm_eval'"})
+def test_missing_peer_is_reported(results: dict[str, Any]) -> None:
+    partial = {name: value for name, value in results.items() if name not in ("theirs", "profiles", "best", "trials")}
+    partial["adapter"] = {
+        **partial["adapter"],
+        "rounds": {n: r for n, r in partial["adapter"]["rounds"].items() if n != "lm-eval, adapter"},
+    }
+    page = evaluation_page.markdown({**partial, "peer_error": "ModuleNotFoundError: No module named 'lm_eval'"})
     assert "**lm-eval** was not measured: ModuleNotFoundError" in page
     assert "| base and adapter |" in page

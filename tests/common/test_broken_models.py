@@ -1,4 +1,4 @@
-"""A model folder that cannot be loaded is told with the folder and what is wrong, before anything is learned from it."""
+"""Errors for model folders that cannot be loaded: the message names the folder and the defect."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from components.common import models
-from components.common.errors import ConfigurationError
+from components.common.models import model_loading
+from components.common.runtime.errors import ConfigurationError
 from tests.tiny import tiny_model
 
 
@@ -17,33 +17,33 @@ def folder(tmp_path: Path) -> Path:
     return tiny_model(tmp_path / "tiny")
 
 
-def test_a_configuration_that_is_cut_off_is_said_before_any_work(folder: Path) -> None:
+def test_truncated_configuration_is_refused_before_work(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "lla')
     with pytest.raises(ConfigurationError, match=r"config.json of .*tiny is not JSON"):
-        models.base_model(str(folder))
+        model_loading.resolve_base_model(str(folder))
 
 
-def test_a_configuration_without_an_architecture_is_said_before_any_work(folder: Path) -> None:
+def test_configuration_without_architecture_is_refused_before_work(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match="names no model_type"):
-        models.base_model(str(folder))
+    with pytest.raises(ConfigurationError, match="has no model_type"):
+        model_loading.resolve_base_model(str(folder))
 
 
-def test_an_architecture_that_transformers_does_not_know_is_said(folder: Path) -> None:
+def test_unknown_architecture_is_refused(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "model_type": "nonsense"}))
-    with pytest.raises(ConfigurationError, match=r"the configuration of the model in .*tiny cannot be loaded") as refused:
-        models.outline(str(folder))
-    assert "nonsense" in refused.value.message
-    assert "knows the architecture" in refused.value.hint
+    with pytest.raises(ConfigurationError, match=r"the configuration of the model in .*tiny cannot be loaded") as error:
+        model_loading.load_outline(str(folder))
+    assert "nonsense" in error.value.message
+    assert "supports the architecture" in error.value.hint
 
 
-def test_a_torn_tokenizer_and_torn_weights_are_said(folder: Path) -> None:
-    model = models.open_model(folder)
+def test_truncated_tokenizer_and_weights_are_refused(folder: Path) -> None:
+    model = model_loading.open_model(folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ConfigurationError, match=r"the weights of the model in .*tiny cannot be loaded"):
-        models.load(model)
+        model_loading.load_model(model)
     (folder / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ConfigurationError, match=r"the tokenizer of the model in .*tiny cannot be loaded"):
-        models.load_tokenizer(folder)
+        model_loading.load_tokenizer(folder)

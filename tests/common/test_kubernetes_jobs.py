@@ -1,5 +1,4 @@
-"""TrainJobs and RayJobs against a stand-in for the cluster: whatever happens, a call ends as it should, no job is left behind and none is
-started twice."""
+"""TrainJobs and RayJobs on a fake cluster: outcomes, restarts, queues, API faults and cleanup; no job is leaked or started twice."""
 
 from __future__ import annotations
 
@@ -17,75 +16,83 @@ import pytest
 import yaml
 
 from components.common import launch
-from components.common.errors import EXIT_INTERRUPTED, BusyError, ConfigurationError, EngineMissingError, InterruptedRunError, TunelineError
-from components.common.hashing import ROOT
-from components.common.launch import Command, JobEndedError, LostJobError, SilentError, cluster, kubernetes_jobs, objects
-from components.common.launch.cluster import AccessError, Cluster
-from components.common.launch.kubernetes_jobs import KubernetesJob, KubernetesLauncher
-from components.common.launch.settings import LauncherSettings
+from components.common.artifacts.code_digest import ROOT
+from components.common.launch import Command, JobEndedError, LostJobError, UnresponsiveError
+from components.common.launch.kubernetes import job_manifests, kubernetes_client, kubernetes_launcher
+from components.common.launch.kubernetes.kubernetes_client import AccessError, KubernetesClient
+from components.common.launch.kubernetes.kubernetes_launcher import KubernetesJob, KubernetesLauncher
+from components.common.launch.launcher_settings import LauncherSettings
+from components.common.runtime.errors import (
+    EXIT_INTERRUPTED,
+    BusyError,
+    ConfigurationError,
+    EngineMissingError,
+    InterruptedRunError,
+    TunelineError,
+)
 from tests import job_api
 from tests.job_api import Fault, JobApi, Pod
 from tests.kubernetes_api import kubeconfig
 
 KINDS = ("trainjob", "rayjob")
 COMMAND = Command("components.fine_tuning.worker", ["job.json"], 8, 2)
-DONE = {"trained": {"steps": 7}}
-SAVED = {"kind": "interrupted", "message": "saved after step 7", "hint": "Go on.", "stage": "fine_tuning"}
+TRAINED_OUTCOME = {"trained": {"steps": 7}}
+SAVED_ERROR = {"kind": "interrupted", "message": "saved after step 7", "hint": "Go on.", "stage": "fine_tuning"}
 
 
-# What a training does
+# Programs of the pods
 
 
-def works(pod: Pod) -> int:
-    pod.tell("trained")
-    pod.leave(DONE)
+def succeed(pod: Pod) -> int:
+    pod.log_note("trained")
+    pod.write_outcome(TRAINED_OUTCOME)
     return 0
 
 
-def saves(pod: Pod) -> int:
-    """Until it is asked to save, or for long."""
-    pod.tell("trains")
-    pod.asked.wait(60)
-    pod.leave({"error": SAVED, "exit_code": EXIT_INTERRUPTED})
+def save_when_stopped(pod: Pod) -> int:
+    """Train until a stop request, then save."""
+    pod.log_note("trains")
+    pod.stop_requested.wait(60)
+    pod.write_outcome({"error": SAVED_ERROR, "exit_code": EXIT_INTERRUPTED})
     return EXIT_INTERRUPTED
 
 
-def saves_at_once(pod: Pod) -> int:
-    pod.leave({"error": SAVED, "exit_code": EXIT_INTERRUPTED})
+def save_at_once(pod: Pod) -> int:
+    pod.write_outcome({"error": SAVED_ERROR, "exit_code": EXIT_INTERRUPTED})
     return EXIT_INTERRUPTED
 
 
-def fails(pod: Pod) -> int:
+def fail(pod: Pod) -> int:
     error = {"kind": "training", "message": "the loss is nan", "hint": "Lower the rate.", "stage": "fine_tuning"}
-    pod.leave({"error": error, "exit_code": 1})
+    pod.write_outcome({"error": error, "exit_code": 1})
     return 1
 
 
-def crashes(pod: Pod) -> int:
+def crash(pod: Pod) -> int:
     log = pod.folder / "nodes" / "0" / "torchrun.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("Traceback\nMemoryError: the last words\n")
     return 1
 
 
-def is_killed(pod: Pod) -> int:
-    """Ends without a word when its pod is taken away."""
-    pod.tell("trains")
-    pod.asked.wait(60)
+def end_without_outcome(pod: Pod) -> int:
+    """Train until the pod is removed, then end without an outcome."""
+    pod.log_note("trains")
+    pod.stop_requested.wait(60)
     return 137
 
 
-def works_a_while(pod: Pod) -> int:
-    pod.asked.wait(0.6)
-    return works(pod)
+def succeed_after_a_while(pod: Pod) -> int:
+    pod.stop_requested.wait(0.6)
+    return succeed(pod)
 
 
-# The place
+# Cluster, launcher and reporter
 
 
 @dataclass
-class Told:
-    """A reporter that keeps the notes."""
+class NoteRecorder:
+    """A reporter that records notes."""
 
     notes: list[str] = field(default_factory=list)
 
@@ -103,15 +110,15 @@ class Told:
 
 
 @dataclass
-class Place:
-    """A cluster, a launcher that asks it, and a job's folder on the volume."""
+class JobCluster:
+    """A fake cluster, the settings of its launcher and a job folder on the volume."""
 
     api: JobApi
     kind: str
     volume: Path
-    told: Told = field(default_factory=Told)
+    reporter: NoteRecorder = field(default_factory=NoteRecorder)
     settings: dict[str, Any] = field(default_factory=dict)
-    asks: dict[str, Any] = field(default_factory=dict)
+    pod_settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -123,594 +130,652 @@ class Place:
     def plural(self) -> str:
         return f"{self.kind}s"
 
-    def launcher(self) -> KubernetesLauncher:
-        pods = {"image": "tuneline/training:1", "claim": "tuneline", "mount": str(self.volume), "save_seconds": 10, **self.asks}
-        said = {"kind": self.kind, "nodes": 2, "looks_every": 0.1, "patience_seconds": 2.0, "resumes": 2, **self.settings}
-        made = kubernetes_jobs.launcher(LauncherSettings.model_validate({**said, self.kind: pods}))
-        made.cluster.timeout = 0.3
-        made.looks_every = self.settings.get("looks_every", 0.05)
-        return made
+    def create_launcher(self) -> KubernetesLauncher:
+        pod_values = {
+            "image": "tuneline/training:1",
+            "claim": "tuneline",
+            "mount": str(self.volume),
+            "save_seconds": 10,
+            **self.pod_settings,
+        }
+        values = {
+            "kind": self.kind,
+            "nodes": 2,
+            "looks_every": 0.1,
+            "patience_seconds": 2.0,
+            "resumes": 2,
+            **self.settings,
+        }
+        launcher = kubernetes_launcher.connect_launcher(
+            LauncherSettings.model_validate({**values, self.kind: pod_values})
+        )
+        launcher.client.timeout_seconds = 0.3
+        launcher.poll_interval_seconds = self.settings.get("looks_every", 0.05)
+        return launcher
 
     def run(self) -> dict[str, Any]:
-        return launch.run(self.launcher(), COMMAND, self.folder, self.told)
+        return launch.run(self.create_launcher(), COMMAND, self.folder, self.reporter)
 
-    def wait(self, reached: Callable[[], Any], seconds: float = 30.0) -> None:
-        until = time.monotonic() + seconds
-        while not reached():
-            assert time.monotonic() < until, "it did not come to that in time"
+    def wait_until(self, condition: Callable[[], Any], seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "condition not met in time"
             time.sleep(0.01)
 
-    def trains(self) -> bool:
-        return "trains" in self.told.notes
+    def is_training(self) -> bool:
+        return "trains" in self.reporter.notes
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """Whatever a test does, no job and no pod is left in the end."""
+def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobCluster]:
+    """Provide a cluster and check that the test leaves no job and no pod."""
     volume = (tmp_path / "volume").resolve()
-    monkeypatch.setattr(launch, "LOOKS_EVERY", 0.02)
-    with job_api.serving(JobApi(works=[works])) as api:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "kubeconfig", api.url, namespace="team-a", token=api.token)))
-        here = Place(api, request.param, volume)
-        yield here
-        if not here.asks.get("keep"):
-            here.wait(lambda: not api.left())
+    monkeypatch.setattr(launch, "POLL_INTERVAL_SECONDS", 0.02)
+    with job_api.serving(JobApi(works=[succeed])) as api:
+        monkeypatch.setenv(
+            "KUBECONFIG", str(kubeconfig(tmp_path / "kubeconfig", api.url, namespace="team-a", token=api.token))
+        )
+        cluster = JobCluster(api, request.param, volume)
+        yield cluster
+        if not cluster.pod_settings.get("keep"):
+            cluster.wait_until(lambda: not api.left())
 
 
 @contextmanager
-def meanwhile(happens: Callable[[], None]) -> Iterator[None]:
-    """Have something happen in a thread; what fails in it is raised here."""
-    failed: list[BaseException] = []
+def in_background(action: Callable[[], None]) -> Iterator[None]:
+    """Run `action` in a thread and fail if it failed."""
+    errors: list[BaseException] = []
 
-    def act() -> None:
+    def run_action() -> None:
         try:
-            happens()
+            action()
         except BaseException as error:
-            failed.append(error)
-            interrupt(signal.SIGTERM)  # whoever waits for it would wait for ever
+            errors.append(error)
+            send_signal(signal.SIGTERM)  # the block would wait forever otherwise
 
-    thread = threading.Thread(target=act, daemon=True)
+    thread = threading.Thread(target=run_action, daemon=True)
     thread.start()
     try:
         yield
     finally:
         thread.join(40)
-        assert not failed, failed[0]
+        assert not errors, errors[0]
 
 
-def interrupt(number: int) -> None:
+def send_signal(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-# How a training ends
+# End of a job
 
 
-def test_a_job_that_works_gives_its_outcome_and_what_it_tells_is_told(place: Place) -> None:
-    assert place.run() == DONE
-    assert place.api.created == [f"tuneline-{objects.key_of(place.launcher().settings, place.folder)}-1"]
-    assert "trained" in place.told.notes
-    assert place.told.notes[0] == f"{place.api.created[0]} was started"
+def test_successful_job_returns_outcome_and_relays_events(cluster: JobCluster) -> None:
+    assert cluster.run() == TRAINED_OUTCOME
+    assert cluster.api.created == [
+        f"tuneline-{job_manifests.compute_job_key(cluster.create_launcher().settings, cluster.folder)}-1"
+    ]
+    assert "trained" in cluster.reporter.notes
+    assert cluster.reporter.notes[0] == f"{cluster.api.created[0]} was started"
 
 
-def test_a_job_that_fails_raises_its_own_error_and_is_not_started_again(place: Place) -> None:
-    place.api.works = [fails]
+def test_failed_job_raises_its_error_without_restart(cluster: JobCluster) -> None:
+    cluster.api.works = [fail]
     with pytest.raises(TunelineError, match="the loss is nan") as raised:
-        place.run()
+        cluster.run()
     assert raised.value.kind == "training"
-    assert len(place.api.created) == 1
+    assert len(cluster.api.created) == 1
 
 
-def test_a_job_that_ends_without_an_outcome_is_lost_and_its_last_words_are_told(place: Place) -> None:
-    place.api.works = [crashes]
+def test_crashed_job_is_lost_with_last_log_line(cluster: JobCluster) -> None:
+    cluster.api.works = [crash]
     with pytest.raises(LostJobError, match="MemoryError: the last words"):
-        place.run()
-    assert len(place.api.created) == 1
+        cluster.run()
+    assert len(cluster.api.created) == 1
 
 
-def test_a_job_that_saved_and_ended_with_75_is_started_again_with_the_next_number(place: Place) -> None:
-    place.api.works = [saves_at_once, works]
-    assert place.run() == DONE
-    assert [name[-2:] for name in place.api.created] == ["-1", "-2"]
-    assert "it is started again" in str(place.told)
+def test_interrupted_job_is_restarted_as_next_attempt(cluster: JobCluster) -> None:
+    cluster.api.works = [save_at_once, succeed]
+    assert cluster.run() == TRAINED_OUTCOME
+    assert [name[-2:] for name in cluster.api.created] == ["-1", "-2"]
+    assert "restarting it" in str(cluster.reporter)
 
 
-def test_a_job_whose_pod_is_evicted_is_started_again(place: Place) -> None:
-    place.api.works = [is_killed, works]
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
+def test_evicted_job_is_restarted(cluster: JobCluster) -> None:
+    cluster.api.works = [end_without_outcome, succeed]
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting",
+    }
 
     def evict() -> None:
-        place.wait(place.trains)
-        place.api.pod({"conditions": [condition]})
-        place.api.running[place.api.created[0]].asked.set()
+        cluster.wait_until(cluster.is_training)
+        cluster.api.pod({"conditions": [condition]})
+        cluster.api.running[cluster.api.created[0]].stop_requested.set()
 
-    with meanwhile(evict):
-        assert place.run() == DONE
-    assert len(place.api.created) == 2
-    assert "EvictionByEvictionAPI" in str(place.told)
+    with in_background(evict):
+        assert cluster.run() == TRAINED_OUTCOME
+    assert len(cluster.api.created) == 2
+    assert "EvictionByEvictionAPI" in str(cluster.reporter)
 
 
-def test_a_job_that_is_ended_again_and_again_is_given_up_after_its_resumes(place: Place) -> None:
-    place.api.works = [saves_at_once]
+def test_interrupted_job_is_restarted_up_to_max_resumes(cluster: JobCluster) -> None:
+    cluster.api.works = [save_at_once]
     with pytest.raises(TunelineError, match="saved after step 7") as raised:
-        place.run()
+        cluster.run()
     assert raised.value.exit_code == EXIT_INTERRUPTED
-    assert len(place.api.created) == 3
+    assert len(cluster.api.created) == 3
 
 
-def test_a_job_out_of_time_goes_on_as_a_new_one(place: Place) -> None:
-    place.api.works = [is_killed, works]
-    place.asks = {"deadline_seconds": 600}
+def test_job_past_deadline_resumes_in_new_job(cluster: JobCluster) -> None:
+    cluster.api.works = [end_without_outcome, succeed]
+    cluster.pod_settings = {"deadline_seconds": 600}
 
-    def end() -> None:
-        place.wait(place.trains)
-        with place.api.lock:
-            job = place.api.job()
-            job_api._state(job, "failed")
-            for one in (job["status"], *job["status"].get("conditions", [])):
-                one["reason"] = "DeadlineExceeded"
-            place.api.running[job["metadata"]["name"]].asked.set()
+    def exceed_deadline() -> None:
+        cluster.wait_until(cluster.is_training)
+        with cluster.api.lock:
+            job = cluster.api.job()
+            job_api.set_job_state(job, "failed")
+            for target in (job["status"], *job["status"].get("conditions", [])):
+                target["reason"] = "DeadlineExceeded"
+            cluster.api.running[job["metadata"]["name"]].stop_requested.set()
 
-    with meanwhile(end):
-        assert place.run() == DONE
-    assert len(place.api.created) == 2
+    with in_background(exceed_deadline):
+        assert cluster.run() == TRAINED_OUTCOME
+    assert len(cluster.api.created) == 2
 
 
 # Kueue
 
 
-def queued(place: Place) -> None:
-    place.asks = {"queue": "team-a", "priority": "batch"}
+def use_queue(cluster: JobCluster) -> None:
+    cluster.pod_settings = {"queue": "team-a", "priority": "batch"}
 
 
-def test_a_job_that_waits_for_quota_says_so_and_runs_once_it_is_admitted(place: Place) -> None:
-    queued(place)
-    place.api.admits = False
+def test_job_reports_wait_for_quota_and_runs_once_admitted(cluster: JobCluster) -> None:
+    use_queue(cluster)
+    cluster.api.admits = False
 
     def admit() -> None:
-        place.wait(lambda: "waits for quota: couldn't assign flavors" in str(place.told))
-        place.api.admits = True
+        cluster.wait_until(lambda: "waits for quota: couldn't assign flavors" in str(cluster.reporter))
+        cluster.api.admits = True
 
-    with meanwhile(admit):
-        assert place.run() == DONE
-    assert len(place.api.created) == 1
+    with in_background(admit):
+        assert cluster.run() == TRAINED_OUTCOME
+    assert len(cluster.api.created) == 1
 
 
-def test_a_preempted_job_saves_waits_and_goes_on_when_it_is_admitted_again(place: Place) -> None:
-    queued(place)
-    place.api.works = [saves, works]
+def test_preempted_job_saves_and_resumes_when_admitted(cluster: JobCluster) -> None:
+    use_queue(cluster)
+    cluster.api.works = [save_when_stopped, succeed]
 
     def preempt() -> None:
-        place.wait(place.trains)
-        place.api.admits = False
-        place.wait(lambda: "evicted by Kueue (Preempted): Preempted to accommodate" in str(place.told))
-        place.api.admits = True
+        cluster.wait_until(cluster.is_training)
+        cluster.api.admits = False
+        cluster.wait_until(lambda: "evicted by Kueue (Preempted): Preempted to accommodate" in str(cluster.reporter))
+        cluster.api.admits = True
 
-    with meanwhile(preempt):
-        assert place.run() == DONE
-    assert len(place.api.created) == 1, "it is the same job that goes on"
-    assert len(place.api.started) == 2
+    with in_background(preempt):
+        assert cluster.run() == TRAINED_OUTCOME
+    assert len(cluster.api.created) == 1, "the same job resumes"
+    assert len(cluster.api.started) == 2
 
 
-def test_an_older_kueue_that_knows_one_version_of_its_workloads_is_understood(place: Place) -> None:
-    queued(place)
-    place.api.admits = False
-    place.api.faults = [Fault("list", "workloads", 404)]
-    seen: list[str] = []
+def test_kueue_with_only_older_workload_version_is_supported(cluster: JobCluster) -> None:
+    use_queue(cluster)
+    cluster.api.admits = False
+    cluster.api.faults = [Fault("list", "workloads", 404)]
+    notes: list[str] = []
 
     def admit() -> None:
-        place.wait(lambda: "waits for quota" in str(place.told))
-        seen.append(str(place.told))
-        place.api.admits = True
+        cluster.wait_until(lambda: "waits for quota" in str(cluster.reporter))
+        notes.append(str(cluster.reporter))
+        cluster.api.admits = True
 
-    with meanwhile(admit):
-        assert place.run() == DONE
-    assert seen
+    with in_background(admit):
+        assert cluster.run() == TRAINED_OUTCOME
+    assert notes
 
 
-def test_a_job_that_is_stopped_while_it_waits_leaves_nothing_behind(place: Place) -> None:
-    queued(place)
-    place.api.admits = False
+def test_job_stopped_in_queue_starts_no_pod(cluster: JobCluster) -> None:
+    use_queue(cluster)
+    cluster.api.admits = False
 
     def stop() -> None:
-        place.wait(lambda: "waits for quota" in str(place.told))
-        interrupt(signal.SIGTERM)
+        cluster.wait_until(lambda: "waits for quota" in str(cluster.reporter))
+        send_signal(signal.SIGTERM)
 
-    with meanwhile(stop), pytest.raises(InterruptedRunError):
-        place.run()
-    assert place.api.started == []
-
-
-# Ended by somebody
+    with in_background(stop), pytest.raises(InterruptedRunError):
+        cluster.run()
+    assert cluster.api.started == []
 
 
-def test_a_job_that_somebody_deletes_saves_and_is_not_started_again(place: Place) -> None:
-    place.api.works = [saves]
+# Ended by a user
+
+
+def test_deleted_job_saves_and_is_not_restarted(cluster: JobCluster) -> None:
+    cluster.api.works = [save_when_stopped]
 
     def delete() -> None:
-        place.wait(place.trains)
-        with place.api.lock:
-            place.api._delete(place.api.job(), {"propagationPolicy": "Foreground"})
+        cluster.wait_until(cluster.is_training)
+        with cluster.api.lock:
+            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Foreground"})
 
-    with meanwhile(delete), pytest.raises(TunelineError, match="saved after step 7") as raised:
-        place.run()
+    with in_background(delete), pytest.raises(TunelineError, match="saved after step 7") as raised:
+        cluster.run()
     assert raised.value.exit_code == EXIT_INTERRUPTED
-    assert len(place.api.created) == 1
+    assert len(cluster.api.created) == 1
 
 
-def test_a_job_that_is_deleted_before_it_has_saved_anything_was_ended_from_outside(place: Place) -> None:
-    place.api.works = [is_killed]
-
-    def delete() -> None:
-        place.wait(place.trains)
-        with place.api.lock:
-            place.api._delete(place.api.job(), {"propagationPolicy": "Foreground"})
-
-    with meanwhile(delete), pytest.raises(JobEndedError, match="was ended from outside: it was deleted"):
-        place.run()
-    assert len(place.api.created) == 1
-
-
-def test_a_job_that_was_done_before_it_was_deleted_is_done(place: Place) -> None:
-    place.api.works = [works_a_while]
-    place.settings = {"looks_every": 0.5}
+def test_job_deleted_before_first_save_is_terminated_externally(cluster: JobCluster) -> None:
+    cluster.api.works = [end_without_outcome]
 
     def delete() -> None:
-        place.wait(lambda: (place.folder / "outcome.json").exists())
-        with place.api.lock:
-            place.api._delete(place.api.job(), {"propagationPolicy": "Foreground"})
+        cluster.wait_until(cluster.is_training)
+        with cluster.api.lock:
+            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Foreground"})
 
-    with meanwhile(delete):
-        assert place.run() == DONE
+    with in_background(delete), pytest.raises(JobEndedError, match="was terminated externally: the job was deleted"):
+        cluster.run()
+    assert len(cluster.api.created) == 1
 
 
-def test_sigterm_to_who_watches_has_the_training_save_and_deletes_the_job(place: Place) -> None:
-    place.api.works = [saves]
+def test_job_deleted_after_its_outcome_succeeds(cluster: JobCluster) -> None:
+    cluster.api.works = [succeed_after_a_while]
+    cluster.settings = {"looks_every": 0.5}
+
+    def delete() -> None:
+        cluster.wait_until(lambda: (cluster.folder / "outcome.json").exists())
+        with cluster.api.lock:
+            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Foreground"})
+
+    with in_background(delete):
+        assert cluster.run() == TRAINED_OUTCOME
+
+
+def test_sigterm_makes_training_save_and_deletes_job(cluster: JobCluster) -> None:
+    cluster.api.works = [save_when_stopped]
 
     def stop() -> None:
-        place.wait(place.trains)
-        interrupt(signal.SIGTERM)
+        cluster.wait_until(cluster.is_training)
+        send_signal(signal.SIGTERM)
 
-    with meanwhile(stop), pytest.raises(TunelineError, match="saved after step 7") as raised:
-        place.run()
+    with in_background(stop), pytest.raises(TunelineError, match="saved after step 7") as raised:
+        cluster.run()
     assert raised.value.exit_code == EXIT_INTERRUPTED
-    assert place.api.left() == [], "it was waited for"
+    assert cluster.api.left() == [], "run waits for the deletion"
 
 
-def test_a_second_ctrl_c_deletes_the_job_and_waits_no_longer(place: Place) -> None:
-    place.api.works = [saves]
+def test_second_ctrl_c_deletes_job_without_waiting(cluster: JobCluster) -> None:
+    cluster.api.works = [save_when_stopped]
 
     def stop() -> None:
-        place.wait(place.trains)
-        name = place.api.created[0]
-        place.api.holds.add(name)
-        interrupt(signal.SIGINT)
-        place.wait(lambda: ("delete", place.plural) in place.api.calls)
-        interrupt(signal.SIGINT)
+        cluster.wait_until(cluster.is_training)
+        name = cluster.api.created[0]
+        cluster.api.stuck_jobs.add(name)
+        send_signal(signal.SIGINT)
+        cluster.wait_until(lambda: ("delete", cluster.plural) in cluster.api.calls)
+        send_signal(signal.SIGINT)
         time.sleep(0.3)
-        place.api.holds.clear()
+        cluster.api.stuck_jobs.clear()
 
-    with meanwhile(stop), pytest.raises(KeyboardInterrupt):
-        place.run()
+    with in_background(stop), pytest.raises(KeyboardInterrupt):
+        cluster.run()
 
 
-def test_a_ray_job_that_is_stopped_by_hand_was_cancelled(place: Place) -> None:
-    place.api.works = [is_killed]
+def test_ray_job_stopped_by_user_is_cancelled(cluster: JobCluster) -> None:
+    cluster.api.works = [end_without_outcome]
 
     def stop() -> None:
-        place.wait(place.trains)
-        with place.api.lock:
-            place.api.job()["status"] = {"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED", "message": "stopped by a user"}
+        cluster.wait_until(cluster.is_training)
+        with cluster.api.lock:
+            cluster.api.job()["status"] = {
+                "jobDeploymentStatus": "Complete",
+                "jobStatus": "STOPPED",
+                "message": "stopped by a user",
+            }
 
-    if place.kind == "trainjob":
+    if cluster.kind == "trainjob":
         pytest.skip("a TrainJob has no such state")
-    with meanwhile(stop), pytest.raises(JobEndedError, match="stopped by a user"):
-        place.run()
-    assert len(place.api.created) == 1
+    with in_background(stop), pytest.raises(JobEndedError, match="stopped by a user"):
+        cluster.run()
+    assert len(cluster.api.created) == 1
 
 
-# The API server
+# API faults and permissions
 
 
-BROKEN = {
+FAULTS = {
     "429 with Retry-After": Fault("create", "*", 429, times=2, seconds=0.2),
     "500 on create": Fault("create", "*", 500, times=2),
-    "the connection breaks before the job is made": Fault("create", "*", "drop"),
-    "the connection breaks after the job is made": Fault("create", "*", "lose"),
-    "the answer to the creation is lost in silence": Fault("create", "*", "silence", seconds=0.5),
-    "500 while it is watched": Fault("get", "*", 500, times=4, after=1),
-    "503 while it is watched": Fault("get", "*", 503, times=4),
-    "429 while it is watched": Fault("get", "*", 429, times=2, seconds=0.1),
+    "connection breaks before creation": Fault("create", "*", "drop"),
+    "connection breaks after creation": Fault("create", "*", "lose"),
+    "creation times out": Fault("create", "*", "silence", seconds=0.5),
+    "500 during watch": Fault("get", "*", 500, times=4, after=1),
+    "503 during watch": Fault("get", "*", 503, times=4),
+    "429 during watch": Fault("get", "*", 429, times=2, seconds=0.1),
     "410 Gone": Fault("*", "*", 410, times=2),
-    "connections that break while it is watched": Fault("get", "*", "drop", times=4),
-    "silence while it is watched": Fault("get", "*", "silence", times=2, seconds=0.5),
-    "500 when it is looked for": Fault("list", "*", 500, times=2),
-    "500 when it is deleted": Fault("delete", "*", 500, times=2),
-    "a lost answer when it is deleted": Fault("delete", "*", "lose"),
+    "connections break during watch": Fault("get", "*", "drop", times=4),
+    "timeouts during watch": Fault("get", "*", "silence", times=2, seconds=0.5),
+    "500 on list": Fault("list", "*", 500, times=2),
+    "500 on delete": Fault("delete", "*", 500, times=2),
+    "lost response on delete": Fault("delete", "*", "lose"),
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_server_that_fails_for_a_while_is_asked_again_and_nothing_is_started_twice(place: Place, what: str) -> None:
-    fault = BROKEN[what]
-    place.api.works = [works_a_while]
-    place.api.faults = [Fault(fault.verb, fault.resource, fault.what, fault.times, fault.seconds, fault.after)]
-    assert place.run() == DONE
-    assert len(place.api.created) == len(place.api.started) == 1
-    assert not place.api.faults[0].times, "it did happen"
+@pytest.mark.parametrize("name", FAULTS)
+def test_transient_api_error_is_retried_without_second_start(cluster: JobCluster, name: str) -> None:
+    fault = FAULTS[name]
+    cluster.api.works = [succeed_after_a_while]
+    cluster.api.faults = [Fault(fault.verb, fault.resource, fault.effect, fault.times, fault.seconds, fault.after)]
+    assert cluster.run() == TRAINED_OUTCOME
+    assert len(cluster.api.created) == len(cluster.api.started) == 1
+    assert not cluster.api.faults[0].times, "the fault occurred"
 
 
-def test_a_server_that_fails_while_a_job_is_watched_is_told_of(place: Place) -> None:
-    place.api.works = [works_a_while]
-    place.api.faults = [Fault("get", "*", 503, times=3)]
-    place.run()
-    assert "the API server answers 503: the server is currently unable to handle the request; it is asked again" in str(place.told)
+def test_api_errors_during_watch_are_reported(cluster: JobCluster) -> None:
+    cluster.api.works = [succeed_after_a_while]
+    cluster.api.faults = [Fault("get", "*", 503, times=3)]
+    cluster.run()
+    assert "the API server returned 503: the server is currently unable to handle the request; retrying for" in str(
+        cluster.reporter
+    )
 
 
-def test_a_server_that_is_silent_for_too_long_ends_the_watching_and_the_next_call_goes_on(place: Place) -> None:
-    place.api.works = [works_a_while]
-    place.settings = {"patience_seconds": 0.5}
-    place.api.faults = [Fault("get", "*", 500, times=99, after=1), Fault("delete", "*", 500, times=99)]
-    with pytest.raises(SilentError, match="also after 0 seconds of asking"):
-        place.run()
-    place.api.faults = []
-    assert place.run() == DONE
-    assert len(place.api.created) == len(place.api.started) == 1
-    assert "is there already and is watched further" in str(place.told)
+def test_next_call_resumes_watch_after_retry_timeout(cluster: JobCluster) -> None:
+    cluster.api.works = [succeed_after_a_while]
+    cluster.settings = {"patience_seconds": 0.5}
+    cluster.api.faults = [Fault("get", "*", 500, times=99, after=1), Fault("delete", "*", 500, times=99)]
+    with pytest.raises(UnresponsiveError, match="still failing after 0 seconds"):
+        cluster.run()
+    cluster.api.faults = []
+    assert cluster.run() == TRAINED_OUTCOME
+    assert len(cluster.api.created) == len(cluster.api.started) == 1
+    assert "already exists; watching it" in str(cluster.reporter)
 
 
-def test_who_may_not_create_is_told_which_right_is_needed(place: Place) -> None:
-    place.api.denied = {("create", place.plural)}
-    with pytest.raises(AccessError, match=f"may not create {place.plural}: .*is forbidden: User") as raised:
-        place.run()
+def test_denied_create_names_missing_permission(cluster: JobCluster) -> None:
+    cluster.api.denied = {("create", cluster.plural)}
+    with pytest.raises(AccessError, match=f"no permission to create {cluster.plural}: .*is forbidden: User") as raised:
+        cluster.run()
     assert "launcher-rbac.yaml" in raised.value.hint
-    assert place.api.created == []
+    assert cluster.api.created == []
 
 
-def test_who_may_not_get_is_told_and_the_job_is_found_again_by_who_may(place: Place) -> None:
-    place.api.denied = {("get", place.plural)}
-    with pytest.raises(AccessError, match=f"may not get {place.plural}"):
-        place.run()
-    place.api.denied = set()
-    assert place.run() == DONE
-    assert len(place.api.created) == len(place.api.started) == 1
+def test_job_started_without_get_permission_is_found_later(cluster: JobCluster) -> None:
+    cluster.api.denied = {("get", cluster.plural)}
+    with pytest.raises(AccessError, match=f"no permission to get {cluster.plural}"):
+        cluster.run()
+    cluster.api.denied = set()
+    assert cluster.run() == TRAINED_OUTCOME
+    assert len(cluster.api.created) == len(cluster.api.started) == 1
 
 
-def test_who_is_not_accepted_is_told(place: Place) -> None:
-    place.api.token = "another"
-    with pytest.raises(AccessError, match="does not accept who is asking"):
-        place.run()
+def test_rejected_credentials_are_reported(cluster: JobCluster) -> None:
+    cluster.api.token = "another"
+    with pytest.raises(AccessError, match="does not accept the credentials"):
+        cluster.run()
 
 
-def test_a_job_runs_where_neither_pods_nor_events_nor_workloads_may_be_read(place: Place) -> None:
-    queued(place)
-    place.api.denied = {("list", kind) for kind in ("pods", "events", "workloads")}
-    place.api.works, place.api.admits = [saves_at_once, works], False
+def test_job_runs_without_permission_for_pods_and_events(cluster: JobCluster) -> None:
+    use_queue(cluster)
+    cluster.api.denied = {("list", kind) for kind in ("pods", "events", "workloads")}
+    cluster.api.works, cluster.api.admits = [save_at_once, succeed], False
 
     def admit() -> None:
-        place.wait(lambda: "waits: it is suspended" in str(place.told))
-        place.api.admits = True
+        cluster.wait_until(lambda: "waits: the job is suspended" in str(cluster.reporter))
+        cluster.api.admits = True
 
-    with meanwhile(admit):
-        assert place.run() == DONE
-    assert place.api.calls.count(("list", "events")) <= 2, "what is refused is not asked for again and again"
+    with in_background(admit):
+        assert cluster.run() == TRAINED_OUTCOME
+    assert cluster.api.calls.count(("list", "events")) <= 2, "denied lists are not repeated"
 
 
-def test_the_rights_of_the_example_are_those_that_are_used_and_no_more(place: Place) -> None:
+def test_example_role_grants_exactly_the_used_permissions(cluster: JobCluster) -> None:
     text = (ROOT / "deploy" / "components" / "launcher" / "launcher-rbac.yaml").read_text(encoding="utf-8")
     role, _ = yaml.safe_load_all(text)
     granted = {(verb, kind) for rule in role["rules"] for kind in rule["resources"] for verb in rule["verbs"]}
-    queued(place)
-    place.api.admits = place.api.starts = False
+    use_queue(cluster)
+    cluster.api.admits = cluster.api.can_start = False
 
-    def go_on() -> None:
-        place.wait(lambda: "waits for quota" in str(place.told))
-        place.api.admits = True
-        place.wait(lambda: ("list", "events") in place.api.calls)
-        place.api.starts = True
+    def admit_and_start() -> None:
+        cluster.wait_until(lambda: "waits for quota" in str(cluster.reporter))
+        cluster.api.admits = True
+        cluster.wait_until(lambda: ("list", "events") in cluster.api.calls)
+        cluster.api.can_start = True
 
-    with meanwhile(go_on):
-        assert place.run() == DONE
-    other = {"trainjobs", "rayjobs"} - {place.plural}
-    assert set(place.api.calls) == {(verb, kind) for verb, kind in granted if kind not in other}
-
-
-def test_a_job_that_may_not_be_deleted_still_gives_its_outcome(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
-    place.api.denied = {("delete", place.plural)}
-    assert place.run() == DONE
-    assert f"By hand: kubectl delete {place.plural} {place.api.created[0]} -n team-a" in capfd.readouterr().err
-    place.api.objects[place.plural].clear()
+    with in_background(admit_and_start):
+        assert cluster.run() == TRAINED_OUTCOME
+    other_kinds = {"trainjobs", "rayjobs"} - {cluster.plural}
+    assert set(cluster.api.calls) == {(verb, kind) for verb, kind in granted if kind not in other_kinds}
 
 
-def test_a_cluster_without_the_operator_says_what_to_install(place: Place) -> None:
-    place.api.unknown = {place.plural}
-    with pytest.raises(EngineMissingError, match="the cluster knows no") as raised:
-        place.run()
+def test_denied_delete_keeps_outcome_and_prints_command(cluster: JobCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    cluster.api.denied = {("delete", cluster.plural)}
+    assert cluster.run() == TRAINED_OUTCOME
+    assert (
+        f"Delete it with: kubectl delete {cluster.plural} {cluster.api.created[0]} -n team-a" in capfd.readouterr().err
+    )
+    cluster.api.objects[cluster.plural].clear()
+
+
+def test_missing_operator_error_says_what_to_install(cluster: JobCluster) -> None:
+    cluster.api.unknown_resources = {cluster.plural}
+    with pytest.raises(EngineMissingError, match="the cluster has no resource kind") as raised:
+        cluster.run()
     assert "Install Kube" in raised.value.hint
 
 
-def test_a_cluster_whose_version_lacks_a_field_refuses_the_job_instead_of_ignoring_the_field(place: Place) -> None:
-    place.api.old_fields = {"runtimePatches", "submissionMode"}
+def test_crd_without_field_refuses_job(cluster: JobCluster) -> None:
+    cluster.api.missing_fields = {"runtimePatches", "submissionMode"}
     with pytest.raises(ConfigurationError, match="strict decoding error: unknown field"):
-        place.run()
+        cluster.run()
 
 
-def test_where_no_cluster_is_named_that_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(place.volume / "none"))
-    with pytest.raises(EngineMissingError, match="no cluster is named here"):
-        place.launcher()
+def test_missing_kubeconfig_is_reported(cluster: JobCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.volume / "none"))
+    with pytest.raises(EngineMissingError, match="no Kubernetes cluster is configured"):
+        cluster.create_launcher()
 
 
-# Found again
+# Rediscovery of jobs
 
 
-def test_a_job_whose_watcher_was_killed_is_found_and_watched_further(place: Place) -> None:
-    place.api.works = [works_a_while]
-    place.launcher().start(COMMAND, place.folder)
-    assert place.run() == DONE
-    assert len(place.api.created) == len(place.api.started) == 1
+def test_job_of_killed_watcher_is_found(cluster: JobCluster) -> None:
+    cluster.api.works = [succeed_after_a_while]
+    cluster.create_launcher().start(COMMAND, cluster.folder)
+    assert cluster.run() == TRAINED_OUTCOME
+    assert len(cluster.api.created) == len(cluster.api.started) == 1
 
 
-def test_of_two_that_start_at_once_both_get_the_same_job(place: Place) -> None:
-    place.api.works = [works_a_while]
-    names = [place.launcher().start(COMMAND, place.folder).name]
-    first = place.launcher()
-    first._wait_for_others = lambda folder: None  # type: ignore[method-assign]
-    first._all = lambda folder: []  # type: ignore[method-assign] # it looked before the other had begun
-    (place.folder / kubernetes_jobs.TRIES).unlink()
-    names.append(first.start(COMMAND, place.folder).name)
-    assert len(set(names)) == len(place.api.created) == 1
-    assert place.run() == DONE
+def test_concurrent_starts_return_same_job(cluster: JobCluster) -> None:
+    cluster.api.works = [succeed_after_a_while]
+    names = [cluster.create_launcher().start(COMMAND, cluster.folder).name]
+    other = cluster.create_launcher()
+    other._wait_for_others = lambda folder: None  # type: ignore[method-assign]
+    other._list_jobs = lambda folder: []  # type: ignore[method-assign] # it listed jobs before the other had started
+    (cluster.folder / kubernetes_launcher.ATTEMPTS_FILENAME).unlink()
+    names.append(other.start(COMMAND, cluster.folder).name)
+    assert len(set(names)) == len(cluster.api.created) == 1
+    assert cluster.run() == TRAINED_OUTCOME
 
 
-def test_a_name_that_another_folders_job_has_is_left_to_it(place: Place) -> None:
-    launcher = place.launcher()
-    name = objects.name_of(objects.key_of(launcher.settings, place.folder), 1)
-    body = kubernetes_jobs.OBJECTS[place.kind](launcher.settings, COMMAND, place.folder, name)
-    body["metadata"]["annotations"]["tuneline/folder"] = str(place.folder.parent)
-    launcher.cluster.create(launcher.kind, body)
-    assert place.run() == DONE
-    assert [one[-2:] for one in place.api.created] == ["-1", "-2"]
-    launcher.cluster.delete(launcher.kind, name)
+def test_job_name_taken_by_other_folder_is_skipped(cluster: JobCluster) -> None:
+    launcher = cluster.create_launcher()
+    name = job_manifests.build_job_name(job_manifests.compute_job_key(launcher.settings, cluster.folder), 1)
+    body = getattr(job_manifests, f"build_{cluster.kind}")(launcher.settings, COMMAND, cluster.folder, name)
+    body["metadata"]["annotations"]["tuneline/folder"] = str(cluster.folder.parent)
+    launcher.client.create(launcher.kind, body)
+    assert cluster.run() == TRAINED_OUTCOME
+    assert [created_name[-2:] for created_name in cluster.api.created] == ["-1", "-2"]
+    launcher.client.delete(launcher.kind, name)
 
 
-def test_a_job_starts_only_after_the_pods_of_the_one_before_have_ended(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
-    place.api.works = [saves, works]
-    before = place.launcher().start(COMMAND, place.folder)
-    place.api.holds.add(before.name)
-    before.cancel()
+def test_job_starts_after_pods_of_previous_job_ended(cluster: JobCluster, capfd: pytest.CaptureFixture[str]) -> None:
+    cluster.api.works = [save_when_stopped, succeed]
+    previous = cluster.create_launcher().start(COMMAND, cluster.folder)
+    cluster.api.stuck_jobs.add(previous.name)
+    cluster.wait_until(lambda: cluster.api.started)  # else the next job would get the work of this one
+    previous.cancel()
 
-    def end() -> None:
-        place.wait(lambda: place.api.calls.count(("list", place.plural)) > 4)
-        assert len(place.api.created) == 1
-        place.api.holds.clear()
+    def release_pods() -> None:
+        cluster.wait_until(lambda: cluster.api.calls.count(("list", cluster.plural)) > 4)
+        assert len(cluster.api.created) == 1
+        cluster.api.stuck_jobs.clear()
 
-    with meanwhile(end):
-        assert place.run() == DONE
-    assert f"{before.name} still ends; the next job starts after it" in capfd.readouterr().err
-
-
-def test_a_job_that_never_ends_keeps_the_next_from_starting(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "AFTER_SAVING", -10)
-    place.settings = {"patience_seconds": 0.1}
-    before = place.launcher().start(COMMAND, place.folder)
-    place.api.holds.add(before.name)
-    before.cancel()
-    with pytest.raises(BusyError, match="is being deleted and does not end"):
-        place.run()
-    place.api.holds.clear()
+    with in_background(release_pods):
+        assert cluster.run() == TRAINED_OUTCOME
+    assert f"{previous.name} is still being deleted; the next job starts afterwards" in capfd.readouterr().err
 
 
-def test_a_job_that_is_kept_stays_and_the_next_call_starts_a_new_one(place: Place) -> None:
-    place.asks = {"keep": True}
-    place.api.works = [fails, works]
+def test_stuck_deletion_blocks_next_job(cluster: JobCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_manifests, "EXIT_GRACE_SECONDS", -10)
+    cluster.settings = {"patience_seconds": 0.1}
+    previous = cluster.create_launcher().start(COMMAND, cluster.folder)
+    cluster.api.stuck_jobs.add(previous.name)
+    previous.cancel()
+    with pytest.raises(BusyError, match="is being deleted, but has not ended in time"):
+        cluster.run()
+    cluster.api.stuck_jobs.clear()
+
+
+def test_kept_job_stays_and_next_call_starts_new_one(cluster: JobCluster) -> None:
+    cluster.pod_settings = {"keep": True}
+    cluster.api.works = [fail, succeed]
     with pytest.raises(TunelineError, match="the loss is nan"):
-        place.run()
-    assert place.run() == DONE
-    assert place.api.left() == place.api.created
-    assert [name[-2:] for name in place.api.created] == ["-1", "-2"]
+        cluster.run()
+    assert cluster.run() == TRAINED_OUTCOME
+    assert cluster.api.left() == cluster.api.created
+    assert [name[-2:] for name in cluster.api.created] == ["-1", "-2"]
 
 
-def test_a_kept_job_that_is_cancelled_does_not_stay(place: Place) -> None:
-    place.asks = {"keep": True}
-    place.api.works = [saves]
+def test_cancelled_job_is_deleted_despite_keep(cluster: JobCluster) -> None:
+    cluster.pod_settings = {"keep": True}
+    cluster.api.works = [save_when_stopped]
 
     def stop() -> None:
-        place.wait(place.trains)
-        interrupt(signal.SIGTERM)
+        cluster.wait_until(cluster.is_training)
+        send_signal(signal.SIGTERM)
 
-    with meanwhile(stop), pytest.raises(TunelineError):
-        place.run()
-    assert place.api.left() == []
+    with in_background(stop), pytest.raises(TunelineError):
+        cluster.run()
+    assert cluster.api.left() == []
 
 
-def test_cancel_once_more_does_no_harm(place: Place) -> None:
-    place.api.works = [saves]
-    job = place.launcher().start(COMMAND, place.folder)
+def test_cancel_is_idempotent(cluster: JobCluster) -> None:
+    cluster.api.works = [save_when_stopped]
+    job = cluster.create_launcher().start(COMMAND, cluster.folder)
     for _ in range(3):
         job.cancel()
-    place.wait(lambda: not place.api.left())
+    cluster.wait_until(lambda: not cluster.api.left())
     job.cancel()
-    assert job.look().state == "cancelled"
+    assert job.poll().state == "cancelled"
 
 
-# What a job waits for
+# Reasons for waiting
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "expected"),
     [
         (
-            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/9 nodes are available"}]},
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/9 nodes are available",
+                    }
+                ]
+            },
             "Unschedulable: 0/9 nodes are available",
         ),
         (
-            {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}}]},
+            {
+                "containerStatuses": [
+                    {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}}
+                ]
+            },
             "ImagePullBackOff: Back-off pulling image",
         ),
         (
-            {"initContainerStatuses": [{"state": {"waiting": {"reason": "CreateContainerConfigError", "message": "secret not found"}}}]},
+            {
+                "initContainerStatuses": [
+                    {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": "secret not found"}}}
+                ]
+            },
             "CreateContainerConfigError: secret not found",
         ),
-        ({"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}, "waits: its pods start"),
+        (
+            {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]},
+            "waits: the pods are starting",
+        ),
     ],
 )
-def test_what_keeps_a_pod_from_starting_is_told(place: Place, status: dict[str, Any], told: str) -> None:
-    place.api.starts = False
+def test_reason_for_pending_pod_is_reported(cluster: JobCluster, status: dict[str, Any], expected: str) -> None:
+    cluster.api.can_start = False
 
-    def mend() -> None:
-        place.wait(lambda: place.api.created)
-        place.api.pod(status)
-        place.wait(lambda: told in str(place.told))
-        place.api.starts = True
+    def unblock() -> None:
+        cluster.wait_until(lambda: cluster.api.created)
+        cluster.api.pod(status)
+        cluster.wait_until(lambda: expected in str(cluster.reporter))
+        cluster.api.can_start = True
 
-    with meanwhile(mend):
-        assert place.run() == DONE
-
-
-def test_a_warning_is_told_where_there_is_no_pod_to_look_at(place: Place) -> None:
-    place.api.starts = False
-
-    def mend() -> None:
-        place.wait(lambda: place.api.created)
-        about = {"involvedObject": {"name": place.api.created[0]}, "type": "Warning", "metadata": {"name": "e"}, "reason": "FailedCreate"}
-        place.api.objects["events"]["e"] = {**about, "message": "exceeded quota: gpus"}
-        place.wait(lambda: "waits: FailedCreate: exceeded quota: gpus" in str(place.told))
-        place.api.starts = True
-
-    with meanwhile(mend):
-        assert place.run() == DONE
+    with in_background(unblock):
+        assert cluster.run() == TRAINED_OUTCOME
 
 
-# What cannot be
+def test_warning_event_is_reported_without_pod(cluster: JobCluster) -> None:
+    cluster.api.can_start = False
+
+    def unblock() -> None:
+        cluster.wait_until(lambda: cluster.api.created)
+        event = {
+            "involvedObject": {"name": cluster.api.created[0]},
+            "type": "Warning",
+            "metadata": {"name": "e"},
+            "reason": "FailedCreate",
+        }
+        cluster.api.objects["events"]["e"] = {**event, "message": "exceeded quota: gpus"}
+        cluster.wait_until(lambda: "waits: FailedCreate: exceeded quota: gpus" in str(cluster.reporter))
+        cluster.api.can_start = True
+
+    with in_background(unblock):
+        assert cluster.run() == TRAINED_OUTCOME
 
 
-def test_a_folder_that_is_not_on_the_volume_is_refused_before_anything_is_asked(place: Place, tmp_path: Path) -> None:
+# Refused settings
+
+
+def test_folder_outside_volume_is_refused_before_any_api_call(cluster: JobCluster, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is not on the volume tuneline"):
-        launch.run(place.launcher(), COMMAND, tmp_path, place.told)
-    assert place.api.calls == []
+        launch.run(cluster.create_launcher(), COMMAND, tmp_path, cluster.reporter)
+    assert cluster.api.calls == []
 
 
 @pytest.mark.parametrize("key", ["image", "claim"])
-def test_a_job_without_an_image_or_a_claim_is_refused(place: Place, key: str) -> None:
-    place.asks = {key: ""}
-    with pytest.raises(ConfigurationError, match=rf"launcher\.{place.kind}\.{key} is empty"):
-        place.run()
+def test_job_without_image_or_claim_is_refused(cluster: JobCluster, key: str) -> None:
+    cluster.pod_settings = {key: ""}
+    with pytest.raises(ConfigurationError, match=rf"launcher\.{cluster.kind}\.{key} is empty"):
+        cluster.run()
 
 
-def test_the_logs_of_a_job_are_those_of_its_nodes(place: Place) -> None:
-    job = KubernetesJob("tuneline-x-1", place.launcher(), place.folder)
-    crashes(Pod(place.folder, crashes))
-    assert job.logs() == [place.folder / "nodes" / "0" / "torchrun.log"]
+def test_job_logs_are_those_of_its_nodes(cluster: JobCluster) -> None:
+    job = KubernetesJob("tuneline-x-1", cluster.create_launcher(), cluster.folder)
+    crash(Pod(cluster.folder, crash))
+    assert job.list_logs() == [cluster.folder / "nodes" / "0" / "torchrun.log"]
 
 
-def test_what_cannot_be_repeated_is_not_repeated() -> None:
+def test_retry_without_timeout_calls_once() -> None:
     calls: list[int] = []
 
-    def never() -> None:
+    def fail_always() -> None:
         calls.append(1)
-        raise cluster.UnansweredError("no answer")
+        raise kubernetes_client.RetryableError("no answer")
 
-    with pytest.raises(SilentError, match="no answer, also after 0 seconds"):
-        cluster.insist(never, 0, 0.01, lambda text: None)
+    with pytest.raises(UnresponsiveError, match="no answer; still failing after 0 seconds"):
+        kubernetes_client.retry(fail_always, 0, 0.01, lambda text: None)
     assert calls == [1]
-    assert isinstance(Cluster(None, "team-a").timeout, float)
+    assert isinstance(KubernetesClient(None, "team-a").timeout_seconds, float)

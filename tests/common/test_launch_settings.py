@@ -1,4 +1,7 @@
-"""Where the training runs: settings by file, by option and by environment, and what of them cannot be."""
+"""Launcher settings from file, option and environment, and their validation.
+
+The test marked `long` trains a model twice.
+"""
 
 from __future__ import annotations
 
@@ -7,95 +10,110 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from components.common.artifacts import Artifact
-from components.common.errors import ConfigurationError, TunelineError
-from components.common.launch import settings
-from components.common.launch.settings import LauncherSettings
-from components.common.launch.torchrun import TorchRun
-from components.common.progress import Silent
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.launch import launcher_settings
+from components.common.launch.launcher_registry import LAUNCHERS
+from components.common.launch.launcher_settings import LauncherSettings
+from components.common.launch.torchrun import TorchrunLauncher
+from components.common.runtime.errors import ConfigurationError, TunelineError
+from components.common.runtime.reporters import SilentReporter
 from components.fine_tuning.stage import finetune
-from pipelines.cli.app import where
+from pipelines.cli.application import load_launcher
 from tests.datasets import small_dataset
 from tests.fine_tuning.recipes import recipe
 from tests.pipelines.command import refusal
 from tests.tiny import tiny_model
 
 
-def test_without_a_word_the_training_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(settings.ENVIRONMENT, raising=False)
-    assert where(None, "") == LauncherSettings(kind="process")
+def test_default_launcher_is_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(launcher_settings.SETTINGS_VARIABLE, raising=False)
+    assert load_launcher(None, "") == LauncherSettings(kind="process")
 
 
-def test_a_file_wins_over_the_environment_and_an_option_over_the_kind_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = LauncherSettings(kind="slurm", nodes=3)
-    monkeypatch.setenv(settings.ENVIRONMENT, settings.as_environment(asked)[settings.ENVIRONMENT])
-    assert where(None, "") == asked
+def test_option_overrides_file_and_file_overrides_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_environment = LauncherSettings(kind="slurm", nodes=3)
+    monkeypatch.setenv(
+        launcher_settings.SETTINGS_VARIABLE,
+        launcher_settings.to_environment(from_environment)[launcher_settings.SETTINGS_VARIABLE],
+    )
+    assert load_launcher(None, "") == from_environment
     (tmp_path / "platform.yaml").write_text(
         "launcher: {kind: slurm, nodes: 2, slurm: {partition: gpu}, ray: {address: 'http://head:8265'}}"
     )
-    assert where(tmp_path / "platform.yaml", "").slurm.partition == "gpu"
-    found = where(tmp_path / "platform.yaml", "ray")
-    assert (found.kind, found.nodes, found.ray.address) == ("ray", 2, "http://head:8265")
+    assert load_launcher(tmp_path / "platform.yaml", "").slurm.partition == "gpu"
+    settings = load_launcher(tmp_path / "platform.yaml", "ray")
+    assert (settings.kind, settings.nodes, settings.ray.address) == ("ray", 2, "http://head:8265")
 
 
-def test_a_launcher_that_there_is_not_and_one_machine_of_two_nodes_are_refused(tmp_path: Path) -> None:
+def test_unknown_launcher_and_multi_node_process_are_refused(tmp_path: Path) -> None:
     error = refusal(2, "finetune", "dataset", "-o", "model", "--launcher", "condor", cwd=tmp_path)
     assert error["message"].startswith("--launcher condor: kind: Input should be 'process'")
-    assert error["hint"] == "There are process, slurm, trainjob, rayjob, ray."
+    assert error["hint"] == f"Choose one of: {', '.join(LAUNCHERS)}."
     (tmp_path / "platform.yaml").write_text("launcher: {kind: slurm, nodes: 2}")
     error = refusal(2, "run", "-p", "platform.yaml", "--launcher", "process", cwd=tmp_path)
-    assert "kind process is one machine: nodes must be 1" in error["message"]
+    assert "expected 1, because kind process runs on one machine" in error["message"]
 
 
-def test_settings_of_a_step_that_are_none_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(settings.ENVIRONMENT, '{"kind": "slurm", "quee": 1}')
+def test_invalid_settings_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launcher_settings.SETTINGS_VARIABLE, '{"kind": "slurm", "quee": 1}')
     with pytest.raises(ConfigurationError, match="TUNELINE_LAUNCHER: quee: Extra inputs are not permitted"):
-        settings.from_environment()
+        launcher_settings.load_settings()
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
+def model_and_dataset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
     folder = tmp_path_factory.mktemp("world")
     return tiny_model(folder / "tiny"), small_dataset(folder / "dataset")
 
 
-def test_nodes_that_cannot_share_the_processes_evenly_are_refused_before_any_work(world: tuple[Path, Artifact], tmp_path: Path) -> None:
-    tiny, dataset = world
+def test_indivisible_process_count_is_refused_before_work(
+    model_and_dataset: tuple[Path, Artifact], tmp_path: Path
+) -> None:
+    tiny, dataset = model_and_dataset
     config = recipe(tiny, processes=3, batch_size=6)
-    with pytest.raises(ConfigurationError, match=r"processes is 3, which 2 nodes \(launcher.nodes\) cannot share evenly"):
+    with pytest.raises(ConfigurationError, match=r"processes is 3; expected a multiple of launcher.nodes \(2\)"):
         finetune(
-            dataset, tmp_path / "model", config, seed=1, state=tmp_path / "state", reporter=Silent(),
-            where=LauncherSettings(kind="slurm", nodes=2),
+            dataset, tmp_path / "model", config, seed=1, state=tmp_path / "state", reporter=SilentReporter(),
+            launcher_settings=LauncherSettings(kind="slurm", nodes=2),
         )  # fmt: skip
     assert not (tmp_path / "state").exists()
 
 
-def test_a_step_that_is_tried_again_with_another_output_has_the_weights_of_the_job_it_finds(
-    world: tuple[Path, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.long
+def test_retry_with_other_output_gets_weights_of_finished_job(
+    model_and_dataset: tuple[Path, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job was started by a call whose output is gone by now: a step's folder in the store is its own."""
-    tiny, dataset = world
-    config, elsewhere = recipe(tiny, max_steps=2), LauncherSettings(kind="slurm")
+    """A killed call started the job, and the retry writes to another folder."""
+    tiny, dataset = model_and_dataset
+    config, slurm_settings = recipe(tiny, max_steps=2), LauncherSettings(kind="slurm")
 
-    def here(_: LauncherSettings) -> TorchRun:
-        return TorchRun()
+    def create_local_launcher(_: LauncherSettings) -> TorchrunLauncher:
+        return TorchrunLauncher()
 
-    monkeypatch.setattr("components.fine_tuning.stage.chosen", here)
-    common = {"seed": 1, "state": tmp_path / "state", "reporter": Silent(), "where": elsewhere}
+    monkeypatch.setattr("components.fine_tuning.stage.create_launcher", create_local_launcher)
+    common = {"seed": 1, "state": tmp_path / "state", "reporter": SilentReporter(), "launcher_settings": slurm_settings}
     with monkeypatch.context() as patched:
-        patched.setattr("components.fine_tuning.stage._bring_home", lambda *_: (_ for _ in ()).throw(TunelineError("killed here")))
+        patched.setattr(
+            "components.fine_tuning.stage._move_to_output",
+            lambda *_: (_ for _ in ()).throw(TunelineError("killed here")),
+        )
         with pytest.raises(TunelineError, match="killed here"):
             finetune(dataset, tmp_path / "first", config, **common)  # type: ignore[arg-type]
     assert not list((tmp_path / "first").glob("*.safetensors"))
-    made = finetune(dataset, tmp_path / "second", config, **common)  # type: ignore[arg-type]
-    assert list(made.path.glob("*.safetensors"))
+    artifact = finetune(dataset, tmp_path / "second", config, **common)  # type: ignore[arg-type]
+    assert list(artifact.path.glob("*.safetensors"))
     assert not list((tmp_path / "state" / "fine_tuning").iterdir())
 
 
 @pytest.mark.parametrize("kind", ["trainjob", "rayjob"])
-def test_two_claims_of_a_trainings_pods_at_one_place_are_refused(kind: str) -> None:
+def test_two_claims_with_equal_mount_path_are_refused(kind: str) -> None:
     corpus = {"claim": "corpus", "mount": "/corpus"}
-    for pods in ({"claims": [corpus, {**corpus, "claim": "other"}]}, {"claim": "work", "mount": "/corpus", "claims": [corpus]}):
-        with pytest.raises(ValidationError, match="/corpus is where two claims are mounted"):
+    for pods in (
+        {"claims": [corpus, {**corpus, "claim": "other"}]},
+        {"claim": "work", "mount": "/corpus", "claims": [corpus]},
+    ):
+        with pytest.raises(ValidationError, match="/corpus is the mount path of two or more claims"):
             LauncherSettings.model_validate({"kind": kind, kind: pods})
-    assert LauncherSettings.model_validate({"kind": kind, kind: {"mount": "/corpus", "claims": [corpus]}}), "the step's claim has its own"
+    assert LauncherSettings.model_validate({"kind": kind, kind: {"mount": "/corpus", "claims": [corpus]}}), (
+        "the claim of the step has its own mount path"
+    )

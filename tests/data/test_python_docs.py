@@ -1,3 +1,8 @@
+"""The example dataset built from the documentation of the Python library.
+
+The tests marked `long` build the dataset again.
+"""
+
 import json
 import os
 import subprocess
@@ -7,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from components.common.process import module_command, python_environment
+from components.common.runtime.process_control import build_module_command, build_python_environment
 from data import python_docs
-from data.python_docs import LONGEST, Documented, build, question, shorten
+from data.python_docs import MAX_ANSWER_CHARACTERS, DocumentedObject, build, build_question, shorten
 
 
 @pytest.fixture(scope="module")
@@ -19,65 +24,80 @@ def rows(tmp_path_factory):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_the_dataset_has_thousands_of_rows_and_hundreds_of_exact_duplicates(rows):
-    different = {json.dumps(row["messages"]) for row in rows}
+def test_dataset_has_thousands_of_rows_and_exact_duplicates(rows):
+    distinct = {json.dumps(row["messages"]) for row in rows}
     assert len(rows) > 4_000
-    assert len(rows) - len(different) > 500
+    assert len(rows) - len(distinct) > 500
 
 
-def test_every_row_is_a_question_and_an_answer_that_is_not_too_long(rows):
+def test_rows_have_question_and_answer_of_limited_length(rows):
     for row in rows:
         assert [m["role"] for m in row["messages"]] == ["user", "assistant"]
-        assert 0 < len(row["messages"][1]["content"]) <= LONGEST
+        assert 0 < len(row["messages"][1]["content"]) <= MAX_ANSWER_CHARACTERS
 
 
-def test_sources_name_the_python_version_and_a_place_in_its_library(rows):
+def test_sources_name_python_version_and_object(rows):
     sources = {row["source"] for row in rows}
     version = f"python-{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
-    assert {f"{version}/json/decoder.py:JSONDecoder.decode", f"{version}/math:sqrt", f"{version}/json/__init__.py"} <= sources
+    assert {
+        f"{version}/json/decoder.py:JSONDecoder.decode",
+        f"{version}/math:sqrt",
+        f"{version}/json/__init__.py",
+    } <= sources
 
 
-def test_an_answer_is_the_documentation_string_itself(rows):
+def test_answer_is_the_docstring(rows):
     import json.decoder
 
     answers = {row["source"].split("/", 1)[1]: row["messages"][1]["content"] for row in rows}
-    assert answers["json/decoder.py:JSONDecoder.raw_decode"].split() == json.decoder.JSONDecoder.raw_decode.__doc__.split()
+    assert (
+        answers["json/decoder.py:JSONDecoder.raw_decode"].split() == json.decoder.JSONDecoder.raw_decode.__doc__.split()
+    )
 
 
-def test_another_hash_seed_folder_and_locale_give_the_same_bytes(tmp_path):
+@pytest.mark.long
+def test_output_is_independent_of_hash_seed_folder_and_locale(tmp_path):
     build(tmp_path / "here.jsonl")
-    environment = python_environment(PYTHONHASHSEED="77", LC_ALL="C", LANG="C", PYTHONUTF8="0")
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(python_docs.__file__).parents[1]), environment.get("PYTHONPATH")]))
-    command = module_command("data.python_docs", "-o", str(tmp_path / "there.jsonl"))
+    environment = build_python_environment(PYTHONHASHSEED="77", LC_ALL="C", LANG="C", PYTHONUTF8="0")
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(Path(python_docs.__file__).parents[1]), environment.get("PYTHONPATH")])
+    )
+    command = build_module_command("data.python_docs", "-o", str(tmp_path / "there.jsonl"))
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     assert (tmp_path / "there.jsonl").read_bytes() == (tmp_path / "here.jsonl").read_bytes()
 
 
-def test_nothing_is_left_beside_the_file(tmp_path):
+@pytest.mark.long
+def test_build_leaves_no_temporary_files(tmp_path):
     build(tmp_path / "docs.jsonl")
     assert [p.name for p in tmp_path.iterdir()] == ["docs.jsonl"]
 
 
-def test_what_is_documented_alike_in_two_places_is_asked_alike():
-    here = Documented("method", "close", "(self)", "Close the file.", "a.py:A.close")
-    there = Documented("method", "close", "(self)", "Close the file.", "b.py:B.close")
-    assert question(here) == question(there)
-    assert "`close(self)`" in question(here)
+def test_equal_docstrings_yield_equal_questions():
+    first = DocumentedObject("method", "close", "(self)", "Close the file.", "a.py:A.close")
+    second = DocumentedObject("method", "close", "(self)", "Close the file.", "b.py:B.close")
+    assert build_question(first) == build_question(second)
+    assert "`close(self)`" in build_question(first)
 
 
-def test_questions_are_phrased_in_more_than_one_way():
-    shapes = Counter(question(Documented("function", f"name{i}", "()", "", "")).replace(f"name{i}", "name") for i in range(100))
-    assert len(shapes) == 4
+def test_questions_use_four_phrasings():
+    phrasings = Counter(
+        build_question(DocumentedObject("function", f"name{i}", "()", "", "")).replace(f"name{i}", "name")
+        for i in range(100)
+    )
+    assert len(phrasings) == 4
 
 
-def test_a_long_documentation_string_is_cut_after_a_whole_paragraph():
+def test_long_docstring_is_cut_after_a_paragraph():
     paragraphs = ["one " * 20, "two " * 20, "three " * 20]
-    assert shorten("\n\n".join(p.strip() for p in paragraphs), longest=200) == "\n\n".join(p.strip() for p in paragraphs[:2])
+    assert shorten("\n\n".join(p.strip() for p in paragraphs), max_characters=200) == "\n\n".join(
+        p.strip() for p in paragraphs[:2]
+    )
 
 
-def test_a_paragraph_that_is_too_long_by_itself_is_cut_after_a_line():
-    assert shorten("first line\nsecond line\nthird line", longest=24) == "first line\nsecond line"
+def test_long_paragraph_is_cut_after_a_line():
+    assert shorten("first line\nsecond line\nthird line", max_characters=24) == "first line\nsecond line"
 
 
-def test_a_line_without_an_end_gives_no_answer():
-    assert shorten("x" * 500, longest=100) == ""
+def test_single_overlong_line_yields_no_answer():
+    assert shorten("x" * 500, max_characters=100) == ""

@@ -1,24 +1,28 @@
+"""Text normalization and the order of the row filters."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from components.data_curation import cleaning
+from components.data_curation import text_normalization
 from components.data_curation.config import DataCurationConfig, Fractions, LanguageConfig, QualityConfig
-from components.data_curation.formats import rows_of
-from components.data_curation.readers import Record
+from components.data_curation.filters import row_filters
+from components.data_curation.filters.measured_row import MeasuredRow
+from components.data_curation.reading.raw_records import Record
+from components.data_curation.reading.record_formats import parse_record
 
 
-def rows(*records):
-    return [row for record in records for row in rows_of(Record("f", 1, record))]
+def parse_rows(*records):
+    return [row for record in records for row in parse_record(Record("f", 1, record))]
 
 
-def ask(question, answer, **more):
-    return {"prompt": question, "completion": answer, **more}
+def build_record(question, answer, **fields):
+    return {"prompt": question, "completion": answer, **fields}
 
 
 @pytest.mark.parametrize(
-    ("raw", "normal"),
+    ("raw", "normalized"),
     [
         ("a\r\nb\rc", "a\nb\nc"),
         ("cafe\u0301", "café"),
@@ -29,13 +33,13 @@ def ask(question, answer, **more):
         (" \n\t\n", ""),
     ],
 )
-def test_text_is_normalised_and_indentation_kept(raw, normal):
-    assert cleaning.normalise(raw) == normal
-    assert cleaning.normalise(normal) == normal
+def test_text_is_normalized_and_keeps_its_indentation(raw, normalized):
+    assert text_normalization.normalize_text(raw) == normalized
+    assert text_normalization.normalize_text(normalized) == normalized
 
 
 @pytest.mark.parametrize(
-    ("misread", "meant"),
+    ("misread", "expected"),
     [
         ("âœ” No problems", "✔ No problems"),
         ("The Mona Lisa doesnÃƒÂ¢Ã¢â€šÂ¬Ã¢â€žÂ¢t have eyebrows.", "The Mona Lisa doesn’t have eyebrows."),
@@ -44,9 +48,9 @@ def test_text_is_normalised_and_indentation_kept(raw, normal):
         ("don\x92t", "don’t"),
     ],
 )
-def test_utf8_that_was_read_in_another_encoding_is_repaired(misread, meant):
-    assert cleaning.normalise(misread) == meant
-    assert cleaning.normalise(f"你好\n{misread}\nПривет") == f"你好\n{meant}\nПривет"
+def test_mojibake_is_repaired(misread, expected):
+    assert text_normalization.normalize_text(misread) == expected
+    assert text_normalization.normalize_text(f"你好\n{misread}\nПривет") == f"你好\n{expected}\nПривет"
 
 
 @pytest.mark.parametrize(
@@ -60,12 +64,12 @@ def test_utf8_that_was_read_in_another_encoding_is_repaired(misread, meant):
         "    def f():\n\treturn 'a  b'\n\n\nprint(f())",
     ],
 )
-def test_what_is_not_broken_is_not_mended(text):
-    assert cleaning.normalise(text) == text
+def test_valid_text_is_unchanged(text):
+    assert text_normalization.normalize_text(text) == text
 
 
 @pytest.mark.parametrize(
-    ("raw", "normal"),
+    ("raw", "normalized"),
     [
         ("a\u00a0b\u2009c\u3000d\u202fe", "a b c d e"),
         ("one\u2028two\u2029three\x0bfour\x0cfive\x85six", "one\ntwo\nthree\nfour\nfive…six"),
@@ -77,8 +81,8 @@ def test_what_is_not_broken_is_not_mended(text):
         ("ASCII\u200dwith\u200cjoiners", "ASCIIwithjoiners"),
     ],
 )
-def test_characters_that_nobody_means_are_replaced_or_removed(raw, normal):
-    assert cleaning.normalise(raw) == normal
+def test_invisible_and_control_characters_are_replaced_or_removed(raw, normalized):
+    assert text_normalization.normalize_text(raw) == normalized
 
 
 @pytest.mark.parametrize(
@@ -92,12 +96,12 @@ def test_characters_that_nobody_means_are_replaced_or_removed(raw, normal):
         "שלום (C++\u200e) \u2067עברית\u2069",
     ],
 )
-def test_invisible_characters_stay_where_a_script_or_an_emoji_needs_them(text):
-    assert cleaning.normalise(text) == text
+def test_invisible_characters_that_scripts_or_emoji_need_are_kept(text):
+    assert text_normalization.normalize_text(text) == text
 
 
-def test_an_override_of_the_direction_is_never_kept():
-    assert cleaning.normalise("עברית \u202eabc\u202c") == "עברית abc\u202c"
+def test_direction_override_is_removed():
+    assert text_normalization.normalize_text("עברית \u202eabc\u202c") == "עברית abc\u202c"
 
 
 SPECIAL = [
@@ -112,29 +116,34 @@ SPECIAL = [
 
 
 @settings(max_examples=400)
-@given(st.lists(st.one_of(st.sampled_from(SPECIAL), st.characters(exclude_categories=["Cs"])), max_size=40).map("".join))
-def test_a_normal_text_is_left_as_it_is(text):
-    normal = cleaning.normalise(text)
-    assert cleaning.normalise(normal) == normal
-    assert not any(c in normal for c in "\r\x0b\x0c\x00\ufeff\u2028\xa0")
-    assert " \n" not in normal
-    assert "\n\n\n\n" not in normal
+@given(
+    st.lists(st.one_of(st.sampled_from(SPECIAL), st.characters(exclude_categories=["Cs"])), max_size=40).map("".join)
+)
+def test_normalization_is_idempotent(text):
+    normalized = text_normalization.normalize_text(text)
+    assert text_normalization.normalize_text(normalized) == normalized
+    assert not any(c in normalized for c in "\r\x0b\x0c\x00\ufeff\u2028\xa0")
+    assert " \n" not in normalized
+    assert "\n\n\n\n" not in normalized
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=80))
-def test_plain_ascii_loses_nothing_but_trailing_spaces(text):
-    assert cleaning.normalise(text) == text.rstrip(" ")
+def test_plain_ascii_loses_only_trailing_spaces(text):
+    assert text_normalization.normalize_text(text) == text.rstrip(" ")
 
 
-def test_a_very_long_run_of_spaces_takes_no_time():
-    assert cleaning.normalise("a" + " " * 300_000 + "b" + "\xa0" * 300_000) == "a" + " " * 300_000 + "b"
+def test_long_runs_of_spaces_are_normalized():
+    assert text_normalization.normalize_text("a" + " " * 300_000 + "b" + "\xa0" * 300_000) == "a" + " " * 300_000 + "b"
 
 
-def test_every_turn_is_cleaned_and_tools_are_not():
-    (row,) = rows(
-        {"messages": [{"role": "user", "content": "a\u00a0b?"}, {"role": "assistant", "content": "cafe\u0301 "}], "tools": '[{"n": "x"}]'}
+def test_turns_are_normalized_and_tools_are_not():
+    (row,) = parse_rows(
+        {
+            "messages": [{"role": "user", "content": "a\u00a0b?"}, {"role": "assistant", "content": "cafe\u0301 "}],
+            "tools": '[{"n": "x"}]',
+        }
     )
-    cleaning.clean(row)
+    text_normalization.normalize_row(row)
     assert [m["content"] for m in row.content["messages"]] == ["a b?", "café"]
     assert row.content["tools"] == '[{"n": "x"}]'
 
@@ -142,49 +151,64 @@ def test_every_turn_is_cleaned_and_tools_are_not():
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (ask(" ", "An answer."), "empty_prompt"),
-        (ask("A question?", "\n"), "empty_answer"),
+        (build_record(" ", "An answer."), "empty_prompt"),
+        (build_record("A question?", "\n"), "empty_answer"),
         ({"messages": [{"role": "user", "content": "Hello?"}]}, "empty_answer"),
-        (ask("Hm", "A good answer."), "short_prompt"),
-        (ask("A question?", "No"), "short_answer"),
-        (ask("A question?", "long " * 50), "long_row"),
+        (build_record("Hm", "A good answer."), "short_prompt"),
+        (build_record("A question?", "No"), "short_answer"),
+        (build_record("A question?", "long " * 50), "long_row"),
         ({"text": " "}, "empty_text"),
         ({"text": "tiny"}, "short_text"),
         ({"prompt": "A question?", "chosen": "The same.", "rejected": "The same."}, "no_preference"),
-        (ask("A question?", "A good answer."), None),
+        (build_record("A question?", "A good answer."), None),
     ],
 )
-def test_the_filters_give_their_reasons(record, reason):
-    (row,) = rows(record)
-    cleaning.clean(row)
-    found = cleaning.drop(row, DataCurationConfig(min_prompt_characters=3, min_answer_characters=5, max_row_characters=200))
-    assert (found.reason if found else None) == reason
+def test_filter_rejects_with_its_reason(record, reason):
+    (row,) = parse_rows(record)
+    text_normalization.normalize_row(row)
+    rejection = row_filters.find_rejection(
+        MeasuredRow(row), DataCurationConfig(min_prompt_characters=3, min_answer_characters=5, max_row_characters=200)
+    )
+    assert (rejection.reason if rejection else None) == reason
 
 
-def test_the_first_reason_counts_in_the_documented_order():
+def test_first_filter_in_documented_order_gives_the_reason():
     german = "Das ist eine ganz normale deutsche Antwort auf die Frage nach dem Wetter in Hamburg."
     config = DataCurationConfig(language=LanguageConfig(keep=["en"]), min_answer_characters=5)
-    for answer, reason in (("No", "short_answer"), ("Wie ist denn das Wetter in Hamburg?", "echoed_answer"), (german, "language")):
-        (row,) = rows(ask("Wie ist denn das Wetter in Hamburg?", answer))
-        assert cleaning.drop(row, config).reason == reason
+    for answer, reason in (
+        ("No", "short_answer"),
+        ("Wie ist denn das Wetter in Hamburg?", "echoed_answer"),
+        (german, "language"),
+    ):
+        (row,) = parse_rows(build_record("Wie ist denn das Wetter in Hamburg?", answer))
+        assert row_filters.find_rejection(MeasuredRow(row), config).reason == reason
 
 
-def test_a_language_that_is_known_already_is_not_identified_again():
-    (row,) = rows(ask("What is the weather like in Hamburg today?", "It rains, as it does on most days in November."))
+def test_language_is_identified_once():
+    (row,) = parse_rows(
+        build_record("What is the weather like in Hamburg today?", "It rains, as it does on most days in November.")
+    )
     config = DataCurationConfig(language=LanguageConfig(keep=["en"]))
-    assert cleaning.drop(row, config) is None
-    assert cleaning.drop(row, config, ("de", 0.9)).detail == "de (0.90), wanted en"
+    measured = MeasuredRow(row)
+    assert row_filters.find_rejection(measured, config) is None
+    measured.language = ("de", 0.9)
+    assert row_filters.find_rejection(measured, config).detail == "de (0.90); expected en"
 
 
-def test_web_pages_are_judged_by_the_heuristics_and_other_texts_only_when_asked():
-    (row,) = rows({"text": "Home\nAbout us\nContact\nCart (0)"})
-    assert cleaning.drop(row, DataCurationConfig()) is None
-    assert cleaning.drop(row, DataCurationConfig(quality=QualityConfig(apply_to="text"))).reason == "gopher_word_count"
-    row.form = "warc"
-    assert cleaning.drop(row, DataCurationConfig()).reason == "gopher_word_count"
-    assert cleaning.drop(row, DataCurationConfig(quality=QualityConfig(apply_to="none"))) is None
+def test_web_heuristics_apply_to_other_texts_only_if_configured():
+    (row,) = parse_rows({"text": "Home\nAbout us\nContact\nCart (0)"})
+    assert row_filters.find_rejection(MeasuredRow(row), DataCurationConfig()) is None
+    assert (
+        row_filters.find_rejection(MeasuredRow(row), DataCurationConfig(quality=QualityConfig(apply_to="text"))).reason
+        == "gopher_word_count"
+    )
+    row.format = "warc"
+    assert row_filters.find_rejection(MeasuredRow(row), DataCurationConfig()).reason == "gopher_word_count"
+    assert (
+        row_filters.find_rejection(MeasuredRow(row), DataCurationConfig(quality=QualityConfig(apply_to="none"))) is None
+    )
 
 
 def test_fractions_must_add_up():
-    with pytest.raises(ValidationError, match=r"add up to 1\.1"):
+    with pytest.raises(ValidationError, match=r"is 1\.1; expected 1"):
         Fractions(train=0.9, validation=0.1, test=0.1)

@@ -1,3 +1,5 @@
+"""Record formats: parsing into rows without loss of text."""
+
 import itertools
 import json
 
@@ -5,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.data_curation import formats
-from components.data_curation.formats import ShapeError, rows_of
-from components.data_curation.readers import Record
+from components.data_curation.reading import record_formats
+from components.data_curation.reading.raw_records import Record
+from components.data_curation.reading.record_formats import RecordFormatError, parse_record
 
 USER = {"role": "user", "content": "Why?"}
 ASSISTANT = {"role": "assistant", "content": "Because."}
@@ -15,9 +17,9 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 ALPACA = "Below is an instruction.\n\n### Instruction:\nWhy?\n\n### Response:\n"
 
 
-def row(fields, form="auto"):
-    (only,) = rows_of(Record("file.jsonl", 7, fields), form)
-    return only
+def parse_row(fields, format_name="auto"):
+    (row,) = parse_record(Record("file.jsonl", 7, fields), format_name)
+    return row
 
 
 @pytest.mark.parametrize(
@@ -51,9 +53,9 @@ def row(fields, form="auto"):
         "hh-prompt",
     ],
 )
-def test_every_sft_format_gives_the_same_conversation(fields):
-    assert row(fields).kind == "sft"
-    assert row(fields).content["messages"] == [USER, ASSISTANT]
+def test_sft_formats_give_the_same_conversation(fields):
+    assert parse_row(fields).kind == "sft"
+    assert parse_row(fields).content["messages"] == [USER, ASSISTANT]
 
 
 @pytest.mark.parametrize(
@@ -73,10 +75,14 @@ def test_every_sft_format_gives_the_same_conversation(fields):
     ],
     ids=["strings", "paired", "conversations", "both", "sharegpt", "hh", "scored"],
 )
-def test_every_preference_format_gives_the_same_pair(fields):
-    assert row(fields).kind == "preference"
-    pair = row(fields).content
-    assert (pair["prompt"], pair["chosen"], pair["rejected"]) == ([USER], [ASSISTANT], [{"role": "assistant", "content": "No."}])
+def test_preference_formats_give_the_same_pair(fields):
+    assert parse_row(fields).kind == "preference"
+    pair = parse_row(fields).content
+    assert (pair["prompt"], pair["chosen"], pair["rejected"]) == (
+        [USER],
+        [ASSISTANT],
+        [{"role": "assistant", "content": "No."}],
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,31 +94,40 @@ def test_every_preference_format_gives_the_same_pair(fields):
     ],
 )
 def test_labelled_rows_become_unpaired_rows(fields):
-    assert row(fields).kind == "unpaired"
-    assert row(fields).content == {"prompt": [USER], "completion": [ASSISTANT], "label": True, "tools": None}
+    assert parse_row(fields).kind == "unpaired"
+    assert parse_row(fields).content == {"prompt": [USER], "completion": [ASSISTANT], "label": True, "tools": None}
 
 
-def test_a_pair_of_longer_conversations_keeps_what_they_share_as_the_prompt():
-    more = [USER, ASSISTANT, {"role": "user", "content": "Really?"}]
-    parted = row({"chosen": [*more, ASSISTANT], "rejected": [*more, {"role": "assistant", "content": "No."}]}).content
-    assert (parted["prompt"], parted["chosen"]) == (more, [ASSISTANT])
+def test_shared_turns_of_a_pair_become_the_prompt():
+    shared = [USER, ASSISTANT, {"role": "user", "content": "Really?"}]
+    pair = parse_row(
+        {"chosen": [*shared, ASSISTANT], "rejected": [*shared, {"role": "assistant", "content": "No."}]}
+    ).content
+    assert (pair["prompt"], pair["chosen"]) == (shared, [ASSISTANT])
 
 
-def test_an_equal_pair_of_conversations_still_has_its_answers():
-    parted = row({"chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}).content
-    assert (parted["prompt"], parted["chosen"], parted["rejected"]) == ([USER], [ASSISTANT], [ASSISTANT])
+def test_equal_pair_of_conversations_keeps_its_answers():
+    pair = parse_row({"chosen": [USER, ASSISTANT], "rejected": [USER, ASSISTANT]}).content
+    assert (pair["prompt"], pair["chosen"], pair["rejected"]) == ([USER], [ASSISTANT], [ASSISTANT])
 
 
-def test_a_system_prompt_comes_first():
-    assert row({"system": "Be brief.", "instruction": "Why?", "output": "Because."}).content["messages"] == [SYSTEM, USER, ASSISTANT]
+def test_system_prompt_comes_first():
+    assert parse_row({"system": "Be brief.", "instruction": "Why?", "output": "Because."}).content["messages"] == [
+        SYSTEM,
+        USER,
+        ASSISTANT,
+    ]
 
 
-def test_the_input_follows_the_instruction():
-    assert row({"instruction": "Sum up.", "input": "A text.", "output": "It."}).content["messages"][0]["content"] == "Sum up.\n\nA text."
+def test_input_follows_the_instruction():
+    assert (
+        parse_row({"instruction": "Sum up.", "input": "A text.", "output": "It."}).content["messages"][0]["content"]
+        == "Sum up.\n\nA text."
+    )
 
 
 @pytest.mark.parametrize("key", ["instruction", "prompt", "question"])
-@pytest.mark.parametrize("about", ["input", "context"])
+@pytest.mark.parametrize("context_key", ["input", "context"])
 @pytest.mark.parametrize(
     ("answers", "prompt"),
     [
@@ -124,84 +139,102 @@ def test_the_input_follows_the_instruction():
     ],
     ids=["output", "completion", "response", "kto", "preference"],
 )
-def test_what_a_question_is_about_follows_it_in_every_format(key, about, answers, prompt):
-    found = row({key: "Sum up.", about: "A text.", **answers})
-    assert found.content[prompt][0] == {"role": "user", "content": "Sum up.\n\nA text."}
-    assert found.meta == {}
+def test_input_or_context_follows_the_question_in_every_format(key, context_key, answers, prompt):
+    row = parse_row({key: "Sum up.", context_key: "A text.", **answers})
+    assert row.content[prompt][0] == {"role": "user", "content": "Sum up.\n\nA text."}
+    assert row.meta == {}
 
 
-def test_a_prompt_that_holds_its_input_already_is_left_as_it_is():
-    found = row({"prompt": "Sum up:\nA text.\nBriefly.", "input": "A text.", "completion": "It."})
-    assert found.content["messages"][0]["content"] == "Sum up:\nA text.\nBriefly."
-    assert found.meta == {"input": "A text."}
+def test_prompt_that_contains_its_input_is_unchanged():
+    row = parse_row({"prompt": "Sum up:\nA text.\nBriefly.", "input": "A text.", "completion": "It."})
+    assert row.content["messages"][0]["content"] == "Sum up:\nA text.\nBriefly."
+    assert row.meta == {"input": "A text."}
 
 
-def test_a_second_thing_that_a_question_is_about_and_one_that_is_no_text_stand_in_meta():
-    assert row({"instruction": "Sum up.", "input": "A text.", "context": "More.", "output": "It."}).meta == {"context": "More."}
-    assert row({"question": "Why?", "context": ["a", "b"], "answer": "It."}).meta == {"context": ["a", "b"]}
+def test_second_or_non_text_context_goes_to_meta():
+    assert parse_row({"instruction": "Sum up.", "input": "A text.", "context": "More.", "output": "It."}).meta == {
+        "context": "More."
+    }
+    assert parse_row({"question": "Why?", "context": ["a", "b"], "answer": "It."}).meta == {"context": ["a", "b"]}
 
 
-def test_a_number_is_what_an_instruction_is_about_too():
-    assert row({"instruction": "Double it.", "input": 5, "output": "10"}).content["messages"][0]["content"] == "Double it.\n\n5"
+def test_numeric_input_follows_the_instruction():
+    assert (
+        parse_row({"instruction": "Double it.", "input": 5, "output": "10"}).content["messages"][0]["content"]
+        == "Double it.\n\n5"
+    )
 
 
-def test_an_id_or_source_that_is_no_name_stands_in_meta():
-    found = row({"prompt": "Why?", "completion": "Because.", "id": {"$oid": "a0"}, "source": ["a", "b"]})
-    assert (found.own_id, found.source) == ("", "file.jsonl")
-    assert found.meta == {"id": {"$oid": "a0"}, "source": ["a", "b"]}
+def test_structured_id_or_source_goes_to_meta():
+    row = parse_row({"prompt": "Why?", "completion": "Because.", "id": {"$oid": "a0"}, "source": ["a", "b"]})
+    assert (row.own_id, row.source) == ("", "file.jsonl")
+    assert row.meta == {"id": {"$oid": "a0"}, "source": ["a", "b"]}
 
 
-def test_what_a_turn_holds_beside_its_words_stands_in_meta_under_the_key_of_the_turns():
-    found = row({"messages": [{**USER, "name": "Ann"}, {**ASSISTANT, "reasoning_content": "Hm.", "refusal": None}]})
-    assert found.content["messages"] == [USER, ASSISTANT]
-    assert found.meta == {"messages": [{"name": "Ann"}, {"reasoning_content": "Hm."}]}
+def test_extra_fields_of_turns_go_to_meta():
+    row = parse_row({"messages": [{**USER, "name": "Ann"}, {**ASSISTANT, "reasoning_content": "Hm.", "refusal": None}]})
+    assert row.content["messages"] == [USER, ASSISTANT]
+    assert row.meta == {"messages": [{"name": "Ann"}, {"reasoning_content": "Hm."}]}
 
 
-def test_alpacas_ready_made_text_is_left_out_only_where_it_repeats_the_rest():
+def test_alpaca_text_is_dropped_only_if_it_repeats_the_other_fields():
     fields = {"instruction": "Why?", "input": "It.", "output": "Because."}
-    assert row({**fields, "text": f"{ALPACA}\nIt.\nBecause."}).meta == {}
-    assert row({**fields, "text": f"{ALPACA}\nBecause."}).meta == {"text": f"{ALPACA}\nBecause."}
+    assert parse_row({**fields, "text": f"{ALPACA}\nIt.\nBecause."}).meta == {}
+    assert parse_row({**fields, "text": f"{ALPACA}\nBecause."}).meta == {"text": f"{ALPACA}\nBecause."}
 
 
-def test_an_answer_that_brings_other_turns_than_the_prompt_keeps_them_in_meta():
+def test_answer_turns_that_differ_from_the_prompt_go_to_meta():
     longer = [SYSTEM, USER, ASSISTANT]
-    found = row({"prompt": "Why?", "chosen": longer, "rejected": [USER, {"role": "assistant", "content": "No."}]})
-    assert (found.content["prompt"], found.content["chosen"]) == ([USER], [ASSISTANT])
-    assert found.meta == {"chosen": longer}
+    row = parse_row({"prompt": "Why?", "chosen": longer, "rejected": [USER, {"role": "assistant", "content": "No."}]})
+    assert (row.content["prompt"], row.content["chosen"]) == ([USER], [ASSISTANT])
+    assert row.meta == {"chosen": longer}
 
 
-def test_an_old_function_call_of_openai_becomes_the_assistants_text():
+def test_openai_function_call_becomes_assistant_text():
     call = {"role": "assistant", "content": None, "function_call": {"name": "rain", "arguments": "{}"}}
-    found = row({"messages": [USER, call], "functions": [{"name": "rain"}]})
-    assert json.loads(found.content["messages"][1]["content"]) == {"name": "rain", "arguments": {}}
-    assert (json.loads(found.content["tools"]), found.meta) == ([{"name": "rain"}], {})
+    row = parse_row({"messages": [USER, call], "functions": [{"name": "rain"}]})
+    assert json.loads(row.content["messages"][1]["content"]) == {"name": "rain", "arguments": {}}
+    assert (json.loads(row.content["tools"]), row.meta) == ([{"name": "rain"}], {})
 
 
-def test_a_template_in_the_prompt_is_kept_as_it_stands():
-    assert row({"prompt": ALPACA, "response": "Because."}).content["messages"][0]["content"] == ALPACA
+def test_template_in_the_prompt_is_unchanged():
+    assert parse_row({"prompt": ALPACA, "response": "Because."}).content["messages"][0]["content"] == ALPACA
 
 
 def test_sharegpt_tools_calls_and_observations_are_kept():
-    turns = [("human", "Rain?"), ("function_call", '{"name": "rain", "arguments": {}}'), ("observation", "yes"), ("gpt", "It rains.")]
-    found = row({"conversations": [{"from": a, "value": b} for a, b in turns], "tools": '[{"name": "rain"}]'})
-    assert [m["role"] for m in found.content["messages"]] == ["user", "assistant", "tool", "assistant"]
-    assert json.loads(found.content["tools"]) == [{"name": "rain"}]
+    turns = [
+        ("human", "Rain?"),
+        ("function_call", '{"name": "rain", "arguments": {}}'),
+        ("observation", "yes"),
+        ("gpt", "It rains."),
+    ]
+    row = parse_row({"conversations": [{"from": a, "value": b} for a, b in turns], "tools": '[{"name": "rain"}]'})
+    assert [m["role"] for m in row.content["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert json.loads(row.content["tools"]) == [{"name": "rain"}]
 
 
-def test_openai_tool_calls_become_the_assistants_text():
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "rain", "arguments": '{"where": "here"}'}}]}
-    found = row({"messages": [USER, call], "tools": [{"type": "function"}]})
-    assert json.loads(found.content["messages"][1]["content"]) == {"name": "rain", "arguments": {"where": "here"}}
+def test_openai_tool_calls_become_assistant_text():
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "rain", "arguments": '{"where": "here"}'}}],
+    }
+    row = parse_row({"messages": [USER, call], "tools": [{"type": "function"}]})
+    assert json.loads(row.content["messages"][1]["content"]) == {"name": "rain", "arguments": {"where": "here"}}
 
 
-def test_several_instances_of_a_task_are_several_rows():
-    fields = {"id": "t", "instruction": "Add.", "instances": [{"input": "1", "output": "2"}, {"input": "2", "output": "3"}]}
-    assert [r.own_id for r in rows_of(Record("f", 1, fields))] == ["t.1", "t.2"]
+def test_each_instance_of_a_task_becomes_a_row():
+    fields = {
+        "id": "t",
+        "instruction": "Add.",
+        "instances": [{"input": "1", "output": "2"}, {"input": "2", "output": "3"}],
+    }
+    assert [r.own_id for r in parse_record(Record("f", 1, fields))] == ["t.1", "t.2"]
 
 
-def test_plain_text_is_a_text_row_with_the_rest_as_meta():
-    found = row({"text": "Once upon a time.", "url": "u", "id": 3, "source": "book"})
-    assert (found.kind, found.content, found.meta, found.own_id, found.source) == (
+def test_plain_text_becomes_a_text_row_with_meta():
+    row = parse_row({"text": "Once upon a time.", "url": "u", "id": 3, "source": "book"})
+    assert (row.kind, row.content, row.meta, row.own_id, row.source) == (
         "text",
         {"text": "Once upon a time."},
         {"url": "u"},
@@ -210,40 +243,40 @@ def test_plain_text_is_a_text_row_with_the_rest_as_meta():
     )
 
 
-def test_a_forced_format_reads_what_would_be_recognised_otherwise():
+def test_configured_format_overrides_detection():
     fields = {"instruction": "Why?", "output": "Because.", "text": "Why? Because."}
-    assert row(fields).kind == "sft"
-    assert row(fields, "text").content == {"text": "Why? Because."}
+    assert parse_row(fields).kind == "sft"
+    assert parse_row(fields, "text").content == {"text": "Why? Because."}
 
 
-def test_a_forced_format_says_which_key_is_missing():
-    with pytest.raises(ShapeError, match="alpaca needs the key 'instruction'; found text"):
-        row({"text": "…"}, "alpaca")
+def test_configured_format_reports_the_missing_key():
+    with pytest.raises(RecordFormatError, match="alpaca requires the key 'instruction'; found keys text"):
+        parse_row({"text": "…"}, "alpaca")
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "message"),
     [
-        ({"foo": 1, "bar": 2}, "unknown shape: keys bar, foo"),
-        ({"x" * 70 + "@example.com": 1}, "unknown shape: keys a text of 82 characters$"),
+        ({"foo": 1, "bar": 2}, "unknown format: keys bar, foo"),
+        ({"x" * 70 + "@example.com": 1}, "unknown format: keys a text of 82 characters$"),
         ({f"k{n}": 1 for n in range(10, 24)}, "k20, k21 and 2 more$"),
-        ({"messages": []}, "not a list of turns"),
-        ({"messages": [{"role": "alien", "content": "x"}]}, "a turn by 'alien'"),
-        ({"messages": [{"role": "user", "content": 5}]}, "content is a int"),
-        ({"messages": ["hello"]}, "not an object"),
-        ({"instruction": "Why?", "output": None}, "not text"),
+        ({"messages": []}, "messages of type list; expected a non-empty list of turns"),
+        ({"messages": [{"role": "alien", "content": "x"}]}, "a turn with the role 'alien'"),
+        ({"messages": [{"role": "user", "content": 5}]}, "content of type int"),
+        ({"messages": ["hello"]}, "a turn of type str; expected an object"),
+        ({"instruction": "Why?", "output": None}, "output of type NoneType; expected text"),
         ({"prompt": "\ud800", "completion": "x"}, "lone surrogate"),
-        ({"instruction": "Why?", "output_1": "a", "output_2": "b", "preference": 1.5}, "chooses neither"),
-        ({"messages": [USER, ASSISTANT], "tools": "{not json"}, "tools that are not JSON"),
+        ({"instruction": "Why?", "output_1": "a", "output_2": "b", "preference": 1.5}, "expected a number from 1"),
+        ({"messages": [USER, ASSISTANT], "tools": "{not json"}, "invalid JSON in tools: "),
         ({"messages": [USER], "label": True}, "without a completion"),
     ],
 )
-def test_what_is_not_its_format_says_why(fields, why):
-    with pytest.raises(ShapeError, match=why):
-        row(fields)
+def test_invalid_record_is_refused_with_the_reason(fields, message):
+    with pytest.raises(RecordFormatError, match=message):
+        parse_row(fields)
 
 
-# Texts are numbered as they are made, so that each stands in one place of a record.
+# Generated texts are numbered, so that each is in one place of a record.
 NUMBER = 987654
 VALUES = {
     "text": "{}",
@@ -251,7 +284,11 @@ VALUES = {
     "list": ["{}", "{}"],
     "object": {"inner": "{}"},
     "turn": {"role": "assistant", "content": "{}", "weight": "{}"},
-    "turns": [{"role": "system", "content": "{}"}, {"from": "human", "value": "{}", "name": "{}"}, {"role": "assistant", "content": "{}"}],
+    "turns": [
+        {"role": "system", "content": "{}"},
+        {"from": "human", "value": "{}", "name": "{}"},
+        {"role": "assistant", "content": "{}"},
+    ],
     "json": '[{{"name": "{}"}}]',
     "pairs": [["{}", "{}"]],
     "objects": [{"input": "{}", "output": "{}", "note": "{}", "id": "{}"}, {"output": "{}"}],
@@ -260,8 +297,26 @@ VALUES = {
     "yes": True,
     "nothing": None,
 }
-KEYS = [*formats.QUESTION_KEYS, *formats.ANSWER_KEYS, *formats.TEXT_KEYS, *formats.LABEL_KEYS, *formats.TOOL_KEYS, *formats.SYSTEM_KEYS]
-KEYS += ["context", "history", "messages", "conversations", "conversation", "instances", "chosen", "rejected", "response_j", "response_k"]
+KEYS = [
+    *record_formats.QUESTION_KEYS,
+    *record_formats.ANSWER_KEYS,
+    *record_formats.TEXT_KEYS,
+    *record_formats.LABEL_KEYS,
+    *record_formats.TOOL_KEYS,
+    *record_formats.SYSTEM_KEYS,
+]
+KEYS += [
+    "context",
+    "history",
+    "messages",
+    "conversations",
+    "conversation",
+    "instances",
+    "chosen",
+    "rejected",
+    "response_j",
+    "response_k",
+]
 KEYS += ["output_1", "output_2", "id", "source", "url"]
 SHAPES = [
     {"prompt": "text", "chosen": "text", "rejected": "text"},
@@ -284,46 +339,50 @@ SHAPES = [
 ]
 
 
-def made(shape):
-    """A record of these values, and every text in it."""
+def build_record(shape):
+    """Return a record of this shape and the texts in it."""
     texts = [f"word{number:03d}" for number in range(200)]
-    numbered = iter(texts)
-    record = {key: filled(VALUES[value], numbered) for key, value in shape.items()}
-    return record, texts[: texts.index(next(numbered))] + [str(NUMBER)] * ("number" in shape.values())
+    unused_texts = iter(texts)
+    record = {key: fill_template(VALUES[value], unused_texts) for key, value in shape.items()}
+    return record, texts[: texts.index(next(unused_texts))] + [str(NUMBER)] * ("number" in shape.values())
 
 
-def filled(value, numbered):
+def fill_template(value, unused_texts):
     if isinstance(value, str):
-        return value.format(*itertools.islice(numbered, value.count("{}")))
+        return value.format(*itertools.islice(unused_texts, value.count("{}")))
     if isinstance(value, list):
-        return [filled(inner, numbered) for inner in value]
-    return {key: filled(inner, numbered) for key, inner in value.items()} if isinstance(value, dict) else value
+        return [fill_template(inner, unused_texts) for inner in value]
+    return (
+        {key: fill_template(inner, unused_texts) for key, inner in value.items()} if isinstance(value, dict) else value
+    )
 
 
-def missing(shape, form="auto"):
-    """The texts of a record that none of its rows holds; None where it is quarantined."""
-    record, texts = made(shape)
+def find_lost_texts(shape, format_name="auto"):
+    """Return the texts of a record that none of its rows contains, or None if the record is quarantined."""
+    record, texts = build_record(shape)
     try:
-        rows = rows_of(Record("file", 1, record), form)
-    except ShapeError:
+        rows = parse_record(Record("file", 1, record), format_name)
+    except RecordFormatError:
         return None
-    held = json.dumps([[r.content, r.own_id, r.source, r.meta] for r in rows])
-    return [text for text in texts if text not in held]
+    serialized = json.dumps([[r.content, r.own_id, r.source, r.meta] for r in rows])
+    return [text for text in texts if text not in serialized]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape))
-def test_of_a_recognised_record_no_text_is_lost_whatever_one_key_more_it_has(shape):
-    found = {(key, value): missing({**shape, key: value}) for key in KEYS if key not in shape for value in VALUES}
-    assert missing(shape) == []
-    assert {more: lost for more, lost in found.items() if lost} == {}
-    assert sum(lost is not None for lost in found.values()) > len(found) * 0.8
+def test_recognised_record_with_any_extra_key_loses_no_text(shape):
+    lost_by_extra = {
+        (key, value): find_lost_texts({**shape, key: value}) for key in KEYS if key not in shape for value in VALUES
+    }
+    assert find_lost_texts(shape) == []
+    assert {extra: lost for extra, lost in lost_by_extra.items() if lost} == {}
+    assert sum(lost is not None for lost in lost_by_extra.values()) > len(lost_by_extra) * 0.8
 
 
 @settings(max_examples=400)
 @given(
     st.sampled_from(SHAPES),
     st.dictionaries(st.sampled_from(KEYS), st.sampled_from(sorted(VALUES)), max_size=8),
-    st.sampled_from(["auto", *formats.FORMATS]),
+    st.sampled_from(["auto", *record_formats.FORMATS]),
 )
-def test_no_text_of_any_record_is_lost_in_any_format(shape, more, form):
-    assert not missing({**shape, **more}, form)
+def test_no_record_loses_text_in_any_format(shape, extra, format_name):
+    assert not find_lost_texts({**shape, **extra}, format_name)

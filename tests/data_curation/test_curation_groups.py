@@ -1,18 +1,18 @@
-"""Splits by group, and what published rows keep."""
+"""Splits by group, and the splits that published rows keep."""
 
 import json
 
 import pytest
 
-from components.common.errors import InputError
-from components.common.progress import Silent
+from components.common.runtime.errors import InputError
+from components.common.runtime.reporters import SilentReporter
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.stage import Earlier, curate, list_sources
+from components.data_curation.stage import EarlierRevision, curate, list_sources
 
 pytestmark = pytest.mark.daft
 
 
-class Heard(Silent):
+class RecordingReporter(SilentReporter):
     def __init__(self):
         super().__init__()
         self.notes = []
@@ -22,86 +22,99 @@ class Heard(Silent):
 
 
 @pytest.fixture
-def beside(tmp_path):
-    """Curate a file beside earlier datasets; the artifact and what was noted."""
+def curate_after(tmp_path):
+    """Return the function that curates a file after earlier datasets and returns the artifact and the notes."""
 
-    def run(path, out, *earlier, seed=1, **config):
-        made, heard = DataCurationConfig(sources=[str(path)], **config), Heard()
-        before = [Earlier(f"dataset-v{number}", dataset) for number, dataset in enumerate(earlier, 1)]
-        sources = list_sources(made.sources, tmp_path)
-        return curate(sources, tmp_path / out, made, seed=seed, reporter=heard, earlier=before), heard.notes
+    def run(path, out, *earlier, seed=1, **options):
+        config, reporter = DataCurationConfig(sources=[str(path)], **options), RecordingReporter()
+        revisions = [EarlierRevision(f"dataset-v{number}", dataset) for number, dataset in enumerate(earlier, 1)]
+        sources = list_sources(config.sources, tmp_path)
+        return curate(sources, tmp_path / out, config, seed=seed, reporter=reporter, earlier=revisions), reporter.notes
 
     return run
 
 
-def splits_of(dataset, rows_of, key):
-    found = {}
+def collect_splits(dataset, read_rows, key):
+    splits = {}
     for split in ("train", "validation", "test"):
-        for row in rows_of(dataset, split):
-            found.setdefault(key(row), set()).add(split)
-    return found
+        for row in read_rows(dataset, split):
+            splits.setdefault(key(row), set()).add(split)
+    return splits
 
 
-def first_words(row):
+def read_question(row):
     return row["messages"][0]["content"]
 
 
-def test_a_group_whose_name_is_redacted_lies_in_one_split_all_the_same(write, beside, rows_of, samples):
-    rows = [{**samples[1](i), "number": i, "customer": f"c{i % 40}@corp.example"} for i in range(400)]
-    made, notes = beside(write(rows), "out", group_by="customer")
-    found = splits_of(made, rows_of, lambda row: json.loads(row["meta"])["number"] % 40)
-    assert len(found) == 40
-    assert all(len(some) == 1 for some in found.values())
-    assert {split for some in found.values() for split in some} == {"train", "validation", "test"}
-    assert "customer is redacted in 400 rows: their groups hold in this dataset, and against earlier revisions they do not" in notes
-    more = [{**samples[1](i), "number": i, "customer": f"c{i % 40}@corp.example"} for i in range(400, 500)]
-    later, _ = beside(write(more, "more.jsonl"), "later", made, group_by="customer")
-    assert len({split for some in splits_of(later, rows_of, first_words).values() for split in some}) == 3
+def test_group_with_a_redacted_name_is_in_one_split(write_rows, curate_after, read_rows, make_distinct_row):
+    rows = [{**make_distinct_row(i), "number": i, "customer": f"c{i % 40}@corp.example"} for i in range(400)]
+    first, notes = curate_after(write_rows(rows), "out", group_by="customer")
+    splits = collect_splits(first, read_rows, lambda row: json.loads(row["meta"])["number"] % 40)
+    assert len(splits) == 40
+    assert all(len(names) == 1 for names in splits.values())
+    assert {split for names in splits.values() for split in names} == {"train", "validation", "test"}
+    assert (
+        "customer is redacted in 400 rows: their groups apply within this dataset only, not to earlier revisions"
+        in notes
+    )
+    new_rows = [{**make_distinct_row(i), "number": i, "customer": f"c{i % 40}@corp.example"} for i in range(400, 500)]
+    later, _ = curate_after(write_rows(new_rows, "more.jsonl"), "later", first, group_by="customer")
+    assert len({split for names in collect_splits(later, read_rows, read_question).values() for split in names}) == 3
 
 
-def test_a_field_that_no_row_has_is_no_group_and_rows_without_it_are_counted(write, beside, samples):
-    rows = [samples[1](i) for i in range(150)]
-    with pytest.raises(InputError, match="no row has a field 'custommer'") as error:
-        beside(write(rows), "out", group_by="custommer")
-    assert "no part of their conversation" in error.value.hint
-    _, notes = beside(write([{**row, "customer": i} if i % 3 else row for i, row in enumerate(rows)]), "out", group_by="customer")
-    assert "50 rows have no customer; each of them is a group by itself" in notes
+def test_unknown_group_field_is_refused_and_rows_without_it_are_counted(write_rows, curate_after, make_distinct_row):
+    rows = [make_distinct_row(i) for i in range(150)]
+    with pytest.raises(InputError, match=r"data_curation\.group_by is 'custommer', but no row has that field") as error:
+        curate_after(write_rows(rows), "out", group_by="custommer")
+    assert "other than the conversation" in error.value.hint
+    _, notes = curate_after(
+        write_rows([{**row, "customer": i} if i % 3 else row for i, row in enumerate(rows)]), "out", group_by="customer"
+    )
+    assert "50 rows have no customer; each of them is a separate group" in notes
 
 
-def test_groups_that_earlier_revisions_put_apart_are_counted(write, beside, rows_of, samples):
-    rows = [{**samples[1](i), "customer": f"c{i % 40}"} for i in range(400)]
-    apart, _ = beside(write(rows), "v1")
-    torn = splits_of(apart, rows_of, lambda row: json.loads(row["meta"])["customer"])
-    count = sum(len(some) > 1 for some in torn.values())
-    again, notes = beside(write(rows), "v2", apart, group_by="customer")
+def test_groups_split_by_earlier_revisions_are_counted(write_rows, curate_after, read_rows, make_distinct_row):
+    rows = [{**make_distinct_row(i), "customer": f"c{i % 40}"} for i in range(400)]
+    first, _ = curate_after(write_rows(rows), "v1")
+    first_groups = collect_splits(first, read_rows, lambda row: json.loads(row["meta"])["customer"])
+    count = sum(len(names) > 1 for names in first_groups.values())
+    second, notes = curate_after(write_rows(rows), "v2", first, group_by="customer")
     assert count > 20
-    assert f"{count} groups of data_curation.group_by lie in several splits, where earlier revisions put their rows; " in "".join(notes)
-    assert "400 rows lie where earlier revisions put them; data_curation.fractions is for the others" in notes
-    there, now = (splits_of(dataset, rows_of, first_words) for dataset in (apart, again))
-    assert there == now
-    anew, notes = beside(write(rows), "v3", apart, group_by="customer", published="ignore")
-    found = splits_of(anew, rows_of, lambda row: json.loads(row["meta"])["customer"])
-    assert all(len(some) == 1 for some in found.values())
+    assert (
+        f"{count} groups of data_curation.group_by are in several splits, because their rows keep the splits of earlier revisions; "
+        in "".join(notes)
+    )
+    assert "400 rows keep the splits of earlier revisions; data_curation.fractions applies to the other rows" in notes
+    first_splits, second_splits = (collect_splits(dataset, read_rows, read_question) for dataset in (first, second))
+    assert first_splits == second_splits
+    third, notes = curate_after(write_rows(rows), "v3", first, group_by="customer", published="ignore")
+    splits = collect_splits(third, read_rows, lambda row: json.loads(row["meta"])["customer"])
+    assert all(len(names) == 1 for names in splits.values())
     assert notes == []
 
 
-def test_a_published_row_stays_when_a_newcomer_of_an_earlier_file_is_like_it(write, beside, rows_of, samples, tmp_path):
-    conversation, different = samples
-    rows = [different(i) for i in range(200)]
-    first, _ = beside(write(rows, "m.jsonl"), "v1", seed=1)
-    newcomers = [conversation(row["messages"][0]["content"], row["messages"][1]["content"] + " indeed") for row in rows[:50]]
-    write(newcomers, "a.jsonl")
-    second, _ = beside(tmp_path / "[am].jsonl", "v2", first, seed=2)
-    assert splits_of(second, rows_of, lambda row: row["messages"][1]["content"]) == splits_of(
-        first, rows_of, lambda row: row["messages"][1]["content"]
+def test_published_row_is_kept_over_a_similar_new_row(
+    write_rows, curate_after, read_rows, make_conversation, make_distinct_row, tmp_path
+):
+    rows = [make_distinct_row(i) for i in range(200)]
+    first, _ = curate_after(write_rows(rows, "m.jsonl"), "v1", seed=1)
+    new_rows = [
+        make_conversation(row["messages"][0]["content"], row["messages"][1]["content"] + " indeed") for row in rows[:50]
+    ]
+    write_rows(new_rows, "a.jsonl")
+    second, _ = curate_after(tmp_path / "[am].jsonl", "v2", first, seed=2)
+    assert collect_splits(second, read_rows, lambda row: row["messages"][1]["content"]) == collect_splits(
+        first, read_rows, lambda row: row["messages"][1]["content"]
     )
-    rejected = rows_of(second, "rejected")
+    rejected = read_rows(second, "rejected")
     assert len(rejected) == 50
     assert {row["reason"] for row in rejected} == {"near_duplicate"}
     assert all(row["text"].endswith("indeed") for row in rejected)
 
 
-def test_rows_that_were_published_and_dropped_for_it_are_not_said_to_lie_anywhere(write, beside, samples):
-    first, _ = beside(write(map(samples[1], range(150)), "first.jsonl"), "v1")
-    _, notes = beside(write(map(samples[1], range(100, 300)), "second.jsonl"), "v2", first, published="drop")
-    assert not any("earlier revisions put them" in note for note in notes)
+def test_note_about_earlier_splits_omits_dropped_published_rows(write_rows, curate_after, make_distinct_row):
+    first, _ = curate_after(write_rows(map(make_distinct_row, range(150)), "first.jsonl"), "v1")
+    _, notes = curate_after(
+        write_rows(map(make_distinct_row, range(100, 300)), "second.jsonl"), "v2", first, published="drop"
+    )
+    assert not any("splits of earlier revisions" in note for note in notes)

@@ -1,36 +1,42 @@
+"""Conversation filters: turn order, placeholders, echoes, refusals and cut answers."""
+
 import pytest
 
-from components.data_curation import instructions
-from components.data_curation.config import InstructionConfig
-from components.data_curation.formats import rows_of
-from components.data_curation.readers import Record
+from components.data_curation.config import DataCurationConfig, InstructionConfig
+from components.data_curation.filters.conversation_filters import CONVERSATION_FILTERS
+from components.data_curation.filters.measured_row import MeasuredRow
+from components.data_curation.reading.raw_records import Record
+from components.data_curation.reading.record_formats import parse_record
 
 
-def row(record):
-    (made,) = rows_of(Record("f", 1, record))
-    return made
+def parse_row(record):
+    (row,) = parse_record(Record("f", 1, record))
+    return row
 
 
-def chat(*turns, **more):
-    """A conversation from strings such as "user: hello"."""
-    parted = [turn.split(": ", 1) for turn in turns]
-    return row({"messages": [{"role": role, "content": content} for role, content in parted], **more})
+def build_chat(*turns, **fields):
+    """Build a conversation from strings such as "user: hello"."""
+    roles_and_contents = [turn.split(": ", 1) for turn in turns]
+    return parse_row(
+        {"messages": [{"role": role, "content": content} for role, content in roles_and_contents], **fields}
+    )
 
 
-def ask(question, answer):
-    return row({"prompt": question, "completion": answer})
+def build_question_row(question, answer):
+    return parse_row({"prompt": question, "completion": answer})
 
 
-def found(made, **config):
-    drop = instructions.drop(made, InstructionConfig(**config))
-    return (drop.reason, drop.detail) if drop else None
+def find_rejection(row, **config):
+    settings = DataCurationConfig(instructions=InstructionConfig(**config))
+    rejection = CONVERSATION_FILTERS.find_rejection(MeasuredRow(row), settings)
+    return (rejection.reason, rejection.detail) if rejection else None
 
 
 QUESTION = "What would you like to know about the weather in Hamburg?"
-CUT = {"cut_answers": True, "min_cut_characters": 20}
+CUT_SETTINGS = {"cut_answers": True, "min_cut_characters": 20}
 
 
-# --- the order of turns -----------------------------------------------------------------------------------------------------------
+# --- order of turns ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -53,60 +59,68 @@ CUT = {"cut_answers": True, "min_cut_characters": 20}
     ],
 )
 def test_turns_in_order_are_kept(turns):
-    assert found(chat(*turns)) is None
+    assert find_rejection(build_chat(*turns)) is None
 
 
 @pytest.mark.parametrize(
     ("turns", "detail"),
     [
-        (["user: q", "user: q", "assistant: a"], "turn 2 is the user's after the user's"),
-        (["user: q", "assistant: a", "assistant: a"], "turn 3 is the assistant's after the assistant's"),
-        (["assistant: a", "user: q", "assistant: a"], "turn 1 is the assistant's and nobody asked"),
-        (["system: s", "assistant: a", "user: q", "assistant: a"], "turn 2 is the assistant's after the system's"),
-        (["user: q", "assistant: a", "system: s", "user: q", "assistant: a"], "turn 3 is the system's after the assistant's"),
-        (["user: q", "tool: r", "assistant: a"], "turn 2 is the tool's after the user's"),
-        (["user: q", "assistant: call", "tool: r", "user: q", "assistant: a"], "turn 4 is the user's after the tool's"),
-        (["user: q", "assistant: a", "user: thanks"], "the last turn is the user's"),
-        (["user: q", "assistant: call", "tool: r"], "the last turn is the tool's"),
+        (["user: q", "user: q", "assistant: a"], "turn 2 has the role user; expected assistant"),
+        (["user: q", "assistant: a", "assistant: a"], "turn 3 has the role assistant; expected tool or user"),
+        (["assistant: a", "user: q", "assistant: a"], "turn 1 has the role assistant; expected system or user"),
+        (["system: s", "assistant: a", "user: q", "assistant: a"], "turn 2 has the role assistant; expected user"),
+        (
+            ["user: q", "assistant: a", "system: s", "user: q", "assistant: a"],
+            "turn 3 has the role system; expected tool or user",
+        ),
+        (["user: q", "tool: r", "assistant: a"], "turn 2 has the role tool; expected assistant"),
+        (
+            ["user: q", "assistant: call", "tool: r", "user: q", "assistant: a"],
+            "turn 4 has the role user; expected assistant or tool",
+        ),
+        (["user: q", "assistant: a", "user: thanks"], "the last turn has the role user; expected assistant"),
+        (["user: q", "assistant: call", "tool: r"], "the last turn has the role tool; expected assistant"),
     ],
 )
-def test_turns_out_of_order_are_dropped_with_the_first_fault(turns, detail):
-    assert found(chat(*turns)) == ("broken_roles", detail)
-    assert found(chat(*turns), broken_roles=False) is None
+def test_turns_out_of_order_are_rejected_with_the_first_fault(turns, detail):
+    assert find_rejection(build_chat(*turns)) == ("broken_roles", detail)
+    assert find_rejection(build_chat(*turns), broken_roles=False) is None
 
 
 def test_both_answers_of_a_pair_must_fit_the_prompt():
     good = [{"role": "assistant", "content": "Yes."}]
     bad = [{"role": "user", "content": "Yes."}]
-    assert found(row({"prompt": "q", "chosen": good, "rejected": "No."})) is None
-    assert found(row({"prompt": "q", "chosen": good, "rejected": [*good, *good]})) == (
+    assert find_rejection(parse_row({"prompt": "q", "chosen": good, "rejected": "No."})) is None
+    assert find_rejection(parse_row({"prompt": "q", "chosen": good, "rejected": [*good, *good]})) == (
         "broken_roles",
-        "turn 3 is the assistant's after the assistant's",
+        "turn 3 has the role assistant; expected tool or user",
     )
     prompt = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    assert found(row({"prompt": prompt, "chosen": "c", "rejected": "d"}))[0] == "broken_roles"
-    made = row({"prompt": "q", "completion": "a", "label": True})
-    assert found(made) is None
-    made.content["completion"] = bad
-    assert found(made) == ("broken_roles", "turn 2 is the user's after the user's")
+    assert find_rejection(parse_row({"prompt": prompt, "chosen": "c", "rejected": "d"}))[0] == "broken_roles"
+    row = parse_row({"prompt": "q", "completion": "a", "label": True})
+    assert find_rejection(row) is None
+    row.content["completion"] = bad
+    assert find_rejection(row) == ("broken_roles", "turn 2 has the role user; expected assistant")
 
 
-# --- what an answer says ----------------------------------------------------------------------------------------------------------
+# --- content of answers -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "answer", ["<nooutput>", "<noinput>".replace("in", "out"), "No output.", "[no output]", "nan", "...", "… …", "___"]
 )
-def test_an_answer_that_stands_for_none_is_empty(answer):
-    reason, detail = found(ask(QUESTION, answer))
+def test_placeholder_answer_counts_as_empty(answer):
+    reason, detail = find_rejection(build_question_row(QUESTION, answer))
     assert reason == "empty_answer"
-    assert detail == f"an answer is only {answer!r}"
-    assert found(ask(QUESTION, answer), placeholders=False) is None
+    assert detail == f"an answer consists only of {answer!r}"
+    assert find_rejection(build_question_row(QUESTION, answer), placeholders=False) is None
 
 
-@pytest.mark.parametrize("answer", ["None", "0", "-3", "?", "N/A", "NaN is not a number.", "No", "Nancy", "👍", "[]", "NaN"])
-def test_short_answers_that_say_something_are_kept(answer):
-    assert found(ask(QUESTION, answer)) is None
+@pytest.mark.parametrize(
+    "answer", ["None", "0", "-3", "?", "N/A", "NaN is not a number.", "No", "Nancy", "👍", "[]", "NaN"]
+)
+def test_short_meaningful_answers_are_kept(answer):
+    assert find_rejection(build_question_row(QUESTION, answer)) is None
 
 
 @pytest.mark.parametrize(
@@ -120,9 +134,12 @@ def test_short_answers_that_say_something_are_kept(answer):
         f"**{QUESTION}**",
     ],
 )
-def test_an_answer_that_only_repeats_the_question_is_dropped(answer):
-    assert found(ask(QUESTION, answer)) == ("echoed_answer", "an answer only repeats the question")
-    assert found(ask(QUESTION, answer), echoes=False) is None
+def test_answer_that_only_repeats_the_question_is_rejected(answer):
+    assert find_rejection(build_question_row(QUESTION, answer)) == (
+        "echoed_answer",
+        "an answer only repeats the question",
+    )
+    assert find_rejection(build_question_row(QUESTION, answer), echoes=False) is None
 
 
 @pytest.mark.parametrize(
@@ -135,12 +152,14 @@ def test_an_answer_that_only_repeats_the_question_is_dropped(answer):
         ("?????????????????????????", "!!!!!!!!!!!!!!!!!!!!!!!!!"),
     ],
 )
-def test_an_answer_that_says_more_or_a_greeting_is_no_echo(question, answer):
-    assert found(ask(question, answer)) is None
+def test_longer_answer_or_greeting_is_not_an_echo(question, answer):
+    assert find_rejection(build_question_row(question, answer)) is None
 
 
-def test_an_answer_that_repeats_the_first_of_several_questions_is_no_echo_of_all():
-    assert found(chat(f"user: {QUESTION}", "assistant: Rain.", "user: Why?", "assistant: Clouds.")) is None
+def test_conversation_of_several_questions_is_not_an_echo():
+    assert (
+        find_rejection(build_chat(f"user: {QUESTION}", "assistant: Rain.", "user: Why?", "assistant: Clouds.")) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,11 +177,11 @@ def test_an_answer_that_repeats_the_first_of_several_questions_is_no_echo_of_all
         "Sorry, I am unable to help with this question.",
     ],
 )
-def test_a_boilerplate_refusal_is_dropped(answer):
-    reason, detail = found(ask(QUESTION, answer))
+def test_boilerplate_refusal_is_rejected(answer):
+    reason, detail = find_rejection(build_question_row(QUESTION, answer))
     assert reason == "boilerplate_refusal"
-    assert detail == "1 of 1 answers refuse by rote"
-    assert found(ask(QUESTION, answer), refusals=False) is None
+    assert detail == "1 of 1 answers are boilerplate refusals"
+    assert find_rejection(build_question_row(QUESTION, answer), refusals=False) is None
 
 
 @pytest.mark.parametrize(
@@ -178,45 +197,54 @@ def test_a_boilerplate_refusal_is_dropped(answer):
         "Unfortunately, I can't answer that question. Pounds and kilograms are both units of weight.",
         "I cannot help with that knot. Rain shrinks the rope.",
         "AI language models cannot feel.",
-        "As an AI language model, I cannot choose. " + "The first sport has a long history and the second is younger. " * 8,
+        "As an AI language model, I cannot choose. "
+        + "The first sport has a long history and the second is younger. " * 8,
     ],
 )
-def test_an_answer_that_helps_all_the_same_or_is_no_refusal_is_kept(answer):
-    assert found(ask(QUESTION, answer)) is None
+def test_helpful_answer_with_refusal_wording_is_kept(answer):
+    assert find_rejection(build_question_row(QUESTION, answer)) is None
 
 
-def test_refusals_stay_in_pairs_in_labelled_rows_and_beside_tools():
+def test_refusals_in_pairs_labelled_rows_and_tool_use_are_kept():
     refusal = "I'm sorry, but I can't assist with that."
-    assert found(row({"prompt": QUESTION, "chosen": "It rains.", "rejected": refusal})) is None
-    assert found(row({"prompt": QUESTION, "completion": refusal, "label": False})) is None
-    assert found(chat(f"user: {QUESTION}", f"assistant: {refusal}", tools=[{"name": "order_pizza"}])) is None
-    assert found(chat(f"user: {QUESTION}", "assistant: call", "tool: r", f"assistant: {refusal}")) is None
+    assert find_rejection(parse_row({"prompt": QUESTION, "chosen": "It rains.", "rejected": refusal})) is None
+    assert find_rejection(parse_row({"prompt": QUESTION, "completion": refusal, "label": False})) is None
+    assert (
+        find_rejection(build_chat(f"user: {QUESTION}", f"assistant: {refusal}", tools=[{"name": "order_pizza"}]))
+        is None
+    )
+    assert (
+        find_rejection(build_chat(f"user: {QUESTION}", "assistant: call", "tool: r", f"assistant: {refusal}")) is None
+    )
 
 
-def test_a_conversation_goes_when_half_of_its_answers_refuse():
+def test_conversation_is_rejected_if_half_of_its_answers_refuse():
     refusal, good = "assistant: I'm sorry, but I can't assist with that.", "assistant: It rains."
-    ask_ = f"user: {QUESTION}"
-    assert found(chat(ask_, good, ask_, refusal))[1].startswith("1 of 2 answers refuse")
-    assert found(chat(ask_, good, ask_, refusal, ask_, good)) is None
+    question = f"user: {QUESTION}"
+    assert find_rejection(build_chat(question, good, question, refusal))[1].startswith("1 of 2 answers are")
+    assert find_rejection(build_chat(question, good, question, refusal, question, good)) is None
 
 
-# --- answers that break off -------------------------------------------------------------------------------------------------------
+# --- cut answers -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("answer", "detail"),
     [
         ("The bridge was built of iron, stone, and a lot of wood,", "an answer ends with ','"),
-        ("The bridge was built of iron and stone, which serves as a reminder of the importance of", "an answer ends with the word 'of'"),
+        (
+            "The bridge was built of iron and stone, which serves as a reminder of the importance of",
+            "an answer ends with the word 'of'",
+        ),
         ("The bridge was built of iron and of stone and it was the", "an answer ends with the word 'the'"),
         ("The bridge was built of several materials (", "an answer ends with '('"),
-        ("Here is the program:\n```python\ndef bridge():\n    return iron +", "an answer ends within a code block"),
+        ("Here is the program:\n```python\ndef bridge():\n    return iron +", "an answer ends in an open code block"),
     ],
 )
-def test_an_answer_that_breaks_off_is_dropped_when_told(answer, detail):
-    assert found(ask(QUESTION, answer), **CUT) == ("cut_answer", detail)
-    assert found(ask(QUESTION, answer)) is None
-    assert found(ask(QUESTION, answer), cut_answers=True, min_cut_characters=200) is None
+def test_cut_answer_is_rejected_if_configured(answer, detail):
+    assert find_rejection(build_question_row(QUESTION, answer), **CUT_SETTINGS) == ("cut_answer", detail)
+    assert find_rejection(build_question_row(QUESTION, answer)) is None
+    assert find_rejection(build_question_row(QUESTION, answer), cut_answers=True, min_cut_characters=200) is None
 
 
 @pytest.mark.parametrize(
@@ -234,15 +262,18 @@ def test_an_answer_that_breaks_off_is_dropped_when_told(answer, detail):
         "The total cost of the bridge is 1,234",
     ],
 )
-def test_an_answer_that_ends_as_answers_do_is_kept(answer):
-    assert found(ask(QUESTION, answer), **CUT) is None
+def test_answer_with_a_regular_end_is_kept(answer):
+    assert find_rejection(build_question_row(QUESTION, answer), **CUT_SETTINGS) is None
 
 
-def test_of_a_pair_only_the_chosen_answer_is_judged_to_be_cut():
+def test_only_the_chosen_answer_of_a_pair_is_checked_for_cuts():
     good, cut = "The bridge was built of iron and of stone.", "The bridge was built of iron and of the"
-    assert found(row({"prompt": QUESTION, "chosen": good, "rejected": cut}), **CUT) is None
-    assert found(row({"prompt": QUESTION, "chosen": cut, "rejected": good}), **CUT)[0] == "cut_answer"
+    assert find_rejection(parse_row({"prompt": QUESTION, "chosen": good, "rejected": cut}), **CUT_SETTINGS) is None
+    assert (
+        find_rejection(parse_row({"prompt": QUESTION, "chosen": cut, "rejected": good}), **CUT_SETTINGS)[0]
+        == "cut_answer"
+    )
 
 
-def test_a_text_is_no_conversation():
-    assert found(row({"text": "..."}), **CUT) is None
+def test_conversation_filters_ignore_texts():
+    assert find_rejection(parse_row({"text": "..."}), **CUT_SETTINGS) is None

@@ -1,10 +1,14 @@
+"""Language identification and the language filter."""
+
 import socket
 
 import pytest
 from pydantic import ValidationError
 
-from components.data_curation import language
-from components.data_curation.config import LANGUAGES, LanguageConfig
+from components.data_curation.config import LANGUAGES, DataCurationConfig, LanguageConfig
+from components.data_curation.filters import language_identification
+from components.data_curation.filters.language_filter import LANGUAGE_FILTERS
+from components.data_curation.filters.measured_row import MeasuredRow
 from components.data_curation.rows import Row
 
 TEXTS = {
@@ -19,8 +23,8 @@ TEXTS = {
 
 @pytest.mark.parametrize("code", TEXTS)
 def test_common_languages_are_identified_with_confidence(code):
-    found, confidence = language.identify(TEXTS[code])
-    assert found == code
+    language, confidence = language_identification.identify_language(TEXTS[code])
+    assert language == code
     assert 0.8 < confidence <= 1
 
 
@@ -34,62 +38,76 @@ def test_common_languages_are_identified_with_confidence(code):
         "https://example.org/the/committee/met/on/tuesday",
     ],
 )
-def test_what_has_too_few_letters_outside_of_code_and_addresses_is_undetermined(text):
-    assert language.identify(text) == ("und", 0.0)
+def test_text_with_too_few_letters_is_undetermined(text):
+    assert language_identification.identify_language(text) == ("und", 0.0)
 
 
-def test_lines_capitals_and_code_do_not_hide_the_language():
-    assert language.identify(TEXTS["de"].replace(" ", "\n"))[0] == "de"
-    assert language.identify(TEXTS["en"].upper())[0] == "en"
-    assert language.identify(f"```\nint main(void) {{ return 0; }}\n```\n{TEXTS['fr']}")[0] == "fr"
+def test_line_breaks_capitals_and_code_do_not_affect_the_language():
+    assert language_identification.identify_language(TEXTS["de"].replace(" ", "\n"))[0] == "de"
+    assert language_identification.identify_language(TEXTS["en"].upper())[0] == "en"
+    assert (
+        language_identification.identify_language(f"```\nint main(void) {{ return 0; }}\n```\n{TEXTS['fr']}")[0] == "fr"
+    )
 
 
-def test_only_the_beginning_counts_so_a_long_text_costs_no_more():
-    assert language.identify(TEXTS["en"] * 3 + TEXTS["zh"] * 1000) == language.identify(TEXTS["en"] * 3)
+def test_only_the_beginning_of_a_text_is_identified():
+    assert language_identification.identify_language(
+        TEXTS["en"] * 3 + TEXTS["zh"] * 1000
+    ) == language_identification.identify_language(TEXTS["en"] * 3)
 
 
-def test_the_model_is_read_from_the_installed_package_and_never_fetched(monkeypatch):
-    def refuse(*args, **kwargs):
+def test_language_model_is_loaded_without_network(monkeypatch):
+    def fail(*args, **kwargs):
         raise AssertionError("the network was used")
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    language._detector.cache_clear()
-    assert language.identify(TEXTS["en"])[0] == "en"
+    monkeypatch.setattr(socket.socket, "connect", fail)
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    language_identification._load_detector.cache_clear()
+    assert language_identification.identify_language(TEXTS["en"])[0] == "en"
 
 
-def test_the_codes_that_can_be_configured_are_those_of_the_model():
-    labels, _ = language._detector()._get_model(low_memory=True).predict("hello", k=500, threshold=-1.0)
+def test_configurable_codes_are_those_of_the_model():
+    labels, _ = (
+        language_identification._load_detector()._get_model(low_memory=True).predict("hello", k=500, threshold=-1.0)
+    )
     assert {label.removeprefix("__label__") for label in labels} == LANGUAGES
 
 
-def test_a_code_that_cannot_be_identified_is_refused():
-    with pytest.raises(ValidationError, match="'english': not among the 176 codes that can be identified, such as en, de, zh"):
+def test_unknown_language_code_is_refused():
+    with pytest.raises(
+        ValidationError, match="unknown language codes 'english'; expected ISO 639 codes such as en, de, zh"
+    ):
         LanguageConfig(keep=["en", "english"])
 
 
-def test_a_text_in_another_language_is_dropped_with_what_was_found_and_wanted():
-    found = language.drop(TEXTS["de"], LanguageConfig(keep=["en", "fr"]))
-    assert found.reason == "language"
-    assert found.detail.startswith("de (0.9")
-    assert found.detail.endswith("wanted en, fr")
-    assert language.drop(TEXTS["fr"], LanguageConfig(keep=["en", "fr"])) is None
-    assert language.drop(TEXTS["de"], LanguageConfig()) is None
+def find_rejection(text, language=None, **config):
+    row = MeasuredRow(Row("text", {"text": text}, "", "s", {}, "f", 1))
+    if language:
+        row.language = language
+    return LANGUAGE_FILTERS.find_rejection(row, DataCurationConfig(language=LanguageConfig(**config)))
 
 
-def test_an_undetermined_text_is_kept_unless_told_otherwise():
-    unsure = ("it", 0.31)
-    assert language.judge(unsure, LanguageConfig(keep=["en"])) is None
-    assert language.judge(("und", 0.0), LanguageConfig(keep=["en"])) is None
-    strict = language.judge(unsure, LanguageConfig(keep=["en"], drop_undetermined=True))
-    assert strict.detail == "undetermined (it 0.31), wanted en"
-    assert language.judge(unsure, LanguageConfig(keep=["en"], min_confidence=0.2)).detail == "it (0.31), wanted en"
+def test_text_in_another_language_is_rejected_with_the_wanted_ones():
+    rejection = find_rejection(TEXTS["de"], keep=["en", "fr"])
+    assert rejection.reason == "language"
+    assert rejection.detail.startswith("de (0.9")
+    assert rejection.detail.endswith("; expected en or fr")
+    assert find_rejection(TEXTS["fr"], keep=["en", "fr"]) is None
+    assert find_rejection(TEXTS["de"]) is None
 
 
-def test_a_conversation_has_the_language_of_its_beginning():
+def test_undetermined_text_is_kept_unless_configured():
+    uncertain = ("it", 0.31)
+    assert find_rejection("", uncertain, keep=["en"]) is None
+    assert find_rejection("", ("und", 0.0), keep=["en"]) is None
+    rejection = find_rejection("", uncertain, keep=["en"], drop_undetermined=True)
+    assert rejection.detail == "undetermined (it 0.31); expected en"
+    assert find_rejection("", uncertain, keep=["en"], min_confidence=0.2).detail == "it (0.31); expected en"
+
+
+def test_language_comes_from_the_beginning_of_a_conversation():
     messages = [{"role": "user", "content": TEXTS["ru"]}, {"role": "assistant", "content": TEXTS["ru"]}]
-    row = Row("sft", {"messages": messages, "tools": None}, "", "s", {}, "f", 1)
-    assert language.of(row)[0] == "ru"
-    assert language.of(Row("text", {"text": TEXTS["ar"]}, "", "s", {}, "f", 1))[0] == "ar"
-    silent = Row("sft", {"messages": [{"role": "user", "content": TEXTS["zh"]}], "tools": None}, "", "s", {}, "f", 1)
-    assert language.of(silent)[0] == "zh"
+    assert MeasuredRow(Row("sft", {"messages": messages, "tools": None}, "", "s", {}, "f", 1)).language[0] == "ru"
+    assert MeasuredRow(Row("text", {"text": TEXTS["ar"]}, "", "s", {}, "f", 1)).language[0] == "ar"
+    unanswered = {"messages": [{"role": "user", "content": TEXTS["zh"]}], "tools": None}
+    assert MeasuredRow(Row("sft", unanswered, "", "s", {}, "f", 1)).language[0] == "zh"

@@ -1,3 +1,5 @@
+"""Detection and redaction of personal data and secrets."""
+
 import base64
 import itertools
 import json
@@ -12,58 +14,68 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from components.common.errors import ConfigurationError
 from components.common.personal_data import PLACEHOLDERS, find, redact
-from components.common.personal_data.config import NamesConfig
-from components.common.personal_data.kinds import CARDS, IBAN_LENGTHS, KINDS, is_card, luhn, mod97
-from components.data_curation import readers, work
-from components.data_curation.cleaning import Drop
+from components.common.personal_data.detectors import (
+    CARDS,
+    DETECTORS,
+    IBAN_LENGTHS,
+    compute_iban_remainder,
+    has_luhn_check_digit,
+    is_card_number,
+)
+from components.common.personal_data.names_config import NamesConfig
+from components.common.runtime.errors import ConfigurationError
+from components.data_curation import chunk_worker
 from components.data_curation.config import DataCurationConfig, PersonalDataConfig
-from components.data_curation.formats import rows_of
-from components.data_curation.readers import Record, Unread
-from components.data_curation.scrubbing import scrub
-from components.data_curation.sources import list_sources
+from components.data_curation.filters.redaction import redact_row
+from components.data_curation.filters.reject_reasons import Rejection
+from components.data_curation.reading import file_readers
+from components.data_curation.reading.raw_records import Record, UnreadableRecord
+from components.data_curation.reading.record_formats import parse_record
+from components.data_curation.reading.source_files import list_sources
 
 DEFAULT = PersonalDataConfig()
-ALL = list(KINDS)
+ALL = list(DETECTORS)
 
 
-def random_text(length, alphabet=string.ascii_letters + string.digits, seed=1):
+def make_random_text(length, alphabet=string.ascii_letters + string.digits, seed=1):
     return "".join(random.Random(seed).choices(alphabet, k=length))
 
 
-def jwt(header, parts=2):
-    encoded = [base64.urlsafe_b64encode(part.encode()).decode().rstrip("=") for part in (header, *['{"sub":"1"}'] * parts)]
+def make_jwt(header, parts=2):
+    encoded = [
+        base64.urlsafe_b64encode(part.encode()).decode().rstrip("=") for part in (header, *['{"sub":"1"}'] * parts)
+    ]
     return ".".join(encoded)
 
 
-# Keys are put together here, so that no scanner takes the shape of one in this file for a real one.
+# Keys are assembled here, so that secret scanners do not report this file.
 KEYS = {
-    "aws": "AKIA" + random_text(16, string.ascii_uppercase + "234567"),
-    "aws session": "ASIA" + random_text(16, string.ascii_uppercase + "234567"),
-    "github": "ghp_" + random_text(36),
-    "github oauth": "gho_" + random_text(36),
-    "github fine-grained": "github_pat_" + random_text(22) + "_" + random_text(59),
-    "gitlab": "glpat-" + random_text(20),
-    "slack": "xoxb-" + random_text(12, string.digits) + "-" + random_text(24),
-    "google": "AIza" + random_text(35),
-    "openai": "sk-" + random_text(48),
-    "openai project": "sk-proj-" + random_text(60),
-    "anthropic": "sk-ant-api03-" + random_text(93) + "AA",
-    "hugging face": "hf_" + random_text(34),
-    "stripe": "sk_live_" + random_text(24),
-    "stripe restricted": "rk_live_" + random_text(24),
-    "npm": "npm_" + random_text(36),
-    "sendgrid": "SG." + random_text(22) + "." + random_text(43),
-    "twilio": "SK" + random_text(32, "0123456789abcdef"),
-    "azure": "AccountKey=" + random_text(86) + "==",
+    "aws": "AKIA" + make_random_text(16, string.ascii_uppercase + "234567"),
+    "aws session": "ASIA" + make_random_text(16, string.ascii_uppercase + "234567"),
+    "github": "ghp_" + make_random_text(36),
+    "github oauth": "gho_" + make_random_text(36),
+    "github fine-grained": "github_pat_" + make_random_text(22) + "_" + make_random_text(59),
+    "gitlab": "glpat-" + make_random_text(20),
+    "slack": "xoxb-" + make_random_text(12, string.digits) + "-" + make_random_text(24),
+    "google": "AIza" + make_random_text(35),
+    "openai": "sk-" + make_random_text(48),
+    "openai project": "sk-proj-" + make_random_text(60),
+    "anthropic": "sk-ant-api03-" + make_random_text(93) + "AA",
+    "hugging face": "hf_" + make_random_text(34),
+    "stripe": "sk_live_" + make_random_text(24),
+    "stripe restricted": "rk_live_" + make_random_text(24),
+    "npm": "npm_" + make_random_text(36),
+    "sendgrid": "SG." + make_random_text(22) + "." + make_random_text(43),
+    "twilio": "SK" + make_random_text(32, "0123456789abcdef"),
+    "azure": "AccountKey=" + make_random_text(86) + "==",
 }
-BODY = "\n".join(random_text(64, seed=n) for n in range(5)) + "\n" + random_text(21) + "=\n"
+BODY = "\n".join(make_random_text(64, seed=n) for n in range(5)) + "\n" + make_random_text(21) + "=\n"
 BEGIN, END = "-----BEGIN RSA PRIVATE KEY-----\n", "-----END RSA PRIVATE KEY-----"
 
 
-def found(text):
-    return [(one.kind, text[one.start : one.end]) for one in find(text)]
+def find_values(text):
+    return [(finding.kind, text[finding.start : finding.end]) for finding in find(text)]
 
 
 @pytest.mark.parametrize(
@@ -107,16 +119,24 @@ def found(text):
         ("private_key", f"a cut one: {BEGIN}{BODY}", f"{BEGIN}{BODY}".rstrip()),
         ("private_key", f"{BEGIN}{BODY}And so it goes on.", f"{BEGIN}{BODY}".rstrip()),
         ("private_key", f"the rest of it:\n{BODY}{END}", f"{BODY}{END}"),
-        ("jwt", f"Cookie: t={jwt(json.dumps({'alg': 'HS256', 'typ': 'JWT'}))}; a=1", jwt(json.dumps({"alg": "HS256", "typ": "JWT"}))),
-        ("jwt", jwt('{"alg": "none"}', 1) + ".", jwt('{"alg": "none"}', 1) + "."),
-        ("api_key", f"aws_secret_access_key = {random_text(40)}", random_text(40)),
-        ("api_key", f'"api_key": "{random_text(32, "0123456789abcdef")}"', random_text(32, "0123456789abcdef")),
-        ("api_key", f"Authorization: Bearer {random_text(40)}", random_text(40)),
+        (
+            "jwt",
+            f"Cookie: t={make_jwt(json.dumps({'alg': 'HS256', 'typ': 'JWT'}))}; a=1",
+            make_jwt(json.dumps({"alg": "HS256", "typ": "JWT"})),
+        ),
+        ("jwt", make_jwt('{"alg": "none"}', 1) + ".", make_jwt('{"alg": "none"}', 1) + "."),
+        ("api_key", f"aws_secret_access_key = {make_random_text(40)}", make_random_text(40)),
+        (
+            "api_key",
+            f'"api_key": "{make_random_text(32, "0123456789abcdef")}"',
+            make_random_text(32, "0123456789abcdef"),
+        ),
+        ("api_key", f"Authorization: Bearer {make_random_text(40)}", make_random_text(40)),
         *(("api_key", f"it is '{key}'.", key) for key in KEYS.values()),
     ],
 )
-def test_a_value_is_found_from_its_first_character_to_its_last(kind, text, value):
-    assert found(text) == [(kind, value)]
+def test_value_is_found_with_its_exact_span(kind, text, value):
+    assert find_values(text) == [(kind, value)]
 
 
 @pytest.mark.parametrize(
@@ -149,27 +169,27 @@ def test_a_value_is_found_from_its_first_character_to_its_last(kind, text, value
         'secret_key = os.environ["APPLICATION_SECRET_KEY"]; api_key=xxxxxxxxxxxxxxxxxxxxxxxx; password: correct-horse-battery',
         f"a key begins with {BEGIN} and ends with {END}",
         "-----BEGIN PUBLIC KEY-----\n" + BODY + "-----END PUBLIC KEY-----",
-        "eyJhbGciOi.abc.def " + jwt('{"typ": "JWT"}') + " " + jwt("[1]"),
+        "eyJhbGciOi.abc.def " + make_jwt('{"typ": "JWT"}') + " " + make_jwt("[1]"),
         " ".join(PLACEHOLDERS.values()),
     ],
 )
-def test_what_only_looks_alike_is_left_alone(text):
-    assert found(text) == []
+def test_lookalike_values_are_not_redacted(text):
+    assert find_values(text) == []
     assert redact(text, ALL) == (text, {})
 
 
-def test_a_redacted_text_reads_on_and_the_url_stays():
+def test_redaction_keeps_the_surrounding_text_and_url():
     text = "Mail john@example.com or call +1 650-253-0000; clone https://me:pw123@host.org/r.git from 58.74.121.78."
-    clean, counts = redact(text, ALL)
-    assert clean == "Mail <EMAIL> or call <PHONE>; clone https://<URL_CREDENTIALS>@host.org/r.git from <IP_ADDRESS>."
+    redacted, counts = redact(text, ALL)
+    assert redacted == "Mail <EMAIL> or call <PHONE>; clone https://<URL_CREDENTIALS>@host.org/r.git from <IP_ADDRESS>."
     assert counts == {"email": 1, "phone": 1, "url_credentials": 1, "ip_address": 1}
 
 
-def test_a_number_that_comes_near_its_word_by_redaction_is_redacted_at_once():
+def test_number_moved_near_its_keyword_by_redaction_is_redacted():
     text = "call " + " or ".join(f"555 123 45{n}" for n in range(10, 30))
-    clean, counts = redact(text, ALL)
-    assert redact(clean, ALL) == (clean, {})
-    assert counts["phone"] == clean.count("<PHONE>")
+    redacted, counts = redact(text, ALL)
+    assert redact(redacted, ALL) == (redacted, {})
+    assert counts["phone"] == redacted.count("<PHONE>")
 
 
 PARTS = st.sampled_from(
@@ -192,7 +212,7 @@ PARTS = st.sampled_from(
             "a:b@",
             "version",
             "api_key=",
-            random_text(40),
+            make_random_text(40),
             BEGIN,
             BODY,
             END,
@@ -205,225 +225,253 @@ PARTS = st.sampled_from(
 
 
 @given(st.lists(st.one_of(PARTS, st.text(max_size=8)), max_size=12), st.sampled_from(["", " ", "\n", "-"]))
-def test_redacting_twice_is_redacting_once_and_what_surrounds_a_finding_stays(parts, gap):
+def test_redaction_is_idempotent_and_keeps_the_surrounding_text(parts, gap):
     text = gap.join(parts)
-    clean, counts = redact(text, ALL)
-    assert redact(clean, ALL) == (clean, {})
-    assert (clean == text) == (not counts)
-    places = find(text)
-    assert all(a.end <= b.start for a, b in itertools.pairwise(places))
-    assert all(0 <= one.start < one.end <= len(text) for one in places)
-    if counts.total() == len(places):
-        kept = [text[a:b] for a, b in zip([0, *(p.end for p in places)], [*(p.start for p in places), len(text)], strict=True)]
-        marks = [PLACEHOLDERS[p.kind] for p in places]
-        assert clean == "".join(part for pair in zip(kept, [*marks, ""], strict=True) for part in pair)
+    redacted, counts = redact(text, ALL)
+    assert redact(redacted, ALL) == (redacted, {})
+    assert (redacted == text) == (not counts)
+    findings = find(text)
+    assert all(earlier.end <= later.start for earlier, later in itertools.pairwise(findings))
+    assert all(0 <= finding.start < finding.end <= len(text) for finding in findings)
+    if counts.total() == len(findings):
+        gaps = [
+            text[start:end]
+            for start, end in zip(
+                [0, *(p.end for p in findings)], [*(p.start for p in findings), len(text)], strict=True
+            )
+        ]
+        placeholders = [PLACEHOLDERS[p.kind] for p in findings]
+        assert redacted == "".join(part for pair in zip(gaps, [*placeholders, ""], strict=True) for part in pair)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Nd", "Cs"], exclude_characters="@:="), max_size=300))
-def test_a_text_without_digits_and_signs_stays_as_it_is(text):
+def test_text_without_digits_and_signs_is_unchanged(text):
     assert redact(text, ALL) == (text, {})
 
 
 @st.composite
-def cards(draw):
-    """A card's number of any issuer and length, and one way to group it."""
+def draw_card(draw):
+    """Draw a card number of any issuer and length, in any grouping."""
     prefixes, lengths = draw(st.sampled_from(CARDS))
     length = draw(st.sampled_from(sorted(lengths)))
     digits = str(draw(st.sampled_from(prefixes)))
     digits += "".join(draw(st.lists(st.sampled_from(string.digits), min_size=length - 5, max_size=length - 5)))
-    digits = next(digits + check for check in string.digits if luhn(digits + check))
+    digits = next(digits + check for check in string.digits if has_luhn_check_digit(digits + check))
     gap, sizes = draw(st.sampled_from(["", " ", "-"])), []
     while sum(sizes) < length:
         size = draw(st.integers(2, 6))
         sizes.append(size if length - sum(sizes) - size >= 2 or length - sum(sizes) == size else length - sum(sizes))
-    places = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
-    return gap.join(digits[a:b] for a, b in itertools.pairwise(places))
+    offsets = [sum(sizes[:n]) for n in range(len(sizes) + 1)]
+    return gap.join(digits[start:end] for start, end in itertools.pairwise(offsets))
 
 
-@given(cards())
-def test_a_card_with_a_right_check_digit_is_found_in_any_grouping(card):
-    assert found(f"my card {card}, thanks") == [("credit_card", card)]
+@given(draw_card())
+def test_card_with_a_valid_check_digit_is_found_in_any_grouping(card):
+    assert find_values(f"my card {card}, thanks") == [("credit_card", card)]
 
 
-@given(cards(), st.integers(0, 30), st.integers(1, 9))
-def test_a_card_with_one_wrong_digit_is_no_card(card, place, step):
-    place = [i for i, c in enumerate(card) if c.isdigit()][place % sum(c.isdigit() for c in card)]
-    wrong = card[:place] + str((int(card[place]) + step) % 10) + card[place + 1 :]
-    assert not is_card(wrong.replace(" ", "").replace("-", ""))
-    assert ("credit_card", wrong) not in found(f"my card {wrong}, thanks")
+@given(draw_card(), st.integers(0, 30), st.integers(1, 9))
+def test_card_with_a_wrong_digit_is_not_found(card, position, step):
+    position = [i for i, c in enumerate(card) if c.isdigit()][position % sum(c.isdigit() for c in card)]
+    wrong = card[:position] + str((int(card[position]) + step) % 10) + card[position + 1 :]
+    assert not is_card_number(wrong.replace(" ", "").replace("-", ""))
+    assert ("credit_card", wrong) not in find_values(f"my card {wrong}, thanks")
 
 
 @st.composite
-def ibans(draw):
+def draw_iban(draw):
     country = draw(st.sampled_from(sorted(IBAN_LENGTHS)))
     size = IBAN_LENGTHS[country] - 4
-    account = "".join(draw(st.lists(st.sampled_from(string.digits + string.ascii_uppercase), min_size=size, max_size=size)))
-    return f"{country}{98 - mod97(country + '00' + account):02}{account}"
+    account = "".join(
+        draw(st.lists(st.sampled_from(string.digits + string.ascii_uppercase), min_size=size, max_size=size))
+    )
+    return f"{country}{98 - compute_iban_remainder(country + '00' + account):02}{account}"
 
 
-@given(ibans(), st.sampled_from(["", " ", "-"]))
-def test_an_iban_of_every_country_is_found_plain_and_in_groups(iban, gap):
+@given(draw_iban(), st.sampled_from(["", " ", "-"]))
+def test_iban_of_every_country_is_found_plain_and_in_groups(iban, gap):
     written = gap.join(iban[i : i + 4] for i in range(0, len(iban), 4))
-    assert found(f"to {written}.") == [("iban", written)]
+    assert find_values(f"to {written}.") == [("iban", written)]
 
 
-@given(ibans(), st.integers(0, 33), st.integers(1, 35))
-def test_an_iban_with_one_wrong_character_is_none(iban, place, step):
-    place = 4 + place % (len(iban) - 4)
+@given(draw_iban(), st.integers(0, 33), st.integers(1, 35))
+def test_iban_with_a_wrong_character_is_not_found(iban, position, step):
+    position = 4 + position % (len(iban) - 4)
     letters = string.digits + string.ascii_uppercase
-    wrong = iban[:place] + letters[(letters.index(iban[place]) + step) % 36] + iban[place + 1 :]
-    if mod97(wrong) != 1:  # a letter is two digits, so that a few changes of one keep the remainder
-        assert ("iban", wrong) not in found(f"to {wrong}.")
+    wrong = iban[:position] + letters[(letters.index(iban[position]) + step) % 36] + iban[position + 1 :]
+    if compute_iban_remainder(wrong) != 1:  # a letter counts as two digits, so a few substitutions keep the remainder
+        assert ("iban", wrong) not in find_values(f"to {wrong}.")
 
 
-def test_every_country_of_the_registry_has_its_length_once():
+def test_iban_registry_has_the_length_of_each_country():
     assert IBAN_LENGTHS["NO"] == 15
     assert IBAN_LENGTHS["DE"] == 22
     assert IBAN_LENGTHS["RU"] == 33
     assert len(IBAN_LENGTHS) == 88
 
 
-SECRET = "john@example.com"
+EMAIL = "john@example.com"
 
 
-def row(**fields):
-    (made,) = rows_of(Record("f.jsonl", 1, fields))
-    return made
+def parse_row(**fields):
+    (row,) = parse_record(Record("f.jsonl", 1, fields))
+    return row
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"messages": [{"role": "user", "content": f"I am {SECRET}"}, {"role": "assistant", "content": f"Hello {SECRET}"}]},
-        {"prompt": f"I am {SECRET}", "chosen": f"Hello {SECRET}", "rejected": f"No {SECRET}"},
-        {"messages": [{"role": "user", "content": SECRET}, {"role": "assistant", "content": SECRET}], "label": True},
-        {"text": f"I am {SECRET}"},
+        {
+            "messages": [
+                {"role": "user", "content": f"I am {EMAIL}"},
+                {"role": "assistant", "content": f"Hello {EMAIL}"},
+            ]
+        },
+        {"prompt": f"I am {EMAIL}", "chosen": f"Hello {EMAIL}", "rejected": f"No {EMAIL}"},
+        {"messages": [{"role": "user", "content": EMAIL}, {"role": "assistant", "content": EMAIL}], "label": True},
+        {"text": f"I am {EMAIL}"},
         {
             "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}],
-            "tools": [{"name": "send", "description": f"mails {SECRET}", "parameters": {"default": [SECRET, 5]}}],
+            "tools": [{"name": "send", "description": f"mails {EMAIL}", "parameters": {"default": [EMAIL, 5]}}],
         },
-        {"text": "nothing here", "author": {"mail": [SECRET, None, {"deep": SECRET}]}, "score": 3},
+        {"text": "nothing here", "author": {"mail": [EMAIL, None, {"deep": EMAIL}]}, "score": 3},
     ],
     ids=["conversation", "pair", "label", "text", "tools", "meta"],
 )
-def test_every_text_of_a_row_is_redacted_and_the_rest_stays(fields):
-    made = row(**fields)
-    counts, why = scrub(made, DEFAULT)
-    said = json.dumps([made.content, made.meta])
-    assert SECRET not in said
-    assert counts == {"email": json.dumps(fields).count(SECRET)} == {"email": said.count("<EMAIL>")}
-    assert why is None
-    again = json.dumps([made.content, made.meta])
-    assert scrub(made, DEFAULT) == ({}, None)
-    assert json.dumps([made.content, made.meta]) == again == said
+def test_every_text_of_a_row_is_redacted(fields):
+    row = parse_row(**fields)
+    counts, rejection = redact_row(row, DEFAULT)
+    redacted = json.dumps([row.content, row.meta])
+    assert EMAIL not in redacted
+    assert counts == {"email": json.dumps(fields).count(EMAIL)} == {"email": redacted.count("<EMAIL>")}
+    assert rejection is None
+    before_second_pass = json.dumps([row.content, row.meta])
+    assert redact_row(row, DEFAULT) == ({}, None)
+    assert json.dumps([row.content, row.meta]) == before_second_pass == redacted
 
 
-def test_tools_stay_json_and_equal_where_nothing_is_found():
+def test_redacted_tools_stay_valid_json():
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    plain = row(messages=messages, tools=[{"name": "a", "description": "b"}])
-    before = plain.content["tools"]
-    scrub(plain, DEFAULT)
-    assert plain.content["tools"] == before
-    found_in = row(messages=messages, tools=[{"name": "a", "description": f'say "{SECRET}"'}])
-    scrub(found_in, DEFAULT)
-    assert json.loads(found_in.content["tools"])[0]["description"] == 'say "<EMAIL>"'
+    clean_row = parse_row(messages=messages, tools=[{"name": "a", "description": "b"}])
+    before = clean_row.content["tools"]
+    redact_row(clean_row, DEFAULT)
+    assert clean_row.content["tools"] == before
+    email_row = parse_row(messages=messages, tools=[{"name": "a", "description": f'say "{EMAIL}"'}])
+    redact_row(email_row, DEFAULT)
+    assert json.loads(email_row.content["tools"])[0]["description"] == 'say "<EMAIL>"'
 
 
-def test_the_name_of_a_field_tells_what_its_number_is_and_the_sources_id_stays():
-    made = row(text="A customer.", id="531-21-7351", phone="5551234567", ssn="531217351", count="5551234567")
-    counts, _ = scrub(made, DEFAULT)
-    assert made.meta == {"phone": "<PHONE>", "ssn": "<US_SSN>", "count": "5551234567"}
+def test_field_name_identifies_the_number_and_the_id_is_unchanged():
+    row = parse_row(text="A customer.", id="531-21-7351", phone="5551234567", ssn="531217351", count="5551234567")
+    counts, _ = redact_row(row, DEFAULT)
+    assert row.meta == {"phone": "<PHONE>", "ssn": "<US_SSN>", "count": "5551234567"}
     assert counts == {"phone": 1, "us_ssn": 1}
-    assert made.own_id == "531-21-7351"
+    assert row.own_id == "531-21-7351"
 
 
-def test_what_is_nested_as_deeply_as_it_can_be_read_is_redacted():
-    deep = SECRET
+def test_deeply_nested_value_is_redacted():
+    nested = EMAIL
     for _ in range(900):
-        deep = [deep]
-    made = row(text="nothing here", deep=deep)
-    assert scrub(made, DEFAULT)[0] == {"email": 1}
-    assert "<EMAIL>" in json.dumps(made.meta)
-    assert SECRET in json.dumps(deep)  # what the source gave is not changed under another row's hands
+        nested = [nested]
+    row = parse_row(text="nothing here", deep=nested)
+    assert redact_row(row, DEFAULT)[0] == {"email": 1}
+    assert "<EMAIL>" in json.dumps(row.meta)
+    assert EMAIL in json.dumps(nested)  # redaction does not change the source's own object
 
 
-def test_a_row_is_dropped_by_kind_and_carries_no_value_nor_does_its_reason():
-    made = row(text=f"{SECRET} pays with 4111 1111 1111 1111")
-    counts, why = scrub(made, PersonalDataConfig(credit_card="drop"))
-    assert why == Drop("personal_data", "credit_card")
+def test_row_rejected_by_kind_contains_no_value():
+    row = parse_row(text=f"{EMAIL} pays with 4111 1111 1111 1111")
+    counts, rejection = redact_row(row, PersonalDataConfig(credit_card="drop"))
+    assert rejection == Rejection("personal_data", "credit_card")
     assert counts == {"email": 1, "credit_card": 1}
-    assert made.content["text"] == "<EMAIL> pays with <CREDIT_CARD>"
-    both = row(text=f"{SECRET} pays with 4111 1111 1111 1111")
-    assert scrub(both, PersonalDataConfig(credit_card="drop", email="drop"))[1] == Drop("personal_data", "email, credit_card")
+    assert row.content["text"] == "<EMAIL> pays with <CREDIT_CARD>"
+    second_row = parse_row(text=f"{EMAIL} pays with 4111 1111 1111 1111")
+    assert redact_row(second_row, PersonalDataConfig(credit_card="drop", email="drop"))[1] == Rejection(
+        "personal_data", "email, credit_card"
+    )
 
 
-def test_what_is_kept_is_counted_and_stays():
-    made = row(text=f"{SECRET} and 58.74.121.78")
-    counts, why = scrub(made, PersonalDataConfig(email="keep"))
-    assert made.content["text"] == f"{SECRET} and <IP_ADDRESS>"
-    assert (counts, why) == ({"email": 1, "ip_address": 1}, None)
-    assert scrub(made, PersonalDataConfig(email="keep")) == ({"email": 1}, None)
+def test_kept_values_are_counted_and_unchanged():
+    row = parse_row(text=f"{EMAIL} and 58.74.121.78")
+    counts, rejection = redact_row(row, PersonalDataConfig(email="keep"))
+    assert row.content["text"] == f"{EMAIL} and <IP_ADDRESS>"
+    assert (counts, rejection) == ({"email": 1, "ip_address": 1}, None)
+    assert redact_row(row, PersonalDataConfig(email="keep")) == ({"email": 1}, None)
 
 
-def test_a_finding_and_a_drop_show_no_value():
-    text = f"{SECRET} 4111 1111 1111 1111 {KEYS['github']}"
-    assert not any(value in repr(find(text)) for value in (SECRET, "4111", "ghp_"))
+def test_repr_of_a_finding_contains_no_value():
+    text = f"{EMAIL} 4111 1111 1111 1111 {KEYS['github']}"
+    assert not any(value in repr(find(text)) for value in (EMAIL, "4111", "ghp_"))
 
 
-def test_the_source_that_a_row_names_is_redacted_as_its_kind_says_and_a_files_name_stays():
-    made = row(text="A letter.", source=f"letters of {SECRET}")
-    assert scrub(made, DEFAULT) == ({"email": 1}, None)
-    assert made.source == "letters of <EMAIL>"
-    made = row(text="A letter.", source=SECRET)
-    assert scrub(made, PersonalDataConfig(email="keep")) == ({"email": 1}, None)
-    assert made.source == SECRET
-    (named,) = rows_of(Record(f"{SECRET}.jsonl", 1, {"text": "A letter."}))
-    assert scrub(named, DEFAULT) == ({}, None)
-    assert named.source == f"{SECRET}.jsonl"
+def test_own_source_is_redacted_and_file_name_is_not():
+    row = parse_row(text="A letter.", source=f"letters of {EMAIL}")
+    assert redact_row(row, DEFAULT) == ({"email": 1}, None)
+    assert row.source == "letters of <EMAIL>"
+    row = parse_row(text="A letter.", source=EMAIL)
+    assert redact_row(row, PersonalDataConfig(email="keep")) == ({"email": 1}, None)
+    assert row.source == EMAIL
+    (file_row,) = parse_record(Record(f"{EMAIL}.jsonl", 1, {"text": "A letter."}))
+    assert redact_row(file_row, DEFAULT) == ({}, None)
+    assert file_row.source == f"{EMAIL}.jsonl"
 
 
 @pytest.mark.parametrize("action", ["redact", "keep"])
-def test_the_reason_why_a_record_is_unreadable_quotes_no_personal_data(tmp_path, action):
+def test_unreadable_reason_contains_no_personal_data(tmp_path, action):
     records = [
-        Record("f.jsonl", 1, {"messages": [{"role": SECRET, "content": "Hi"}]}),
-        Record("f.jsonl", 2, {SECRET: "Hi", KEYS["github"]: 1}),
-        Unread("f.jsonl", 3, f"a value that nobody knows: {SECRET}"),
+        Record("f.jsonl", 1, {"messages": [{"role": EMAIL, "content": "Hi"}]}),
+        Record("f.jsonl", 2, {EMAIL: "Hi", KEYS["github"]: 1}),
+        UnreadableRecord("f.jsonl", 3, f"a value that nobody knows: {EMAIL}"),
     ]
-    done = work.prepare(1, records, work.Tools(DataCurationConfig(personal_data={"email": action, "api_key": action})), tmp_path)
-    assert [one.line for one in done.unread] == [1, 2, 3]
-    assert "a turn by '<EMAIL>'" in done.unread[0].why
-    assert set(done.unread[1].why.removeprefix("unknown shape: keys ").split(", ")) == {"<EMAIL>", "<API_KEY>"}
-    assert done.unread[2].why == "a value that nobody knows: <EMAIL>"
+    chunk = chunk_worker.prepare_chunk(
+        1,
+        records,
+        DataCurationConfig(personal_data={"email": action, "api_key": action}),
+        None,
+        tmp_path,
+    )
+    assert [unreadable.line for unreadable in chunk.unread] == [1, 2, 3]
+    assert "a turn with the role '<EMAIL>'" in chunk.unread[0].reason
+    assert set(chunk.unread[1].reason.removeprefix("unknown format: keys ").split(", ")) == {"<EMAIL>", "<API_KEY>"}
+    assert chunk.unread[2].reason == "a value that nobody knows: <EMAIL>"
 
 
 PHONE = "\u202a+49\u00a0170\u00a01234567\u202c"
 
 
-@pytest.mark.parametrize("name", [PHONE, "x\n+49 170 1234567", "a'b\n415-555-2671", "x" * 70 + SECRET, "+49 170 1234567 " * 1000])
-def test_personal_data_in_the_place_of_a_name_is_not_hidden_by_how_a_reason_quotes_it(tmp_path, name):
+@pytest.mark.parametrize(
+    "name", [PHONE, "x\n+49 170 1234567", "a'b\n415-555-2671", "x" * 70 + EMAIL, "+49 170 1234567 " * 1000]
+)
+def test_quoted_names_in_reasons_contain_no_personal_data(tmp_path, name):
     (tmp_path / "rows.csv").write_text(f'"{name}","{name}",answer\nq,r,a\n')
     (source,) = list_sources(["rows.csv"], tmp_path)
     records = [
         Record("f.jsonl", 1, {"messages": [{"from": name, "value": "Hi"}]}),
         Record("f.jsonl", 2, {"instruction": "Why?", "output_1": "a", "output_2": "b", "preference": name}),
-        *readers.read(source, DataCurationConfig()),
+        *file_readers.read_records(source, DataCurationConfig()),
     ]
-    done = work.prepare(1, records, work.Tools(DataCurationConfig()), tmp_path)
-    assert len(done.unread) == 3
-    for one in done.unread:
-        assert not re.search(r"170|555|example", one.why), one.why
-        assert len(one.why) < 250
+    chunk = chunk_worker.prepare_chunk(1, records, DataCurationConfig(), None, tmp_path)
+    assert len(chunk.unread) == 3
+    for unreadable in chunk.unread:
+        assert not re.search(r"170|555|example", unreadable.reason), unreadable.reason
+        assert len(unreadable.reason) < 250
 
 
-def test_every_kind_has_a_knob_and_another_action_is_refused():
-    assert set(KINDS) | {"names"} == set(PersonalDataConfig.model_fields)
+def test_every_kind_is_configurable_and_unknown_actions_are_refused():
+    assert set(DETECTORS) | {"names"} == set(PersonalDataConfig.model_fields)
     with pytest.raises(ValidationError, match=r"redact.*drop.*keep"):
         PersonalDataConfig(email="delete")
 
 
 @pytest.mark.parametrize(
     "text",
-    ["a@" * 5_000_000, "1234567890" * 1_000_000, "-----BEGIN" * 1_000_000, "-----BEGIN PRIVATE KEY-----" * 370_000, "a" * 10_000_000 + "@"],
+    [
+        "a@" * 5_000_000,
+        "1234567890" * 1_000_000,
+        "-----BEGIN" * 1_000_000,
+        "-----BEGIN PRIVATE KEY-----" * 370_000,
+        "a" * 10_000_000 + "@",
+    ],
     ids=["at signs", "digits", "beginnings", "headings", "one word"],
 )
 def test_ten_million_characters_on_one_line_take_seconds(text):
@@ -432,38 +480,42 @@ def test_ten_million_characters_on_one_line_take_seconds(text):
     assert time.process_time() - started < 10
 
 
-@pytest.mark.parametrize("unit", ["4111 ", "1-", "(07) 123-", "2001:", "api_key=", "GB82 ", "://a:", "eyJhbGciOi.", "token: a"])
-def test_time_grows_with_the_length_and_not_with_its_square(unit):
-    def seconds(length):
+@pytest.mark.parametrize(
+    "unit", ["4111 ", "1-", "(07) 123-", "2001:", "api_key=", "GB82 ", "://a:", "eyJhbGciOi.", "token: a"]
+)
+def test_search_time_does_not_grow_quadratically(unit):
+    def measure_seconds(length):
         started = time.process_time()
         find(unit * (length // len(unit)))
         return time.process_time() - started
 
-    seconds(1_000)
-    assert seconds(400_000) < 40 * max(seconds(40_000), 0.005)
+    measure_seconds(1_000)
+    assert measure_seconds(400_000) < 40 * max(measure_seconds(40_000), 0.005)
 
 
-def test_a_model_that_is_not_there_is_told_before_anything_is_downloaded(tmp_path):
+def test_missing_name_model_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
-    for name, what in (("nowhere", "is not there"), (".", "holds no spaCy model"), ("file", "is not a folder")):
-        with pytest.raises(ConfigurationError) as refused:
-            scrub(row(text="Ada Lovelace"), PersonalDataConfig(names=NamesConfig(model=str(tmp_path / name))))
-        assert f"data_curation.personal_data.names.model: {tmp_path / name}".rstrip("/.") in refused.value.message
-        assert what in refused.value.message
-        assert "Name the folder of a spaCy model that lies on this machine" in refused.value.hint
-        assert refused.value.exit_code == 2
+    for name, message in (("nowhere", "does not exist"), (".", "contains no spaCy model"), ("file", "is not a folder")):
+        with pytest.raises(ConfigurationError) as error:
+            redact_row(
+                parse_row(text="Ada Lovelace"), PersonalDataConfig(names=NamesConfig(model=str(tmp_path / name)))
+            )
+        assert f"data_curation.personal_data.names.model: {tmp_path / name}".rstrip("/.") in error.value.message
+        assert message in error.value.message
+        assert "Set a local folder that contains config.cfg and meta.json" in error.value.hint
+        assert error.value.exit_code == 2
 
 
-def test_a_missing_presidio_is_told_with_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "presidio_analyzer", None)  # importing it fails, as where it is not installed
+def test_missing_presidio_is_reported_with_an_install_hint(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "presidio_analyzer", None)  # makes the import fail, as if it were not installed
     for name in ("config.cfg", "meta.json"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as error:
         find("Ada Lovelace", NamesConfig(model=str(tmp_path)))
-    assert "needs presidio-analyzer and spaCy" in refused.value.message
-    assert "pip install presidio-analyzer spacy" in refused.value.hint
+    assert "requires presidio-analyzer and spaCy" in error.value.message
+    assert "pip install presidio-analyzer spacy" in error.value.hint
 
 
-def test_an_action_on_names_without_a_model_is_refused():
-    with pytest.raises(ValidationError, match="name its folder in model"):
+def test_action_on_names_without_a_model_is_refused():
+    with pytest.raises(ValidationError, match="require a model folder"):
         NamesConfig(person="redact")

@@ -1,3 +1,5 @@
+"""File readers: every format, compressed, truncated and damaged."""
+
 import csv
 import gzip
 import hashlib
@@ -7,432 +9,477 @@ import json
 import re
 import tracemalloc
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.common.errors import ConfigurationError, InputError
-from components.data_curation import readers
+from components.common.runtime.errors import ConfigurationError, InputError
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.readers import Record, Unread, read
-from components.data_curation.sources import list_sources
+from components.data_curation.reading import csv_reader, file_readers
+from components.data_curation.reading.file_readers import read_records
+from components.data_curation.reading.raw_records import Record, UnreadableRecord
+from components.data_curation.reading.source_files import list_sources
 
 ROWS = [{"text": f"row number {i} with some words"} for i in range(50)]
 
 
 @pytest.fixture
-def read_all(tmp_path):
+def read_source(tmp_path):
     def run(name, data, **config):
         path = tmp_path / name
         path.write_bytes(data)
         (source,) = list_sources([name], tmp_path)
-        return list(read(source, DataCurationConfig(**config)))
+        return list(read_records(source, DataCurationConfig(**config)))
 
     return run
 
 
-def lines(rows=ROWS):
+def to_json_lines(rows=ROWS):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def fields(found):
-    return [one.fields for one in found if isinstance(one, Record)]
+def get_fields(records):
+    return [record.fields for record in records if isinstance(record, Record)]
 
 
-def unread(found):
-    return [one for one in found if isinstance(one, Unread)]
+def get_unreadable(records):
+    return [record for record in records if isinstance(record, UnreadableRecord)]
 
 
-def test_every_container_gives_the_same_records(read_all, tmp_path):
+def test_every_file_format_gives_the_same_records(read_source, tmp_path):
     import pyarrow
     import zstandard
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "p.parquet")
     files = {
-        "a.jsonl": lines(),
+        "a.jsonl": to_json_lines(),
         "b.json": json.dumps(ROWS, indent=1).encode(),
-        "c.json": lines(),
-        "d.jsonl.gz": gzip.compress(lines()[:700]) + gzip.compress(lines()[700:]),
-        "e.jsonl.zst": zstandard.compress(lines()[:700]) + zstandard.compress(lines()[700:]),
+        "c.json": to_json_lines(),
+        "d.jsonl.gz": gzip.compress(to_json_lines()[:700]) + gzip.compress(to_json_lines()[700:]),
+        "e.jsonl.zst": zstandard.compress(to_json_lines()[:700]) + zstandard.compress(to_json_lines()[700:]),
         "f.csv": b"text\r\n" + b"".join(r["text"].encode() + b"\r\n" for r in ROWS),
         "g.txt": "\n".join(r["text"] for r in ROWS).encode(),
-        "h.jsonl": b"\xef\xbb\xbf" + lines().rstrip(),
+        "h.jsonl": b"\xef\xbb\xbf" + to_json_lines().rstrip(),
         "p.parquet": (tmp_path / "p.parquet").read_bytes(),
     }
     for name, data in files.items():
-        found = read_all(name, data)
-        assert fields(found) == ROWS, name
-        assert not unread(found), name
+        records = read_source(name, data)
+        assert get_fields(records) == ROWS, name
+        assert not get_unreadable(records), name
 
 
-def test_unreadable_lines_are_told_with_their_place_and_the_others_are_read(read_all):
+def test_unreadable_lines_are_reported_and_the_others_are_read(read_source):
     data = b'{"text": "one"}\n{"text": \n{"text": "\xff"}\n[1]\n\n{"text": "six"}\n'
-    found = read_all("rows.jsonl", data)
-    assert [(r.line, r.fields["text"]) for r in found if isinstance(r, Record)] == [(1, "one"), (6, "six")]
-    places = [(u.file, u.line, u.why) for u in unread(found)]
-    assert [p[:2] for p in places] == [("rows.jsonl", 2), ("rows.jsonl", 3), ("rows.jsonl", 4)]
-    assert "invalid JSON" in places[0][2]
-    assert places[1][2] == "not UTF-8: byte 0xff at position 10"
-    assert "list, not an object" in places[2][2]
+    records = read_source("rows.jsonl", data)
+    assert [(record.line, record.fields["text"]) for record in records if isinstance(record, Record)] == [
+        (1, "one"),
+        (6, "six"),
+    ]
+    locations = [(unreadable.file, unreadable.line, unreadable.reason) for unreadable in get_unreadable(records)]
+    assert [location[:2] for location in locations] == [("rows.jsonl", 2), ("rows.jsonl", 3), ("rows.jsonl", 4)]
+    assert "invalid JSON" in locations[0][2]
+    assert locations[1][2] == "not UTF-8: byte 0xff at position 10"
+    assert "list; expected an object or a string" in locations[2][2]
 
 
-def test_nesting_without_end_is_unreadable_not_fatal(read_all):
-    (one,) = read_all("rows.jsonl", b"[" * 200_000 + b"\n")
-    assert "nested too deeply" in one.why or "recursion" in one.why
+def test_unclosed_nesting_is_unreadable_and_not_fatal(read_source):
+    (record,) = read_source("rows.jsonl", b"[" * 200_000 + b"\n")
+    assert "nested deeper than 200 levels" in record.reason
 
 
-def nested(depth: int) -> str:
+def nested_list(depth: int) -> str:
     return "[" * (depth - 1) + "]" * (depth - 1)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "one.json"])
-def test_how_deep_a_record_may_be_nested_does_not_hang_on_where_it_is_read(read_all, name):
+def test_nesting_limit_is_the_same_in_lines_arrays_and_objects(read_source, name):
     for depth in (200, 201, 800, 1200, 100_000):
-        record = f'{{"text": {nested(depth)}}}'.encode()
+        record = f'{{"text": {nested_list(depth)}}}'.encode()
         data = b"[" + record + b', {"text": "good"}]' if name == "rows.json" else record
-        found = read_all(name, data)
-        assert isinstance(found[0], Record) == (depth <= 200), depth
+        records = read_source(name, data)
+        assert isinstance(records[0], Record) == (depth <= 200), depth
         if depth > 200:
-            assert "nested too deeply" in found[0].why or "recursion" in found[0].why
+            assert "nested deeper than 200 levels" in records[0].reason
 
 
 @pytest.mark.parametrize("data", [b'{"text": "one"}\n', b'[{"text": "one"}]\n'], ids=["object", "array"])
-def test_a_whole_value_before_the_place_where_a_file_breaks_off_does_not_hide_it(read_all, data):
+def test_truncation_after_a_complete_value_is_reported(read_source, data):
     second = gzip.compress(b"".join(hashlib.sha256(bytes([i])).hexdigest().encode() + b"\n" for i in range(200)))
-    found = read_all("rows.json.gz", gzip.compress(data) + second[:30])
-    assert fields(found) == [{"text": "one"}]
-    assert ["breaks off" in u.why for u in unread(found)] == [True]
+    records = read_source("rows.json.gz", gzip.compress(data) + second[:30])
+    assert get_fields(records) == [{"text": "one"}]
+    assert ["truncated" in u.reason for u in get_unreadable(records)] == [True]
 
 
-def test_zstd_is_unpacked_piece_by_piece():
+def test_zstd_is_decompressed_in_chunks():
     import zstandard
 
-    packed = zstandard.compress(b'{"text": "' + b"x" * 1000 + b'"}\n') * 3 + zstandard.compress(b"word " * 40_000_000)
-    sizes = [len(piece) for piece in readers._decompressed(iter([packed]), ".zst")]
+    compressed = zstandard.compress(b'{"text": "' + b"x" * 1000 + b'"}\n') * 3 + zstandard.compress(
+        b"word " * 40_000_000
+    )
+    sizes = [len(piece) for piece in file_readers._decompress(iter([compressed]), ".zst")]
     assert sum(sizes) == 3 * 1013 + 200_000_000
     assert max(sizes) < 16_000_000
 
 
-def test_a_paragraph_without_end_is_passed_over_as_a_line_is(read_all):
+def test_overlong_paragraph_is_skipped_and_reported(read_source):
     data = b"first\nparagraph\n\n" + b"a line\n" * 1000 + b"\n\nlast\n"
-    found = read_all("notes.txt", data, text_unit="paragraph", max_line_bytes=1000)
-    assert fields(found) == [{"text": "first\nparagraph"}, {"text": "last"}]
-    assert [(u.line, u.why) for u in unread(found)] == [(4, "longer than the 1,000 bytes of data_curation.max_line_bytes")]
+    records = read_source("notes.txt", data, text_unit="paragraph", max_line_bytes=1000)
+    assert get_fields(records) == [{"text": "first\nparagraph"}, {"text": "last"}]
+    assert [(u.line, u.reason) for u in get_unreadable(records)] == [
+        (4, "longer than the 1,000 bytes of data_curation.max_line_bytes")
+    ]
 
 
-def test_a_line_that_is_too_long_is_passed_over(read_all):
+def test_overlong_line_is_skipped_and_reported(read_source):
     data = b'{"text": "' + b"x" * 300_000 + b'"}\n{"text": "short"}\n'
-    found = read_all("rows.jsonl", data, max_line_bytes=1000)
-    assert fields(found) == [{"text": "short"}]
-    assert [(u.line, u.why) for u in unread(found)] == [(1, "longer than the 1,000 bytes of data_curation.max_line_bytes")]
+    records = read_source("rows.jsonl", data, max_line_bytes=1000)
+    assert get_fields(records) == [{"text": "short"}]
+    assert [(u.line, u.reason) for u in get_unreadable(records)] == [
+        (1, "longer than the 1,000 bytes of data_curation.max_line_bytes")
+    ]
 
 
 @pytest.mark.parametrize("compression", ["gz", "zst"])
-def test_a_truncated_file_gives_what_is_readable_and_where_it_breaks_off(read_all, compression):
+def test_truncated_file_gives_its_readable_rows_and_the_position(read_source, compression):
     import zstandard
 
     rows = [{"text": hashlib.sha256(str(i).encode()).hexdigest() * 8} for i in range(4000)]
-    whole = {"gz": gzip.compress, "zst": zstandard.compress}[compression](lines(rows))
-    found = read_all(f"rows.jsonl.{compression}", whole[: len(whole) // 2])
-    assert 500 < len(fields(found)) < 3500
-    assert fields(found) == rows[: len(fields(found))]
-    (broken,) = unread(found)
-    assert broken.line == len(fields(found)) + 1
-    assert "breaks off" in broken.why
+    compressed = {"gz": gzip.compress, "zst": zstandard.compress}[compression](to_json_lines(rows))
+    records = read_source(f"rows.jsonl.{compression}", compressed[: len(compressed) // 2])
+    assert 500 < len(get_fields(records)) < 3500
+    assert get_fields(records) == rows[: len(get_fields(records))]
+    (unreadable,) = get_unreadable(records)
+    assert unreadable.line == len(get_fields(records)) + 1
+    assert "truncated" in unreadable.reason
 
 
-def test_a_damaged_compressed_file_is_told(read_all):
-    (broken,) = read_all("rows.jsonl.gz", b"this is no gzip at all")
-    assert "damaged" in broken.why
+def test_damaged_compressed_file_is_reported(read_source):
+    (unreadable,) = read_source("rows.jsonl.gz", b"this is no gzip at all")
+    assert "damaged" in unreadable.reason
 
 
-def test_of_a_truncated_array_the_whole_elements_are_read(read_all):
-    found = read_all("rows.json", json.dumps(ROWS).encode()[:-20])
-    assert fields(found) == ROWS[:-1]
-    assert [u.line for u in unread(found)] == [50]
+def test_complete_elements_of_a_truncated_array_are_read(read_source):
+    records = read_source("rows.json", json.dumps(ROWS).encode()[:-20])
+    assert get_fields(records) == ROWS[:-1]
+    assert [u.line for u in get_unreadable(records)] == [50]
 
 
 CHINESE = [{"text": f"第{i}行有几个字"} for i in range(200)]
 
 
-@pytest.mark.parametrize("missing", range(6, 12))
-def test_of_an_array_cut_within_a_character_the_whole_elements_are_read(read_all, missing):
+@pytest.mark.parametrize("cut_bytes", range(6, 12))
+def test_array_cut_within_a_character_gives_its_complete_elements(read_source, cut_bytes):
     data = json.dumps(CHINESE, ensure_ascii=False).encode()
-    found = read_all("rows.json", data[:-missing])
-    assert fields(found) == CHINESE[:-1]
-    (broken,) = unread(found)
-    assert broken.line == 200
-    assert broken.why.startswith("invalid JSON: Unterminated string")
+    records = read_source("rows.json", data[:-cut_bytes])
+    assert get_fields(records) == CHINESE[:-1]
+    (unreadable,) = get_unreadable(records)
+    assert unreadable.line == 200
+    assert unreadable.reason.startswith("invalid JSON: Unterminated string")
 
 
-def test_of_a_truncated_compressed_array_cut_within_a_character_it_is_told_where_it_breaks_off(read_all):
+def test_compressed_array_cut_within_a_character_reports_the_position(read_source):
     rows = [{"text": hashlib.sha256(str(i).encode()).hexdigest() + "字" * 40} for i in range(2000)]
-    whole = gzip.compress(json.dumps(rows, ensure_ascii=False).encode())
-    for cut in range(len(whole) // 2, len(whole) // 2 + 40):
-        found = read_all("rows.json.gz", whole[:cut])
-        assert 500 < len(fields(found)) < 1500
-        assert fields(found) == rows[: len(fields(found))]
-        assert [(u.line, "breaks off" in u.why) for u in unread(found)] == [(len(fields(found)) + 1, True)]
+    compressed = gzip.compress(json.dumps(rows, ensure_ascii=False).encode())
+    for cut in range(len(compressed) // 2, len(compressed) // 2 + 40):
+        records = read_source("rows.json.gz", compressed[:cut])
+        assert 500 < len(get_fields(records)) < 1500
+        assert get_fields(records) == rows[: len(get_fields(records))]
+        assert [(u.line, "truncated" in u.reason) for u in get_unreadable(records)] == [
+            (len(get_fields(records)) + 1, True)
+        ]
 
 
-def test_the_line_in_which_json_lines_by_another_name_break_off_is_told_once(read_all):
+def test_truncated_json_lines_named_json_are_reported_once(read_source):
     rows = [{"text": hashlib.sha256(str(i).encode()).hexdigest()} for i in range(2000)]
-    whole = gzip.compress(lines(rows))
-    found = read_all("rows.json.gz", whole[: len(whole) // 2])
-    assert fields(found) == rows[: len(fields(found))]
-    assert [u.line for u in unread(found)] == [len(fields(found)) + 1]
+    compressed = gzip.compress(to_json_lines(rows))
+    records = read_source("rows.json.gz", compressed[: len(compressed) // 2])
+    assert get_fields(records) == rows[: len(get_fields(records))]
+    assert [u.line for u in get_unreadable(records)] == [len(get_fields(records)) + 1]
 
 
-def test_a_bad_byte_in_an_array_costs_its_element_only(read_all):
+def test_invalid_byte_in_an_array_loses_only_its_element(read_source):
     data = json.dumps(CHINESE, ensure_ascii=False).encode()
     at = data.index("第7行".encode())
-    found = read_all("rows.json", data[: at + 1] + b"\xff" + data[at + 2 :])
-    assert fields(found) == [*CHINESE[:7], *CHINESE[8:]]
-    assert [(u.line, u.why) for u in unread(found)] == [(8, "not UTF-8: byte 0xe7 at position 10")]
+    records = read_source("rows.json", data[: at + 1] + b"\xff" + data[at + 2 :])
+    assert get_fields(records) == [*CHINESE[:7], *CHINESE[8:]]
+    assert [(u.line, u.reason) for u in get_unreadable(records)] == [(8, "not UTF-8: byte 0xe7 at position 10")]
 
 
-def test_an_escaped_surrogate_in_an_array_is_not_taken_for_a_bad_byte(read_all):
-    (one,) = read_all("rows.json", rb'[{"text": "\udcff"}]')
-    assert one.fields == {"text": "\udcff"}
+def test_escaped_surrogate_in_an_array_is_not_an_invalid_byte(read_source):
+    (record,) = read_source("rows.json", rb'[{"text": "\udcff"}]')
+    assert record.fields == {"text": "\udcff"}
 
 
-def test_csv_rows_of_the_wrong_width_and_encoding_are_told_apart(read_all):
+def test_csv_rows_of_wrong_width_or_encoding_are_reported(read_source):
     data = b'prompt,completion\nq1,a1\nq2\n"q,3","a\n3"\nq4,\xe9\nq5,a5\n'
-    found = read_all("rows.csv", data)
-    assert fields(found) == [{"prompt": p, "completion": c} for p, c in [("q1", "a1"), ("q,3", "a\n3"), ("q5", "a5")]]
-    assert [(u.line, u.why) for u in unread(found)] == [(3, "1 fields under a header of 2"), (6, "not UTF-8")]
+    records = read_source("rows.csv", data)
+    assert get_fields(records) == [
+        {"prompt": p, "completion": c} for p, c in [("q1", "a1"), ("q,3", "a\n3"), ("q5", "a5")]
+    ]
+    assert [(u.line, u.reason) for u in get_unreadable(records)] == [
+        (3, "1 fields; the header has 2"),
+        (6, "not UTF-8: byte 0xe9"),
+    ]
 
 
-TABLE = [b"question,answer\n", *(f"q{i},a{i}\n".encode() for i in range(2, 61))]
+TABLE_LINES = [b"question,answer\n", *(f"q{i},a{i}\n".encode() for i in range(2, 61))]
 CELLS = [{"question": f"q{i}", "answer": f"a{i}"} for i in range(2, 61)]
-LONG = b"x" * 300_000
-OPENED = "invalid CSV: a quote is opened here and not closed as it should be: "
+LONG_CELL = b"x" * 300_000
+UNCLOSED_QUOTE = "invalid CSV: a quote opened here is not closed correctly: "
 
 
-def table(**changed):
-    """The table with other lines in place of some: l6 for line 6."""
-    return b"".join(changed.get(f"l{number}", line) for number, line in enumerate(TABLE, 1))
+def build_table(**replacements):
+    """Return the table with some lines replaced: l6 is line 6."""
+    return b"".join(replacements.get(f"l{number}", line) for number, line in enumerate(TABLE_LINES, 1))
 
 
-def places(found):
-    return [(one.line, one.why) for one in unread(found)]
+def get_locations(records):
+    return [(record.line, record.reason) for record in get_unreadable(records)]
 
 
-def but(*numbers):
+def cells_except(*numbers):
     return [row for number, row in enumerate(CELLS, 2) if number not in numbers]
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
-def test_a_quote_that_nobody_closes_costs_its_line_and_not_the_rows_below(read_all, name):
-    data = table(l6=b'q6,"a6\n')
-    found = read_all(name, gzip.compress(data) if name.endswith("gz") else data)
-    assert fields(found) == but(6)
-    assert places(found) == [(6, OPENED + "unexpected end of data in line 60")]
+def test_unclosed_quote_loses_only_its_line(read_source, name):
+    data = build_table(l6=b'q6,"a6\n')
+    records = read_source(name, gzip.compress(data) if name.endswith("gz") else data)
+    assert get_fields(records) == cells_except(6)
+    assert get_locations(records) == [(6, UNCLOSED_QUOTE + "unexpected end of data in line 60")]
 
 
-def test_a_quote_that_a_quoted_cell_below_seems_to_close_costs_its_line_only(read_all):
-    found = read_all("rows.csv", table(l6=b'q6,"a6\n', l9=b'"q9","a9"\n', l20=b'"q20,a20\n', l60=b'q60,"a60'))
-    assert fields(found) == but(6, 20, 60)
-    assert places(found) == [
-        (6, OPENED + "',' expected after '\"' in line 9"),
-        (20, OPENED + "',' expected after '\"' in line 60"),
+def test_unclosed_quote_before_quoted_cells_loses_only_its_line(read_source):
+    records = read_source(
+        "rows.csv", build_table(l6=b'q6,"a6\n', l9=b'"q9","a9"\n', l20=b'"q20,a20\n', l60=b'q60,"a60')
+    )
+    assert get_fields(records) == cells_except(6, 20, 60)
+    assert get_locations(records) == [
+        (6, UNCLOSED_QUOTE + "',' expected after '\"' in line 9"),
+        (20, UNCLOSED_QUOTE + "',' expected after '\"' in line 60"),
         (60, "invalid CSV: unexpected end of data"),
     ]
 
 
-def test_a_cell_in_quotes_may_hold_lines_blank_lines_and_doubled_quotes_and_stands_where_it_begins(read_all):
+def test_quoted_cell_may_contain_line_breaks_and_doubled_quotes(read_source):
     rows = [["q", 'He said:\n\n"""Go,""\nand went"'], ["two\r\nlines", 'b"'], ["q3", '"\n"'], ["q4", "a4"]]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([["question", "answer"], *rows])
-    found = read_all("rows.csv", text.getvalue().encode())
-    assert [list(row.values()) for row in fields(found)] == rows
-    assert [one.line for one in found] == [2, 6, 8, 10]
+    records = read_source("rows.csv", text.getvalue().encode())
+    assert [list(row.values()) for row in get_fields(records)] == rows
+    assert [record.line for record in records] == [2, 6, 8, 10]
 
 
-def test_a_cell_in_quotes_that_goes_on_for_too_long_is_broken_and_the_rows_in_it_are_read(read_all):
+def test_overlong_quoted_cell_is_reported_and_its_rows_are_read(read_source):
     closed_far_below = b"question,answer\n" * 100 + b'q,a"\n'
-    found = read_all("rows.csv", table(l6=b'q6,"a6\n') + closed_far_below, max_line_bytes=1000)
-    assert len(fields(found)) == 58 + 101
-    assert places(found) == [(6, OPENED + "longer than the 1,000 bytes of data_curation.max_line_bytes in line 96")]
+    records = read_source("rows.csv", build_table(l6=b'q6,"a6\n') + closed_far_below, max_line_bytes=1000)
+    assert len(get_fields(records)) == 58 + 101
+    assert get_locations(records) == [
+        (6, UNCLOSED_QUOTE + "longer than the 1,000 bytes of data_curation.max_line_bytes in line 96")
+    ]
 
 
-def test_a_quote_that_nobody_closes_is_looked_for_without_holding_the_file(tmp_path):
+def test_unclosed_quote_is_handled_in_constant_memory(tmp_path):
     rows = 40_000
     (tmp_path / "rows.csv").write_bytes(b'question,answer\nq,"a\n' + b"question,answer\n" * rows)
     (source,) = list_sources(["rows.csv"], tmp_path)
     tracemalloc.start()
-    found = sum(isinstance(one, Record) for one in read(source, DataCurationConfig(max_line_bytes=10_000)))
+    record_count = sum(
+        isinstance(record, Record) for record in read_records(source, DataCurationConfig(max_line_bytes=10_000))
+    )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert (found, peak < 3_000_000) == (rows, True)
+    assert (record_count, peak < 3_000_000) == (rows, True)
 
 
-def test_a_row_over_several_lines_that_has_not_the_headers_width_is_told_with_its_lines(read_all):
-    found = read_all("rows.csv", table(l6=b'q6,"a6\n', l31=b'q31,a31 inch",more\n'))
-    assert fields(found) == but(*range(6, 32))
-    assert places(found) == [(6, "lines 6 to 31: 3 fields under a header of 2")]
+def test_multiline_row_of_wrong_width_is_reported_with_its_lines(read_source):
+    records = read_source("rows.csv", build_table(l6=b'q6,"a6\n', l31=b'q31,a31 inch",more\n'))
+    assert get_fields(records) == cells_except(*range(6, 32))
+    assert get_locations(records) == [(6, "lines 6 to 31: 3 fields; the header has 2")]
 
 
 @pytest.mark.parametrize(
     ("first", "second", "third"),
     [
-        (b'q6,"a6\n', LONG + b"\n", b'b,more"\n'),
-        (b'q6,"a6\n', b'""' + LONG + b'""\n', b'b,more"\n'),
-        (b'q6,"' + LONG + b"\n", b"b,more\n", b'b,more"\n'),
-        (b'q6,"a6\n', b"b,more\n", b"b," + LONG + b'"\n'),
+        (b'q6,"a6\n', LONG_CELL + b"\n", b'b,more"\n'),
+        (b'q6,"a6\n', b'""' + LONG_CELL + b'""\n', b'b,more"\n'),
+        (b'q6,"' + LONG_CELL + b"\n", b"b,more\n", b'b,more"\n'),
+        (b'q6,"a6\n', b"b,more\n", b"b," + LONG_CELL + b'"\n'),
     ],
     ids=["within", "doubled", "first", "last"],
 )
-def test_a_row_with_a_line_that_is_too_long_is_quarantined_whole(read_all, first, second, third):
-    found = read_all("rows.csv", table(l6=first, l7=second, l8=third), max_line_bytes=1000)
-    assert fields(found) == but(6, 7, 8)
-    assert places(found) == [(6, "lines 6 to 8: longer than the 1,000 bytes of data_curation.max_line_bytes")]
+def test_multiline_row_with_an_overlong_line_is_quarantined_as_a_whole(read_source, first, second, third):
+    records = read_source("rows.csv", build_table(l6=first, l7=second, l8=third), max_line_bytes=1000)
+    assert get_fields(records) == cells_except(6, 7, 8)
+    assert get_locations(records) == [(6, "lines 6 to 8: longer than the 1,000 bytes of data_curation.max_line_bytes")]
 
 
-def test_a_line_that_is_too_long_between_rows_costs_no_other(read_all):
-    found = read_all("rows.csv", table(l6=b"q6," + LONG + b"\n", l8=b'"' + LONG + b"\n"), max_line_bytes=1000)
-    assert fields(found) == but(6, 8)
-    assert [line for line, _ in places(found)] == [6, 8]
+def test_overlong_line_between_rows_loses_no_other_row(read_source):
+    records = read_source(
+        "rows.csv", build_table(l6=b"q6," + LONG_CELL + b"\n", l8=b'"' + LONG_CELL + b"\n"), max_line_bytes=1000
+    )
+    assert get_fields(records) == cells_except(6, 8)
+    assert [line for line, _ in get_locations(records)] == [6, 8]
 
 
-def test_of_a_table_that_breaks_off_within_a_quoted_cell_no_line_of_that_cell_is_taken_for_a_row(read_all):
+def test_lines_of_a_truncated_quoted_cell_are_not_read_as_rows(read_source):
     letter = "".join(f"on day {i}, we met {hashlib.sha256(str(i).encode()).hexdigest()}\n" for i in range(3000))
-    whole = gzip.compress(f'instruction,response\nq1,a1\nwrite,"{letter}"\n'.encode())
-    found = read_all("rows.csv.gz", whole[: len(whole) // 2])
-    assert fields(found) == [{"instruction": "q1", "response": "a1"}]
-    ((line, why),) = places(found)
+    compressed = gzip.compress(f'instruction,response\nq1,a1\nwrite,"{letter}"\n'.encode())
+    records = read_source("rows.csv.gz", compressed[: len(compressed) // 2])
+    assert get_fields(records) == [{"instruction": "q1", "response": "a1"}]
+    ((line, reason),) = get_locations(records)
     assert line == 3
-    assert re.fullmatch(r"lines 3 to 1\d{3}: the compressed file breaks off here: its end is missing", why)
+    assert re.fullmatch(r"lines 3 to 1\d{3}: the compressed file is truncated", reason)
 
 
-def test_lines_that_lost_their_outer_quotes_are_not_read_again_and_again(read_all, monkeypatch):
-    taken = Counter[str]()
-    real = readers._CsvLines._next
-    monkeypatch.setattr(readers, "SPAN", 100)
+def test_lines_without_outer_quotes_are_reread_a_bounded_number_of_times(read_source, monkeypatch):
+    counts = Counter[str]()
+    read_next = csv_reader._CsvLines.__next__
+    monkeypatch.setattr(csv_reader, "MAX_CSV_RECORD_LINES", 100)
 
-    def counted(lines: readers._CsvLines) -> tuple[int, Any]:
-        taken["lines"] += 1
-        return real(lines)
+    def count_line(csv_lines: csv_reader._CsvLines) -> str:
+        counts["lines"] += 1
+        return read_next(csv_lines)
 
-    monkeypatch.setattr(readers._CsvLines, "_next", counted)
-    bad = 3000
-    found = read_all("rows.csv", b"question,answer\n" + b'what is it","the answer is so\n' * bad + b'q,a\n"several\nlines",b\n')
-    assert fields(found) == [{"question": "q", "answer": "a"}, {"question": "several\nlines", "answer": "b"}]
-    assert [line for line, _ in places(found)] == list(range(2, bad + 2))
-    assert taken["lines"] < 20 * bad
-
-
-def test_a_record_of_more_lines_than_any_has_is_broken_and_its_lines_are_read(read_all, monkeypatch):
-    monkeypatch.setattr(readers, "SPAN", 50)
-    found = read_all("rows.csv", table(l6=b'q6,"a6\n') + b"q,a\n" * 20 + b'q,a"\n')
-    assert places(found) == [(6, OPENED + "more than 50 lines in line 56")]
-    assert len(fields(found)) == 58 + 21
+    monkeypatch.setattr(csv_reader._CsvLines, "__next__", count_line)
+    bad_lines = 3000
+    records = read_source(
+        "rows.csv", b"question,answer\n" + b'what is it","the answer is so\n' * bad_lines + b'q,a\n"several\nlines",b\n'
+    )
+    assert get_fields(records) == [{"question": "q", "answer": "a"}, {"question": "several\nlines", "answer": "b"}]
+    assert [line for line, _ in get_locations(records)] == list(range(2, bad_lines + 2))
+    assert counts["lines"] < 20 * bad_lines
 
 
-def test_of_a_table_that_breaks_off_within_a_quoted_cell_every_line_is_read_or_told(read_all):
+def test_record_above_the_line_limit_is_reported_and_its_lines_are_read(read_source, monkeypatch):
+    monkeypatch.setattr(csv_reader, "MAX_CSV_RECORD_LINES", 50)
+    records = read_source("rows.csv", build_table(l6=b'q6,"a6\n') + b"q,a\n" * 20 + b'q,a"\n')
+    assert get_locations(records) == [(6, UNCLOSED_QUOTE + "more than 50 lines in line 56")]
+    assert len(get_fields(records)) == 58 + 21
+
+
+def test_every_line_of_a_truncated_table_is_read_or_reported(read_source):
     rows = "".join(f'q{i},"{hashlib.sha256(str(i).encode()).hexdigest()}\nb{i}"\n' for i in range(3000))
-    whole = gzip.compress(f"question,answer\n{rows}".encode())
-    for cut in range(len(whole) // 2, len(whole) // 2 + 60, 7):
-        found = read_all("rows.csv.gz", whole[:cut])
-        assert [row["question"] for row in fields(found)] == [f"q{i}" for i in range(len(fields(found)))]
-        assert len(fields(found)) > 1000
-        assert "breaks off" in places(found)[-1][1]
-        assert [line for line, _ in places(found)][-1] <= 2 * len(fields(found)) + 3
+    compressed = gzip.compress(f"question,answer\n{rows}".encode())
+    for cut in range(len(compressed) // 2, len(compressed) // 2 + 60, 7):
+        records = read_source("rows.csv.gz", compressed[:cut])
+        assert [row["question"] for row in get_fields(records)] == [f"q{i}" for i in range(len(get_fields(records)))]
+        assert len(get_fields(records)) > 1000
+        assert "truncated" in get_locations(records)[-1][1]
+        assert [line for line, _ in get_locations(records)][-1] <= 2 * len(get_fields(records)) + 3
 
 
 @pytest.mark.parametrize(
-    ("header", "why"),
+    ("header", "reason"),
     [
-        ("question,answer, answer", "the header names the column 'answer' twice"),
-        ("question,,column 2", "the header names the column 'column 2' twice"),
-        ('question,"answer', OPENED + "unexpected end of data in line 3"),
+        ("question,answer, answer", "the header contains the column 'answer' more than once"),
+        ("question,,column 2", "the header contains the column 'column 2' more than once"),
+        ('question,"answer', UNCLOSED_QUOTE + "unexpected end of data in line 3"),
         (f"question,{'answer' * 200}", "longer than the 1,000 bytes of data_curation.max_line_bytes"),
-        ("question,r\udce9ponse", "not UTF-8"),
+        ("question,r\udce9ponse", "not UTF-8: byte 0xe9"),
     ],
     ids=["doubled", "doubled-by-place", "quote", "long", "bytes"],
 )
-def test_without_a_header_to_go_by_nothing_of_a_table_is_read(read_all, header, why):
-    found = read_all("rows.csv", f"{header}\nq1,a1,b1\nq2,a2,b2\n".encode(errors="surrogateescape"), max_line_bytes=1000)
-    assert fields(found) == []
-    assert places(found) == [(1, f"{why}; nothing below this header is read")]
+def test_table_with_an_invalid_header_is_not_read(read_source, header, reason):
+    records = read_source(
+        "rows.csv", f"{header}\nq1,a1,b1\nq2,a2,b2\n".encode(errors="surrogateescape"), max_line_bytes=1000
+    )
+    assert get_fields(records) == []
+    assert get_locations(records) == [(1, f"{reason}; the rows below this header are skipped")]
 
 
-def test_a_table_in_another_encoding_is_told_by_it_and_not_by_its_header(read_all):
-    found = read_all("rows.csv", "question,answer\nq,a\n".encode("utf-16"))
-    assert places(found) == [(1, "the file is UTF-16LE text, not UTF-8; nothing of it is read")]
+def test_table_in_another_encoding_is_reported_by_its_encoding(read_source):
+    records = read_source("rows.csv", "question,answer\nq,a\n".encode("utf-16"))
+    assert get_locations(records) == [(1, "the file is UTF-16LE text, not UTF-8; it is skipped")]
 
 
-def test_columns_without_a_name_are_kept_apart(read_all):
-    found = read_all("rows.csv", b"\n,question,,answer\n0,q,x,a\n")
-    assert fields(found) == [{"column 1": "0", "question": "q", "column 3": "x", "answer": "a"}]
+def test_unnamed_columns_get_distinct_names(read_source):
+    records = read_source("rows.csv", b"\n,question,,answer\n0,q,x,a\n")
+    assert get_fields(records) == [{"column 1": "0", "question": "q", "column 3": "x", "answer": "a"}]
 
 
 @settings(max_examples=300)
-@given(st.lists(st.sampled_from(["word", ",", '"', "\n", '"\n"', "\n,", "long"]), max_size=60), st.sampled_from([1000, 10_000]))
-def test_every_word_of_a_table_is_in_a_row_or_in_a_line_that_is_told(tmp_path_factory, pieces, longest):
+@given(
+    st.lists(st.sampled_from(["word", ",", '"', "\n", '"\n"', "\n,", "long"]), max_size=60),
+    st.sampled_from([1000, 10_000]),
+)
+def test_every_word_of_a_table_is_in_a_row_or_a_reported_line(tmp_path_factory, pieces, max_line_bytes):
     numbers = itertools.count(100)
-    text = "a,b\n" + "".join({"word": f"w{next(numbers)}", "long": f"w{next(numbers)}" + 1200 * "x"}.get(piece, piece) for piece in pieces)
+    text = "a,b\n" + "".join(
+        {"word": f"w{next(numbers)}", "long": f"w{next(numbers)}" + 1200 * "x"}.get(piece, piece) for piece in pieces
+    )
     folder = tmp_path_factory.mktemp("table")
     (folder / "rows.csv").write_text(text)
-    found = list(read(list_sources(["rows.csv"], folder)[0], DataCurationConfig(max_line_bytes=longest)))
-    told = {number for one in unread(found) for number in spanned(one)}
-    held = json.dumps(fields(found))
-    lost = [word for number, line in enumerate(text.split("\n"), 1) if number not in told for word in re.findall(r"w\d+", line)]
-    assert [word for word in lost if word not in held] == []
+    records = list(
+        read_records(list_sources(["rows.csv"], folder)[0], DataCurationConfig(max_line_bytes=max_line_bytes))
+    )
+    reported = {number for record in get_unreadable(records) for number in reported_lines(record)}
+    serialized = json.dumps(get_fields(records))
+    unreported_words = [
+        word
+        for number, line in enumerate(text.split("\n"), 1)
+        if number not in reported
+        for word in re.findall(r"w\d+", line)
+    ]
+    assert [word for word in unreported_words if word not in serialized] == []
 
 
-def spanned(one):
-    match = re.match(r"lines (\d+) to (\d+): ", one.why)
-    return range(one.line, int(match[2]) + 1) if match else [one.line]
+def reported_lines(unreadable):
+    match = re.match(r"lines (\d+) to (\d+): ", unreadable.reason)
+    return range(unreadable.line, int(match[2]) + 1) if match else [unreadable.line]
 
 
-def test_nan_is_no_value(read_all):
-    assert fields(read_all("rows.jsonl", b'{"text": "a", "score": NaN}\n')) == [{"text": "a", "score": None}]
+def test_nan_is_read_as_null(read_source):
+    assert get_fields(read_source("rows.jsonl", b'{"text": "a", "score": NaN}\n')) == [{"text": "a", "score": None}]
 
 
-def test_text_is_read_by_lines_blocks_or_whole_files(read_all):
+def test_text_is_read_by_lines_paragraphs_or_files(read_source):
     data = b"one\ntwo\n\n\nthree\n"
-    assert [r.fields["text"] for r in read_all("t.txt", data)] == ["one", "two", "three"]
-    blocks = read_all("t.txt", data, text_unit="paragraph")
+    assert [r.fields["text"] for r in read_source("t.txt", data)] == ["one", "two", "three"]
+    blocks = read_source("t.txt", data, text_unit="paragraph")
     assert [(r.line, r.fields["text"]) for r in blocks] == [(1, "one\ntwo"), (5, "three")]
-    assert [r.fields["text"] for r in read_all("t.txt", data, text_unit="file")] == ["one\ntwo\n\n\nthree\n"]
+    assert [r.fields["text"] for r in read_source("t.txt", data, text_unit="file")] == ["one\ntwo\n\n\nthree\n"]
 
 
-def test_a_broken_parquet_file_is_told(read_all):
-    (broken,) = read_all("rows.parquet", b"PAR1 nothing PAR1")
-    assert "unreadable Parquet" in broken.why
+def test_damaged_parquet_file_is_reported(read_source):
+    (unreadable,) = read_source("rows.parquet", b"PAR1 nothing PAR1")
+    assert "unreadable Parquet" in unreadable.reason
 
 
-def test_a_file_that_changed_since_it_was_listed_is_refused_by_name(tmp_path):
+def test_file_changed_since_it_was_listed_is_refused_by_name(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(lines())
+    path.write_bytes(to_json_lines())
     (source,) = list_sources(["rows.jsonl"], tmp_path)
-    path.write_bytes(lines() + b"\n")
+    path.write_bytes(to_json_lines() + b"\n")
     with pytest.raises(InputError, match=r"rows\.jsonl changed while it was read"):
-        list(read(source, DataCurationConfig()))
+        list(read_records(source, DataCurationConfig()))
 
 
-def test_files_globs_and_folders_are_listed_once_each_by_name_whatever_order_they_are_named_in(tmp_path):
+def test_files_globs_and_folders_are_listed_once_in_name_order(tmp_path):
     for name in ("b.jsonl", "a.jsonl", "deep/c.txt.gz", "deep/.hidden/d.txt", "deep/picture.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    listed = list_sources(["deep", "*.jsonl", "b.jsonl"], tmp_path)
-    assert [s.name for s in listed] == ["a.jsonl", "b.jsonl", "c.txt.gz"]
-    assert list_sources(["b.jsonl", "a.jsonl", "deep/c.txt.gz"], tmp_path) == listed
-    assert listed[0].sha256 == hashlib.sha256(b"a.jsonl").hexdigest()
+    sources = list_sources(["deep", "*.jsonl", "b.jsonl"], tmp_path)
+    assert [s.name for s in sources] == ["a.jsonl", "b.jsonl", "c.txt.gz"]
+    assert list_sources(["b.jsonl", "a.jsonl", "deep/c.txt.gz"], tmp_path) == sources
+    assert sources[0].sha256 == hashlib.sha256(b"a.jsonl").hexdigest()
 
 
 @pytest.mark.parametrize(
-    ("pattern", "why"),
-    [("missing.jsonl", "does not exist"), ("*.nothing", "matches no file"), ("empty", "holds no file"), ("x.png", "suffix '.png'")],
+    ("pattern", "reason"),
+    [
+        ("missing.jsonl", "does not exist"),
+        ("*.nothing", "matches no supported file"),
+        ("empty", "without a supported file"),
+        ("x.png", "suffix '.png'"),
+    ],
 )
-def test_a_pattern_that_names_nothing_is_refused_by_name(tmp_path, pattern, why):
+def test_pattern_without_a_match_is_refused_by_name(tmp_path, pattern, reason):
     (tmp_path / "empty").mkdir()
     (tmp_path / "x.png").write_text("x")
-    with pytest.raises(ConfigurationError, match=why) as error:
+    with pytest.raises(ConfigurationError, match=reason) as error:
         list_sources([pattern], tmp_path)
     assert f"data_curation.sources: {pattern!r}" in error.value.message
     assert error.value.exit_code == 2

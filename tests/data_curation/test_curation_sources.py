@@ -1,7 +1,7 @@
-"""Sources by address: DVC repositories and the Hugging Face Hub, and addresses that cannot be meant.
+"""Remote sources: DVC repositories, the Hugging Face Hub and invalid addresses.
 
-The Hub cannot be reached from a test: its real client talks to a stand-in of ours that answers as the Hub's API does, in a process of its
-own, since the client reads its settings when it is imported.
+Tests have no network: the real Hub client talks to a local fake of the Hub's API. The client reads its settings at import, so it runs in a
+separate process.
 """
 
 import json
@@ -14,19 +14,20 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from components.common.errors import ConfigurationError
-from components.common.process import python_environment
-from components.data_curation import remote
+from components.common.runtime.errors import ConfigurationError
+from components.common.runtime.process_control import build_python_environment
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.readers import read
-from components.data_curation.sources import Source, list_sources, named
+from components.data_curation.reading import remote_files
+from components.data_curation.reading.file_readers import read_records
+from components.data_curation.reading.raw_records import Source
+from components.data_curation.reading.source_files import find_sources_by_name, list_sources
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 
 
-def refused(pattern, tmp_path, obtain=None):
+def catch_refusal(pattern, tmp_path, fetch=None):
     with pytest.raises(ConfigurationError) as error:
-        list_sources([pattern], tmp_path, obtain)
+        list_sources([pattern], tmp_path, fetch)
     assert error.value.message.startswith(f"data_curation.sources: '{pattern}' ")
     return error.value.message.removeprefix(f"data_curation.sources: '{pattern}' "), error.value.hint
 
@@ -35,8 +36,8 @@ def refused(pattern, tmp_path, obtain=None):
 
 
 @pytest.fixture
-def cached(tmp_path):
-    """A file under a name of the cache's, and a folder."""
+def cache_folder(tmp_path):
+    """Create a cache with a file under a cache name and a folder."""
     (tmp_path / "cache" / "folder" / "deep").mkdir(parents=True)
     (tmp_path / "cache" / "ab12").write_bytes(LINES)
     for name in ("b.jsonl", "deep/a.txt", "picture.png"):
@@ -44,76 +45,85 @@ def cached(tmp_path):
     return tmp_path / "cache"
 
 
-def test_a_file_of_a_revision_is_called_as_its_path_says_and_read_where_it_was_put(cached, tmp_path):
-    asked = []
+def test_dvc_file_is_named_by_its_path_and_read_from_the_cache(cache_folder, tmp_path):
+    requested = []
 
-    def obtain(uri):
-        asked.append(uri)
-        return cached / "ab12"
+    def fetch(uri):
+        requested.append(uri)
+        return cache_folder / "ab12"
 
     address = "dvc://git@example.com:team/data.git@v1.2:raw/tickets.jsonl"
-    (source,) = list_sources([address], tmp_path, obtain)
-    assert asked == [address]
-    assert (source.name, source.uri, source.bytes) == ("tickets.jsonl", str(cached / "ab12"), len(LINES))
+    (source,) = list_sources([address], tmp_path, fetch)
+    assert requested == [address]
+    assert (source.name, source.uri, source.bytes) == ("tickets.jsonl", str(cache_folder / "ab12"), len(LINES))
     assert Source(**source.model_dump()) == source
-    found = list(read(source, DataCurationConfig()))
-    assert [(one.file, one.fields["text"]) for one in found] == [("tickets.jsonl", "one"), ("tickets.jsonl", "two")]
-    assert named("tickets.jsonl", [address], tmp_path, obtain) == [source]
-    assert named("ab12", [address], tmp_path, obtain) == []
+    records = list(read_records(source, DataCurationConfig()))
+    assert [(item.file, item.fields["text"]) for item in records] == [
+        ("tickets.jsonl", "one"),
+        ("tickets.jsonl", "two"),
+    ]
+    assert find_sources_by_name("tickets.jsonl", [address], tmp_path, fetch) == [source]
+    assert find_sources_by_name("ab12", [address], tmp_path, fetch) == []
 
 
-def test_a_folder_of_a_revision_is_listed_as_a_folder_is(cached, tmp_path):
-    listed = list_sources(["dvc:///data/repository@main:raw"], tmp_path, lambda _: cached / "folder")
-    assert [one.name for one in listed] == ["a.txt", "b.jsonl"]
+def test_dvc_folder_is_listed_like_a_local_one(cache_folder, tmp_path):
+    sources = list_sources(["dvc:///data/repository@main:raw"], tmp_path, lambda _: cache_folder / "folder")
+    assert [item.name for item in sources] == ["a.txt", "b.jsonl"]
 
 
-def test_a_revision_that_nobody_fetches_is_refused(tmp_path):
-    what, hint = refused("dvc://repo@v1:raw/a.jsonl", tmp_path)
-    assert what == "is in a DVC repository, from which nothing is fetched here"
-    assert hint == "Fetch it first, and name the file or the folder."
-    assert named("a.jsonl", ["dvc://repo@v1:raw/a.jsonl"], tmp_path) == []
+def test_dvc_source_without_a_fetcher_is_refused(tmp_path):
+    message, hint = catch_refusal("dvc://repo@v1:raw/a.jsonl", tmp_path)
+    assert message == "is in a DVC repository, which this command does not fetch"
+    assert hint == "Fetch the file or folder first, then use its local path."
+    assert find_sources_by_name("a.jsonl", ["dvc://repo@v1:raw/a.jsonl"], tmp_path) == []
 
 
 @pytest.mark.parametrize("address", ["dvc://repo", "dvc://repo@v1", "dvc://repo:path.jsonl", "dvc://@v1:path.jsonl"])
-def test_an_address_that_lacks_a_part_is_refused(tmp_path, address):
-    what, hint = refused(address, tmp_path, lambda _: tmp_path)
-    assert what == "does not name a file of a revision"
-    assert hint == "Write dvc://repository@revision:path, the path as in the repository."
+def test_incomplete_dvc_address_is_refused(tmp_path, address):
+    message, hint = catch_refusal(address, tmp_path, lambda _: tmp_path)
+    assert message == "is not a valid DVC address"
+    assert hint == "Write dvc://repository@revision:path, with the path in the repository."
 
 
-def test_a_password_in_an_address_is_never_shown(tmp_path):
+def test_password_in_an_address_is_not_shown(tmp_path):
     with pytest.raises(ConfigurationError) as error:
         list_sources(["dvc://me:hunter2@example.com/data.git"], tmp_path, lambda _: tmp_path)
-    assert error.value.message == "data_curation.sources: 'dvc://me@example.com/data.git' does not name a file of a revision"
+    assert error.value.message == "data_curation.sources: 'dvc://me@example.com/data.git' is not a valid DVC address"
 
 
-def test_a_file_of_a_revision_that_no_reader_knows_is_refused(cached, tmp_path):
-    what, hint = refused("dvc://repo@v1:raw/table.xlsx", tmp_path, lambda _: cached / "ab12")
-    assert what == "has the suffix '.xlsx', which no reader knows"
-    assert hint.startswith("Known are .csv, ")
+def test_dvc_file_with_an_unsupported_suffix_is_refused(cache_folder, tmp_path):
+    message, hint = catch_refusal("dvc://repo@v1:raw/table.xlsx", tmp_path, lambda _: cache_folder / "ab12")
+    assert message == "has the unsupported suffix '.xlsx'"
+    assert hint.startswith("Convert or rename the file to a supported suffix: .csv, ")
 
 
-# --- addresses that are none
+# --- invalid addresses
 
 
 @pytest.mark.parametrize("address", ["gs://bucket/a.jsonl", "https://example.com/a.jsonl", "file:///data/a.jsonl"])
-def test_an_address_of_an_unknown_kind_is_refused(tmp_path, address):
-    what, hint = refused(address, tmp_path)
-    assert what == f"begins with {address.partition('://')[0]}://, from where nothing is read"
-    assert hint == "Read are files, s3://, hf:// and dvc://."
+def test_unsupported_scheme_is_refused(tmp_path, address):
+    message, hint = catch_refusal(address, tmp_path)
+    assert message == f"has the unsupported scheme {address.partition('://')[0]}://"
+    assert hint == "Use a local path, or an s3://, hf:// or dvc:// address."
 
 
 @pytest.mark.parametrize(
-    "address", ["hf://org/name@main/a.jsonl", "hf://datasets/name", "hf://spaces/org/name/a.jsonl", "hf://datasets/org/name@"]
+    "address",
+    ["hf://org/name@main/a.jsonl", "hf://datasets/name", "hf://spaces/org/name/a.jsonl", "hf://datasets/org/name@"],
 )
-def test_an_address_on_the_hub_that_names_no_dataset_is_refused(tmp_path, address):
-    what, hint = refused(address, tmp_path)
-    assert what == "names no dataset"
-    assert hint == "Write hf://datasets/org/name@revision/path, best with a commit hash as the revision."
+def test_hub_address_without_a_dataset_is_refused(tmp_path, address):
+    message, hint = catch_refusal(address, tmp_path)
+    assert message == "is not the address of a dataset"
+    assert hint == "Write hf://datasets/org/name@revision/path, preferably with a commit hash as the revision."
 
 
-def test_an_address_is_remote_by_its_scheme():
-    assert [remote.is_remote(uri) for uri in ("s3://b/k", "hf://datasets/o/n", "/data/s3/a", "dvc://r@v:p")] == [True, True, False, False]
+def test_scheme_decides_if_an_address_is_remote():
+    assert [remote_files.is_remote(uri) for uri in ("s3://b/k", "hf://datasets/o/n", "/data/s3/a", "dvc://r@v:p")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 # --- hf://
@@ -122,49 +132,49 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {"train.jsonl": LINES, "data/more.jsonl": LINES * 3, "README.md": b"# A dataset\n", "picture.png": b"\x89PNG"}
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the Hub's API as its client's file system asks for: one dataset, org/name, of which one revision is there."""
+class FakeHub(BaseHTTPRequestHandler):
+    """The part of the Hub's API that the client's file system uses, with one revision of the dataset org/name."""
 
     token = ""
 
     def do_GET(self):
         path = unquote(urlsplit(self.path).path)
         if self.token and self.headers.get("Authorization") != f"Bearer {self.token}":
-            return self.say(401, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})
+            return self.send_json(401, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})
         if "/datasets/org/name" not in path:
-            return self.say(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+            return self.send_json(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
         if not any(f"/{revision}" in path for revision in ("main", COMMIT)) and path != "/api/datasets/org/name":
-            return self.say(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
+            return self.send_json(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
         if "/resolve/" in path:
-            return self.file(path.partition("/resolve/")[2].partition("/")[2])
+            return self.send_file(path.partition("/resolve/")[2].partition("/")[2])
         if "/tree/" in path:
-            return self.say(200, tree(path.partition("/tree/")[2].partition("/")[2]))
-        return self.say(200, {"id": "org/name", "sha": COMMIT, "siblings": [], "private": False})
+            return self.send_json(200, build_tree(path.partition("/tree/")[2].partition("/")[2]))
+        return self.send_json(200, {"id": "org/name", "sha": COMMIT, "siblings": [], "private": False})
 
     def do_HEAD(self):
         self.do_GET()
 
     def do_POST(self):
-        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         if self.token and self.headers.get("Authorization") != f"Bearer {self.token}":
-            return self.say(401, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})
+            return self.send_json(401, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})
         try:
-            paths = json.loads(asked)["paths"]
+            paths = json.loads(body)["paths"]
         except ValueError:
             from urllib.parse import parse_qs
 
-            paths = parse_qs(asked)["paths"]
-        return self.say(200, [entry for path in paths for entry in [entry_of(path)] if entry])
+            paths = parse_qs(body)["paths"]
+        return self.send_json(200, [entry for path in paths for entry in [build_entry(path)] if entry])
 
-    def file(self, name):
+    def send_file(self, name):
         data = FILES.get(name)
         if data is None:
-            return self.say(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+            return self.send_json(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
         first, last = 0, len(data) - 1
-        if asked := self.headers.get("Range"):
-            begin, _, end = asked.removeprefix("bytes=").partition("-")
+        if body := self.headers.get("Range"):
+            begin, _, end = body.removeprefix("bytes=").partition("-")
             first, last = int(begin), min(int(end or last), last)
-        self.send_response(206 if asked else 200)
+        self.send_response(206 if body else 200)
         self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
         self.send_header("ETag", '"tag"')
         self.send_header("X-Repo-Commit", COMMIT)
@@ -174,10 +184,14 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(data[first : last + 1])
         return None
 
-    def say(self, status, value, headers=None):
+    def send_json(self, status, value, headers=None):
         data = json.dumps(value).encode()
         self.send_response(status)
-        for name, text in {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}.items():
+        for name, text in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(data)),
+            **(headers or {}),
+        }.items():
             self.send_header(name, text)
         self.end_headers()
         if self.command != "HEAD":
@@ -187,22 +201,26 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-def entry_of(path):
+def build_entry(path):
     if path in FILES:
         return {"type": "file", "path": path, "size": len(FILES[path]), "oid": "1" * 40}
-    return {"type": "directory", "path": path, "oid": "2" * 40} if any(name.startswith(f"{path}/") for name in FILES) else None
+    return (
+        {"type": "directory", "path": path, "oid": "2" * 40}
+        if any(name.startswith(f"{path}/") for name in FILES)
+        else None
+    )
 
 
-def tree(folder):
-    within = [name for name in FILES if not folder or name.startswith(f"{folder}/")]
-    folders = {str(parent) for name in within for parent in Path(name).parents if str(parent) not in (".", folder)}
-    return [entry_of(path) for path in (*sorted(folders), *within)]
+def build_tree(folder):
+    names = [name for name in FILES if not folder or name.startswith(f"{folder}/")]
+    folders = {str(parent) for name in names for parent in Path(name).parents if str(parent) not in (".", folder)}
+    return [build_entry(path) for path in (*sorted(folders), *names)]
 
 
 @pytest.fixture
 def hub():
-    """The stand-in, and its address."""
-    handler = type("Ours", (Hub,), {})
+    """Start the fake Hub; yield its address and its handler class."""
+    handler = type("TestHub", (FakeHub,), {})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -212,32 +230,38 @@ def hub():
     server.server_close()
 
 
-def look(pattern, endpoint, tmp_path, **environment):
-    """What list_sources and read say of a pattern, in a process of its own."""
+def list_in_process(pattern, endpoint, tmp_path, **environment):
+    """Return the result, or the error, of list_sources and read_records for a pattern in a separate process."""
     script = """
 import json, sys
 from pathlib import Path
-from components.common.errors import TunelineError
+from components.common.runtime.errors import TunelineError
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.readers import read
-from components.data_curation.sources import list_sources
+from components.data_curation.reading.file_readers import read_records
+from components.data_curation.reading.source_files import list_sources
 try:
     listed = list_sources([sys.argv[1]], Path())
-    print(json.dumps([[s.uri, s.name, s.bytes, [r.fields["text"] for r in read(s, DataCurationConfig())]] for s in listed]))
+    print(json.dumps([[s.uri, s.name, s.bytes, [r.fields["text"] for r in read_records(s, DataCurationConfig())]] for s in listed]))
 except TunelineError as error:
     print(json.dumps(error.as_dict()))
 """
-    settings = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "", **environment}
-    done = subprocess.run(
+    settings = {
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_TOKEN": "",
+        **environment,
+    }
+    completed = subprocess.run(
         [sys.executable, "-c", script, pattern],
-        env=python_environment(**settings),
+        env=build_python_environment(**settings),
         cwd=Path(__file__).resolve().parents[2],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)
 
 
 @pytest.mark.parametrize(
@@ -249,38 +273,69 @@ except TunelineError as error:
         ("hf://datasets/org/name/train.jsonl", ["train.jsonl"]),
     ],
 )
-def test_files_of_a_dataset_on_the_hub_are_listed_and_read(hub, tmp_path, pattern, names):
-    listed = look(pattern, hub[0], tmp_path)
-    assert [(name, size) for _, name, size, _ in listed] == [(Path(name).name, len(FILES[name])) for name in names]
-    assert all(uri.startswith("hf://datasets/org/name") and uri.endswith(name) for (uri, *_), name in zip(listed, names, strict=True))
+def test_hub_dataset_files_are_listed_and_read(hub, tmp_path, pattern, names):
+    sources = list_in_process(pattern, hub[0], tmp_path)
+    assert [(name, size) for _, name, size, _ in sources] == [(Path(name).name, len(FILES[name])) for name in names]
     assert all(
-        texts == [json.loads(line)["text"] for line in FILES[name].splitlines()] for (*_, texts), name in zip(listed, names, strict=True)
+        uri.startswith("hf://datasets/org/name") and uri.endswith(name)
+        for (uri, *_), name in zip(sources, names, strict=True)
+    )
+    assert all(
+        texts == [json.loads(line)["text"] for line in FILES[name].splitlines()]
+        for (*_, texts), name in zip(sources, names, strict=True)
     )
 
 
 @pytest.mark.parametrize(
-    ("pattern", "environment", "what", "hint"),
+    ("pattern", "environment", "message", "hint"),
     [
-        ("hf://datasets/org/name@main/gone.jsonl", {}, "does not exist, or not for this token", "Check name, revision and path; a private"),
-        ("hf://datasets/org/other@main/a.jsonl", {}, "does not exist, or not for this token", "Check name, revision and path; a private"),
-        ("hf://datasets/org/name@main/*.csv", {}, "matches no file of a known kind", "Known are .csv"),
-        ("hf://datasets/org/name@main/train.jsonl", {"HF_HUB_OFFLINE": "1"}, "cannot be asked for: HF_HUB_OFFLINE is set", "Unset it, or"),
-        ("hf://datasets/org/name@main/train.jsonl", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be asked for: ", "Check HF_ENDPOINT"),
+        (
+            "hf://datasets/org/name@main/gone.jsonl",
+            {},
+            "does not exist, or HF_TOKEN has no access to it",
+            "Check the name, revision and path; for a private",
+        ),
+        (
+            "hf://datasets/org/other@main/a.jsonl",
+            {},
+            "does not exist, or HF_TOKEN has no access to it",
+            "Check the name, revision and path; for a private",
+        ),
+        (
+            "hf://datasets/org/name@main/*.csv",
+            {},
+            "matches no supported file",
+            "Use files with a supported suffix: .csv",
+        ),
+        (
+            "hf://datasets/org/name@main/train.jsonl",
+            {"HF_HUB_OFFLINE": "1"},
+            "cannot be read: HF_HUB_OFFLINE is set",
+            "Unset HF_HUB_OFFLINE, or",
+        ),
+        (
+            "hf://datasets/org/name@main/train.jsonl",
+            {"HF_ENDPOINT": "http://127.0.0.1:9"},
+            "cannot be read: ",
+            "Check HF_ENDPOINT",
+        ),
     ],
 )
-def test_what_the_hub_does_not_give_is_told(hub, tmp_path, pattern, environment, what, hint):
-    error = look(pattern, hub[0], tmp_path, **environment)
+def test_hub_failures_are_reported(hub, tmp_path, pattern, environment, message, hint):
+    error = list_in_process(pattern, hub[0], tmp_path, **environment)
     assert error["kind"] == "configuration"
-    assert error["message"].startswith(f"data_curation.sources: '{pattern}' {what}")
+    assert error["message"].startswith(f"data_curation.sources: '{pattern}' {message}")
     assert error["hint"].startswith(hint)
 
 
-def test_a_private_dataset_needs_its_token(hub, tmp_path):
+def test_private_hub_dataset_needs_a_token(hub, tmp_path):
     endpoint, handler = hub
     handler.token = "hf_secret"
     pattern = "hf://datasets/org/name@main/train.jsonl"
-    error = look(pattern, endpoint, tmp_path)
+    error = list_in_process(pattern, endpoint, tmp_path)
     assert error["message"].startswith(f"data_curation.sources: '{pattern}' ")
     assert "HF_TOKEN" in error["hint"]
     assert "hf_secret" not in json.dumps(error)
-    assert [name for _, name, _, _ in look(pattern, endpoint, tmp_path, HF_TOKEN="hf_secret")] == ["train.jsonl"]
+    assert [name for _, name, _, _ in list_in_process(pattern, endpoint, tmp_path, HF_TOKEN="hf_secret")] == [
+        "train.jsonl"
+    ]

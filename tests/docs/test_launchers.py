@@ -1,4 +1,4 @@
-"""The pages of the launchers: their examples are such as a cluster takes."""
+"""The examples on the launcher pages are valid on a cluster."""
 
 from __future__ import annotations
 
@@ -8,78 +8,93 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.common.launch import Command, objects
-from components.common.launch.settings import LauncherSettings
-from pipelines import launching, platform, pods
+from components.common.launch import Command
+from components.common.launch.kubernetes import job_manifests
+from components.common.launch.launcher_settings import LauncherSettings
+from pipelines.config import platform_config
+from pipelines.definition import pod_spec
+from pipelines.steps import step_launcher
 from tests import crds, kubernetes_schemas, pod_security
 from tests.pipelines.command import ROOT
 
 DOCS = ROOT / "docs"
 COMPONENTS = ROOT / "deploy" / "components"
 BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
-MADE = {"trainjob": objects.trainjob, "rayjob": objects.rayjob}
+BUILDERS = {"trainjob": job_manifests.build_trainjob, "rayjob": job_manifests.build_rayjob}
 
 
-def example(kind: str, tmp_path: Path) -> LauncherSettings:
-    """The launcher of a page's platform.yaml, as the step is given it."""
+def load_example(kind: str, tmp_path: Path) -> LauncherSettings:
+    """Return the launcher settings that the step resolves from a page's platform.yaml."""
     (text,) = BLOCK.findall((DOCS / f"{kind}.md").read_text(encoding="utf-8"))
     file = tmp_path / "platform.yaml"
     file.write_text(text)
-    read = platform.load(file)
-    return launching.launcher(read, pods.merged(read.scheduling, read.resources.fine_tuning.scheduling))
+    platform = platform_config.load_platform(file)
+    return step_launcher.resolve_launcher(
+        platform, pod_spec.merge_scheduling(platform.scheduling, platform.resources.fine_tuning.scheduling)
+    )
 
 
-@pytest.mark.parametrize("kind", MADE)
-def test_the_platform_of_a_page_leads_to_a_job_that_its_crd_takes(kind: str, tmp_path: Path) -> None:
-    said = example(kind, tmp_path)
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_example_platform_builds_a_job_that_matches_its_crd(kind: str, tmp_path: Path) -> None:
+    settings = load_example(kind, tmp_path)
     folder = Path("/data/tuneline/state/fine_tuning/0a1b/launch")
-    objects.check(said, folder)
-    thing = MADE[kind](said, Command("components.fine_tuning.worker", [], 8, said.nodes), folder, "tuneline-0-1")
-    assert crds.problems(thing) == []
-    assert thing["metadata"]["labels"][objects.QUEUE] == "team-a"
+    job_manifests.check_settings(settings, folder)
+    job = BUILDERS[kind](
+        settings, Command("components.fine_tuning.worker", [], 8, settings.nodes), folder, "tuneline-0-1"
+    )
+    assert crds.problems(job) == []
+    assert job["metadata"]["labels"][job_manifests.QUEUE_LABEL] == "team-a"
 
 
-def test_what_the_platform_says_of_the_steps_pod_counts_for_the_job_where_the_launcher_says_nothing(tmp_path: Path) -> None:
-    said = example("trainjob", tmp_path).trainjob
-    assert (said.image, said.claim, said.mount) == ("registry.example/tuneline/python-training:1", "tuneline", "/data")
-    assert (said.run_as_user, said.run_as_group) == (1000, 1000)
+def test_job_inherits_unset_fields_from_the_platform(
+    tmp_path: Path,
+) -> None:
+    settings = load_example("trainjob", tmp_path).trainjob
+    assert (settings.image, settings.claim, settings.mount) == (
+        "registry.example/tuneline/python-training:1",
+        "tuneline",
+        "/data",
+    )
+    assert (settings.run_as_user, settings.run_as_group) == (1000, 1000)
 
 
-def test_the_role_is_one_that_every_version_of_kubernetes_takes() -> None:
-    things = list(yaml.safe_load_all((COMPONENTS / "launcher" / "launcher-rbac.yaml").read_text(encoding="utf-8")))
-    assert [thing["kind"] for thing in things] == ["Role", "RoleBinding"]
-    assert [problem for thing in things for problem in kubernetes_schemas.problems(thing)] == []
+def test_role_matches_the_schema_of_each_version() -> None:
+    manifests = list(yaml.safe_load_all((COMPONENTS / "launcher" / "launcher-rbac.yaml").read_text(encoding="utf-8")))
+    assert [manifest["kind"] for manifest in manifests] == ["Role", "RoleBinding"]
+    assert [problem for manifest in manifests for problem in kubernetes_schemas.problems(manifest)] == []
     for version in kubernetes_schemas.versions():
-        assert [problem for thing in things for problem in kubernetes_schemas.schema_problems(thing, version)] == []
+        assert [
+            problem for manifest in manifests for problem in kubernetes_schemas.schema_problems(manifest, version)
+        ] == []
 
 
-def test_the_runtime_has_the_job_and_the_container_that_are_patched() -> None:
+def test_runtime_has_the_patched_job_and_container() -> None:
     runtime = yaml.safe_load((COMPONENTS / "runtime" / "training-runtime.yaml").read_text(encoding="utf-8"))
     (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
-    assert (job["name"], container["name"]) == (objects.NODE, objects.NODE)
+    assert (job["name"], container["name"]) == (job_manifests.TRAINER_CONTAINER, job_manifests.TRAINER_CONTAINER)
     assert "torch" in runtime["spec"]["mlPolicy"], "its plugin injects the variables of torchrun"
     if crds.folder():
-        assert crds.whole(runtime) == []
+        assert crds.full_crd_problems(runtime) == []
 
 
-def test_the_curation_on_ray_is_a_job_that_its_crd_and_a_restricted_namespace_take_and_a_command_that_there_is() -> None:
-    thing = yaml.safe_load((DOCS / "examples" / "rayjob-curation.yaml").read_text(encoding="utf-8"))
-    assert crds.problems(thing) == []
+def test_ray_curation_job_is_valid_restricted_and_documented() -> None:
+    job = yaml.safe_load((DOCS / "examples" / "rayjob-curation.yaml").read_text(encoding="utf-8"))
+    assert crds.problems(job) == []
     if crds.folder():
-        assert crds.whole(thing) == []
-    assert [problem for pod in crds.pods(thing) for problem in pod_security.violations(pod)] == []
+        assert crds.full_crd_problems(job) == []
+    assert [problem for pod in crds.pods(job) for problem in pod_security.violations(pod)] == []
     page = (DOCS / "ray.md").read_text(encoding="utf-8")
-    told = next(line for line in page.splitlines() if line.startswith("ray job submit") and " curate " in line)
-    named = re.compile(r"/\S+|--workdir")  # the paths are each one's own
-    assert named.sub("", thing["spec"]["entrypoint"]).split() == named.sub("", told.partition(" -- ")[2]).split()
+    documented = next(line for line in page.splitlines() if line.startswith("ray job submit") and " curate " in line)
+    paths = re.compile(r"/\S+|--workdir")  # the paths differ
+    assert paths.sub("", job["spec"]["entrypoint"]).split() == paths.sub("", documented.partition(" -- ")[2]).split()
 
 
-def test_each_platform_of_the_page_on_slurm_can_be_read_and_leads_to_a_launcher(tmp_path: Path) -> None:
-    file, ways = tmp_path / "platform.yaml", []
+def test_slurm_examples_load_with_a_slurm_launcher(tmp_path: Path) -> None:
+    file, launchers = tmp_path / "platform.yaml", []
     for text in BLOCK.findall((DOCS / "slurm.md").read_text(encoding="utf-8")):
         file.write_text(text)
-        read = platform.load(file)
-        assert read.launcher.kind == "slurm"
-        ways.append((read.launcher.slurm.rest, [*read.secrets]))
-    assert ways == [("", []), ("https://slurm.example:6820", ["SLURM_JWT"])]
+        platform = platform_config.load_platform(file)
+        assert platform.launcher.kind == "slurm"
+        launchers.append((platform.launcher.slurm.rest, [*platform.secrets]))
+    assert launchers == [("", []), ("https://slurm.example:6820", ["SLURM_JWT"])]

@@ -1,7 +1,7 @@
-"""docs/other-platforms.md: its examples are such as Argo and Airflow take, and call the command line with what it understands.
+"""docs/other-platforms.md: the Argo and Airflow examples are valid and call the CLI with accepted arguments.
 
-No Argo and no Airflow is installed where this runs. The workflow is compared with the fields that Argo has, and the DAG is executed with a
-stand-in for the two classes of Airflow that it uses, which refuses a parameter that the operator does not have.
+Neither Argo nor Airflow is installed for the tests. The workflow is checked against the fields of Argo. The DAG runs with fakes of the two
+Airflow classes that it uses; they refuse parameters that the operator does not have.
 """
 
 from __future__ import annotations
@@ -16,67 +16,80 @@ import pytest
 import yaml
 
 from tests import kubernetes_schemas, pod_security
-from tests.deploy.rendering import of_kind, rendered
+from tests.deploy.rendering import render_overlay, select_kind
 from tests.pipelines.command import ROOT
 
 Json = dict[str, Any]
 EXAMPLES = ROOT / "docs" / "examples"
 STAGES = ["curate", "finetune", "evaluate", "package", "register"]
 # argoproj/argo-workflows, docs/fields.md: WorkflowSpec, Template, RetryStrategy, Backoff, DAGTask
-SPEC = {"entrypoint", "serviceAccountName", "imagePullSecrets", "securityContext", "arguments", "volumes", "templateDefaults", "templates"}
+SPEC = {
+    "entrypoint",
+    "serviceAccountName",
+    "imagePullSecrets",
+    "securityContext",
+    "arguments",
+    "volumes",
+    "templateDefaults",
+    "templates",
+}
 TEMPLATE = {"name", "dag", "container", "retryStrategy", "podSpecPatch"}
 RETRY = {"limit", "retryPolicy", "expression", "backoff"}
 BACKOFF = {"duration", "factor", "maxDuration"}
-# apache/airflow, providers/cncf/kubernetes: KubernetesPodOperator, and BaseOperator's part of it
-OPERATOR = {
+# apache/airflow, providers/cncf/kubernetes: KubernetesPodOperator and its base class BaseOperator
+OPERATOR_PARAMETERS = {
     "task_id", "retries", "retry_delay", "retry_exponential_backoff", "name", "namespace", "image", "cmds", "arguments", "configmaps",
     "volumes", "volume_mounts", "container_resources", "service_account_name", "automount_service_account_token", "image_pull_secrets",
     "security_context", "container_security_context", "termination_grace_period", "startup_timeout_seconds", "secrets", "skip_on_exit_code",
 }  # fmt: skip
 
 
-def understood(arguments: list[str]) -> Json:
-    """What the real command line reads in some arguments, their templates filled in. Raises where it takes them not."""
+def parse_command(arguments: list[str]) -> Json:
+    """Parse arguments with the real CLI after filling in their templates; raise if the CLI refuses them."""
     from typer.main import get_command
 
     from pipelines.cli import main
 
-    filled = [re.sub(r"\{\{.*?\}\}", "filled-in", one) for one in arguments]
+    filled = [re.sub(r"\{\{.*?\}\}", "filled-in", argument) for argument in arguments]
     commands = get_command(main.app).commands  # type: ignore[attr-defined]
     return dict(commands[filled[0]].make_context(filled[0], filled[1:]).params)
 
 
-def argo() -> Json:
+def load_workflow() -> Json:
     return dict(yaml.safe_load((EXAMPLES / "argo-workflow.yaml").read_text(encoding="utf-8")))
 
 
-def containers() -> dict[str, Json]:
-    """The container of each stage of the workflow."""
-    return {one["name"]: one["container"] for one in argo()["spec"]["templates"] if "container" in one}
+def load_containers() -> dict[str, Json]:
+    """Return the container of each stage of the workflow."""
+    return {
+        template["name"]: template["container"]
+        for template in load_workflow()["spec"]["templates"]
+        if "container" in template
+    }
 
 
-class Operator:
-    """In place of KubernetesPodOperator: keeps what it is given, and the order."""
+class FakeOperator:
+    """Replace KubernetesPodOperator: record the parameters and the order."""
 
-    made: ClassVar[list[Operator]] = []
+    instances: ClassVar[list[FakeOperator]] = []
 
-    def __init__(self, **given: Any) -> None:
-        assert set(given) <= OPERATOR
-        self.given, self.after = given, []  # type: tuple[Json, list[Operator]]
-        Operator.made.append(self)
+    def __init__(self, **parameters: Any) -> None:
+        assert set(parameters) <= OPERATOR_PARAMETERS
+        self.parameters, self.downstream = parameters, []  # type: tuple[Json, list[FakeOperator]]
+        FakeOperator.instances.append(self)
 
-    def __rshift__(self, other: Operator) -> Operator:
-        self.after.append(other)
+    def __rshift__(self, other: FakeOperator) -> FakeOperator:
+        self.downstream.append(other)
         return other
 
 
-class Dag:
-    """In place of DAG."""
+class FakeDag:
+    """Replace DAG."""
 
-    def __init__(self, **given: Any) -> None:
-        assert set(given) <= {"dag_id", "schedule", "catchup", "max_active_runs", "params"}
+    def __init__(self, **parameters: Any) -> None:
+        assert set(parameters) <= {"dag_id", "schedule", "catchup", "max_active_runs", "params"}
 
-    def __enter__(self) -> Dag:
+    def __enter__(self) -> FakeDag:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,51 +97,53 @@ class Dag:
 
 
 @pytest.fixture
-def tasks(monkeypatch: pytest.MonkeyPatch) -> list[Operator]:
-    """The tasks that the DAG makes, in the order in which it names them."""
+def tasks(monkeypatch: pytest.MonkeyPatch) -> list[FakeOperator]:
+    """Return the tasks of the DAG in the order of their creation."""
     provider = "airflow.providers.cncf.kubernetes"
-    content: dict[str, Json] = {
-        f"{provider}.operators.pod": {"KubernetesPodOperator": Operator},
-        f"{provider}.secret": {"Secret": lambda *given: given},
-        "airflow.sdk": {"DAG": Dag},
+    modules: dict[str, Json] = {
+        f"{provider}.operators.pod": {"KubernetesPodOperator": FakeOperator},
+        f"{provider}.secret": {"Secret": lambda *arguments: arguments},
+        "airflow.sdk": {"DAG": FakeDag},
     }
-    for name, values in content.items():
+    for name, values in modules.items():
         module = ModuleType(name)
         vars(module).update(values)
         for package in (name.rsplit(".", count)[0] for count in range(1, name.count(".") + 1)):
             monkeypatch.setitem(sys.modules, package, sys.modules.get(package, ModuleType(package)))
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(Operator, "made", [])
+    monkeypatch.setattr(FakeOperator, "instances", [])
     file = EXAMPLES / "airflow_dag.py"
     exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), {"__name__": "airflow_dag"})
-    return Operator.made
+    return FakeOperator.instances
 
 
-def airflow_pod(given: Json) -> Json:
-    """The pod that the operator makes of its parameters."""
+def build_airflow_pod(parameters: Json) -> Json:
+    """Return the pod that the operator creates from its parameters."""
     from kubernetes import client
 
     api = client.ApiClient()
     container = client.V1Container(
-        name="base", image=given["image"], command=given["cmds"], args=given["arguments"], env=[], resources=given["container_resources"],
-        volume_mounts=given["volume_mounts"], security_context=given["container_security_context"],
+        name="base", image=parameters["image"], command=parameters["cmds"], args=parameters["arguments"], env=[], resources=parameters["container_resources"],
+        volume_mounts=parameters["volume_mounts"], security_context=parameters["container_security_context"],
     )  # fmt: skip
     spec = client.V1PodSpec(
-        containers=[container], init_containers=[], volumes=given["volumes"], restart_policy="Never",
-        security_context=given["security_context"], service_account_name=given["service_account_name"],
-        image_pull_secrets=given["image_pull_secrets"], termination_grace_period_seconds=given["termination_grace_period"],
-        automount_service_account_token=given["automount_service_account_token"],
+        containers=[container], init_containers=[], volumes=parameters["volumes"], restart_policy="Never",
+        security_context=parameters["security_context"], service_account_name=parameters["service_account_name"],
+        image_pull_secrets=parameters["image_pull_secrets"], termination_grace_period_seconds=parameters["termination_grace_period"],
+        automount_service_account_token=parameters["automount_service_account_token"],
     )  # fmt: skip
-    metadata = client.V1ObjectMeta(name=given["name"], namespace=given["namespace"])
-    return dict(api.sanitize_for_serialization(client.V1Pod(api_version="v1", kind="Pod", metadata=metadata, spec=spec)))
+    metadata = client.V1ObjectMeta(name=parameters["name"], namespace=parameters["namespace"])
+    return dict(
+        api.sanitize_for_serialization(client.V1Pod(api_version="v1", kind="Pod", metadata=metadata, spec=spec))
+    )
 
 
-def argo_pod(container: Json) -> Json:
-    """The part of a stage's pod that the workflow says; Argo adds containers of its own."""
-    said = argo()["spec"]
+def build_argo_pod(container: Json) -> Json:
+    """Return the part of a stage's pod that the workflow defines; Argo adds its own containers."""
+    workflow = load_workflow()["spec"]
     spec = {
-        "containers": [{"name": "main", "env": [], **container}], "initContainers": [], "volumes": said["volumes"],
-        "securityContext": said["securityContext"], "restartPolicy": "Never", "serviceAccountName": said["serviceAccountName"],
+        "containers": [{"name": "main", "env": [], **container}], "initContainers": [], "volumes": workflow["volumes"],
+        "securityContext": workflow["securityContext"], "restartPolicy": "Never", "serviceAccountName": workflow["serviceAccountName"],
     }  # fmt: skip
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod", "namespace": "team-a"}, "spec": spec}
 
@@ -140,85 +155,116 @@ def check_pod(pod: Json) -> None:
     assert pod_security.violations(pod) == []
 
 
-def folders(read: dict[str, Json]) -> None:
-    """Each stage reads what the one before wrote."""
-    assert read["finetune"]["dataset"] == read["evaluate"]["dataset"] == read["curate"]["output"]
-    assert Path(read["evaluate"]["model"]) == Path(read["package"]["model"]) == read["register"]["model"] == read["finetune"]["output"]
-    assert (read["register"]["evaluation"], read["register"]["repository"]) == (read["evaluate"]["output"], read["package"]["output"])
-    assert read["evaluate"]["fail_on_refusal"] is True
-    assert all(str(one["config"]) for one in read.values())
+def check_folders(options: dict[str, Json]) -> None:
+    """Check that each stage reads the output of its predecessor."""
+    assert options["finetune"]["dataset"] == options["evaluate"]["dataset"] == options["curate"]["output"]
+    assert (
+        Path(options["evaluate"]["model"])
+        == Path(options["package"]["model"])
+        == options["register"]["model"]
+        == options["finetune"]["output"]
+    )
+    assert (options["register"]["evaluation"], options["register"]["repository"]) == (
+        options["evaluate"]["output"],
+        options["package"]["output"],
+    )
+    assert options["evaluate"]["fail_on_refusal"] is True
+    assert all(str(values["config"]) for values in options.values())
 
 
-def test_the_workflow_has_the_fields_that_argo_knows_and_the_stages_in_their_order() -> None:
-    spec = argo()["spec"]
+def test_workflow_has_only_argo_fields_and_ordered_stages() -> None:
+    spec = load_workflow()["spec"]
     assert set(spec) <= SPEC
-    assert [problem for one in [*spec["templates"], spec["templateDefaults"]] for problem in set(one) - TEMPLATE] == []
+    assert [
+        problem for template in [*spec["templates"], spec["templateDefaults"]] for problem in set(template) - TEMPLATE
+    ] == []
     retry = spec["templateDefaults"]["retryStrategy"]
     assert (set(retry) <= RETRY, set(retry["backoff"]) <= BACKOFF) == (True, True)
     assert "lastRetry.exitCode) == 75" in retry["expression"]
-    order = [(one["name"], one.get("depends")) for one in spec["templates"][0]["dag"]["tasks"]]
+    order = [(task["name"], task.get("depends")) for task in spec["templates"][0]["dag"]["tasks"]]
     assert order == list(zip(STAGES, [None, *STAGES], strict=False))
-    assert list(containers()) == STAGES
-    named = re.findall(r"workflow\.parameters\.(\w+)", (EXAMPLES / "argo-workflow.yaml").read_text(encoding="utf-8"))
-    assert set(named) == {one["name"] for one in spec["arguments"]["parameters"]}
+    assert list(load_containers()) == STAGES
+    parameter_names = re.findall(
+        r"workflow\.parameters\.(\w+)", (EXAMPLES / "argo-workflow.yaml").read_text(encoding="utf-8")
+    )
+    assert set(parameter_names) == {parameter["name"] for parameter in spec["arguments"]["parameters"]}
 
 
-def test_the_command_line_takes_what_the_workflow_calls_it_with() -> None:
-    assert {tuple(one["command"]) for one in containers().values()} == {("tuneline",)}
-    read = {name: understood(one["args"]) for name, one in containers().items()}
-    folders(read)
+def test_workflow_arguments_are_accepted_by_the_cli() -> None:
+    assert {tuple(container["command"]) for container in load_containers().values()} == {("tuneline",)}
+    options = {name: parse_command(container["args"]) for name, container in load_containers().items()}
+    check_folders(options)
 
 
-def test_the_workflows_pods_are_such_as_kubernetes_and_a_restricted_namespace_take() -> None:
-    for container in containers().values():
-        check_pod(argo_pod(container))
+def test_workflow_pods_are_valid_and_restricted() -> None:
+    for container in load_containers().values():
+        check_pod(build_argo_pod(container))
 
 
-def test_the_workflow_names_what_deploy_makes() -> None:
-    things, said = rendered("xe9680-powerscale"), argo()["spec"]
-    assert said["serviceAccountName"] in of_kind(things, "ServiceAccount", "team-a")
-    for container in containers().values():
-        (place,) = container["envFrom"]
-        assert place["configMapRef"]["name"] in of_kind(things, "ConfigMap", "team-a")
-    claims = [one["persistentVolumeClaim"]["claimName"] for one in said["volumes"] if "persistentVolumeClaim" in one]
-    assert set(claims) <= set(of_kind(things, "PersistentVolumeClaim", "team-a"))
+def test_workflow_names_objects_of_the_overlay() -> None:
+    manifests, workflow = render_overlay("xe9680-powerscale"), load_workflow()["spec"]
+    assert workflow["serviceAccountName"] in select_kind(manifests, "ServiceAccount", "team-a")
+    for container in load_containers().values():
+        (source,) = container["envFrom"]
+        assert source["configMapRef"]["name"] in select_kind(manifests, "ConfigMap", "team-a")
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in workflow["volumes"]
+        if "persistentVolumeClaim" in volume
+    ]
+    assert set(claims) <= set(select_kind(manifests, "PersistentVolumeClaim", "team-a"))
 
 
-def test_the_dag_makes_the_five_stages_one_after_the_other_and_only_a_refusal_is_skipped(tasks: list[Operator]) -> None:
-    assert [one.given["task_id"] for one in tasks] == STAGES
-    assert [[after.given["task_id"] for after in one.after] for one in tasks] == [[name] for name in STAGES[1:]] + [[]]
-    skipped = {one.given["task_id"]: one.given["skip_on_exit_code"] for one in tasks if "skip_on_exit_code" in one.given}
+def test_dag_runs_five_stages_in_order_and_skips_on_refusal(tasks: list[FakeOperator]) -> None:
+    assert [task.parameters["task_id"] for task in tasks] == STAGES
+    assert [[downstream.parameters["task_id"] for downstream in task.downstream] for task in tasks] == [
+        [name] for name in STAGES[1:]
+    ] + [[]]
+    skipped = {
+        task.parameters["task_id"]: task.parameters["skip_on_exit_code"]
+        for task in tasks
+        if "skip_on_exit_code" in task.parameters
+    }
     assert skipped == {"evaluate": 3}
 
 
-def test_the_command_line_takes_what_the_dag_calls_it_with(tasks: list[Operator]) -> None:
-    assert all(one.given["cmds"] == ["tuneline"] for one in tasks)
-    folders({one.given["task_id"]: understood(one.given["arguments"]) for one in tasks})
+def test_dag_arguments_are_accepted_by_the_cli(tasks: list[FakeOperator]) -> None:
+    assert all(task.parameters["cmds"] == ["tuneline"] for task in tasks)
+    check_folders({task.parameters["task_id"]: parse_command(task.parameters["arguments"]) for task in tasks})
 
 
-def test_the_dags_pods_are_such_as_kubernetes_and_a_restricted_namespace_take(tasks: list[Operator]) -> None:
-    for one in tasks:
-        check_pod(airflow_pod(one.given))
+def test_dag_pods_are_valid_and_restricted(tasks: list[FakeOperator]) -> None:
+    for task in tasks:
+        check_pod(build_airflow_pod(task.parameters))
 
 
-def test_both_examples_call_each_stage_in_the_same_image_as_the_page_says(tasks: list[Operator]) -> None:
+def test_examples_use_the_documented_image_for_each_stage(tasks: list[FakeOperator]) -> None:
     page = (ROOT / "docs" / "other-platforms.md").read_text(encoding="utf-8")
-    told = {command: image for image, command in re.findall(r"^\| [a-z-]+ \| `(python-\w+)`.*? \| `tuneline (\w+) ", page, re.MULTILINE)}
-    assert list(told) == STAGES
-    of_argo = {name: one["image"].rpartition("/")[2].partition(":")[0] for name, one in containers().items()}
-    of_airflow = {one.given["task_id"]: one.given["image"].rpartition("/")[2].partition(":")[0] for one in tasks}
-    assert told == of_argo == of_airflow
+    documented = {
+        command: image
+        for image, command in re.findall(r"^\| [a-z-]+ \| `(python-\w+)`.*? \| `tuneline (\w+) ", page, re.MULTILINE)
+    }
+    assert list(documented) == STAGES
+    argo_images = {
+        name: container["image"].rpartition("/")[2].partition(":")[0] for name, container in load_containers().items()
+    }
+    airflow_images = {
+        task.parameters["task_id"]: task.parameters["image"].rpartition("/")[2].partition(":")[0] for task in tasks
+    }
+    assert documented == argo_images == airflow_images
 
 
-def test_a_misspelt_option_would_be_found() -> None:
+def test_misspelled_option_is_rejected() -> None:
     with pytest.raises(Exception, match="No such option: --datset"):
-        understood(["evaluate", "model", "--datset=x", "-o", "y"])
+        parse_command(["evaluate", "model", "--datset=x", "-o", "y"])
 
 
 @pytest.mark.parametrize("name", ["argo-workflow.yaml", "airflow_dag.py"])
-def test_whose_the_volume_is_stands_among_what_is_to_be_changed(name: str) -> None:
+def test_volume_owner_is_listed_among_the_values_to_change(name: str) -> None:
     page = (ROOT / "docs" / "other-platforms.md").read_text(encoding="utf-8")
-    (section,) = (part for part in page.split("\n## ") if f"(examples/{name})" in part)
+    (section,) = (section_text for section_text in page.split("\n## ") if f"(examples/{name})" in section_text)
     for text in ((EXAMPLES / name).read_text(encoding="utf-8"), section):
-        changed = text.partition("To be changed")[2].split(".")[0]
-        assert {"namespace", "registry", "user and group"} <= {one.strip(": ").lower() for one in re.split(", |: | in it|\\(", changed)}
+        values = text.partition("To be changed")[2].split(".")[0]
+        assert {"namespace", "registry", "user and group"} <= {
+            part.strip(": ").lower() for part in re.split(", |: | in it|\\(", values)
+        }

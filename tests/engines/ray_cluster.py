@@ -1,4 +1,4 @@
-"""A real Ray cluster of two nodes on this machine, ended by its own process groups."""
+"""A real Ray cluster of two nodes on this machine; each node is a process group."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from components.common import process
+from components.common.runtime import process_control
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 120.0  # seconds until a node is up
-MEMORY = str(200 * 1024 * 1024)  # bytes of each node's object store
-NODE = "TUNELINE_TEST_NODE"  # tells the processes of a node where to write which files they open
-# A lost node is noticed after seconds, not half a minute, and workers have as much of a busy machine as other tests.
-SETTINGS = {
+START_TIMEOUT_SECONDS = 120.0  # per node
+OBJECT_STORE_BYTES = str(200 * 1024 * 1024)  # per node
+OPENED_FILES_VARIABLE = "TUNELINE_TEST_NODE"  # path of the log of opened files, for the processes of a node
+# Detect a lost node within seconds instead of half a minute, and run workers at the priority of other tests.
+RAY_SETTINGS = {
     "RAY_worker_niceness": "0",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
 }
-# Python reads this as it starts, in every process of a node.
-WITNESS = f"""
+# Every Python process of a node loads this as sitecustomize.py.
+AUDIT_HOOK = f"""
 import os, sys
 
-def note(event, arguments, log=os.open(os.environ["{NODE}"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)):
+def note(event, arguments, log=os.open(os.environ["{OPENED_FILES_VARIABLE}"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)):
     if event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
         os.write(log, os.fsencode(arguments[0]) + b"\\n")
 
@@ -42,7 +42,7 @@ sys.addaudithook(note)
 
 @dataclass(frozen=True)
 class Cluster:
-    """Its address, that of its dashboard ("" without one), its nodes, and what each node's processes write down: the files they open."""
+    """The cluster's address, dashboard URL ("" without a dashboard), nodes and, per node, the log of opened files."""
 
     address: str
     logs: tuple[Path, ...]
@@ -50,49 +50,51 @@ class Cluster:
     folder: Path
     nodes: list[subprocess.Popen[bytes]]
 
-    def opened(self, folder: Path, pattern: str) -> list[set[str]]:
-        """By node, the files in a folder, with names of a pattern, that its processes opened."""
+    def list_opened_files(self, folder: Path, pattern: str) -> list[set[str]]:
+        """Return, per node, the names of the files in `folder` matching `pattern` that its processes opened."""
         paths = [{Path(line) for line in log.read_text().splitlines()} for log in self.logs]
-        return [{path.name for path in some if path.parent == folder and fnmatch(path.name, pattern)} for some in paths]
+        return [
+            {path.name for path in opened if path.parent == folder and fnmatch(path.name, pattern)} for opened in paths
+        ]
 
-    def lose(self, number: int) -> None:
-        """Have a node vanish with all that it started, as by a loss of power."""
-        os.killpg(self.nodes[number].pid, signal.SIGKILL)
+    def kill_node(self, number: int) -> None:
+        """Kill a node and all its processes, as a power loss does."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.nodes[number].pid, signal.SIGKILL)
         self.nodes[number].wait()
 
-    def bring_back(self, number: int) -> None:
-        """Start a node again that was lost."""
-        self.nodes[number] = _start(self.folder, number, [f"--address={self.address}"])
+    def restart_node(self, number: int) -> None:
+        """Restart a killed node."""
+        self.nodes[number] = _start_node(self.folder, number, [f"--address={self.address}"])
 
 
 @contextmanager
-def two_nodes(folder: Path, *, dashboard: bool = False) -> Iterator[Cluster]:
-    """Start a head and a worker, each with one CPU; with the dashboard it takes jobs."""
-    # Ray's sockets lie below its own folder, and the path of a socket may have 107 bytes: fewer than a test's folder leaves.
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as short:
-        yield from _two_nodes(folder, short, dashboard)
+def run_cluster(folder: Path, *, dashboard: bool = False) -> Iterator[Cluster]:
+    """Start a head and a worker with one CPU each; jobs need the dashboard."""
+    # A socket path is limited to 107 bytes; a path below the test's folder would be longer.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as short_folder:
+        yield from _run_nodes(folder, short_folder, dashboard)
 
 
-def _two_nodes(folder: Path, short: str, dashboard: bool) -> Iterator[Cluster]:
-    port, shown = _free_port(), _free_port()
+def _run_nodes(folder: Path, short_folder: str, dashboard: bool) -> Iterator[Cluster]:
+    port, dashboard_port = _free_port(), _free_port()
     address = f"127.0.0.1:{port}"
-    head = ["--head", f"--port={port}", f"--temp-dir={short}", "--ray-client-server-port", str(_free_port())]
-    head += [f"--include-dashboard={str(dashboard).lower()}", f"--dashboard-port={shown}"]
-    url = f"http://127.0.0.1:{shown}" if dashboard else ""
-    cluster = Cluster(address, tuple(_opened(folder, number) for number in range(2)), url, folder, [])
+    head = ["--head", f"--port={port}", f"--temp-dir={short_folder}", "--ray-client-server-port", str(_free_port())]
+    head += [f"--include-dashboard={str(dashboard).lower()}", f"--dashboard-port={dashboard_port}"]
+    url = f"http://127.0.0.1:{dashboard_port}" if dashboard else ""
+    cluster = Cluster(address, tuple(_opened_files_log(folder, number) for number in range(2)), url, folder, [])
     try:
         for number, arguments in enumerate((head, [f"--address={address}"])):
-            cluster.nodes.append(_start(folder, number, arguments))
-            _wait(address, number + 1, cluster.nodes[-1], folder / f"node{number}.log")
+            cluster.nodes.append(_start_node(folder, number, arguments))
+            _wait_for_nodes(address, number + 1, cluster.nodes[-1], folder / f"node{number}.log")
         yield cluster
     finally:
-        for node in reversed(cluster.nodes):
-            _end(node)
+        for number in range(len(cluster.nodes)):
+            cluster.kill_node(number)  # a node needs 20 s to end by itself
 
 
-def _environment() -> dict[str, str]:
-    """Ray's workers import the stages from this checkout, and `python` is the one that has what they need, as in an image; a token would
-    have to be shared by hand."""
+def _build_environment() -> dict[str, str]:
+    """Return an environment in which workers import this checkout with this Python; authentication is off, since no token is shared."""
     return {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -100,62 +102,70 @@ def _environment() -> dict[str, str]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_DEDUP_LOGS": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        **SETTINGS,
+        **RAY_SETTINGS,
     }
 
 
-def _opened(folder: Path, number: int) -> Path:
+def _opened_files_log(folder: Path, number: int) -> Path:
     return folder / f"node{number}.opened"
 
 
-def _witnessed(folder: Path, number: int) -> dict[str, str]:
-    """The environment of a node whose processes write down what they open."""
-    (folder / "witness").mkdir(parents=True, exist_ok=True)
-    (folder / "witness" / "sitecustomize.py").write_text(WITNESS)
-    return {**_environment(), "PYTHONPATH": f"{folder / 'witness'}{os.pathsep}{ROOT}", NODE: str(_opened(folder, number))}
+def _build_node_environment(folder: Path, number: int) -> dict[str, str]:
+    """Return the environment of a node whose processes log the files they open."""
+    (folder / "audit_hook").mkdir(parents=True, exist_ok=True)
+    (folder / "audit_hook" / "sitecustomize.py").write_text(AUDIT_HOOK)
+    return {
+        **_build_environment(),
+        "PYTHONPATH": f"{folder / 'audit_hook'}{os.pathsep}{ROOT}",
+        OPENED_FILES_VARIABLE: str(_opened_files_log(folder, number)),
+    }
 
 
-def _start(folder: Path, number: int, arguments: list[str]) -> subprocess.Popen[bytes]:
-    environment = _witnessed(folder, number)
+def _start_node(folder: Path, number: int, arguments: list[str]) -> subprocess.Popen[bytes]:
+    environment = _build_node_environment(folder, number)
     ray = Path(sys.executable).parent / "ray"
-    command = [str(ray), "start", "--block", "--num-cpus=1", "--node-ip-address=127.0.0.1", f"--object-store-memory={MEMORY}"]
+    command = [
+        str(ray),
+        "start",
+        "--block",
+        "--num-cpus=1",
+        "--node-ip-address=127.0.0.1",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+    ]
     command += [f"--dashboard-agent-listen-port={_free_port()}", *arguments]
     with (folder / f"node{number}.log").open("wb") as log:
         node = subprocess.Popen(
-            command, stdout=log, stderr=log, env=environment, start_new_session=True, preexec_fn=process.die_with_parent
+            command,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=process_control.die_with_parent,
         )
-    process.guard_group(node.pid)  # where these tests are killed, the node's own processes go too
+    process_control.start_group_guard(node.pid)  # stops the node's processes if the tests are killed
     return node
 
 
-def _wait(address: str, nodes: int, started: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the cluster has so many living nodes."""
-    count = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False); print(sum(node['Alive'] for node in ray.nodes()))"
-    deadline = time.monotonic() + PATIENCE
+def _wait_for_nodes(address: str, node_count: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the cluster has `node_count` live nodes."""
+    script = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False); print(sum(node['Alive'] for node in ray.nodes()))"
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
-        assert started.poll() is None, log.read_text()
-        done = subprocess.run([sys.executable, "-c", count, address], capture_output=True, text=True, env=_environment(), check=False)
-        if done.stdout.strip().endswith(str(nodes)):
+        assert process.poll() is None, log.read_text()
+        result = subprocess.run(
+            [sys.executable, "-c", script, address],
+            capture_output=True,
+            text=True,
+            env=_build_environment(),
+            check=False,
+        )
+        if result.stdout.strip().endswith(str(node_count)):
             return
         time.sleep(0.5)
-    raise AssertionError(f"{nodes} nodes were not up after {PATIENCE:.0f} s: {log.read_text()}")
-
-
-def _end(node: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the node's whole group, as Ctrl-C would; what is left is killed."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(node.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            node.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            continue
-        time.sleep(0.5)
+    raise AssertionError(f"{node_count} nodes were not up after {START_TIMEOUT_SECONDS:.0f} s: {log.read_text()}")
 
 
 def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

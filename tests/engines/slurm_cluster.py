@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on this machine: munge, slurmctld and two slurmd, ended by their own process ids."""
+"""A real Slurm cluster of two nodes on this machine: munged, slurmctld and two slurmd."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-NEEDED_FOR_REST = ("slurmrestd",)
+REST_PROGRAMS = ("slurmrestd",)
 JWT_PLUGIN = "slurm-wlm/auth_jwt.so"  # Debian's package slurm-wlm-jwt-plugin
-NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel")
-PATIENCE = 60.0  # seconds until the nodes are idle
+REQUIRED_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel")
+START_TIMEOUT_SECONDS = 60.0
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -56,76 +56,97 @@ PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP PriorityTi
 PartitionName=urgent Nodes=n[1-2] MaxTime=INFINITE State=UP PriorityTier=10 OverSubscribe=NO
 """
 
-# For slurmrestd: tokens, and an accelerator to ask for.
-WITH_TOKENS = """
+# For slurmrestd: tokens and an accelerator that jobs can request.
+TOKEN_CONFIGURATION = """
 AuthAltTypes=auth/jwt
 AuthAltParameters=jwt_key={folder}/jwt.key
 GresTypes=fake
 """
-VERSION = "v0.0.38"  # of the API; without slurmdbd slurmrestd does not start with what asks the accounting
+API_VERSION = "v0.0.38"  # without slurmdbd, slurmrestd does not start with the accounting plugins
 
 
 @dataclass
 class Cluster:
-    """Its configuration file, and its processes by name."""
+    """A cluster's folder and its processes by name."""
 
     folder: Path
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
-    def configuration(self) -> Path:
-        """What SLURM_CONF names."""
+    def configuration_file(self) -> Path:
+        """The path for SLURM_CONF."""
         return self.folder / "slurm.conf"
 
     def run(self, *command: str) -> str:
-        """What one of Slurm's programs says."""
-        environment = {**os.environ, "SLURM_CONF": str(self.configuration)}
+        """Run a Slurm program and return its standard output."""
+        environment = {**os.environ, "SLURM_CONF": str(self.configuration_file)}
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
 
     def start(self, name: str, *command: str, **variables: str) -> None:
-        """Start one of its processes in the foreground, in a session of its own."""
+        """Start a daemon in the foreground mode, in a separate session."""
         path = os.environ["PATH"] + ":/usr/sbin:/sbin"
-        environment = {"PATH": path, "HOME": "/root", "SLURM_CONF": str(self.configuration), **variables}
-        with (self.folder / f"{name}.out").open("ab") as out:
-            started = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-        self.processes[name] = started
+        environment = {"PATH": path, "HOME": "/root", "SLURM_CONF": str(self.configuration_file), **variables}
+        with (self.folder / f"{name}.out").open("ab") as output:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        self.processes[name] = process
 
     def start_controller(self, *options: str) -> None:
-        """slurmctld; -c forgets what was before."""
+        """Start slurmctld; the option -c clears its saved state."""
         self.start("slurmctld", "slurmctld", "-D", *options)
 
     def start_node(self, name: str) -> None:
-        """One slurmd."""
+        """Start one slurmd."""
         self.start(name, "slurmd", "-D", "-N", name)
 
-    def start_rest(self, port: int, version: str = VERSION) -> None:
-        """slurmrestd, which takes tokens."""
-        # As root, or as Slurm's own user, it does not run unless it is told that this is meant.
-        meant = {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_user_check"}
-        self.start("slurmrestd", "slurmrestd", "-a", "rest_auth/jwt", "-s", f"openapi/{version}", f"127.0.0.1:{port}", **meant)
+    def start_rest(self, port: int, version: str = API_VERSION) -> None:
+        """Start slurmrestd with token authentication."""
+        # Without disable_user_check, slurmrestd refuses to run as root or as SlurmUser.
+        variables = {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_user_check"}
+        self.start(
+            "slurmrestd",
+            "slurmrestd",
+            "-a",
+            "rest_auth/jwt",
+            "-s",
+            f"openapi/{version}",
+            f"127.0.0.1:{port}",
+            **variables,
+        )
 
-    def token(self, seconds: int) -> str:
-        """A token for whoever runs this."""
+    def create_token(self, seconds: int) -> str:
+        """Create a token for the current user."""
         return self.run("scontrol", "token", f"lifespan={seconds}").strip().removeprefix("SLURM_JWT=")
 
-    def end(self, name: str, number: int = signal.SIGTERM) -> None:
-        """End one of its processes; where it is deaf, for good. What runs in a job is not touched."""
+    def stop(self, name: str, signal_number: int = signal.SIGTERM) -> None:
+        """Stop a daemon, with SIGKILL if it ignores the signal. Processes of jobs are not affected."""
         process = self.processes.pop(name)
-        process.send_signal(number)
+        process.send_signal(signal_number)
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
-    def resume(self, node: str) -> None:
-        """Give a node back; one that has come back by itself (ReturnToService) is no error."""
+    def kill_controller(self, job: str) -> None:
+        """Kill slurmctld once it has saved the job, which it does up to five seconds after a change of a job."""
+        saved_jobs, changed = self.folder / "state" / "job_state", time.time()
+        self.run("scontrol", "update", f"jobid={job}", "comment=saved")
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while not saved_jobs.exists() or saved_jobs.stat().st_mtime < changed:
+            assert time.monotonic() < deadline, f"slurmctld has not saved job {job}"
+            time.sleep(0.1)
+        self.stop("slurmctld", signal.SIGKILL)
+
+    def resume_node(self, node: str) -> None:
+        """Resume a node; a node that has already returned (ReturnToService) is not an error."""
         with suppress(subprocess.CalledProcessError):
             self.run("scontrol", "update", f"nodename={node}", "state=resume")
 
-    def wait_idle(self) -> None:
-        """Until both nodes take jobs."""
-        deadline = time.monotonic() + PATIENCE
+    def wait_until_idle(self) -> None:
+        """Wait until both nodes accept jobs."""
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while True:
             with suppress(subprocess.SubprocessError):
                 if self.run("sinfo", "-h", "-N", "-o", "%T").split()[:2] == ["idle", "idle"]:
@@ -134,49 +155,54 @@ class Cluster:
                 raise TimeoutError((self.folder / "slurmctld.log").read_text()[-3000:])
             time.sleep(0.2)
 
-    def state(self, job: str) -> str:
-        """The state of a job as scontrol has it, "" for one it does not know."""
+    def get_state(self, job: str) -> str:
+        """Return the state of a job from scontrol, "" for an unknown job."""
         with suppress(subprocess.CalledProcessError):
-            found = re.search(r"JobState=(\w+)", self.run("scontrol", "show", "job", job))
-            return found[1] if found else ""
+            match = re.search(r"JobState=(\w+)", self.run("scontrol", "show", "job", job))
+            return match[1] if match else ""
         return ""
 
-    def wait_for(self, job: str, *states: str, seconds: float = 120.0) -> str:
-        """Until a job is in one of these states."""
+    def wait_for_state(self, job: str, *states: str, seconds: float = 120.0) -> str:
+        """Wait until a job is in one of these states and return the state."""
         deadline = time.monotonic() + seconds
-        while (state := self.state(job)) not in states:
+        while (state := self.get_state(job)) not in states:
             assert time.monotonic() < deadline, f"job {job} is {state}, not {' or '.join(states)}"
             time.sleep(0.2)
         return state
 
-    def jobs(self) -> list[str]:
-        """The jobs that wait or run, as ids."""
+    def list_jobs(self) -> list[str]:
+        """Return the ids of pending and running jobs."""
         return self.run("squeue", "-h", "-o", "%A").split()
 
 
 @contextmanager
-def two_nodes(*, tokens: bool = False) -> Iterator[Cluster]:
-    """Start it, and end every process of it and of its jobs. With `tokens` it takes those, and its nodes have an accelerator."""
-    # A socket's path may have 107 bytes: fewer than a test's own folder leaves.
+def run_cluster(*, tokens: bool = False) -> Iterator[Cluster]:
+    """Run a cluster and stop it with all its jobs. With `tokens`, it accepts tokens and its nodes have accelerators."""
+    # A socket path is limited to 107 bytes; a path below the test's folder would be longer.
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as short:
         cluster = Cluster(Path(short))
         _configure(cluster)
         if tokens:
-            _take_tokens(cluster)
+            _enable_tokens(cluster)
         try:
-            _start(cluster)
+            _start_processes(cluster)
             yield cluster
         finally:
-            _end(cluster)
+            _stop_processes(cluster)
 
 
 def _configure(cluster: Cluster) -> None:
-    first = free_ports()
+    first_port = find_free_ports()
     user = getpass.getuser()
-    text = CONFIGURATION.format(
-        user=user, host=socket.gethostname().split(".")[0], folder=cluster.folder, controller=first, first=first + 1, second=first + 2
+    configuration = CONFIGURATION.format(
+        user=user,
+        host=socket.gethostname().split(".")[0],
+        folder=cluster.folder,
+        controller=first_port,
+        first=first_port + 1,
+        second=first_port + 2,
     )
-    cluster.configuration.write_text(text)
+    cluster.configuration_file.write_text(configuration)
     for name in ("state", "spool"):
         (cluster.folder / name).mkdir()
     key = cluster.folder / "munge.key"
@@ -185,43 +211,50 @@ def _configure(cluster: Cluster) -> None:
     cluster.folder.chmod(0o755)
 
 
-def _take_tokens(cluster: Cluster) -> None:
-    text = cluster.configuration.read_text().replace("NodeName=n[1-2]", "NodeName=n[1-2] Gres=fake:2 Features=ib,fast")
-    cluster.configuration.write_text(text + WITH_TOKENS.format(folder=cluster.folder))
+def _enable_tokens(cluster: Cluster) -> None:
+    text = cluster.configuration_file.read_text().replace(
+        "NodeName=n[1-2]", "NodeName=n[1-2] Gres=fake:2 Features=ib,fast"
+    )
+    cluster.configuration_file.write_text(text + TOKEN_CONFIGURATION.format(folder=cluster.folder))
     (cluster.folder / "gres.conf").write_text("Name=fake Count=2\n")
     key = cluster.folder / "jwt.key"
     key.write_bytes(os.urandom(32))
     key.chmod(0o600)
 
 
-def _start(cluster: Cluster) -> None:
-    at = cluster.folder
-    files = [f"--socket={at}/munge.socket", f"--key-file={at}/munge.key", f"--pid-file={at}/munge.pid", f"--log-file={at}/munge.log"]
-    cluster.start("munged", "munged", "--foreground", "--force", *files, f"--seed-file={at}/munge.seed")
+def _start_processes(cluster: Cluster) -> None:
+    folder = cluster.folder
+    files = [
+        f"--socket={folder}/munge.socket",
+        f"--key-file={folder}/munge.key",
+        f"--pid-file={folder}/munge.pid",
+        f"--log-file={folder}/munge.log",
+    ]
+    cluster.start("munged", "munged", "--foreground", "--force", *files, f"--seed-file={folder}/munge.seed")
     cluster.start_controller("-c")
     for name in ("n1", "n2"):
         cluster.start_node(name)
-    cluster.wait_idle()
+    cluster.wait_until_idle()
 
 
-def _end(cluster: Cluster) -> None:
+def _stop_processes(cluster: Cluster) -> None:
     with suppress(subprocess.SubprocessError):
-        for job in cluster.jobs():
+        for job in cluster.list_jobs():
             cluster.run("scancel", job)
         deadline = time.monotonic() + 15
-        while cluster.jobs() and time.monotonic() < deadline:
+        while cluster.list_jobs() and time.monotonic() < deadline:
             time.sleep(0.2)
     for name in [*cluster.processes][::-1]:
-        cluster.end(name)
+        cluster.stop(name)
 
 
-def has_tokens() -> bool:
-    """Whether Slurm was installed with what checks tokens."""
+def has_jwt_plugin() -> bool:
+    """Return whether Slurm's JWT plugin is installed."""
     return any(Path("/usr/lib").glob(f"*/{JWT_PLUGIN}"))
 
 
-def free_ports() -> int:
-    """The first of three ports beside one another that nobody listens on."""
+def find_free_ports() -> int:
+    """Return the first of three consecutive free ports."""
     for first in range(21000 + os.getpid() % 5000, 60000, 7):
         with suppress(OSError):
             for port in range(first, first + 3):
@@ -232,6 +265,6 @@ def free_ports() -> int:
 
 
 if __name__ == "__main__":
-    with two_nodes() as there:
-        print(f"SLURM_CONF={there.configuration}", flush=True)
+    with run_cluster() as cluster:
+        print(f"SLURM_CONF={cluster.configuration_file}", flush=True)
         sys.stdin.read()

@@ -1,4 +1,4 @@
-"""The registry on an MLflow server as it runs in production: PostgreSQL, users and permissions, backups."""
+"""The registry on a production MLflow server: PostgreSQL, users and permissions, backups."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from components.common import tracking
-from components.common.errors import NotWritableError, RegistryError
-from components.common.progress import Silent
-from components.model_registry import history, patience
-from components.model_registry.audit import audit
+from components.common.reporting import mlflow_tracking
+from components.common.runtime.errors import NotWritableError, RegistryError
+from components.common.runtime.reporters import SilentReporter
+from components.model_registry import mlflow_retry, registry_history
 from components.model_registry.config import ModelRegistryConfig
+from components.model_registry.history_audit import audit
 from components.model_registry.stage import Registration, champion, promote, register, rollback
 from tests.engines import postgresql
 from tests.engines.postgresql import PostgreSQL
-from tests.engines.production import ADMIN, Production, configured
+from tests.engines.production_mlflow import ADMIN, ProductionServer, create_configuration
 from tests.mlflow_server import free_port, mlflow_server
-from tests.model_registry.conftest import Customization, Made, Mortal, customize
-from tests.model_registry.test_server import check_twenty_at_once
+from tests.model_registry.conftest import Customization, CustomizationArtifacts, KillableClient, customize
+from tests.model_registry.test_server import check_concurrent_promotions
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.mlflow]
 __all__ = ["customize"]
@@ -32,209 +32,244 @@ __all__ = ["customize"]
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[PostgreSQL]:
-    with postgresql.serving() as server:
+    with postgresql.run_server() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def server(database: PostgreSQL, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_url(database: PostgreSQL, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An MLflow server without users."""
-    database.do("CREATE DATABASE mlflow")
-    with mlflow_server(tmp_path_factory.mktemp("server"), database.store("mlflow")) as address:
+    database.execute("CREATE DATABASE mlflow")
+    with mlflow_server(tmp_path_factory.mktemp("server"), database.mlflow_address("mlflow")) as address:
         yield address
 
 
 @pytest.fixture
-def client(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    return tracking.connect().MlflowClient()
+def client(server_url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server_url)
+    return mlflow_tracking.connect().MlflowClient()
 
 
-def registered(made: Made, name: str) -> Registration:
-    return register(made.model, made.evaluation, made.repository, ModelRegistryConfig(name=name), reporter=Silent())
+def register_artifacts(artifacts: CustomizationArtifacts, name: str) -> Registration:
+    return register(
+        artifacts.model,
+        artifacts.evaluation,
+        artifacts.repository,
+        ModelRegistryConfig(name=name),
+        reporter=SilentReporter(),
+    )
 
 
-def test_a_model_is_registered_promoted_rolled_back_and_fetched(client: Any, customize: Customization, tmp_path: Path) -> None:
-    one = customize("one")
-    two = customize("two", incumbent=one.model.sha256)
-    for made in (one, two):
-        promote("helper", registered(made, "helper").version, reporter=Silent())
-    assert rollback("helper", reporter=Silent()).to == "1"
-    assert champion("helper").fetch(tmp_path / "fetched").sha256 == one.model.sha256
-    found = audit("helper", reporter=Silent())
-    assert (found.clean, found.aliases["champion"]) == (True, "1")
+def test_register_promote_roll_back_and_fetch(client: Any, customize: Customization, tmp_path: Path) -> None:
+    first = customize("one")
+    second = customize("two", incumbent=first.model.sha256)
+    for artifacts in (first, second):
+        promote("helper", register_artifacts(artifacts, "helper").version, reporter=SilentReporter())
+    assert rollback("helper", reporter=SilentReporter()).to == "1"
+    assert champion("helper").fetch(tmp_path / "fetched").sha256 == first.model.sha256
+    result = audit("helper", reporter=SilentReporter())
+    assert (result.clean, result.aliases["champion"]) == (True, "1")
 
 
-def test_twenty_promotions_at_once_leave_one_champion_and_a_history_without_a_gap(client: Any, server: str) -> None:
-    check_twenty_at_once(server, "twenty")
+def test_concurrent_promotions_leave_one_champion_and_gapless_history(client: Any, server_url: str) -> None:
+    check_concurrent_promotions(server_url, "twenty")
 
 
-def promoted_and_killed(name: str, version: str, write: int) -> int:
-    """Promote in a process that is killed by SIGKILL before its n-th write. Returns how it ended: 0, or minus the signal."""
+def promote_and_kill(name: str, version: str, write: int) -> int:
+    """Promote in a process that SIGKILL ends before its n-th write. Return 0 or the negative signal number."""
     child = os.fork()
     if not child:
-        whole = patience.Patient
-        patience.Patient = lambda client: Mortal(whole(client), write, lambda: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore
+        client_class = mlflow_retry.RetryingClient
+        mlflow_retry.RetryingClient = lambda client: KillableClient(
+            client_class(client), write, lambda: os.kill(os.getpid(), signal.SIGKILL)
+        )  # type: ignore
         try:
-            promote(name, version, force=True, reason="the test", reporter=Silent())
+            promote(name, version, force=True, reason="the test", reporter=SilentReporter())
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_kill_between_any_two_steps_leaves_the_old_or_the_new_champion_and_a_clean_audit(client: Any, customize: Customization) -> None:
-    versions = [registered(customize(content), "killed").version for content in ("three", "four")]
-    promote("killed", versions[0], reporter=Silent())
-    ended, write, seen = -signal.SIGKILL, 0, set()
-    while ended:
-        to = versions[1] if champion("killed").version == versions[0] else versions[0]
-        ended = promoted_and_killed("killed", to, write)
-        assert ended in (0, -signal.SIGKILL)
-        seen.add(champion("killed").version == to)
+def test_killed_promotion_leaves_a_valid_champion_and_clean_audit(client: Any, customize: Customization) -> None:
+    versions = [register_artifacts(customize(content), "killed").version for content in ("three", "four")]
+    promote("killed", versions[0], reporter=SilentReporter())
+    exit_code, write, outcomes = -signal.SIGKILL, 0, set()
+    while exit_code:
+        target = versions[1] if champion("killed").version == versions[0] else versions[0]
+        exit_code = promote_and_kill("killed", target, write)
+        assert exit_code in (0, -signal.SIGKILL)
+        outcomes.add(champion("killed").version == target)
         assert champion("killed").version in versions
-        found = audit("killed", reporter=Silent())
-        assert (found.clean, found.findings) == (True, [])
+        result = audit("killed", reporter=SilentReporter())
+        assert (result.clean, result.findings) == (True, [])
         write += 1
     assert write > 6
-    assert seen == {True, False}
-    promote("killed", versions[0], force=True, reason="the last", reporter=Silent())
-    found = audit("killed", reporter=Silent())
-    assert (found.clean, found.notes) == (True, [])
-    moves = history.moves(history.read(client, "killed"), "champion")
+    assert outcomes == {True, False}
+    promote("killed", versions[0], force=True, reason="the last", reporter=SilentReporter())
+    result = audit("killed", reporter=SilentReporter())
+    assert (result.clean, result.notes) == (True, [])
+    moves = registry_history.list_completed_moves(registry_history.read(client, "killed"), "champion")
     assert [move.from_ for move in moves] == [None, *(move.to for move in moves[:-1])]
 
 
-def test_a_read_only_database_is_told_at_once_and_the_champion_stays(client: Any, database: PostgreSQL, customize: Customization) -> None:
-    one, two = customize("five"), customize("six")
-    promote("kept", registered(one, "kept").version, reporter=Silent())
-    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'mlflow'"
-    database.do("ALTER DATABASE mlflow SET default_transaction_read_only = on", end)
-    try:
-        with pytest.raises(NotWritableError, match="its database is read-only"):
-            registered(two, "kept")
-        with pytest.raises(NotWritableError, match="its database is read-only"):
-            promote("kept", "1", alias="staging", force=True, reason="the test", reporter=Silent())
-        assert champion("kept").version == "1"
-    finally:
-        database.do("ALTER DATABASE mlflow SET default_transaction_read_only = off", end)
-    assert registered(two, "kept").version == "2"
-    assert audit("kept", reporter=Silent()).clean
-
-
-def test_a_database_that_breaks_off_every_connection_once_is_waited_for(
+def test_read_only_database_is_reported_and_champion_is_unchanged(
     client: Any, database: PostgreSQL, customize: Customization
 ) -> None:
-    made = customize("seven")
-    database.do("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'mlflow'")
-    assert registered(made, "broken").version == "1"
+    first, second = customize("five"), customize("six")
+    promote("kept", register_artifacts(first, "kept").version, reporter=SilentReporter())
+    end_sessions = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'mlflow'"
+    database.execute("ALTER DATABASE mlflow SET default_transaction_read_only = on", end_sessions)
+    try:
+        with pytest.raises(NotWritableError, match="its database is read-only"):
+            register_artifacts(second, "kept")
+        with pytest.raises(NotWritableError, match="its database is read-only"):
+            promote("kept", "1", alias="staging", force=True, reason="the test", reporter=SilentReporter())
+        assert champion("kept").version == "1"
+    finally:
+        database.execute("ALTER DATABASE mlflow SET default_transaction_read_only = off", end_sessions)
+    assert register_artifacts(second, "kept").version == "2"
+    assert audit("kept", reporter=SilentReporter()).clean
+
+
+def test_registration_retries_after_dropped_database_connections(
+    client: Any, database: PostgreSQL, customize: Customization
+) -> None:
+    artifacts = customize("seven")
+    database.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'mlflow'")
+    assert register_artifacts(artifacts, "broken").version == "1"
 
 
 @pytest.fixture(scope="module")
-def production(database: PostgreSQL, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
-    """The configuration of mlflow/ as it stands, but for addresses, places and the number of workers."""
+def production_server(database: PostgreSQL, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProductionServer]:
+    """A server with the configuration of mlflow/ and one stored artifact."""
     folder = tmp_path_factory.mktemp("production")
     (folder / "artifacts").mkdir()
     (folder / "artifacts" / "kept.txt").write_text("an artifact")
-    with configured(database, folder).started() as running_server:
-        yield running_server
+    with create_configuration(database, folder).run() as server:
+        yield server
 
 
-def sign_in(monkeypatch: pytest.MonkeyPatch, name: str, password: str) -> None:
+def set_credentials(monkeypatch: pytest.MonkeyPatch, name: str, password: str) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", name)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
 
 
-def new_user(production: Production, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[str, str]:
+def create_user(production_server: ProductionServer, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[str, str]:
     from mlflow.server.auth.client import AuthServiceClient
 
-    sign_in(monkeypatch, *ADMIN)
+    set_credentials(monkeypatch, *ADMIN)
     password = f"the-password-of-{name}"
-    AuthServiceClient(production.address).create_user(name, password)
+    AuthServiceClient(production_server.address).create_user(name, password)
     return name, password
 
 
-def test_who_may_not_is_told_what_to_ask_for_and_leaves_nothing_behind(
-    production: Production, customize: Customization, monkeypatch: pytest.MonkeyPatch
+def test_missing_permission_is_reported_and_nothing_is_written(
+    production_server: ProductionServer, customize: Customization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", production.address)
-    made = customize("eight")
-    sign_in(monkeypatch, "nobody", "whatever")
-    with pytest.raises(RegistryError, match="does not know you") as unknown:
-        registered(made, "guarded")
-    assert "MLFLOW_TRACKING_USERNAME" in unknown.value.hint
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", production_server.address)
+    artifacts = customize("eight")
+    set_credentials(monkeypatch, "nobody", "whatever")
+    with pytest.raises(RegistryError, match="rejected the credentials") as error:
+        register_artifacts(artifacts, "guarded")
+    assert "MLFLOW_TRACKING_USERNAME" in error.value.hint
 
-    pipeline = new_user(production, monkeypatch, "pipeline")
-    owner = new_user(production, monkeypatch, "owner")
-    sign_in(monkeypatch, *pipeline)
-    assert registered(made, "guarded").version == "1"
+    pipeline = create_user(production_server, monkeypatch, "pipeline")
+    owner = create_user(production_server, monkeypatch, "owner")
+    set_credentials(monkeypatch, *pipeline)
+    assert register_artifacts(artifacts, "guarded").version == "1"
 
-    sign_in(monkeypatch, *owner)
-    with pytest.raises(RegistryError, match="does not permit this") as refused:
-        promote("guarded", "1", reporter=Silent())
-    assert "EDIT" in refused.value.hint
+    set_credentials(monkeypatch, *owner)
+    with pytest.raises(RegistryError, match="denied the request") as error:
+        promote("guarded", "1", reporter=SilentReporter())
+    assert "EDIT" in error.value.hint
     assert champion("guarded") is None
-    assert audit("guarded", reporter=Silent()).clean, "who only reads may audit"
+    assert audit("guarded", reporter=SilentReporter()).clean, "read permission suffices for an audit"
 
-    granted = production.script("grant.sh", "guarded", "owner", "EDIT")
-    assert granted.returncode == 0, granted.stderr
-    assert promote("guarded", "1", reporter=Silent()).to == "1"
-    assert history.read(tracking.connect().MlflowClient(), "guarded")[-1].account == "owner"
-    assert audit("guarded", reporter=Silent()).clean
-
-
-def test_health_tells_a_server_that_works_from_one_that_does_not(production: Production) -> None:
-    assert production.script("health.sh").returncode == 0
-    wrong = production.script("health.sh", user=("admin", "wrong"))
-    assert (wrong.returncode, "does not let this user in" in wrong.stdout) == (1, True)
-    away = Production(f"http://127.0.0.1:{free_port()}", production.folder, production.environment).script("health.sh")
-    assert (away.returncode, "does not answer" in away.stdout) == (1, True)
+    process = production_server.run_script("grant.sh", "guarded", "owner", "EDIT")
+    assert process.returncode == 0, process.stderr
+    assert promote("guarded", "1", reporter=SilentReporter()).to == "1"
+    assert registry_history.read(mlflow_tracking.connect().MlflowClient(), "guarded")[-1].account == "owner"
+    assert audit("guarded", reporter=SilentReporter()).clean
 
 
-def test_a_backup_holds_both_databases_and_the_artifacts(production: Production, database: PostgreSQL, tmp_path: Path) -> None:
-    done = production.script("backup.sh", str(tmp_path / "backups"))
-    assert done.returncode == 0, done.stderr
-    folder = Path(done.stdout.strip())
-    assert {path.name for path in folder.iterdir()} == {"mlflow.dump", "mlflow.list", "mlflow_auth.dump", "mlflow_auth.list"}
+def test_health_script_reports_wrong_password_and_missing_server(production_server: ProductionServer) -> None:
+    assert production_server.run_script("health.sh").returncode == 0
+    wrong_password = production_server.run_script("health.sh", user=("admin", "wrong"))
+    assert (wrong_password.returncode, "does not let this user in" in wrong_password.stdout) == (1, True)
+    no_server = ProductionServer(
+        f"http://127.0.0.1:{free_port()}", production_server.folder, production_server.environment
+    ).run_script("health.sh")
+    assert (no_server.returncode, "does not answer" in no_server.stdout) == (1, True)
+
+
+def test_backup_contains_both_databases_and_the_artifacts(
+    production_server: ProductionServer, database: PostgreSQL, tmp_path: Path
+) -> None:
+    process = production_server.run_script("backup.sh", str(tmp_path / "backups"))
+    assert process.returncode == 0, process.stderr
+    folder = Path(process.stdout.strip())
+    assert {path.name for path in folder.iterdir()} == {
+        "mlflow.dump",
+        "mlflow.list",
+        "mlflow_auth.dump",
+        "mlflow_auth.list",
+    }
     assert (tmp_path / "backups" / "artifacts" / "kept.txt").read_text() == "an artifact"
-    database.do("CREATE DATABASE restored")
-    command = [postgresql.program("pg_restore"), "--exit-on-error", "-d", database.address("restored"), folder / "mlflow.dump"]
+    database.execute("CREATE DATABASE restored")
+    command = [
+        postgresql.find_program("pg_restore"),
+        "--exit-on-error",
+        "-d",
+        database.address("restored"),
+        folder / "mlflow.dump",
+    ]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
-def test_where_one_database_holds_something_or_is_missing_neither_is_restored(
-    production: Production, database: PostgreSQL, tmp_path: Path
+def test_restore_requires_both_databases_to_exist_and_be_empty(
+    production_server: ProductionServer, database: PostgreSQL, tmp_path: Path
 ) -> None:
-    done = production.script("backup.sh", str(tmp_path / "backups"))
-    assert done.returncode == 0, done.stderr
+    process = production_server.run_script("backup.sh", str(tmp_path / "backups"))
+    assert process.returncode == 0, process.stderr
     (tmp_path / "new").mkdir()
-    database.do('DROP DATABASE IF EXISTS "production-2"', 'DROP DATABASE IF EXISTS "production-2_auth"')
-    elsewhere = Production(production.address, tmp_path / "new", _renamed(production, tmp_path / "new"))
-    database.do('CREATE DATABASE "production-2"')
-    missing = elsewhere.script("restore.sh", done.stdout.strip())
-    assert (missing.returncode, 'CREATE DATABASE "production-2_auth" OWNER "mlflow";' in missing.stderr) == (1, True), missing.stderr
-    assert _tables(database, "production-2") == []
-    database.do('CREATE DATABASE "production-2_auth"')
-    _do(database, "production-2_auth", "CREATE TABLE of_a_newer_version ()")
-    occupied = elsewhere.script("restore.sh", done.stdout.strip())
-    assert (occupied.returncode, 'DROP DATABASE IF EXISTS "production-2_auth"' in occupied.stderr) == (1, True), occupied.stderr
-    assert (_tables(database, "production-2"), (tmp_path / "new" / "artifacts").exists()) == ([], False)
-    (said,) = re.findall(r"(DROP DATABASE .*?;) (CREATE DATABASE .*?;)", occupied.stderr)
-    database.do(*said)
-    whole = elsewhere.script("restore.sh", done.stdout.strip())
-    assert whole.returncode == 0, whole.stderr
-    assert "registered_models" in _tables(database, "production-2")
+    database.execute('DROP DATABASE IF EXISTS "production-2"', 'DROP DATABASE IF EXISTS "production-2_auth"')
+    target = ProductionServer(
+        production_server.address, tmp_path / "new", _copy_configuration(production_server, tmp_path / "new")
+    )
+    database.execute('CREATE DATABASE "production-2"')
+    missing = target.run_script("restore.sh", process.stdout.strip())
+    assert (missing.returncode, 'CREATE DATABASE "production-2_auth" OWNER "mlflow";' in missing.stderr) == (1, True), (
+        missing.stderr
+    )
+    assert _list_tables(database, "production-2") == []
+    database.execute('CREATE DATABASE "production-2_auth"')
+    _execute(database, "production-2_auth", "CREATE TABLE of_a_newer_version ()")
+    occupied = target.run_script("restore.sh", process.stdout.strip())
+    assert (occupied.returncode, 'DROP DATABASE IF EXISTS "production-2_auth"' in occupied.stderr) == (1, True), (
+        occupied.stderr
+    )
+    assert (_list_tables(database, "production-2"), (tmp_path / "new" / "artifacts").exists()) == ([], False)
+    (statements,) = re.findall(r"(DROP DATABASE .*?;) (CREATE DATABASE .*?;)", occupied.stderr)
+    database.execute(*statements)
+    restored = target.run_script("restore.sh", process.stdout.strip())
+    assert restored.returncode == 0, restored.stderr
+    assert "registered_models" in _list_tables(database, "production-2")
     assert (tmp_path / "new" / "artifacts" / "kept.txt").read_text() == "an artifact"
 
 
-def _renamed(production: Production, folder: Path) -> dict[str, str]:
-    """The environment of the same site, with other databases and another folder of artifacts."""
+def _copy_configuration(production_server: ProductionServer, folder: Path) -> dict[str, str]:
+    """Copy the configuration for other databases and another artifact folder; return the environment of the scripts."""
     for name in ("server.env", "basic_auth.ini"):
-        text = (production.folder / name).read_text().replace(str(production.folder), str(folder))
+        text = (production_server.folder / name).read_text().replace(str(production_server.folder), str(folder))
         (folder / name).write_text(re.sub(r"/production(_auth)?$", r"/production-2\1", text, flags=re.MULTILINE))
-    return {**production.environment, "MLFLOW_ENV": str(folder / "server.env"), "AUTH_INI": str(folder / "basic_auth.ini")}
+    return {
+        **production_server.environment,
+        "MLFLOW_ENV": str(folder / "server.env"),
+        "AUTH_INI": str(folder / "basic_auth.ini"),
+    }
 
 
-def _do(database: PostgreSQL, name: str, statement: str) -> list[tuple[Any, ...]]:
+def _execute(database: PostgreSQL, name: str, statement: str) -> list[tuple[Any, ...]]:
     import psycopg2
 
     with psycopg2.connect(database.address(name)) as connection, connection.cursor() as cursor:
@@ -242,5 +277,7 @@ def _do(database: PostgreSQL, name: str, statement: str) -> list[tuple[Any, ...]
         return list(cursor.fetchall()) if cursor.description else []
 
 
-def _tables(database: PostgreSQL, name: str) -> list[str]:
-    return [table for (table,) in _do(database, name, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
+def _list_tables(database: PostgreSQL, name: str) -> list[str]:
+    return [
+        table for (table,) in _execute(database, name, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    ]

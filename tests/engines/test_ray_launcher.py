@@ -1,4 +1,7 @@
-"""Trainings on a real Ray cluster of two nodes: shared, killed, lost, stopped, found again; each ends as it would here."""
+"""Trainings on a real Ray cluster of two nodes: failures, stops and resumes; the weights must equal those of a local training.
+
+Tests marked `stress` repeat a case with another kind of failure.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,18 @@ from typing import Any
 import psutil
 import pytest
 
-from components.common import artifacts, process
-from components.common.artifacts import Artifact
-from components.common.errors import EXIT_INTERRUPTED, TrainingError, TunelineError
-from components.common.launch.settings import LauncherSettings
-from components.common.progress import Reporter, Silent
+from components.common.artifacts import artifact_folder
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.launch.launcher_settings import LauncherSettings
+from components.common.runtime import process_control
+from components.common.runtime.errors import EXIT_INTERRUPTED, TrainingError, TunelineError
+from components.common.runtime.reporters import Reporter, SilentReporter
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.stage import curate, list_sources
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
 from tests.datasets import small_dataset
-from tests.engines.ray_cluster import ROOT, Cluster, two_nodes
+from tests.engines.ray_cluster import ROOT, Cluster, run_cluster
 from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.ray]
@@ -36,8 +40,8 @@ STRESS = partial(pytest.param, marks=pytest.mark.stress)
 STEPS = 48
 
 
-class Recorder(Silent):
-    """Keeps what it is told, and does something at a step, once."""
+class Recorder(SilentReporter):
+    """Record steps and notes, and call `do` once at step `at`."""
 
     def __init__(self, at: int = -1, do: Callable[[], None] = lambda: None) -> None:
         self.steps: list[int] = []
@@ -57,12 +61,12 @@ class Recorder(Silent):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with two_nodes(tmp_path_factory.mktemp("ray"), dashboard=True) as cluster:
+    with run_cluster(tmp_path_factory.mktemp("ray"), dashboard=True) as cluster:
         yield cluster
 
 
 @pytest.fixture(autouse=True)
-def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def disable_auth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
 
 
@@ -76,223 +80,290 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return small_dataset(tmp_path_factory.mktemp("data") / "dataset")
 
 
-def recipe(tiny: Path, **changes: Any) -> dict[str, Any]:
-    values = {"base_model": str(tiny), "max_steps": STEPS, "batch_size": 4, "micro_batch_size": 2, "checkpoint_every": 8, "device": "cpu"}
-    steady = {"max_length": 96, "schedule": "constant_with_warmup", "learning_rate": 1e-3, "warmup_steps": 1}
-    return {**values, **steady, "processes": 2, **changes}
+def build_recipe(tiny: Path, **changes: Any) -> dict[str, Any]:
+    values = {
+        "base_model": str(tiny),
+        "max_steps": STEPS,
+        "batch_size": 4,
+        "micro_batch_size": 2,
+        "checkpoint_every": 8,
+        "device": "cpu",
+    }
+    fixed = {"max_length": 96, "schedule": "constant_with_warmup", "learning_rate": 1e-3, "warmup_steps": 1}
+    return {**values, **fixed, "processes": 2, **changes}
 
 
-def where(cluster: Cluster, **changes: Any) -> dict[str, Any]:
-    told = {"kind": "ray", "nodes": 2, "threads": 1, "looks_every": 0.5, "ray": {"address": cluster.dashboard, "wait_seconds": 120}}
-    return {**told, **changes}
+def build_launcher(cluster: Cluster, **changes: Any) -> dict[str, Any]:
+    launcher = {
+        "kind": "ray",
+        "nodes": 2,
+        "threads": 1,
+        "looks_every": 0.5,
+        "ray": {"address": cluster.dashboard, "wait_seconds": 120},
+    }
+    return {**launcher, **changes}
 
 
-def tune(
-    dataset: Artifact, output: Path, config: dict[str, Any], launcher: dict[str, Any] | None = None, reporter: Reporter | None = None
+def train(
+    dataset: Artifact,
+    output: Path,
+    config: dict[str, Any],
+    launcher: dict[str, Any] | None = None,
+    reporter: Reporter | None = None,
 ) -> Artifact:
     settings = LauncherSettings.model_validate(launcher or {})
-    tuned = FineTuningConfig.model_validate(config)
-    return finetune(dataset, output, tuned, seed=3, state=output.parent / "state", reporter=reporter or Silent(), where=settings)
+    fine_tuning_config = FineTuningConfig.model_validate(config)
+    return finetune(
+        dataset,
+        output,
+        fine_tuning_config,
+        seed=3,
+        state=output.parent / "state",
+        reporter=reporter or SilentReporter(),
+        launcher_settings=settings,
+    )
 
 
 @pytest.fixture(scope="module")
-def here(dataset: Artifact, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """What two processes on this machine make of it, undisturbed."""
-    return tune(dataset, tmp_path_factory.mktemp("here") / "model", recipe(tiny))
+def local_model(dataset: Artifact, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The model of an uninterrupted training with two local processes."""
+    return train(dataset, tmp_path_factory.mktemp("here") / "model", build_recipe(tiny))
 
 
-def those_of(place: Path) -> list[psutil.Process]:
-    """All processes that work for a training in this place."""
-    found = []
-    for one in psutil.process_iter():
+def find_processes(folder: Path) -> list[psutil.Process]:
+    """Return all processes of a training in this folder."""
+    processes = []
+    for process in psutil.process_iter():
         try:
-            if any(str(place / "state") in part for part in one.cmdline()) and one.pid != os.getpid():
-                found.append(one)
+            if any(str(folder / "state") in part for part in process.cmdline()) and process.pid != os.getpid():
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
-def worker_of(place: Path, rank: int) -> psutil.Process:
-    """The process that trains as this rank."""
-    ours = [
-        one for one in those_of(place) if "components.fine_tuning.worker" in one.cmdline() and "torch.distributed.run" not in one.cmdline()
+def find_worker(folder: Path, rank: int) -> psutil.Process:
+    """Return the training process of this rank."""
+    workers = [
+        process
+        for process in find_processes(folder)
+        if "components.fine_tuning.worker" in process.cmdline() and "torch.distributed.run" not in process.cmdline()
     ]
-    return next(one for one in ours if one.environ().get("RANK") == str(rank))
+    return next(process for process in workers if process.environ().get("RANK") == str(rank))
 
 
-def actor_of(place: Path, node: int) -> psutil.Process:
-    """The worker of Ray that runs this node's part."""
-    parts = [one for one in those_of(place) if "components.common.launch.node" in one.cmdline()]
-    found = next(one for one in parts if one.environ().get("PET_NODE_RANK") == str(node)).parent()
-    assert found
-    return found
+def find_actor(folder: Path, node: int) -> psutil.Process:
+    """Return the Ray worker that runs the training of this node."""
+    runners = [
+        process for process in find_processes(folder) if "components.common.launch.node_runner" in process.cmdline()
+    ]
+    actor = next(process for process in runners if process.environ().get("PET_NODE_RANK") == str(node)).parent()
+    assert actor
+    return actor
 
 
-def client(cluster: Cluster) -> Any:
+def create_client(cluster: Cluster) -> Any:
     from ray.job_submission import JobSubmissionClient
 
     return JobSubmissionClient(cluster.dashboard)
 
 
-def submitted(cluster: Cluster, place: Path) -> list[Any]:
-    """The jobs that were submitted for a training in this place."""
-    return [job for job in client(cluster).list_jobs() if job.type == "SUBMISSION" and str(place / "state") in job.entrypoint]
+def list_submitted_jobs(cluster: Cluster, folder: Path) -> list[Any]:
+    """Return the jobs submitted for a training in this folder."""
+    return [
+        job
+        for job in create_client(cluster).list_jobs()
+        if job.type == "SUBMISSION" and str(folder / "state") in job.entrypoint
+    ]
 
 
-def submissions(cluster: Cluster, place: Path) -> list[str]:
-    """Their states."""
-    return [str(job.status) for job in submitted(cluster, place)]
+def list_job_states(cluster: Cluster, folder: Path) -> list[str]:
+    """Return the states of the jobs submitted for a training in this folder."""
+    return [str(job.status) for job in list_submitted_jobs(cluster, folder)]
 
 
-def wait_until(reached: Callable[[], object], seconds: float) -> None:
+def wait_until(condition: Callable[[], object], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, "it did not come to that in time"
+    while not condition():
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.1)
 
 
-def test_two_nodes_make_the_weights_that_two_processes_here_make(
-    cluster: Cluster, dataset: Artifact, tiny: Path, here: Artifact, tmp_path: Path
+def test_two_nodes_produce_the_weights_of_two_local_processes(
+    cluster: Cluster, dataset: Artifact, tiny: Path, local_model: Artifact, tmp_path: Path
 ) -> None:
-    heard = Recorder()
-    made = tune(dataset, tmp_path / "model", recipe(tiny), where(cluster), heard)
-    assert made.sha256 == here.sha256
-    assert heard.steps == list(range(1, STEPS + 1)), "each step is told here, once"
-    assert submissions(cluster, tmp_path) == ["SUCCEEDED"]
-    assert not those_of(tmp_path)
+    recorder = Recorder()
+    model = train(dataset, tmp_path / "model", build_recipe(tiny), build_launcher(cluster), recorder)
+    assert model.sha256 == local_model.sha256
+    assert recorder.steps == list(range(1, STEPS + 1)), "each step is reported once"
+    assert list_job_states(cluster, tmp_path) == ["SUCCEEDED"]
+    assert not find_processes(tmp_path)
 
 
-@pytest.mark.parametrize("what", [STRESS("a process"), "a worker of Ray", STRESS("a node")])
-def test_a_training_that_loses_something_goes_on_from_its_last_checkpoint_to_the_same_weights(
-    what: str, cluster: Cluster, dataset: Artifact, tiny: Path, here: Artifact, tmp_path: Path
+@pytest.mark.parametrize("target", [STRESS("a process"), "a worker of Ray", STRESS("a node")])
+def test_training_resumes_to_the_same_weights_after_a_loss(
+    target: str, cluster: Cluster, dataset: Artifact, tiny: Path, local_model: Artifact, tmp_path: Path
 ) -> None:
-    def lose() -> None:
-        if what == "a process":
-            worker_of(tmp_path, 1).kill()
-        elif what == "a worker of Ray":
-            actor_of(tmp_path, 1).kill()
+    def kill_target() -> None:
+        if target == "a process":
+            find_worker(tmp_path, 1).kill()
+        elif target == "a worker of Ray":
+            find_actor(tmp_path, 1).kill()
         else:
-            cluster.lose(1)
-            cluster.bring_back(1)
+            cluster.kill_node(1)
+            cluster.restart_node(1)
 
-    heard = Recorder(at=20, do=lose)
-    made = tune(dataset, tmp_path / "model", recipe(tiny), where(cluster), heard)
-    assert made.sha256 == here.sha256
-    assert made.manifest.summary["resumed_from"] >= 16
-    assert any("it is started again from its last checkpoint, 1 of at most 10 times" in note for note in heard.notes), heard.notes
-    assert submissions(cluster, tmp_path) == ["SUCCEEDED"], "the job itself went on"
-    assert not those_of(tmp_path)
+    recorder = Recorder(at=20, do=kill_target)
+    model = train(dataset, tmp_path / "model", build_recipe(tiny), build_launcher(cluster), recorder)
+    assert model.sha256 == local_model.sha256
+    assert model.manifest.summary["resumed_from"] >= 16
+    assert any("restarting from the last checkpoint, restart 1 of 10" in note for note in recorder.notes), (
+        recorder.notes
+    )
+    assert list_job_states(cluster, tmp_path) == ["SUCCEEDED"], "the job itself continued"
+    assert not find_processes(tmp_path)
 
 
-WATCHING = """
+TRAINING_SCRIPT = """
 import json, sys
 from pathlib import Path
-from components.common import artifacts
-from components.common.launch.settings import LauncherSettings
-from components.common.progress import Plain
+from components.common.artifacts import artifact_folder
+from components.common.launch.launcher_settings import LauncherSettings
+from components.common.runtime.reporters import PlainTextReporter
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
-told = json.loads(sys.argv[1])
-finetune(artifacts.read(Path(told["dataset"])), Path(told["output"]), FineTuningConfig.model_validate(told["config"]), seed=3,
-    state=Path(told["output"]).parent / "state", reporter=Plain(sys.stdout, seconds_between=0),
-    where=LauncherSettings.model_validate(told["launcher"]))
+job = json.loads(sys.argv[1])
+finetune(artifact_folder.read(Path(job["dataset"])), Path(job["output"]), FineTuningConfig.model_validate(job["config"]), seed=3,
+    state=Path(job["output"]).parent / "state", reporter=PlainTextReporter(sys.stdout, seconds_between=0),
+    launcher_settings=LauncherSettings.model_validate(job["launcher"]))
 """
 
 
 @pytest.mark.stress
-def test_a_job_whose_watcher_was_killed_goes_on_and_is_found_by_the_next(
-    cluster: Cluster, dataset: Artifact, tiny: Path, here: Artifact, tmp_path: Path
+def test_next_command_attaches_to_job_of_a_killed_watcher(
+    cluster: Cluster, dataset: Artifact, tiny: Path, local_model: Artifact, tmp_path: Path
 ) -> None:
-    told = {"dataset": str(dataset.path), "output": str(tmp_path / "model"), "config": recipe(tiny), "launcher": where(cluster)}
-    environment = process.python_environment(PYTHONPATH=str(ROOT))
-    watching = subprocess.Popen([sys.executable, "-c", WATCHING, json.dumps(told)], env=environment, stdout=subprocess.PIPE, text=True)
-    assert watching.stdout
-    said = next(line for line in watching.stdout if line.startswith("step 5:"))
-    assert said
-    watching.kill()
-    watching.wait()
-    heard = Recorder()
-    made = tune(dataset, tmp_path / "model", recipe(tiny), where(cluster), heard)
-    assert made.sha256 == here.sha256
-    assert any(note.endswith("is there already and is watched further") for note in heard.notes)
-    assert made.manifest.summary["resumed_from"] is None, "it never stopped"
-    assert submissions(cluster, tmp_path) == ["SUCCEEDED"], "none was started twice"
-    assert min(heard.steps, default=STEPS) > 1, "what was told already is not told again"
+    job = {
+        "dataset": str(dataset.path),
+        "output": str(tmp_path / "model"),
+        "config": build_recipe(tiny),
+        "launcher": build_launcher(cluster),
+    }
+    environment = process_control.build_python_environment(PYTHONPATH=str(ROOT))
+    watcher = subprocess.Popen(
+        [sys.executable, "-c", TRAINING_SCRIPT, json.dumps(job)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert watcher.stdout
+    progress = next(line for line in watcher.stdout if line.startswith("step 5:"))
+    assert progress
+    watcher.kill()
+    watcher.wait()
+    recorder = Recorder()
+    model = train(dataset, tmp_path / "model", build_recipe(tiny), build_launcher(cluster), recorder)
+    assert model.sha256 == local_model.sha256
+    assert any(note.endswith("already exists; watching it") for note in recorder.notes)
+    assert model.manifest.summary["resumed_from"] is None, "it never stopped"
+    assert list_job_states(cluster, tmp_path) == ["SUCCEEDED"], "no second job was submitted"
+    assert min(recorder.steps, default=STEPS) > 1, "steps reported before the kill are not reported again"
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", STRESS("ray job stop")])
-def test_a_stop_saves_the_work_and_the_same_command_goes_on(
-    how: str, cluster: Cluster, dataset: Artifact, tiny: Path, here: Artifact, tmp_path: Path
+@pytest.mark.parametrize("method", ["SIGTERM", STRESS("ray job stop")])
+def test_stopped_training_is_saved_and_resumed_by_same_command(
+    method: str, cluster: Cluster, dataset: Artifact, tiny: Path, local_model: Artifact, tmp_path: Path
 ) -> None:
     def stop() -> None:
-        if how == "SIGTERM":
+        if method == "SIGTERM":
             os.kill(os.getpid(), signal.SIGTERM)
         else:
-            client(cluster).stop_job(submitted(cluster, tmp_path)[0].submission_id)
+            create_client(cluster).stop_job(list_submitted_jobs(cluster, tmp_path)[0].submission_id)
 
-    with pytest.raises(TunelineError, match=r"interrupted after step \d+ and is saved") as stopped:
-        tune(dataset, tmp_path / "model", recipe(tiny), where(cluster), Recorder(at=5, do=stop))
-    assert (stopped.value.kind, stopped.value.exit_code) == ("interrupted", EXIT_INTERRUPTED)
-    assert submissions(cluster, tmp_path) == ["FAILED" if how == "SIGTERM" else "STOPPED"], "it is not started again"
-    assert not those_of(tmp_path)
-    made = tune(dataset, tmp_path / "model", recipe(tiny), where(cluster))
-    assert made.sha256 == here.sha256
-    assert made.manifest.summary["resumed_from"]
+    with pytest.raises(TunelineError, match=r"interrupted after step \d+ and is saved") as error:
+        train(dataset, tmp_path / "model", build_recipe(tiny), build_launcher(cluster), Recorder(at=5, do=stop))
+    assert (error.value.kind, error.value.exit_code) == ("interrupted", EXIT_INTERRUPTED)
+    assert list_job_states(cluster, tmp_path) == ["FAILED" if method == "SIGTERM" else "STOPPED"], (
+        "it is not started again"
+    )
+    assert not find_processes(tmp_path)
+    model = train(dataset, tmp_path / "model", build_recipe(tiny), build_launcher(cluster))
+    assert model.sha256 == local_model.sha256
+    assert model.manifest.summary["resumed_from"]
 
 
-def test_what_goes_wrong_in_a_training_is_told_and_it_is_not_tried_again(
+def test_training_error_is_reported_without_retry(
     cluster: Cluster, dataset: Artifact, tiny: Path, tmp_path: Path
 ) -> None:
-    wild = {"adaptation": "full", "learning_rate": 1e18, "max_steps": 8, "max_grad_norm": 1e30}
+    diverging = {"adaptation": "full", "learning_rate": 1e18, "max_steps": 8, "max_grad_norm": 1e30}
     with pytest.raises(TunelineError, match=r"is (nan|inf) at step \d+, learning rate") as error:
-        tune(dataset, tmp_path / "model", recipe(tiny, **wild), where(cluster))
+        train(dataset, tmp_path / "model", build_recipe(tiny, **diverging), build_launcher(cluster))
     assert (error.value.kind, error.value.exit_code) == (TrainingError.kind, TrainingError.exit_code)
-    assert submissions(cluster, tmp_path) == ["FAILED"]
-    job = next(tmp_path.glob("state/fine_tuning/*/launch"))
-    assert "Running entrypoint" in (job / "driver.log").read_text(), "the log of the entry point is kept"
-    assert len([log for log in (job / "nodes").rglob("stderr.log") if "TrainingError" in log.read_text()]) == 2, "and that of every process"
-    assert not those_of(tmp_path)
+    assert list_job_states(cluster, tmp_path) == ["FAILED"]
+    job_folder = next(tmp_path.glob("state/fine_tuning/*/launch"))
+    assert "Running entrypoint" in (job_folder / "driver.log").read_text(), "the log of the entry point is kept"
+    assert (
+        len([log for log in (job_folder / "nodes").rglob("stderr.log") if "TrainingError" in log.read_text()]) == 2
+    ), "and that of every process"
+    assert not find_processes(tmp_path)
 
 
 @pytest.mark.stress
-def test_a_job_that_is_cancelled_leaves_no_process(cluster: Cluster, dataset: Artifact, tiny: Path, tmp_path: Path) -> None:
-    def break_off() -> None:
+def test_cancelled_job_leaves_no_process(cluster: Cluster, dataset: Artifact, tiny: Path, tmp_path: Path) -> None:
+    def interrupt() -> None:
         raise KeyboardInterrupt  # as a second Ctrl-C
 
     with pytest.raises(KeyboardInterrupt):
-        tune(dataset, tmp_path / "model", recipe(tiny, max_steps=5000), where(cluster), Recorder(at=3, do=break_off))
-    wait_until(lambda: not those_of(tmp_path), 20)
-    assert submissions(cluster, tmp_path) in (["STOPPED"], ["FAILED"])
+        train(
+            dataset,
+            tmp_path / "model",
+            build_recipe(tiny, max_steps=5000),
+            build_launcher(cluster),
+            Recorder(at=3, do=interrupt),
+        )
+    wait_until(lambda: not find_processes(tmp_path), 20)
+    assert list_job_states(cluster, tmp_path) in (["STOPPED"], ["FAILED"])
 
 
 @pytest.mark.stress
-def test_a_cluster_without_as_many_nodes_is_told(cluster: Cluster, dataset: Artifact, tiny: Path, tmp_path: Path) -> None:
-    three = where(cluster, nodes=3, ray={"address": cluster.dashboard, "wait_seconds": 6})
-    heard = Recorder()
-    with pytest.raises(TunelineError, match="did not have 3 free nodes with 1 CPU each within 6 s; 2 of its 2 nodes have as much") as error:
-        tune(dataset, tmp_path / "model", recipe(tiny, processes=3, batch_size=6), three, heard)
+def test_too_few_nodes_are_reported(cluster: Cluster, dataset: Artifact, tiny: Path, tmp_path: Path) -> None:
+    launcher = build_launcher(cluster, nodes=3, ray={"address": cluster.dashboard, "wait_seconds": 6})
+    recorder = Recorder()
+    with pytest.raises(
+        TunelineError,
+        match="did not have 3 free nodes with 1 CPU each within 6 s; 2 of its 2 nodes have these resources in total",
+    ) as error:
+        train(dataset, tmp_path / "model", build_recipe(tiny, processes=3, batch_size=6), launcher, recorder)
     assert error.value.kind == "engine_missing"
-    assert any("it waits for 3 free nodes with 1 CPU each" in note for note in heard.notes)
+    assert any("waiting for 3 free nodes with 1 CPU each" in note for note in recorder.notes)
 
 
-def test_curation_as_a_job_of_the_cluster_makes_the_dataset_that_this_machine_makes(cluster: Cluster, tmp_path: Path) -> None:
+def test_curation_as_a_cluster_job_matches_the_local_dataset(cluster: Cluster, tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     words = [f"w{number}" for number in range(500)]
-    choose = random.Random(7)
-    answers = [" ".join(choose.choices(words, k=choose.randrange(12, 60))) for _ in range(300)]
-    rows = [{"prompt": f"What follows {answer.split()[0]}?", "completion": answer} for answer in [*answers, *answers[:20]]]
+    rng = random.Random(7)
+    answers = [" ".join(rng.choices(words, k=rng.randrange(12, 60))) for _ in range(300)]
+    rows = [
+        {"prompt": f"What follows {answer.split()[0]}?", "completion": answer} for answer in [*answers, *answers[:20]]
+    ]
     (raw / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = (ROOT / "docs" / "ray.md").read_text()
-    command = next(block for block in re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if " curate " in block)
+    command = next(
+        block for block in re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if " curate " in block
+    )
     command = command.replace("http://head:8265", cluster.dashboard).replace("/shared", str(tmp_path))
-    shell = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(["sh", "-e", "-c", command], env=shell, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    there = artifacts.read(tmp_path / "dataset")
-    assert there.manifest.config["engine"] == "ray"
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    process = subprocess.run(
+        ["sh", "-e", "-c", command], env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    cluster_dataset = artifact_folder.read(tmp_path / "dataset")
+    assert cluster_dataset.manifest.config["engine"] == "ray"
     config = DataCurationConfig.model_validate({"sources": [str(raw / "rows.jsonl")]})
-    here = curate(list_sources(config.sources, tmp_path), tmp_path / "here", config, seed=there.manifest.seed, reporter=Silent())
-    assert there.sha256 == here.sha256
-    assert there.manifest.summary["rows"]["rejected"]["exact_duplicate"] == 20
+    local_dataset = curate(
+        list_sources(config.sources, tmp_path),
+        tmp_path / "here",
+        config,
+        seed=cluster_dataset.manifest.seed,
+        reporter=SilentReporter(),
+    )
+    assert cluster_dataset.sha256 == local_dataset.sha256
+    assert cluster_dataset.manifest.summary["rows"]["rejected"]["exact_duplicate"] == 20

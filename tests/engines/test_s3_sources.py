@@ -1,4 +1,4 @@
-"""Sources on S3, read from a real server."""
+"""Curation sources on a real S3 server."""
 
 import gzip
 import hashlib
@@ -11,12 +11,12 @@ import time
 
 import pytest
 
-from components.common.errors import ConfigurationError, InputError
-from components.common.process import python_environment
-from components.data_curation import remote
+from components.common.runtime.errors import ConfigurationError, InputError
+from components.common.runtime.process_control import build_python_environment
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.readers import read
-from components.data_curation.sources import list_sources, named
+from components.data_curation.reading import remote_files
+from components.data_curation.reading.file_readers import read_records
+from components.data_curation.reading.source_files import find_sources_by_name, list_sources
 
 pytestmark = pytest.mark.s3
 
@@ -34,7 +34,7 @@ KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 
 @pytest.fixture(scope="module")
 def bucket(s3_server):
-    """A bucket with the objects."""
+    """A bucket with OBJECTS."""
     client = s3_server.client()
     client.create_bucket(Bucket="sources")
     for key, data in OBJECTS.items():
@@ -44,14 +44,14 @@ def bucket(s3_server):
 
 @pytest.fixture(autouse=True)
 def environment(s3_server, bucket, monkeypatch):
-    """This process talks to the server, and remembers no other."""
+    """Point this process to the server and clear cached file systems."""
     s3_server.use(monkeypatch)
-    remote._system.cache_clear()
+    remote_files._open_file_system.cache_clear()
     yield
-    remote._system.cache_clear()
+    remote_files._open_file_system.cache_clear()
 
 
-def refused(pattern, tmp_path):
+def get_listing_error(pattern, tmp_path):
     with pytest.raises(ConfigurationError) as error:
         list_sources([pattern], tmp_path)
     assert error.value.message.startswith(f"data_curation.sources: '{pattern}' ")
@@ -70,32 +70,32 @@ def refused(pattern, tmp_path):
     ],
 )
 def test_objects_globs_and_prefixes_are_listed_with_digest_and_size(bucket, tmp_path, pattern, keys):
-    listed = list_sources([bucket + pattern], tmp_path)
-    assert [one.uri for one in listed] == [f"{bucket}/{key}" for key in keys]
-    assert [one.sha256 for one in listed] == [hashlib.sha256(OBJECTS[key]).hexdigest() for key in keys]
-    assert [one.bytes for one in listed] == [len(OBJECTS[key]) for key in keys]
-    assert [one.name for one in listed] == [key.rpartition("/")[2] for key in keys]
+    sources = list_sources([bucket + pattern], tmp_path)
+    assert [source.uri for source in sources] == [f"{bucket}/{key}" for key in keys]
+    assert [source.sha256 for source in sources] == [hashlib.sha256(OBJECTS[key]).hexdigest() for key in keys]
+    assert [source.bytes for source in sources] == [len(OBJECTS[key]) for key in keys]
+    assert [source.name for source in sources] == [key.rpartition("/")[2] for key in keys]
 
 
-def test_they_are_listed_once_and_with_local_files_in_one_order(bucket, tmp_path):
+def test_local_and_remote_sources_are_listed_once_in_one_order(bucket, tmp_path):
     (tmp_path / "aa.jsonl").write_bytes(DATA)
     patterns = [f"{bucket}/raw", "aa.jsonl", f"{bucket}/raw/b.jsonl", f"{bucket}/*.txt"]
-    listed = list_sources(patterns, tmp_path)
-    assert [one.name for one in listed] == ["a.jsonl.gz", "aa.jsonl", "b.jsonl", "other.txt"]
-    assert list_sources(patterns[::-1], tmp_path) == listed
-    assert [one.uri for one in named("b.jsonl", patterns, tmp_path)] == [f"{bucket}/raw/b.jsonl"]
-    assert named("gone.jsonl", [f"{bucket}/gone.jsonl", f"{bucket}-gone/x.jsonl"], tmp_path) == []
+    sources = list_sources(patterns, tmp_path)
+    assert [source.name for source in sources] == ["a.jsonl.gz", "aa.jsonl", "b.jsonl", "other.txt"]
+    assert list_sources(patterns[::-1], tmp_path) == sources
+    assert [source.uri for source in find_sources_by_name("b.jsonl", patterns, tmp_path)] == [f"{bucket}/raw/b.jsonl"]
+    assert find_sources_by_name("gone.jsonl", [f"{bucket}/gone.jsonl", f"{bucket}-gone/x.jsonl"], tmp_path) == []
 
 
 @pytest.mark.parametrize("key", ["raw/b.jsonl", "raw/deep/a.jsonl.gz"])
-def test_their_rows_are_read(bucket, tmp_path, key):
+def test_rows_of_objects_are_read(bucket, tmp_path, key):
     (source,) = list_sources([f"{bucket}/{key}"], tmp_path)
-    found = list(read(source, DataCurationConfig()))
-    assert [one.fields for one in found] == ROWS
-    assert {one.file for one in found} == {key.rpartition("/")[2]}
+    records = list(read_records(source, DataCurationConfig()))
+    assert [record.fields for record in records] == ROWS
+    assert {record.file for record in records} == {key.rpartition("/")[2]}
 
 
-def test_a_large_object_is_streamed_in_bounded_memory(s3_server, bucket, tmp_path):
+def test_large_object_is_streamed_in_bounded_memory(s3_server, bucket, tmp_path):
     rows = 60_000
     line = json.dumps({"text": "x" * 980}).encode() + b"\n"
     s3_server.client().put_object(Bucket="sources", Key="large/rows.jsonl", Body=line * rows)
@@ -103,108 +103,107 @@ def test_a_large_object_is_streamed_in_bounded_memory(s3_server, bucket, tmp_pat
 import re, sys
 from pathlib import Path
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.readers import read
-from components.data_curation.sources import list_sources
+from components.data_curation.reading.file_readers import read_records
+from components.data_curation.reading.source_files import list_sources
 def held():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 config = DataCurationConfig()
 (small,) = list_sources(["{bucket}/raw/b.jsonl"], Path())
-before = [sum(1 for _ in read(small, config)), held()]
+before = [sum(1 for _ in read_records(small, config)), held()]
 (large,) = list_sources(["{bucket}/large"], Path())
-print(sum(1 for _ in read(large, config)), held() - before[1])
+print(sum(1 for _ in read_records(large, config)), held() - before[1])
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script],
-        env=python_environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+        env=build_python_environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    count, kilobytes = map(int, done.stdout.split())
+    assert process.returncode == 0, process.stderr
+    count, kilobytes = map(int, process.stdout.split())
     assert count == rows
     assert kilobytes < 20_000, "an object of 60 MB was held in memory"
 
 
-def test_an_object_that_changes_after_it_was_listed_is_refused_by_name(s3_server, bucket, tmp_path):
+def test_object_changed_after_listing_is_rejected_by_name(s3_server, bucket, tmp_path):
     client = s3_server.client()
     client.put_object(Bucket="sources", Key="changing/rows.jsonl", Body=DATA)
     (source,) = list_sources([f"{bucket}/changing"], tmp_path)
     client.put_object(Bucket="sources", Key="changing/rows.jsonl", Body=DATA[:-40])
     with pytest.raises(InputError) as error:
-        list(read(source, DataCurationConfig()))
+        list(read_records(source, DataCurationConfig()))
     assert error.value.message == "s3://sources/changing/rows.jsonl changed while it was read"
     client.delete_object(Bucket="sources", Key="changing/rows.jsonl")
     with pytest.raises(InputError) as error:
-        list(read(source, DataCurationConfig()))
+        list(read_records(source, DataCurationConfig()))
     assert error.value.message == "'s3://sources/changing/rows.jsonl' does not exist"
-    assert error.value.hint.startswith("It could be read when the sources were listed: see that it is still there")
+    assert error.value.hint.startswith("Check that the source is still accessible")
 
 
-def test_what_is_not_there_is_told_apart(s3_server, tmp_path):
-    known = "Known are .csv, .htm"
-    what, hint = refused("s3://sources/raw/missing.jsonl", tmp_path)
-    assert what == "does not exist"
-    assert "`aws s3 ls s3://sources/`" in hint
+def test_missing_object_bucket_and_suffix_have_distinct_errors(s3_server, tmp_path):
+    supported = "a supported suffix: .csv, .htm"
+    message, hint = get_listing_error("s3://sources/raw/missing.jsonl", tmp_path)
+    assert message == "does not exist"
+    assert "aws s3 ls s3://sources/" in hint
     for pattern in ("s3://no-such-bucket/rows.jsonl", "s3://no-such-bucket/*.jsonl", "s3://no-such-bucket"):
-        what, hint = refused(pattern, tmp_path)
-        assert what == f"is in a bucket that does not exist at {s3_server.endpoint}"
-        assert hint == "Check the name 'no-such-bucket', and that AWS_ENDPOINT_URL is the right store."
-    what, hint = refused("s3://sources/raw/*.csv", tmp_path)
-    assert what == "matches no file of a known kind"
-    assert hint.startswith(known)
-    what, hint = refused("s3://sources/raw/picture.png", tmp_path)
-    assert what == "has the suffix '.png', which no reader knows"
-    assert hint.startswith(known)
+        message, hint = get_listing_error(pattern, tmp_path)
+        assert message == f"is in a bucket that does not exist at {s3_server.endpoint}"
+        assert hint == "Check the bucket name 'no-such-bucket' and AWS_ENDPOINT_URL."
+    message, hint = get_listing_error("s3://sources/raw/*.csv", tmp_path)
+    assert message == "matches no supported file"
+    assert hint.startswith(f"Use files with {supported}")
+    message, hint = get_listing_error("s3://sources/raw/picture.png", tmp_path)
+    assert message == "has the unsupported suffix '.png'"
+    assert hint.startswith(f"Convert or rename the file to {supported}")
 
 
-def test_keys_that_are_wrong_or_missing_are_told(monkeypatch, s3_server, tmp_path):
+def test_wrong_and_missing_keys_are_reported(monkeypatch, s3_server, tmp_path):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     for pattern in ("s3://sources/other.txt", "s3://sources/*.txt"):
-        what, hint = refused(pattern, tmp_path)
-        assert what.startswith(f"may not be read with these keys: {s3_server.endpoint} says ")
-        assert hint == f"Check {KEYS}, and what they may read in sources."
-        assert "wrong" not in what
-    remote._system.cache_clear()
+        message, hint = get_listing_error(pattern, tmp_path)
+        assert message.startswith(f"cannot be read with these credentials: {s3_server.endpoint} returned ")
+        assert hint == f"Check {KEYS}, and their permissions on the bucket sources."
+        assert "wrong" not in message
+    remote_files._open_file_system.cache_clear()
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    what, hint = refused("s3://sources/other.txt", tmp_path)
-    assert what == "cannot be asked for without keys: Unable to locate credentials"
+    message, hint = get_listing_error("s3://sources/other.txt", tmp_path)
+    assert message == "cannot be read without credentials: Unable to locate credentials"
     assert hint == f"Set {KEYS}."
-    remote._system.cache_clear()
+    remote_files._open_file_system.cache_clear()
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    what, hint = refused("s3://sources/other.txt", tmp_path)
-    assert what == "cannot be asked for without keys: The config profile (nobody) could not be found"
+    message, hint = get_listing_error("s3://sources/other.txt", tmp_path)
+    assert message == "cannot be read without credentials: The config profile (nobody) could not be found"
 
 
-def test_an_endpoint_that_refuses_or_never_answers_is_told_within_seconds(monkeypatch, tmp_path):
+def test_unreachable_or_silent_endpoint_is_reported_within_seconds(monkeypatch, tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        what, hint = refused("s3://sources/other.txt", tmp_path)  # nobody listens
-        assert what.startswith(f"cannot be asked for: http://127.0.0.1:{port} does not answer: Could not connect")
-        assert hint == "Check AWS_ENDPOINT_URL and the network between here and there."
-        remote._system.cache_clear()
-        listener.listen()  # somebody listens and says nothing
-        began = time.monotonic()
-        what, _ = refused("s3://sources/other.txt", tmp_path)
-        assert time.monotonic() - began < 20
-        assert what.startswith(f"cannot be asked for: http://127.0.0.1:{port} does not answer: ")
+        message, hint = get_listing_error("s3://sources/other.txt", tmp_path)  # no server listens
+        assert message.startswith(f"cannot be read: the request to http://127.0.0.1:{port} failed: Could not connect")
+        assert hint == "Check AWS_ENDPOINT_URL and the network."
+        remote_files._open_file_system.cache_clear()
+        listener.listen()  # a server listens and never answers
+        start = time.monotonic()
+        message, _ = get_listing_error("s3://sources/other.txt", tmp_path)
+        assert time.monotonic() - start < 20
+        assert message.startswith(f"cannot be read: the request to http://127.0.0.1:{port} failed: ")
 
 
-def test_the_endpoint_of_s3_alone_wins_over_the_general_one(monkeypatch, s3_server, bucket, tmp_path):
+def test_s3_endpoint_overrides_the_general_endpoint(monkeypatch, s3_server, bucket, tmp_path):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server.endpoint)
     assert len(list_sources([f"{bucket}/other.txt"], tmp_path)) == 1
 
 
-@pytest.mark.parametrize("address", ["s3://", "s3:///rows.jsonl", "s3://*/rows.jsonl", "s3://me:secret@sources/rows.jsonl"])
-def test_an_address_without_a_bucket_or_with_keys_in_it_is_refused_and_keys_are_not_shown(tmp_path, address):
+@pytest.mark.parametrize(
+    "address", ["s3://", "s3:///rows.jsonl", "s3://*/rows.jsonl", "s3://me:secret@sources/rows.jsonl"]
+)
+def test_invalid_address_is_rejected_without_showing_keys(tmp_path, address):
     with pytest.raises(ConfigurationError) as error:
         list_sources([address], tmp_path)
-    assert error.value.message.endswith("' names no bucket")
+    assert error.value.message.endswith("' contains no valid bucket name")
     assert "secret" not in error.value.message + error.value.hint
-    assert (
-        error.value.hint
-        == f"Write s3://bucket/key, with * for any part of the key; keys to get in are never part of it: they come from {KEYS}."
-    )
+    assert error.value.hint == f"Write s3://bucket/key, with * for any part of the key and credentials only in {KEYS}."

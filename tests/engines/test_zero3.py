@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-3 on two processes of this machine: parameters are really held in parts, and the losses are those of one process."""
+"""DeepSpeed ZeRO-3 with two local processes: parameters are sharded and losses equal those of one process."""
 
 from __future__ import annotations
 
@@ -10,67 +10,77 @@ from typing import Any
 
 import pytest
 
-from components.common import models, process
-from components.common.artifacts import Artifact
-from components.common.progress import Silent
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.models import model_loading
+from components.common.runtime import process_control
+from components.common.runtime.reporters import SilentReporter
 from components.fine_tuning.stage import finetune
 from tests.datasets import small_dataset
-from tests.fine_tuning.forks import Trainings, trainings
 from tests.fine_tuning.recipes import recipe
+from tests.fine_tuning.training_processes import TrainingRunner, start_training_runner
 from tests.tiny import tiny_model
 
-pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(1200)]  # DeepSpeed compiles its communication once
-TOLERANCE = 1e-4  # of losses; sums are taken in another order
+pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(1200)]  # DeepSpeed compiles its communication extension once
+TOLERANCE = 1e-4  # for losses; the order of summation differs
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
+def model_and_dataset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
     folder = tmp_path_factory.mktemp("world")
     return tiny_model(folder / "tiny-llama"), small_dataset(folder / "dataset")
 
 
 @pytest.fixture(scope="module")
-def trained() -> Iterator[Trainings]:
-    with trainings() as found:
-        yield found
+def training_server() -> Iterator[TrainingRunner]:
+    with start_training_runner() as server:
+        yield server
 
 
-def tune(world: tuple[Path, Artifact], place: Path, **changes: Any) -> Artifact:
-    tiny, dataset = world
-    return finetune(dataset, place / "model", recipe(tiny, **changes), seed=3, state=place / "state", reporter=Silent())
+def train(model_and_dataset: tuple[Path, Artifact], folder: Path, **changes: Any) -> Artifact:
+    tiny, dataset = model_and_dataset
+    return finetune(
+        dataset, folder / "model", recipe(tiny, **changes), seed=3, state=folder / "state", reporter=SilentReporter()
+    )
 
 
 @pytest.mark.parametrize(
-    "settings", [{"adaptation": "full"}, {"adaptation": "lora", "lora": {"dropout": 0.0}}, {"adaptation": "full", "packing": True}]
+    "settings",
+    [{"adaptation": "full"}, {"adaptation": "lora", "lora": {"dropout": 0.0}}, {"adaptation": "full", "packing": True}],
 )
-def test_parameters_are_held_in_parts_and_the_losses_are_those_of_one_process(
-    settings: dict[str, Any], world: tuple[Path, Artifact], tmp_path: Path
+def test_parameters_are_sharded_and_losses_match_one_process(
+    settings: dict[str, Any], model_and_dataset: tuple[Path, Artifact], tmp_path: Path
 ) -> None:
-    apart = tune(world, tmp_path / "one", **settings, micro_batch_size=4).manifest.summary
-    made = tune(world, tmp_path / "two", **settings, processes=2, strategy="zero3")
-    shared = made.manifest.summary
-    (proof,) = [reason for reason in shared["choices"] if reason.startswith("strategy zero3 is in force")]
-    held, of = (int(word) for word in proof.split(": ")[1].split() if word.isdigit() and int(word) > 2)
-    assert held == of, "every parameter is held in parts"
+    single = train(model_and_dataset, tmp_path / "one", **settings, micro_batch_size=4).manifest.summary
+    artifact = train(model_and_dataset, tmp_path / "two", **settings, processes=2, strategy="zero3")
+    sharded = artifact.manifest.summary
+    (proof,) = [reason for reason in sharded["choices"] if reason.startswith("strategy zero3 is in effect")]
+    sharded_count, total_count = (
+        int(word) for word in proof.split(": ")[1].split() if word.isdigit() and int(word) > 2
+    )
+    assert sharded_count == total_count, "every parameter is sharded"
     for loss in ("train_loss", "validation_loss"):
-        assert shared[loss] == pytest.approx(apart[loss], abs=TOLERANCE)
-    weights = models.load(models.open_model(made.path))
-    assert sum(p.numel() for p in weights.parameters()) == shared["parameters"]["all"]
+        assert sharded[loss] == pytest.approx(single[loss], abs=TOLERANCE)
+    weights = model_loading.load_model(model_loading.open_model(artifact.path))
+    assert sum(p.numel() for p in weights.parameters()) == sharded["parameters"]["all"]
 
 
-def test_the_best_checkpoint_is_the_result_when_it_is_not_the_last(world: tuple[Path, Artifact], tmp_path: Path) -> None:
+def test_best_checkpoint_is_the_result_when_not_the_last(
+    model_and_dataset: tuple[Path, Artifact], tmp_path: Path
+) -> None:
     settings = {"adaptation": "full", "learning_rate": 1.0, "schedule": "constant_with_warmup"}
-    summary = tune(world, tmp_path / "whole", **settings, processes=2, strategy="zero3").manifest.summary
-    alone = tune(world, tmp_path / "one", **settings, micro_batch_size=4).manifest.summary
-    assert summary["best_step"] == alone["best_step"] == 2 < summary["steps"]
-    assert summary["validation_loss"] == pytest.approx(alone["validation_loss"], abs=1e-2)
+    sharded = train(model_and_dataset, tmp_path / "whole", **settings, processes=2, strategy="zero3").manifest.summary
+    single = train(model_and_dataset, tmp_path / "one", **settings, micro_batch_size=4).manifest.summary
+    assert sharded["best_step"] == single["best_step"] == 2 < sharded["steps"]
+    assert sharded["validation_loss"] == pytest.approx(single["validation_loss"], abs=1e-2)
 
 
-def test_killed_and_started_again_it_ends_with_the_same_weights(world: tuple[Path, Artifact], trained: Trainings, tmp_path: Path) -> None:
-    tiny, dataset = world
+def test_killed_training_resumes_to_the_same_weights(
+    model_and_dataset: tuple[Path, Artifact], training_server: TrainingRunner, tmp_path: Path
+) -> None:
+    tiny, dataset = model_and_dataset
     config = recipe(tiny, adaptation="full", processes=2, strategy="zero3").model_dump()
 
-    def job(name: str) -> dict[str, Any]:
+    def build_job(name: str) -> dict[str, Any]:
         return {
             "dataset": str(dataset.path),
             "output": str(tmp_path / name / "model"),
@@ -78,16 +88,22 @@ def test_killed_and_started_again_it_ends_with_the_same_weights(world: tuple[Pat
             "config": config,
         }
 
-    whole = trained.run(job("whole"))
-    assert not trained.run(job("often"), at=3).sha256
-    ended = trained.run(job("often"))
-    assert ended.sha256 == whole.sha256 != ""
-    assert ended.resumed_from in (2, 4)
+    uninterrupted = training_server.run(build_job("whole"))
+    assert not training_server.run(build_job("often"), at=3).sha256
+    resumed = training_server.run(build_job("often"))
+    assert resumed.sha256 == uninterrupted.sha256 != ""
+    assert resumed.resumed_from in (2, 4)
 
 
-def test_deepspeed_says_nothing_on_standard_output_where_it_is_only_installed(world: tuple[Path, Artifact], tmp_path: Path) -> None:
-    tiny, dataset = world
-    sets = ["--set", f"fine_tuning.base_model={tiny}", "--set", "fine_tuning.max_steps=1"]
-    command = process.module_command("pipelines.cli", "finetune", str(dataset.path), "-o", str(tmp_path / "model"), "--json", *sets)
-    done = subprocess.run(command, env=process.python_environment(), stdout=subprocess.PIPE, check=True, cwd=tmp_path)
-    assert json.loads(done.stdout)["steps"] == 1
+def test_installed_but_unused_deepspeed_prints_nothing_to_stdout(
+    model_and_dataset: tuple[Path, Artifact], tmp_path: Path
+) -> None:
+    tiny, dataset = model_and_dataset
+    overrides = ["--set", f"fine_tuning.base_model={tiny}", "--set", "fine_tuning.max_steps=1"]
+    command = process_control.build_module_command(
+        "pipelines.cli", "finetune", str(dataset.path), "-o", str(tmp_path / "model"), "--json", *overrides
+    )
+    process = subprocess.run(
+        command, env=process_control.build_python_environment(), stdout=subprocess.PIPE, check=True, cwd=tmp_path
+    )
+    assert json.loads(process.stdout)["steps"] == 1

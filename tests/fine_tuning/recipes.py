@@ -1,4 +1,4 @@
-"""Recipes on the tiny model that several tests share."""
+"""Short recipes on the tiny model, shared by several test modules."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from components.fine_tuning.config import FineTuningConfig
 
-# The kind of rows that each objective is tried on.
-ROWS = {"sft": "sft", "text": "text", "dpo": "preference", "kto": "unpaired"}
-SHORT: dict[str, Any] = {
+# Row kind of the test dataset of each objective.
+ROW_KINDS = {"sft": "sft", "text": "text", "dpo": "preference", "kto": "unpaired"}
+SHORT_TRAINING: dict[str, Any] = {
     "max_steps": 6,
     "batch_size": 4,
     "micro_batch_size": 2,
@@ -21,5 +21,5 @@ SHORT: dict[str, Any] = {
 
 
 def recipe(tiny: Path, **changes: object) -> FineTuningConfig:
-    """A few steps on the tiny model."""
-    return FineTuningConfig.model_validate({"base_model": str(tiny), **SHORT, **changes})
+    """Return a recipe of a few steps on the tiny model."""
+    return FineTuningConfig.model_validate({"base_model": str(tiny), **SHORT_TRAINING, **changes})

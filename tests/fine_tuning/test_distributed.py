@@ -1,11 +1,12 @@
-"""Two processes that share a training on a processor: they learn what one learns, stop and go on as one, and fail together.
+"""Data-parallel training with two CPU processes: results, resume after interruption, and errors. Sharding checks.
 
-What needs accelerators (fsdp2, zero3) is refused here; that the proof of sharding tells parts from wholes is shown on parameters that
-FSDP2 has really sharded, over gloo.
+fsdp2 and zero3 need accelerators, so the sharding checks run on a model that FSDP2 shards over gloo. The module is in the `long` tier
+because it starts multi-process jobs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,22 +21,25 @@ import pytest
 from pydantic import ValidationError
 from torch import nn
 
-from components.common import artifacts, launch
-from components.common.artifacts import Artifact
-from components.common.errors import EXIT_INTERRUPTED, ConfigurationError, TrainingError, TunelineError
-from components.common.launch import Command, Running
-from components.common.launch.torchrun import TorchRun
-from components.common.progress import Reporter, Silent
+from components.common import launch
+from components.common.artifacts import artifact_folder
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.launch import Command, Job
+from components.common.launch.torchrun import TorchrunLauncher
+from components.common.runtime.errors import EXIT_INTERRUPTED, ConfigurationError, TrainingError, TunelineError
+from components.common.runtime.reporters import Reporter, SilentReporter
 from components.fine_tuning import checkpoints, sharding
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
 from tests.datasets import small_dataset
 from tests.tiny import tiny_model
 
-EVEN = 2e-6  # nats a token; 0.0 was measured in every case
-RAGGED = 0.8  # nats a token; 0.45 measured, see the test
-LORA = {"lora": {"dropout": 0.0}}  # the processes draw masks of their own
-LONG = {"max_steps": 60, "checkpoint_every": 10, "schedule": "constant_with_warmup", "learning_rate": 1e-3}
+pytestmark = pytest.mark.long
+
+MAX_LOSS_DIFFERENCE = 2e-6  # nats per token; 0.0 was measured in every case
+MAX_RAGGED_LOSS_DIFFERENCE = 0.8  # nats per token; 0.45 was measured, see the test
+NO_DROPOUT = {"lora": {"dropout": 0.0}}  # each process draws its own masks
+LONG_TRAINING = {"max_steps": 60, "checkpoint_every": 10, "schedule": "constant_with_warmup", "learning_rate": 1e-3}
 
 
 @pytest.fixture(scope="module")
@@ -49,68 +53,88 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 
 @dataclass
-class Warm:
-    """Two processes that train one thing after the other, in the stead of two new ones for each."""
+class WorkerPool:
+    """Two reusable worker processes that replace launch.run, which would start two new ones for each training."""
 
-    job: Running
+    job: Job
     folder: Path
-    done: int = 0
+    completed_jobs: int = 0
 
-    def run(self, launcher: TorchRun, command: Command, place: Path, reporter: Reporter) -> dict[str, Any]:
-        """As launch.run."""
+    def run(
+        self, launcher: TorchrunLauncher, command: Command, output_folder: Path, reporter: Reporter
+    ) -> dict[str, Any]:
+        """Run a training job like launch.run."""
         assert (command.module, command.processes) == ("components.fine_tuning.worker", 2)
-        turn = self.folder / str(self.done)
-        turn.mkdir()
-        (turn / "draft").write_text(command.arguments[0])
-        (turn / "draft").rename(turn / "go")
-        wait_until(lambda: len(self.codes()) == 2 or self.job.look().state != "running", 120)
-        self.done += 1
-        return launch._outcome(self.job, self.job.look(), place)
+        job_folder = self.folder / str(self.completed_jobs)
+        job_folder.mkdir()
+        (job_folder / "draft").write_text(command.arguments[0])
+        (job_folder / "draft").rename(job_folder / "go")
+        wait_until(lambda: len(self.exit_codes()) == 2 or self.job.poll().state != "running", 120)
+        self.completed_jobs += 1
+        return launch._collect_outcome(self.job, self.job.poll(), output_folder)
 
-    def codes(self) -> list[int]:
-        """What the processes' last training ended with."""
-        turns = [self.folder / str(number) for number in (self.done, self.done - 1)]
-        return next(([int(path.read_text() or -1) for path in sorted(turn.glob("code.*"))] for turn in turns if turn.exists()), [])
+    def exit_codes(self) -> list[int]:
+        """Return the exit codes of the last training, by rank."""
+        job_folders = [self.folder / str(number) for number in (self.completed_jobs, self.completed_jobs - 1)]
+        return next(
+            (
+                [int(path.read_text() or -1) for path in sorted(job_folder.glob("code.*"))]
+                for job_folder in job_folders
+                if job_folder.exists()
+            ),
+            [],
+        )
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    folder = tmp_path_factory.mktemp("warm")
-    job = TorchRun().start(Command("tests.fine_tuning.warm", [str(folder)], 2), folder)
+def worker_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    folder = tmp_path_factory.mktemp("workers")
+    job = TorchrunLauncher().start(Command("tests.fine_tuning.worker_pool", [str(folder)], 2), folder)
     try:
-        yield Warm(job, folder)
+        yield WorkerPool(job, folder)
         (folder / "end").touch()
-        wait_until(lambda: job.look().state != "running", 30)
+        wait_until(lambda: job.poll().state != "running", 30)
     finally:
         job.cancel()
 
 
-def wait_until(reached: Callable[[], bool], seconds: float) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while not reached():
+    while not condition():
         assert time.monotonic() < deadline, "it did not come to that in time"
         time.sleep(0.02)
 
 
 def recipe(tiny: Path, **changes: Any) -> FineTuningConfig:
-    values = {"base_model": str(tiny), "max_steps": 6, "batch_size": 4, "micro_batch_size": 2, "checkpoint_every": 3, "max_length": 96}
-    return FineTuningConfig.model_validate({**values, "learning_rate": 5e-3, "warmup_steps": 1, "device": "cpu", **changes})
+    values = {
+        "base_model": str(tiny),
+        "max_steps": 6,
+        "batch_size": 4,
+        "micro_batch_size": 2,
+        "checkpoint_every": 3,
+        "max_length": 96,
+    }
+    return FineTuningConfig.model_validate(
+        {**values, "learning_rate": 5e-3, "warmup_steps": 1, "device": "cpu", **changes}
+    )
 
 
 def tune(dataset: Artifact, tiny: Path, output: Path, reporter: Reporter | None = None, **changes: Any) -> Artifact:
     config = recipe(tiny, **changes)
-    return finetune(dataset, output, config, seed=3, state=output.parent / "state", reporter=reporter or Silent())
+    return finetune(
+        dataset, output, config, seed=3, state=output.parent / "state", reporter=reporter or SilentReporter()
+    )
 
 
-def figures(made: Artifact, *names: str) -> dict[tuple[int, str], float]:
-    """What the log says by step."""
-    lines = [json.loads(line) for line in (made.path / "training.jsonl").read_text().splitlines()]
+def read_metrics(model: Artifact, *names: str) -> dict[tuple[int, str], float]:
+    """Return the logged values by step and name."""
+    lines = [json.loads(line) for line in (model.path / "training.jsonl").read_text().splitlines()]
     return {(line["step"], name): line[name] for line in lines for name in names if name in line}
 
 
-def furthest(one: dict[tuple[int, str], float], other: dict[tuple[int, str], float]) -> float:
-    assert one.keys() == other.keys()
-    return max(abs(one[key] - other[key]) for key in one)
+def max_difference(first: dict[tuple[int, str], float], second: dict[tuple[int, str], float]) -> float:
+    assert first.keys() == second.keys()
+    return max(abs(first[key] - second[key]) for key in first)
 
 
 LOSSES = ("train_loss", "validation_loss")
@@ -118,165 +142,200 @@ LOSSES = ("train_loss", "validation_loss")
 
 @pytest.mark.parametrize(
     "changes",
-    [{"adaptation": "full", "learning_rate": 1e-3}, LORA, {**LORA, "packing": True}, {"validation_rows": 0, **LORA}],
-    ids=["full", "lora", "packed", "without validation"],
+    [
+        {"adaptation": "full", "learning_rate": 1e-3},
+        NO_DROPOUT,
+        {**NO_DROPOUT, "packing": True},
+        {"validation_rows": 0, **NO_DROPOUT},
+    ],
+    ids=["full", "lora", "packed", "no validation"],
 )
-def test_two_processes_learn_what_one_learns(
-    changes: dict[str, Any], tiny: Path, dataset: Artifact, tmp_path: Path, warm: Warm, monkeypatch: pytest.MonkeyPatch
+def test_two_processes_match_one_process(
+    changes: dict[str, Any],
+    tiny: Path,
+    dataset: Artifact,
+    tmp_path: Path,
+    worker_pool: WorkerPool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each step has as many rows as fit into the micro-batches of both: no batch is ragged."""
-    monkeypatch.setattr(launch, "run", warm.run)
-    one, two = (tune(dataset, tiny, tmp_path / str(n) / "model", processes=n, **changes) for n in (1, 2))
-    assert two.manifest.summary["examples"] % 4 == 0
-    assert (one.manifest.summary["processes"], two.manifest.summary["processes"]) == (1, 2)
-    assert warm.codes() == [0, 0]
-    losses = figures(two, *LOSSES)
+    """The number of examples is a multiple of the batch size, so every batch is complete."""
+    monkeypatch.setattr(launch, "run", worker_pool.run)
+    reference, distributed = (
+        tune(dataset, tiny, tmp_path / str(processes) / "model", processes=processes, **changes) for processes in (1, 2)
+    )
+    assert distributed.manifest.summary["examples"] % 4 == 0
+    assert (reference.manifest.summary["processes"], distributed.manifest.summary["processes"]) == (1, 2)
+    assert worker_pool.exit_codes() == [0, 0]
+    losses = read_metrics(distributed, *LOSSES)
     assert losses[6, "train_loss"] != losses[1, "train_loss"]
-    assert furthest(figures(one, *LOSSES), losses) <= EVEN
-    assert furthest(figures(one, "tokens"), figures(two, "tokens")) == 0
-    norms = figures(one, "gradient_norm")
-    assert furthest(norms, figures(two, "gradient_norm")) <= 1e-5 * max(norms.values())
+    assert max_difference(read_metrics(reference, *LOSSES), losses) <= MAX_LOSS_DIFFERENCE
+    assert max_difference(read_metrics(reference, "tokens"), read_metrics(distributed, "tokens")) == 0
+    norms = read_metrics(reference, "gradient_norm")
+    assert max_difference(norms, read_metrics(distributed, "gradient_norm")) <= 1e-5 * max(norms.values())
 
 
-def test_two_processes_learn_nearly_what_one_learns_where_the_last_batch_is_ragged(
-    tiny: Path, tmp_path: Path, warm: Warm, monkeypatch: pytest.MonkeyPatch
+def test_two_processes_nearly_match_one_with_incomplete_last_batch(
+    tiny: Path, tmp_path: Path, worker_pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 26 rows the last batch has two: each process takes rows of the beginning once more, so that all have as many."""
-    monkeypatch.setattr(launch, "run", warm.run)
-    ragged = small_dataset(tmp_path / "ragged", train=26)
-    one, two = (tune(ragged, tiny, tmp_path / str(n) / "model", processes=n, max_steps=14, **LORA) for n in (1, 2))
-    before, after = (lambda step: step < 7), (lambda step: step >= 7)
-    told = [figures(made, *LOSSES) for made in (one, two)]
-    whole, torn = ([{key: value for key, value in made.items() if when(key[0])} for made in told] for when in (before, after))
-    assert furthest(*whole) <= EVEN
-    assert 0 < furthest(*torn) <= RAGGED
+    """The last batch of 26 rows has two: the processes repeat the first rows, so that both have the same number."""
+    monkeypatch.setattr(launch, "run", worker_pool.run)
+    dataset = small_dataset(tmp_path / "ragged", train=26)
+    reference, distributed = (
+        tune(dataset, tiny, tmp_path / str(processes) / "model", processes=processes, max_steps=14, **NO_DROPOUT)
+        for processes in (1, 2)
+    )
+    is_first_epoch, is_later = (lambda step: step < 7), (lambda step: step >= 7)
+    metrics = [read_metrics(model, *LOSSES) for model in (reference, distributed)]
+    complete, incomplete = (
+        [{key: value for key, value in values.items() if is_selected(key[0])} for values in metrics]
+        for is_selected in (is_first_epoch, is_later)
+    )
+    assert max_difference(*complete) <= MAX_LOSS_DIFFERENCE
+    assert 0 < max_difference(*incomplete) <= MAX_RAGGED_LOSS_DIFFERENCE
 
 
-class Recorder(Silent):
-    """Keeps what it is told, and does something at a step."""
+class Recorder(SilentReporter):
+    """Records steps and notes, and runs an action at a step."""
 
-    def __init__(self, at: int = -1, do: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, at_step: int = -1, action: Callable[[], None] = lambda: None) -> None:
         self.steps: list[int] = []
-        self.began_at: int | None = None
+        self.first_step: int | None = None
         self.notes: list[str] = []
-        self._at, self._do = at, do
+        self._at_step, self._action = at_step, action
 
     def progress(self, done: int, total: int | None, unit: str) -> None:
-        if unit == "steps" and self.began_at is None:
-            self.began_at = done
+        if unit == "steps" and self.first_step is None:
+            self.first_step = done
 
     def metrics(self, values: Any, step: int) -> None:
         if "train_loss" in values:
             self.steps.append(step)
-            if step == self._at:
-                self._do()
+            if step == self._at_step:
+                self._action()
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
 
-def workers() -> list[psutil.Process]:
-    """The processes of a training that this one waits for, in the order of their ranks."""
-    found = [one for one in psutil.Process().children(recursive=True) if "components.fine_tuning.worker" in one.cmdline()]
-    ranked = [one for one in found if "RANK" in one.environ()]
-    return sorted(ranked, key=lambda one: int(one.environ()["RANK"]))
+def find_workers() -> list[psutil.Process]:
+    """Return the worker processes of the running training in rank order."""
+    workers: dict[int, psutil.Process] = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # a child that has just ended
+            if "components.fine_tuning.worker" in process.cmdline() and "RANK" in process.environ():
+                workers[int(process.environ()["RANK"])] = process
+    return [workers[rank] for rank in sorted(workers)]
 
 
 @pytest.mark.long
-def test_killed_and_asked_to_stop_two_processes_end_with_the_weights_they_would_have_had(
-    tiny: Path, dataset: Artifact, tmp_path: Path, warm: Warm, monkeypatch: pytest.MonkeyPatch
+def test_killed_and_interrupted_job_resumes_to_same_weights(
+    tiny: Path, dataset: Artifact, tmp_path: Path, worker_pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(launch, "run", warm.run)
-        whole = tune(dataset, tiny, tmp_path / "whole" / "model", processes=2, **LONG)
+        patched.setattr(launch, "run", worker_pool.run)
+        reference = tune(dataset, tiny, tmp_path / "whole" / "model", processes=2, **LONG_TRAINING)
     output = tmp_path / "again" / "model"
-    seen: list[psutil.Process] = []
+    workers: list[psutil.Process] = []
 
-    def kill_one() -> None:
-        seen.extend(workers())
-        seen[1].kill()
+    def kill_worker() -> None:
+        workers.extend(find_workers())
+        workers[1].kill()
 
-    killed = Recorder(at=15, do=kill_one)
+    killed_reporter = Recorder(at_step=15, action=kill_worker)
     with pytest.raises(TunelineError) as error:
-        tune(dataset, tiny, output, killed, processes=2, **LONG)
-    assert len(seen) == 2
-    psutil.wait_procs(seen, timeout=10)
-    assert not [one for one in seen if one.is_running()], "who was not killed ends too"
-    assert not (output / artifacts.MANIFEST).exists()
+        tune(dataset, tiny, output, killed_reporter, processes=2, **LONG_TRAINING)
+    assert len(workers) == 2
+    psutil.wait_procs(workers, timeout=10)
+    assert not [process for process in workers if process.is_running()], "who was not killed ends too"
+    assert not (output / artifact_folder.MANIFEST_FILENAME).exists()
 
-    asked = Recorder(at=30, do=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    interrupted_reporter = Recorder(at_step=30, action=lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(TunelineError, match=r"interrupted after step \d+ and is saved") as interrupted:
-        tune(dataset, tiny, output, asked, processes=2, **LONG)
+        tune(dataset, tiny, output, interrupted_reporter, processes=2, **LONG_TRAINING)
     assert (interrupted.value.kind, interrupted.value.exit_code) == ("interrupted", EXIT_INTERRUPTED)
-    assert asked.began_at == 10, "the killed one was saved after step 10"
-    newest = max(output.parent.glob("state/fine_tuning/*/checkpoint-*"), key=checkpoints.step_of)
+    assert interrupted_reporter.first_step == 10, "the killed one was saved after step 10"
+    newest = max(output.parent.glob("state/fine_tuning/*/checkpoint-*"), key=checkpoints.parse_step)
     assert checkpoints.is_complete(newest)
-    assert f"after step {checkpoints.step_of(newest)} and" in interrupted.value.message
+    assert f"after step {checkpoints.parse_step(newest)} and" in interrupted.value.message
 
-    made = tune(dataset, tiny, output, processes=2, **LONG)
-    assert made.manifest.summary["resumed_from"] == checkpoints.step_of(newest)
-    assert furthest(figures(made, *LOSSES), figures(whole, *LOSSES)) == 0
-    assert made.sha256 == whole.sha256
-    assert list(dict.fromkeys(killed.steps + asked.steps)) == sorted({*killed.steps, *asked.steps})
-    # last, so that the rest is tried whatever it says
+    model = tune(dataset, tiny, output, processes=2, **LONG_TRAINING)
+    assert model.manifest.summary["resumed_from"] == checkpoints.parse_step(newest)
+    assert max_difference(read_metrics(model, *LOSSES), read_metrics(reference, *LOSSES)) == 0
+    assert model.sha256 == reference.sha256
+    assert list(dict.fromkeys(killed_reporter.steps + interrupted_reporter.steps)) == sorted(
+        {*killed_reporter.steps, *interrupted_reporter.steps}
+    )
+    # checked last, so that a failure here does not hide the other results
     assert error.value.kind != "unexpected", f"a killed process is no fault of tuneline: {error.value.message}"
     assert "same command again" in error.value.hint
 
 
-def test_a_loss_that_is_lost_ends_both_processes_with_the_error(
-    tiny: Path, dataset: Artifact, tmp_path: Path, warm: Warm, monkeypatch: pytest.MonkeyPatch
+def test_non_finite_loss_stops_both_processes_with_error(
+    tiny: Path, dataset: Artifact, tmp_path: Path, worker_pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "run", warm.run)
-    wild = {"adaptation": "full", "learning_rate": 1e18, "max_steps": 8, "max_grad_norm": 1e30}
+    monkeypatch.setattr(launch, "run", worker_pool.run)
+    diverging = {"adaptation": "full", "learning_rate": 1e18, "max_steps": 8, "max_grad_norm": 1e30}
     with pytest.raises(TunelineError, match=r"is (nan|inf) at step \d+, learning rate") as error:
-        tune(dataset, tiny, tmp_path / "model", processes=2, **wild)
+        tune(dataset, tiny, tmp_path / "model", processes=2, **diverging)
     assert (error.value.kind, error.value.exit_code) == (TrainingError.kind, TrainingError.exit_code)
-    assert warm.codes() == [TrainingError.exit_code] * 2
-    assert not (tmp_path / "model" / artifacts.MANIFEST).exists()
+    assert worker_pool.exit_codes() == [TrainingError.exit_code] * 2
+    assert not (tmp_path / "model" / artifact_folder.MANIFEST_FILENAME).exists()
 
 
-def test_a_strategy_that_would_not_be_in_force_here_is_refused_before_any_work(tiny: Path, dataset: Artifact, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="strategy: fsdp2 cannot be in force on cpu: ") as refused:
+def test_unsupported_strategy_is_rejected_before_training(tiny: Path, dataset: Artifact, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="strategy: fsdp2 has no effect on cpu: ") as error:
         tune(dataset, tiny, tmp_path / "model", processes=2, strategy="fsdp2")
-    assert "ddp" in refused.value.hint
+    assert "ddp" in error.value.hint
     assert not (tmp_path / "state").exists()
     assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "zero3"])
-def test_one_process_has_nothing_to_shard(strategy: str, tiny: Path) -> None:
-    with pytest.raises(ValidationError, match=f"strategy {strategy} shards the model over processes, and processes is 1"):
+def test_sharding_with_one_process_is_rejected(strategy: str, tiny: Path) -> None:
+    with pytest.raises(ValidationError, match=f"strategy {strategy} requires at least 2 processes; processes is 1"):
         recipe(tiny, strategy=strategy)
 
 
-def test_sharding_is_proven_by_parameters_that_are_held_in_parts(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(launch.LostJobError):  # it leaves no outcome
-        launch.run(TorchRun(), Command("tests.fine_tuning.sharded", [str(tiny), str(tmp_path)], 2), tmp_path, Silent())
+def test_sharded_parameters_are_detected(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(launch.LostJobError):  # the worker writes no outcome file
+        launch.run(
+            TorchrunLauncher(),
+            Command("tests.fine_tuning.sharding_worker", [str(tiny), str(tmp_path)], 2),
+            tmp_path,
+            SilentReporter(),
+        )
     for rank in range(2):
-        told = json.loads((tmp_path / f"told.{rank}").read_text())
-        whole, sharded, some = (told[name] for name in ("whole", "sharded", "some"))
-        assert len(sharded["parts"]) == len(whole["parts"]) > 10
-        assert not any(whole["parts"].values())
-        assert whole["proof"] == f"strategy fsdp2 is not in force: none of the {len(whole['parts'])} parameters is held in parts"
-        assert all(sharded["parts"].values())
-        assert sharded["proof"] == "proven"
-        assert {name for name, part in some["parts"].items() if part} == {name for name in some["parts"] if ".layers.0." in name}
+        result = json.loads((tmp_path / f"result.{rank}").read_text())
+        unsharded, sharded, partial = (result[name] for name in ("unsharded", "sharded", "partial"))
+        assert len(sharded["is_sharded"]) == len(unsharded["is_sharded"]) > 10
+        assert not any(unsharded["is_sharded"].values())
+        assert (
+            unsharded["verification"]
+            == f"strategy fsdp2 is not in effect: none of the {len(unsharded['is_sharded'])} parameters is sharded"
+        )
+        assert all(sharded["is_sharded"].values())
+        assert sharded["verification"] == "verified"
+        assert {name for name, is_sharded in partial["is_sharded"].items() if is_sharded} == {
+            name for name in partial["is_sharded"] if ".layers.0." in name
+        }
 
 
-def test_a_model_that_is_held_whole_and_shared_by_nobody_is_no_proof() -> None:
-    sharded, plain = FineTuningConfig(strategy="zero3", processes=2), FineTuningConfig(processes=2)
-    with pytest.raises(TrainingError, match="strategy zero3 is not in force: none of the 2 parameters") as error:
-        sharding.prove(sharded, nn.Linear(4, 4))
+def test_unsharded_and_unwrapped_models_fail_verification() -> None:
+    sharded_config, ddp_config = FineTuningConfig(strategy="zero3", processes=2), FineTuningConfig(processes=2)
+    with pytest.raises(TrainingError, match="strategy zero3 is not in effect: none of the 2 parameters") as error:
+        sharding.verify_strategy(sharded_config, nn.Linear(4, 4))
     assert "ddp" in error.value.hint
-    with pytest.raises(TrainingError, match="strategy ddp is not in force: each of the 2 processes would learn by itself"):
-        sharding.prove(plain, nn.Linear(4, 4))
+    with pytest.raises(
+        TrainingError, match="strategy ddp is not in effect: each of the 2 processes would train separately"
+    ):
+        sharding.verify_strategy(ddp_config, nn.Linear(4, 4))
 
 
-def test_a_parameter_that_deepspeed_has_partitioned_is_a_part() -> None:
-    """At the seam: DeepSpeed leaves an empty parameter, with the part in ds_tensor and the size of the whole in ds_numel."""
+def test_parameter_partitioned_by_deepspeed_counts_as_sharded() -> None:
+    """DeepSpeed leaves an empty parameter, its shard in ds_tensor and the full size in ds_numel; the test fakes these attributes."""
     model = nn.Linear(4, 4, bias=False)
     model.weight.ds_numel, model.weight.ds_tensor = 16, nn.Parameter(model.weight.data.flatten()[:8])
-    sharding.prove(FineTuningConfig(strategy="zero3", processes=2), model)
+    sharding.verify_strategy(FineTuningConfig(strategy="zero3", processes=2), model)
     model.weight.ds_tensor = nn.Parameter(model.weight.data.flatten())
     with pytest.raises(TrainingError):
-        sharding.prove(FineTuningConfig(strategy="zero3", processes=2), model)
+        sharding.verify_strategy(FineTuningConfig(strategy="zero3", processes=2), model)

@@ -1,4 +1,7 @@
-"""Every objective × adaptation that a processor can train: recorded losses with a fixed seed, and what each leaves."""
+"""Recipes that run on a CPU: recorded losses per objective and adaptation, published files, merging and model cards.
+
+The merge test is in the `long` tier because it trains two models per setting.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from components.common import models
-from components.common.artifacts import Artifact
-from components.common.errors import InputError
-from components.common.progress import Silent
-from components.fine_tuning import merging
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.models import model_loading
+from components.common.runtime.errors import InputError
+from components.common.runtime.reporters import SilentReporter
+from components.fine_tuning import checkpoints, merging
+from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
+from components.triton_packaging import adapter_placement
+from components.triton_packaging.config import TritonPackagingConfig
 from tests.datasets import dataset_of, small_dataset
-from tests.fine_tuning.recipes import ROWS, recipe
+from tests.fine_tuning.recipes import ROW_KINDS, recipe
 from tests.tiny import tiny_model
 
-# Training loss of the sixth step and the best validation loss, on one thread. Another torch may move the last digits.
-RECORDED = {
+# Training loss of the sixth step and best validation loss, on one thread. The last digits depend on the torch version.
+EXPECTED_LOSSES = {
     ("sft", "lora", False): (6.9056, 6.9086),
     ("sft", "lora", True): (6.6412, 6.8180),
     ("sft", "full", False): (5.5198, 5.5246),
     ("sft", "full", True): (4.6242, 5.2711),
+    ("sft", "ia3", False): (7.8722, 7.6125),
+    ("sft", "ia3", True): (7.9377, 7.6156),
     ("sft", "p_tuning", False): (7.1988, 7.2429),
     ("sft", "prompt_tuning", False): (8.3061, 7.6941),
     ("text", "lora", False): (6.6770, 6.9879),
@@ -56,13 +65,20 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
     return {"sft": small_dataset(folder / "sft"), **others}
 
 
-def tune(datasets: dict[str, Artifact], tiny: Path, place: Path, objective: str = "sft", **changes: Any) -> Artifact:
+def tune(datasets: dict[str, Artifact], tiny: Path, folder: Path, objective: str = "sft", **changes: Any) -> Artifact:
     config = recipe(tiny, objective=objective, **changes)
-    return finetune(datasets[ROWS[objective]], place / "model", config, seed=3, state=place / "state", reporter=Silent())
+    return finetune(
+        datasets[ROW_KINDS[objective]],
+        folder / "model",
+        config,
+        seed=3,
+        state=folder / "state",
+        reporter=SilentReporter(),
+    )
 
 
-@pytest.mark.parametrize(("objective", "adaptation", "packing"), RECORDED)
-def test_a_recipe_trains_to_its_recorded_losses(
+@pytest.mark.parametrize(("objective", "adaptation", "packing"), EXPECTED_LOSSES)
+def test_recipe_reaches_recorded_losses(
     objective: str,
     adaptation: str,
     packing: bool,
@@ -73,89 +89,153 @@ def test_a_recipe_trains_to_its_recorded_losses(
 ) -> None:
     monkeypatch.setenv("TUNELINE_THREADS", "1")
     summary = tune(datasets, tiny, tmp_path, objective, adaptation=adaptation, packing=packing).manifest.summary
-    assert (summary["train_loss"], summary["validation_loss"]) == pytest.approx(RECORDED[objective, adaptation, packing], abs=TOLERANCE)
+    assert (summary["train_loss"], summary["validation_loss"]) == pytest.approx(
+        EXPECTED_LOSSES[objective, adaptation, packing], abs=TOLERANCE
+    )
     assert summary["validation_loss"] < summary["validation_loss_before"]
 
 
-@pytest.mark.parametrize("adaptation", ["lora", "p_tuning", "prompt_tuning"])
-def test_an_adapter_is_small_and_holds_nothing_of_the_base_and_no_pickle(
+@pytest.mark.parametrize("adaptation", ["lora", "p_tuning", "prompt_tuning", "ia3"])
+def test_adapter_artifact_has_no_base_weights_and_no_pickle(
     adaptation: str, datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
 ) -> None:
     from safetensors import safe_open
 
-    made = tune(datasets, tiny, tmp_path, adaptation=adaptation, max_steps=1)
-    with safe_open(str(made.path / "adapter_model.safetensors"), framework="pt") as weights:
+    model = tune(datasets, tiny, tmp_path, adaptation=adaptation, max_steps=1)
+    with safe_open(str(model.path / "adapter_model.safetensors"), framework="pt") as weights:
         names = list(weights.keys())
     assert names
-    assert all("lora_" in name or name == "prompt_embeddings" for name in names), names
-    shipped = {file.path for file in made.manifest.files}
+    assert all("lora_" in name or "ia3_" in name or name == "prompt_embeddings" for name in names), names
+    shipped = {file.path for file in model.manifest.files}
     assert not [name for name in shipped if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
-    assert str(tiny.parent) not in (made.path / "adapter_config.json").read_text()
+    assert str(tiny.parent) not in (model.path / "adapter_config.json").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "settings", [{"lora": {"rslora": True}}, {"lora": {"dora": True}}, {"lora": {"target_modules": ["q_proj", "v_proj"]}}]
+    "settings",
+    [
+        {"lora": {"rslora": True}},
+        {"lora": {"dora": True}},
+        {"lora": {"target_modules": ["q_proj", "v_proj"]}},
+        {"adaptation": "ia3"},
+        {"adaptation": "ia3", "ia3": {"target_modules": ["v_proj", "up_proj"], "feedforward_modules": ["up_proj"]}},
+    ],
 )
-def test_a_merged_model_answers_as_base_and_update_apart(
+def test_merged_model_matches_base_with_adapter(
     settings: dict[str, Any], datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
 ) -> None:
-    apart = models.load(models.open_model(tune(datasets, tiny, tmp_path / "apart", **settings).path))
-    made = tune(datasets, tiny, tmp_path / "merged", merge=True, **settings)
-    assert not list(made.path.glob("adapter_*"))
-    whole = models.load(models.open_model(made.path))
-    assert merging.difference(merging._logits(apart), merging._logits(whole)) <= merging.TOLERANCE
+    unmerged = model_loading.load_model(
+        model_loading.open_model(tune(datasets, tiny, tmp_path / "apart", **settings).path)
+    )
+    model = tune(datasets, tiny, tmp_path / "merged", merge=True, **settings)
+    assert not list(model.path.glob("adapter_*"))
+    merged = model_loading.load_model(model_loading.open_model(model.path))
+    assert (
+        merging.compute_relative_difference(merging._compute_logits(unmerged), merging._compute_logits(merged))
+        <= merging.MAX_LOGIT_DIFFERENCE
+    )
 
 
-def test_virtual_tokens_that_begin_as_a_text_name_no_folder_of_this_machine(
+def test_interrupted_ia3_training_resumes_and_is_packaged_merged(
+    datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
+) -> None:
+    expected = tune(datasets, tiny, tmp_path / "whole", adaptation="ia3")
+    rotate = checkpoints.rotate
+
+    def interrupt(folder: Path, keep: int) -> None:
+        rotate(folder, keep)
+        if (folder / "checkpoint-4").exists():
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checkpoints, "rotate", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            tune(datasets, tiny, tmp_path / "resumed", adaptation="ia3")
+    model = tune(datasets, tiny, tmp_path / "resumed", adaptation="ia3")
+    assert (model.sha256, model.manifest.summary["resumed_from"]) == (expected.sha256, 4)
+    loadable = model_loading.open_model(model.path)
+    for backend in ("python", "vllm"):
+        packaging = TritonPackagingConfig.model_validate({"backend": backend})
+        assert adapter_placement.place_adapters(loadable, packaging, {}).mode == "merged"
+
+
+def test_ia3_settings_are_optional_and_validate_target_modules() -> None:
+    assert "ia3" not in FineTuningConfig().model_dump()
+    with pytest.raises(
+        ValidationError, match="feedforward_modules lists down_proj; expected modules of target_modules"
+    ):
+        FineTuningConfig.model_validate({"ia3": {"target_modules": ["k_proj"], "feedforward_modules": ["down_proj"]}})
+
+
+def test_prompt_tuning_with_initial_text_stores_no_local_path(
     datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
 ) -> None:
     settings = {"virtual_tokens": 4, "initial_text": "Answer the question."}
-    made = tune(datasets, tiny, tmp_path, adaptation="prompt_tuning", prompt=settings)
-    told = json.loads((made.path / "adapter_config.json").read_text())
-    assert told["tokenizer_name_or_path"] == tiny.name
-    models.load(models.open_model(made.path))
+    model = tune(datasets, tiny, tmp_path, adaptation="prompt_tuning", prompt=settings)
+    adapter_config = json.loads((model.path / "adapter_config.json").read_text())
+    assert adapter_config["tokenizer_name_or_path"] == tiny.name
+    model_loading.load_model(model_loading.open_model(model.path))
 
 
-def test_the_shipped_virtual_tokens_of_p_tuning_are_those_that_were_trained(
+def test_published_p_tuning_tokens_reproduce_the_validation_loss(
     datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
 ) -> None:
-    made = tune(datasets, tiny, tmp_path, adaptation="p_tuning", validation_rows=4)
-    loaded = models.load(models.open_model(made.path))
-    assert held_out(loaded, datasets["sft"], tiny) == pytest.approx(made.manifest.summary["validation_loss"], abs=1e-4)
+    model = tune(datasets, tiny, tmp_path, adaptation="p_tuning", validation_rows=4)
+    loaded = model_loading.load_model(model_loading.open_model(model.path))
+    assert compute_validation_loss(loaded, datasets["sft"], tiny) == pytest.approx(
+        model.manifest.summary["validation_loss"], abs=1e-4
+    )
 
 
-def held_out(model: Any, dataset: Artifact, tiny: Path) -> float:
-    """Mean loss a token of the validation rows' answers, computed apart from the trainer."""
+def compute_validation_loss(model: Any, dataset: Artifact, tiny: Path) -> float:
+    """Compute the mean loss per answer token of the validation rows without the trainer."""
     import torch
 
-    from components.fine_tuning.data import rows_of
-    from components.fine_tuning.objectives import IGNORED, OBJECTIVES
+    from components.fine_tuning.objectives import IGNORED_LABEL, OBJECTIVES
+    from components.fine_tuning.row_encoding import read_rows
 
-    objective, tokenizer = OBJECTIVES["sft"], models.load_tokenizer(tiny)
+    objective, tokenizer = OBJECTIVES["sft"], model_loading.load_tokenizer(tiny)
     total, count = 0.0, 0
-    for row in rows_of(dataset.path / "validation.parquet", objective.uses["sft"]):
+    for row in read_rows(dataset.path / "validation.parquet", objective.row_mappings["sft"]):
         (example,) = objective.encode(tokenizer, row, 96).examples
         ids, labels = (torch.tensor(example[name]) for name in ("input_ids", "labels"))
         with torch.no_grad():
             logits = model(input_ids=ids[None]).logits[0, -len(ids) :]
-        kept = labels[1:] != IGNORED
-        total += float(torch.nn.functional.cross_entropy(logits[:-1][kept], labels[1:][kept], reduction="sum"))
-        count += int(kept.sum())
+        is_answer = labels[1:] != IGNORED_LABEL
+        total += float(
+            torch.nn.functional.cross_entropy(logits[:-1][is_answer], labels[1:][is_answer], reduction="sum")
+        )
+        count += int(is_answer.sum())
     return total / count
 
 
-def test_the_best_checkpoint_by_validation_loss_is_the_result(datasets: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:
-    """A rate that is too high lets the loss rise again."""
-    settings = {"adaptation": "full", "learning_rate": 1.0, "max_steps": 12, "schedule": "constant_with_warmup", "validation_rows": 4}
-    made = tune(datasets, tiny, tmp_path, **settings)
-    summary = made.manifest.summary
-    lines = [json.loads(line) for line in (made.path / "training.jsonl").read_text().splitlines()]
-    validations = {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line and line["step"]}
+def test_checkpoint_with_lowest_validation_loss_is_published(
+    datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
+) -> None:
+    """The learning rate is too high, so that the loss rises again."""
+    settings = {
+        "adaptation": "full",
+        "learning_rate": 1.0,
+        "max_steps": 12,
+        "schedule": "constant_with_warmup",
+        "validation_rows": 4,
+    }
+    model = tune(datasets, tiny, tmp_path, **settings)
+    summary = model.manifest.summary
+    lines = [json.loads(line) for line in (model.path / "training.jsonl").read_text().splitlines()]
+    validations = {
+        line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line and line["step"]
+    }
     assert summary["best_step"] == min(validations, key=lambda step: validations[step]) < 12
-    assert held_out(models.load(models.open_model(made.path)), datasets["sft"], tiny) == pytest.approx(min(validations.values()), abs=1e-4)
+    assert compute_validation_loss(
+        model_loading.load_model(model_loading.open_model(model.path)), datasets["sft"], tiny
+    ) == pytest.approx(min(validations.values()), abs=1e-4)
 
 
-def test_early_stopping_ends_a_training_whose_validation_loss_rises(datasets: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:
+def test_early_stopping_ends_training_when_validation_loss_rises(
+    datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
+) -> None:
     settings = {"learning_rate": 0.5, "max_steps": 40, "schedule": "constant_with_warmup", "early_stopping": 2}
     summary = tune(datasets, tiny, tmp_path, **settings).manifest.summary
     assert summary["stopped_early"]
@@ -163,61 +243,79 @@ def test_early_stopping_ends_a_training_whose_validation_loss_rises(datasets: di
 
 
 @pytest.mark.parametrize(
-    ("objective", "kind", "fitting"), [("dpo", "sft", "sft"), ("text", "sft", "sft"), ("sft", "text", "text"), ("kto", "text", "text")]
+    ("objective", "kind", "suggested_objective"),
+    [("dpo", "sft", "sft"), ("text", "sft", "sft"), ("sft", "text", "text"), ("kto", "text", "text")],
 )
-def test_rows_that_an_objective_cannot_learn_from_are_refused_with_one_that_can(
-    objective: str, kind: str, fitting: str, datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
+def test_unsupported_row_kind_error_suggests_an_objective(
+    objective: str, kind: str, suggested_objective: str, datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=f"holds {kind} rows, which this objective cannot learn from") as error:
-        finetune(datasets[kind], tmp_path / "m", recipe(tiny, objective=objective), seed=3, state=tmp_path / "state", reporter=Silent())
-    assert f"fine_tuning.objective: {fitting}" in error.value.hint
+    with pytest.raises(InputError, match=f"contains {kind} rows, which this objective cannot learn from") as error:
+        finetune(
+            datasets[kind],
+            tmp_path / "m",
+            recipe(tiny, objective=objective),
+            seed=3,
+            state=tmp_path / "state",
+            reporter=SilentReporter(),
+        )
+    assert f"fine_tuning.objective to {suggested_objective}" in error.value.hint
 
 
-def test_kto_takes_each_pair_as_two_labelled_answers(datasets: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:
+def test_kto_converts_each_pair_to_two_labelled_answers(
+    datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
+) -> None:
     config = recipe(tiny, objective="kto", max_steps=1)
-    made = finetune(datasets["preference"], tmp_path / "m", config, seed=3, state=tmp_path / "state", reporter=Silent())
-    assert made.manifest.summary["rows"]["train"] == 48
+    model = finetune(
+        datasets["preference"], tmp_path / "m", config, seed=3, state=tmp_path / "state", reporter=SilentReporter()
+    )
+    assert model.manifest.summary["rows"]["train"] == 48
 
 
-def test_the_model_card_tells_data_recipe_losses_and_licences(datasets: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:
+def test_model_card_lists_data_recipe_losses_and_licences(
+    datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
+) -> None:
     card = {"base_licence": "Apache-2.0", "data_licence": "internal"}
-    made = tune(datasets, tiny, tmp_path, card=card)
-    text = (made.path / "README.md").read_text()
-    for told in (
+    model = tune(datasets, tiny, tmp_path, card=card)
+    text = (model.path / "README.md").read_text()
+    for expected in (
         "license: apache-2.0",
         "| training data | internal |",
         datasets["sft"].sha256,
         "| validation loss |",
         "| optimizer steps | 6",
     ):
-        assert told in text
+        assert expected in text
     assert str(tiny.parent) not in text
 
 
-def test_licences_on_the_card_make_no_other_model(datasets: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:
-    plain = tune(datasets, tiny, tmp_path / "1")
-    told = tune(datasets, tiny, tmp_path / "2", card={"data_licence": "internal"})
-    assert plain.sha256 == told.sha256
+def test_model_card_does_not_change_the_digest(datasets: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:
+    without_card = tune(datasets, tiny, tmp_path / "1")
+    with_card = tune(datasets, tiny, tmp_path / "2", card={"data_licence": "internal"})
+    assert without_card.sha256 == with_card.sha256
 
 
-def test_tensorboard_reads_the_curves(datasets: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:
+def test_tensorboard_events_contain_the_loss_curves(datasets: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import directory_check  # noqa: F401 - the writer's own module reads no files back
 
-    made = tune(datasets, tiny, tmp_path)
-    (events,) = (made.path / "tensorboard").glob("events.out.tfevents.*")
-    found = [(event.step, value.tag) for event in records(events.read_bytes(), Event) for value in event.summary.value]
-    assert {step for step, tag in found if tag == "train_loss"} == set(range(1, 7))
-    assert {step for step, tag in found if tag == "validation_loss"} == {0, 2, 4, 6}
+    model = tune(datasets, tiny, tmp_path)
+    (events,) = (model.path / "tensorboard").glob("events.out.tfevents.*")
+    values = [
+        (event.step, value.tag)
+        for event in parse_tfrecords(events.read_bytes(), Event)
+        for value in event.summary.value
+    ]
+    assert {step for step, tag in values if tag == "train_loss"} == set(range(1, 7))
+    assert {step for step, tag in values if tag == "validation_loss"} == {0, 2, 4, 6}
 
 
-def records(content: bytes, kind: Any) -> list[Any]:
-    """The records of a TFRecord file: length, checksum, bytes, checksum."""
-    found, place = [], 0
-    while place < len(content):
-        length = int.from_bytes(content[place : place + 8], "little")
-        event = kind()
-        event.ParseFromString(content[place + 12 : place + 12 + length])
-        found.append(event)
-        place += 16 + length
-    return found
+def parse_tfrecords(content: bytes, event_class: Any) -> list[Any]:
+    """Parse a TFRecord file. A record has a length, a checksum, the bytes and a checksum."""
+    events, offset = [], 0
+    while offset < len(content):
+        length = int.from_bytes(content[offset : offset + 8], "little")
+        event = event_class()
+        event.ParseFromString(content[offset + 12 : offset + 12 + length])
+        events.append(event)
+        offset += 16 + length
+    return events

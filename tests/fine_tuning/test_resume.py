@@ -1,4 +1,7 @@
-"""A training that is killed, asked to stop, or finds its newest checkpoint torn ends with the very weights it would have had."""
+"""Resume: a training that is killed, interrupted or has a torn checkpoint ends with the weights of an uninterrupted one.
+
+In the `long` tier because the tests start, kill and restart complete trainings.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from components.common.artifacts import Artifact
+from components.common.artifacts.artifact_folder import Artifact
 from components.fine_tuning import checkpoints
 from tests.datasets import dataset_of, small_dataset
-from tests.fine_tuning.forks import Ended, Trainings, moments, trainings
-from tests.fine_tuning.recipes import ROWS, SHORT
+from tests.fine_tuning.recipes import ROW_KINDS, SHORT_TRAINING
+from tests.fine_tuning.training_processes import TrainingResult, TrainingRunner, draw_kill_points, start_training_runner
 from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.long
 
 STEPS = 24
 KILLS = 3
@@ -31,77 +36,110 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def trained() -> Iterator[Trainings]:
-    with trainings() as found:
-        yield found
+def training_runner() -> Iterator[TrainingRunner]:
+    with start_training_runner() as runner:
+        yield runner
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Artifact]]:
+def model_and_datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Artifact]]:
     folder = tmp_path_factory.mktemp("world")
-    rows = {"sft": small_dataset(folder / "sft"), **{kind: dataset_of(kind, folder / kind) for kind in ("text", "preference")}}
-    return tiny_model(folder / "tiny-llama"), rows
+    datasets = {
+        "sft": small_dataset(folder / "sft"),
+        **{kind: dataset_of(kind, folder / kind) for kind in ("text", "preference")},
+    }
+    return tiny_model(folder / "tiny-llama"), datasets
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(
-    world: tuple[Path, dict[str, Artifact]], trained: Trainings, tmp_path_factory: pytest.TempPathFactory
+def expected_digest(
+    model_and_datasets: tuple[Path, dict[str, Artifact]],
+    training_runner: TrainingRunner,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], str]:
-    """The digest that a recipe ends with when nothing disturbs it."""
+    """Return the digest of a recipe's uninterrupted training."""
 
     @cache
     def digest(name: str) -> str:
-        return trained.run(job(world, tmp_path_factory.mktemp("whole"), RECIPES[name])).sha256
+        return training_runner.run(
+            build_job(model_and_datasets, tmp_path_factory.mktemp("whole"), RECIPES[name])
+        ).sha256
 
     return digest
 
 
-def job(world: tuple[Path, dict[str, Artifact]], place: Path, recipe: dict[str, Any]) -> dict[str, Any]:
-    """Dropout is on, the last batch of an epoch is short, and checkpoints fall at other steps than validations of a kill."""
-    tiny, rows = world
-    config = {"base_model": str(tiny), **SHORT, "max_steps": STEPS, "checkpoint_every": 3, "batch_size": 10, **recipe}
-    dataset = rows[ROWS[config.get("objective", "sft")]]
-    return {"dataset": str(dataset.path), "output": str(place / "model"), "state": str(place / "state"), "config": config}
+def build_job(
+    model_and_datasets: tuple[Path, dict[str, Artifact]], folder: Path, recipe: dict[str, Any]
+) -> dict[str, Any]:
+    """Build a job that uses dropout, has an incomplete last batch per epoch, and saves a checkpoint every three steps."""
+    tiny, datasets = model_and_datasets
+    config = {
+        "base_model": str(tiny),
+        **SHORT_TRAINING,
+        "max_steps": STEPS,
+        "checkpoint_every": 3,
+        "batch_size": 10,
+        **recipe,
+    }
+    dataset = datasets[ROW_KINDS[config.get("objective", "sft")]]
+    return {
+        "dataset": str(dataset.path),
+        "output": str(folder / "model"),
+        "state": str(folder / "state"),
+        "config": config,
+    }
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_killed_three_times_it_ends_with_the_same_weights(
-    name: str, world: tuple[Path, dict[str, Artifact]], trained: Trainings, uninterrupted: Callable[[str], str], tmp_path: Path
+def test_training_killed_three_times_ends_with_same_weights(
+    name: str,
+    model_and_datasets: tuple[Path, dict[str, Artifact]],
+    training_runner: TrainingRunner,
+    expected_digest: Callable[[str], str],
+    tmp_path: Path,
 ) -> None:
-    often = job(world, tmp_path / "often", RECIPES[name])
-    for at, later in sorted(moments(STEPS, KILLS, seed=len(name))):
-        assert trained.run(often, at=at, later=later) == Ended(), "a killed training says nothing"
-    ended = trained.run(often)
-    assert ended.sha256 == uninterrupted(name)
-    assert ended.resumed_from
+    killed_job = build_job(model_and_datasets, tmp_path / "often", RECIPES[name])
+    for at, delay_seconds in sorted(draw_kill_points(STEPS, KILLS, seed=len(name))):
+        assert training_runner.run(killed_job, at=at, delay_seconds=delay_seconds) == TrainingResult(), (
+            "a killed training says nothing"
+        )
+    result = training_runner.run(killed_job)
+    assert result.sha256 == expected_digest(name)
+    assert result.resumed_from
     log = [json.loads(line) for line in (tmp_path / "often" / "model" / "training.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log if "train_loss" in line] == list(range(1, STEPS + 1))
 
 
 @pytest.mark.parametrize("name", ["full", "lora", "p_tuning", "lora, packed"])
-def test_asked_to_stop_it_saves_says_so_and_goes_on_also_past_a_torn_checkpoint(
-    name: str, world: tuple[Path, dict[str, Artifact]], trained: Trainings, uninterrupted: Callable[[str], str], tmp_path: Path
+def test_interrupted_training_resumes_past_a_torn_checkpoint(
+    name: str,
+    model_and_datasets: tuple[Path, dict[str, Artifact]],
+    training_runner: TrainingRunner,
+    expected_digest: Callable[[str], str],
+    tmp_path: Path,
 ) -> None:
-    stopped = job(world, tmp_path / "stopped", RECIPES[name])
-    asked = trained.run(stopped, at=7, sent=signal.SIGTERM)
-    assert asked.error.startswith("75 training was interrupted after step")
-    saved = max((tmp_path / "stopped").glob("state/fine_tuning/*/checkpoint-*"), key=checkpoints.step_of)
-    assert checkpoints.is_complete(saved)
-    assert trained.run(stopped, at=14, sent=signal.SIGTERM).error.startswith("75 ")
-    newest = max((tmp_path / "stopped").glob("state/fine_tuning/*/checkpoint-*"), key=checkpoints.step_of)
+    interrupted_job = build_job(model_and_datasets, tmp_path / "stopped", RECIPES[name])
+    interrupted = training_runner.run(interrupted_job, at=7, signal_number=signal.SIGTERM)
+    assert interrupted.error.startswith("75 training was interrupted after step")
+    checkpoint = max((tmp_path / "stopped").glob("state/fine_tuning/*/checkpoint-*"), key=checkpoints.parse_step)
+    assert checkpoints.is_complete(checkpoint)
+    assert training_runner.run(interrupted_job, at=14, signal_number=signal.SIGTERM).error.startswith("75 ")
+    newest = max((tmp_path / "stopped").glob("state/fine_tuning/*/checkpoint-*"), key=checkpoints.parse_step)
     (newest / "optimizer.pt").write_bytes(b"torn")
-    ended = trained.run(stopped)
-    assert ended.sha256 == uninterrupted(name)
-    assert ended.resumed_from is not None
-    assert ended.resumed_from < checkpoints.step_of(newest), "the torn checkpoint is skipped"
+    result = training_runner.run(interrupted_job)
+    assert result.sha256 == expected_digest(name)
+    assert result.resumed_from is not None
+    assert result.resumed_from < checkpoints.parse_step(newest), "the torn checkpoint is skipped"
 
 
-def test_checkpoints_are_bounded_in_number_and_the_best_is_among_them(
-    world: tuple[Path, dict[str, Artifact]], trained: Trainings, tmp_path: Path
+def test_checkpoint_count_is_bounded_and_includes_the_best(
+    model_and_datasets: tuple[Path, dict[str, Artifact]], training_runner: TrainingRunner, tmp_path: Path
 ) -> None:
-    told = job(world, tmp_path, {"adaptation": "full", "learning_rate": 0.3, "schedule": "constant_with_warmup"})
-    trained.run(told, at=20)
-    kept = sorted((tmp_path / "state").glob("fine_tuning/*/checkpoint-*"), key=checkpoints.step_of)
-    assert 2 <= len(kept) <= 4, "two, the best, and one that is just being written"
-    whole = [checkpoint for checkpoint in kept if checkpoints.is_complete(checkpoint)]
-    assert checkpoints.best_of(whole[-1]) in whole
+    job = build_job(
+        model_and_datasets, tmp_path, {"adaptation": "full", "learning_rate": 0.3, "schedule": "constant_with_warmup"}
+    )
+    training_runner.run(job, at=20)
+    saved = sorted((tmp_path / "state").glob("fine_tuning/*/checkpoint-*"), key=checkpoints.parse_step)
+    assert 2 <= len(saved) <= 4, "two, the best, and one that is just being written"
+    complete = [checkpoint for checkpoint in saved if checkpoints.is_complete(checkpoint)]
+    assert checkpoints.find_best(complete[-1]) in complete

@@ -1,4 +1,7 @@
-"""A real server: twenty promotions at once, and one that is away, busy, slow or read-only."""
+"""A real MLflow server: concurrent promotions, and a server that is unavailable, slow or read-only.
+
+The file is `long`: it starts a server and waits for timeouts.
+"""
 
 from __future__ import annotations
 
@@ -12,197 +15,218 @@ from typing import Any
 
 import pytest
 
-from components.common import tracking
-from components.common.errors import EngineMissingError, NotWritableError, TunelineError
-from components.common.progress import Silent
-from components.model_registry import history
-from components.model_registry.audit import audit
+from components.common.reporting import mlflow_tracking
+from components.common.runtime.errors import EngineMissingError, NotWritableError, TunelineError
+from components.common.runtime.reporters import SilentReporter
+from components.model_registry import registry_history
 from components.model_registry.config import ModelRegistryConfig
+from components.model_registry.history_audit import audit
 from components.model_registry.stage import Registration, champion, promote, register
 from tests.mlflow_server import mlflow_server
-from tests.model_registry import proxy
-from tests.model_registry.conftest import Customization, Made
-from tests.model_registry.proxy import BUSY, GONE, LOST, PASS, SLOW, Proxy
+from tests.model_registry import fault_proxy
+from tests.model_registry.conftest import Customization, CustomizationArtifacts
+from tests.model_registry.fault_proxy import DISCONNECTED, PASS, RESPONSE_LOST, SLOW, UNAVAILABLE, Proxy
 from tests.pipelines.command import ROOT, environment
 
-pytestmark = pytest.mark.mlflow
+pytestmark = [pytest.mark.mlflow, pytest.mark.long]
 PROCESSES = 20
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with mlflow_server(tmp_path_factory.mktemp("server")) as address:
         yield address
 
 
 @pytest.fixture
-def between(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy before the server, which this process talks to from now on."""
-    with proxy.before(server) as made:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", made.url)
-        monkeypatch.setenv("TUNELINE_REGISTRY_PATIENCE", "2")
-        yield made
+def proxy(server_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy in front of the server; the tracking URI of this process points to it."""
+    with fault_proxy.run_proxy(server_url) as proxy:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
+        monkeypatch.setenv("TUNELINE_REGISTRY_TIMEOUT_SECONDS", "2")
+        yield proxy
 
 
-def registered(made: Made, name: str) -> Registration:
-    return register(made.model, made.evaluation, made.repository, ModelRegistryConfig(name=name), reporter=Silent())
+def register_artifacts(artifacts: CustomizationArtifacts, name: str) -> Registration:
+    return register(
+        artifacts.model,
+        artifacts.evaluation,
+        artifacts.repository,
+        ModelRegistryConfig(name=name),
+        reporter=SilentReporter(),
+    )
 
 
-def crowd(name: str, versions: list[str], *, force: bool, uri: str) -> list[dict[str, Any]]:
-    """What processes were answered that promoted these versions at the same moment."""
-    command = [sys.executable, "-P", "-m", "tests.model_registry.crowd", name, "force" if force else "checked", *versions]
-    given = environment(MLFLOW_TRACKING_URI=uri, PYTHONPATH=str(ROOT))
-    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def promote_concurrently(name: str, versions: list[str], *, force: bool, uri: str) -> list[dict[str, Any]]:
+    """Promote each version from its own process at the same moment and return the results."""
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "tests.model_registry.concurrent_promotion",
+        name,
+        "force" if force else "checked",
+        *versions,
+    ]
+    env = environment(MLFLOW_TRACKING_URI=uri, PYTHONPATH=str(ROOT))
+    process = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines()]
 
 
-def bare_versions(client: Any, name: str, count: int) -> list[str]:
-    """Versions that have a digest and nothing else: only force promotes them."""
+def create_bare_versions(client: Any, name: str, count: int) -> list[str]:
+    """Create versions that have only a digest; they need `force` to be promoted."""
     client.create_registered_model(name)
     tags = [{"tuneline.model_sha256": f"{number:064x}"} for number in range(1, count + 1)]
     return [str(client.create_model_version(name, "elsewhere:/x", tags=tag).version) for tag in tags]
 
 
-def check_twenty_at_once(uri: str, name: str) -> None:
-    """Twenty processes promote twenty versions: all of them take place, one after the other."""
-    client = tracking.connect().MlflowClient()
-    versions = bare_versions(client, name, PROCESSES)
-    answers = crowd(name, versions, force=True, uri=uri)
-    assert [answer for answer in answers if "to" not in answer] == []
-    assert sorted(int(answer["to"]) for answer in answers) == list(range(1, PROCESSES + 1)), answers
-    entries = history.read(client, name)
+def check_concurrent_promotions(uri: str, name: str) -> None:
+    """Promote twenty versions from twenty processes and check that all promotions are serialized."""
+    client = mlflow_tracking.connect().MlflowClient()
+    versions = create_bare_versions(client, name, PROCESSES)
+    results = promote_concurrently(name, versions, force=True, uri=uri)
+    assert [result for result in results if "to" not in result] == []
+    assert sorted(int(result["to"]) for result in results) == list(range(1, PROCESSES + 1)), results
+    entries = registry_history.read(client, name)
     assert [entry.number for entry in entries] == list(range(1, PROCESSES + 1))
-    moves = history.moves(entries, "champion")
+    moves = registry_history.list_completed_moves(entries, "champion")
     assert [move.from_ for move in moves] == [None, *(move.to for move in moves[:-1])]
     assert str(client.get_registered_model(name).aliases["champion"]) == moves[-1].to
-    assert [one for one in audit(name, reporter=Silent()).findings if one.kind != "digest"] == []
+    assert [finding for finding in audit(name, reporter=SilentReporter()).findings if finding.kind != "digest"] == []
 
 
-def test_twenty_promotions_at_once_leave_one_champion_and_a_history_without_a_gap(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    check_twenty_at_once(server, "twenty")
-
-
-def test_of_candidates_that_were_all_compared_with_no_champion_only_one_becomes_it(
-    server: str, customize: Customization, monkeypatch: pytest.MonkeyPatch
+def test_concurrent_promotions_leave_one_champion_and_gapless_history(
+    server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    versions = [registered(customize(content), "rivals").version for content in ("one", "two", "three", "four")]
-    answers = crowd("rivals", versions, force=False, uri=server)
-    assert sum("to" in answer for answer in answers) == 1, answers
-    assert all("champion" in answer["message"] for answer in answers if "to" not in answer), answers
-    assert audit("rivals", reporter=Silent()).clean
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server_url)
+    check_concurrent_promotions(server_url, "twenty")
 
 
-def nth(number: int, what: str, part: str = "/api/") -> Callable[[str, str], str]:
-    """A rule for the n-th request, counted from 0, that is not a mere question."""
-    left = [number]
+def test_only_one_of_several_rival_candidates_becomes_champion(
+    server_url: str, customize: Customization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server_url)
+    versions = [register_artifacts(customize(content), "rivals").version for content in ("one", "two", "three", "four")]
+    results = promote_concurrently("rivals", versions, force=False, uri=server_url)
+    assert sum("to" in result for result in results) == 1, results
+    assert all("champion" in result["message"] for result in results if "to" not in result), results
+    assert audit("rivals", reporter=SilentReporter()).clean
+
+
+def fault_nth_request(number: int, fault: str, path_part: str = "/api/") -> Callable[[str, str], str]:
+    """Return a rule that applies the fault to the n-th write request, counted from 0."""
+    remaining = [number]
 
     def rule(method: str, path: str) -> str:
-        if method == "GET" or part not in path or "search" in path:
+        if method == "GET" or path_part not in path or "search" in path:
             return PASS
-        left[0] -= 1
-        return what if left[0] == -1 else PASS
+        remaining[0] -= 1
+        return fault if remaining[0] == -1 else PASS
 
     return rule
 
 
-@pytest.mark.parametrize("what", [LOST, BUSY])
-def test_whichever_answer_is_lost_or_refused_once_nothing_is_registered_or_written_twice(
-    between: Proxy, customize: Customization, what: str
-) -> None:
-    name = f"once-{what}"
+@pytest.mark.parametrize("fault", [RESPONSE_LOST, UNAVAILABLE])
+def test_lost_or_refused_response_does_not_register_twice(proxy: Proxy, customize: Customization, fault: str) -> None:
+    name = f"once-{fault}"
     hits = 0
     for number in (0, 1, 2, 3, 5, 8, 12):
-        made = customize(f"{what} {number}")
-        between.rule = nth(number, what)
-        version = registered(made, name).version
-        hits += between.count("", what)
-        between.seen.clear()
-        client = tracking.connect().MlflowClient()
-        same = [v for v in client.search_model_versions(f"name = '{name}'") if v.tags["tuneline.model_sha256"] == made.model.sha256]
-        assert [str(v.version) for v in same] == [version]
+        artifacts = customize(f"{fault} {number}")
+        proxy.rule = fault_nth_request(number, fault)
+        version = register_artifacts(artifacts, name).version
+        hits += proxy.count("", fault)
+        proxy.requests.clear()
+        client = mlflow_tracking.connect().MlflowClient()
+        matching = [
+            v
+            for v in client.search_model_versions(f"name = '{name}'")
+            if v.tags["tuneline.model_sha256"] == artifacts.model.sha256
+        ]
+        assert [str(v.version) for v in matching] == [version]
     assert hits >= 6
-    between.rule = nth(0, what)
-    promote(name, version, reporter=Silent(), force=True, reason="the test")
-    entries = history.read(client, name)
-    assert [entry.to for entry in history.moves(entries, "champion")] == [version]
-    assert len(history.moves(entries, "candidate")) == 7
-    assert audit(name, reporter=Silent()).clean
+    proxy.rule = fault_nth_request(0, fault)
+    promote(name, version, reporter=SilentReporter(), force=True, reason="the test")
+    entries = registry_history.read(client, name)
+    assert [entry.to for entry in registry_history.list_completed_moves(entries, "champion")] == [version]
+    assert len(registry_history.list_completed_moves(entries, "candidate")) == 7
+    assert audit(name, reporter=SilentReporter()).clean
 
 
 @pytest.mark.parametrize(
-    ("what", "why"), [(BUSY, "it answers 503"), (SLOW, "it does not answer in time"), (GONE, "it breaks the connection off")]
+    ("fault", "reason"),
+    [(UNAVAILABLE, "HTTP status 503"), (SLOW, "timeout"), (DISCONNECTED, "connection closed")],
 )
-def test_a_server_that_stays_away_is_told_after_a_limit_and_leaves_nothing_half(
-    between: Proxy, customize: Customization, what: str, why: str
+def test_unavailable_server_is_reported_without_partial_registration(
+    proxy: Proxy, customize: Customization, fault: str, reason: str
 ) -> None:
-    made, name = customize(what), f"away-{what}"
-    for number in (3,) if what == SLOW else (0, 3, 6):
-        rule = nth(number, what)
-        fallen: list[bool] = []
+    artifacts, name = customize(fault), f"away-{fault}"
+    for number in (3,) if fault == SLOW else (0, 3, 6):
+        rule = fault_nth_request(number, fault)
+        triggered: list[bool] = []
 
-        def and_from_then_on(method: str, path: str, rule: Any = rule, fallen: list[bool] = fallen) -> str:
-            if not fallen and rule(method, path) != PASS:
-                fallen.append(True)
-            return what if fallen else PASS
+        def fail_from_then_on(method: str, path: str, rule: Any = rule, triggered: list[bool] = triggered) -> str:
+            if not triggered and rule(method, path) != PASS:
+                triggered.append(True)
+            return fault if triggered else PASS
 
-        between.rule = and_from_then_on
-        began = time.monotonic()
-        with pytest.raises(EngineMissingError, match=f"stopped answering, also after 2 seconds of trying: {why}"):
-            registered(made, name)
-        assert time.monotonic() - began < 60
-        between.rule = lambda method, path: PASS
-        client = tracking.connect().MlflowClient()
+        proxy.rule = fail_from_then_on
+        start = time.monotonic()
+        with pytest.raises(EngineMissingError, match=f"stopped answering; still failing after 2 seconds: {reason}"):
+            register_artifacts(artifacts, name)
+        assert time.monotonic() - start < 60
+        proxy.rule = lambda method, path: PASS
+        client = mlflow_tracking.connect().MlflowClient()
         assert all("tuneline.repository_sha256" in v.tags for v in client.search_model_versions(f"name = '{name}'"))
-    assert registered(made, name).version == "1"
+    assert register_artifacts(artifacts, name).version == "1"
 
 
-def test_a_server_that_answers_and_keeps_nothing_is_told_as_such(between: Proxy, customize: Customization) -> None:
-    made = customize("one")
-    between.rule = lambda method, path: BUSY if method != "GET" and "search" not in path else PASS
-    with pytest.raises(EngineMissingError, match="answers and keeps nothing"):
-        registered(made, "kept-nothing")
+def test_server_that_stores_nothing_is_reported(proxy: Proxy, customize: Customization) -> None:
+    artifacts = customize("one")
+    proxy.rule = lambda method, path: UNAVAILABLE if method != "GET" and "search" not in path else PASS
+    with pytest.raises(EngineMissingError, match="answers read requests but not write requests"):
+        register_artifacts(artifacts, "kept-nothing")
 
 
 @pytest.mark.parametrize("step", [0, 3, 5])
-def test_a_server_that_goes_away_in_a_promotion_leaves_the_old_or_the_new_champion(
-    between: Proxy, customize: Customization, step: int
+def test_server_loss_during_promotion_leaves_a_valid_champion(
+    proxy: Proxy, customize: Customization, step: int
 ) -> None:
     name = f"promoted-{step}"
-    version = registered(customize(name), name).version
-    rule = nth(step, GONE)
-    gone: list[bool] = []
+    version = register_artifacts(customize(name), name).version
+    rule = fault_nth_request(step, DISCONNECTED)
+    disconnected: list[bool] = []
 
-    def and_stays_away(method: str, path: str) -> str:
-        gone.extend([True] if rule(method, path) == GONE else [])
-        return GONE if gone else PASS
+    def disconnect_from_then_on(method: str, path: str) -> str:
+        disconnected.extend([True] if rule(method, path) == DISCONNECTED else [])
+        return DISCONNECTED if disconnected else PASS
 
-    between.rule = and_stays_away
+    proxy.rule = disconnect_from_then_on
     with pytest.raises(EngineMissingError):
-        promote(name, version, reporter=Silent())
-    between.rule = lambda method, path: PASS
-    assert audit(name, reporter=Silent()).clean
-    assert promote(name, version, reporter=Silent()).to == version
+        promote(name, version, reporter=SilentReporter())
+    proxy.rule = lambda method, path: PASS
+    assert audit(name, reporter=SilentReporter()).clean
+    assert promote(name, version, reporter=SilentReporter()).to == version
     assert champion(name).version == version
-    assert audit(name, reporter=Silent()).notes == []
+    assert audit(name, reporter=SilentReporter()).notes == []
 
 
-def test_a_read_only_database_is_told_at_once_and_nothing_is_registered(
+def test_read_only_database_is_reported_and_nothing_is_registered(
     registry: Any, customize: Customization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = customize("one")
+    artifacts = customize("one")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///file:{tmp_path / 'mlflow.db'}?mode=ro&uri=true")
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(NotWritableError, match="its database is read-only"):
-        registered(made, "helper")
-    assert time.monotonic() - began < 20
+        register_artifacts(artifacts, "helper")
+    assert time.monotonic() - start < 20
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert registry.search_registered_models() == []
 
 
-def test_patience_that_is_no_number_is_refused(registry: Any, customize: Customization, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNELINE_REGISTRY_PATIENCE", "long")
-    with pytest.raises(TunelineError, match="TUNELINE_REGISTRY_PATIENCE is 'long'"):
-        registered(customize("one"), "helper")
+def test_non_numeric_registry_timeout_is_rejected(
+    registry: Any, customize: Customization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNELINE_REGISTRY_TIMEOUT_SECONDS", "long")
+    with pytest.raises(TunelineError, match="TUNELINE_REGISTRY_TIMEOUT_SECONDS is 'long'"):
+        register_artifacts(customize("one"), "helper")

@@ -1,43 +1,81 @@
-"""The command line as a user starts it, in a process of its own."""
+"""Run the command line in a child process, as a user does, or in this process."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
-KEPT = ("TUNELINE_CACHE", "TUNELINE_THREADS")  # where models are converted to once, and how many threads a worker may use
+INHERITED_VARIABLES = (
+    "TUNELINE_CACHE",
+    "TUNELINE_THREADS",
+)  # the cache of converted models, and the number of threads per worker
 COMMAND = [sys.executable, "-P", "-m", "pipelines.cli"]
 
 
 def environment(code: Path = ROOT, **extra: str) -> dict[str, str]:
-    """An environment that imports tuneline from `code` and inherits no workdir."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TUNELINE_", "MLFLOW_")) or k in KEPT}
+    """Return an environment that imports tuneline from `code` and has no inherited workdir."""
+    inherited = {
+        k: v for k, v in os.environ.items() if not k.startswith(("TUNELINE_", "MLFLOW_")) or k in INHERITED_VARIABLES
+    }
     return {**inherited, "PYTHONPATH": str(code), "PYTHONUTF8": "1", **extra}
 
 
 def tuneline(*arguments: object, cwd: Path, code: Path = ROOT, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment(code, **extra), capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment(code, **extra), capture_output=True, text=True, timeout=600, check=False
+    )
 
 
 def answer(*arguments: object, cwd: Path, code: Path = ROOT, **extra: str) -> dict[str, Any]:
-    """Run a command with --json and return its object; it must exit 0 and print nothing else."""
-    done = tuneline(*arguments, "--json", cwd=cwd, code=code, **extra)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    """Run a command with --json, which must exit 0 and print one object; return that object."""
+    process = tuneline(*arguments, "--json", cwd=cwd, code=code, **extra)
+    assert process.returncode == 0, process.stdout + process.stderr
+    result: dict[str, Any] = json.loads(process.stdout)
+    return result
 
 
 def refusal(code: int, *arguments: object, cwd: Path, **extra: str) -> dict[str, str]:
-    """Run a command that must fail with this exit code and one error object; returns it."""
-    done = tuneline(*arguments, "--json", cwd=cwd, **extra)
-    assert done.returncode == code, done.stdout + done.stderr
-    error: dict[str, str] = json.loads(done.stdout)["error"]
-    assert "Traceback" not in done.stderr, done.stderr
+    """Run a command that must fail with this exit code; return its error object.
+
+    The command runs in this process: a refusal takes milliseconds, a new Python a second. A whole run, whose keys
+    depend on the state of the process, and variables that libraries read on import need a child process.
+    """
+    starts_run = arguments[0] == "run" and "--dry-run" not in arguments
+    in_process = not starts_run and all(name.startswith("TUNELINE_") for name in extra)
+    process = (run_in_process if in_process else tuneline)(*arguments, "--json", cwd=cwd, **extra)
+    assert process.returncode == code, process.stdout + process.stderr
+    error: dict[str, str] = json.loads(process.stdout)["error"]
+    assert "Traceback" not in process.stderr, process.stderr
     return error
+
+
+def run_in_process(*arguments: object, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process; restore signal handlers, folder and environment afterwards."""
+    from pipelines.cli import main as cli_main
+
+    out, err, inherited = io.StringIO(), io.StringIO(), dict(os.environ)
+    command = ["tuneline", *map(str, arguments)]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", command)
+        patch.setattr(cli_main.process_control, "install_stop_handlers", lambda: None)
+        patch.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(environment(**extra))
+        try:
+            with pytest.raises(SystemExit) as exit_error:
+                cli_main.main()
+        finally:
+            os.environ.clear()
+            os.environ.update(inherited)
+    return subprocess.CompletedProcess(command, int(exit_error.value.code or 0), out.getvalue(), err.getvalue())

@@ -1,4 +1,4 @@
-"""A small customization of a tiny model, as a user would have it in a folder, and its whole run."""
+"""A small project folder with a tiny model, and a whole run of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,39 @@ from typing import Any
 from tests.pipelines.command import ROOT, answer
 from tests.tiny import tiny_model
 
-THINGS = ["file", "folder", "socket", "thread", "process", "queue", "lock", "stream", "buffer", "module", "package", "object", "signal"]
-VERBS = ["opens", "closes", "copies", "moves", "reads", "writes", "waits for", "starts", "stops", "lists", "checks", "names"]
+THINGS = [
+    "file",
+    "folder",
+    "socket",
+    "thread",
+    "process",
+    "queue",
+    "lock",
+    "stream",
+    "buffer",
+    "module",
+    "package",
+    "object",
+    "signal",
+]
+VERBS = [
+    "opens",
+    "closes",
+    "copies",
+    "moves",
+    "reads",
+    "writes",
+    "waits for",
+    "starts",
+    "stops",
+    "lists",
+    "checks",
+    "names",
+]
 
 
 def write_rows(path: Path, changed: int | None = None) -> None:
-    """156 different questions; `changed` marks one whose answer is another."""
+    """Write 156 different questions with answers; the row `changed` gets another answer."""
     rows = []
     for i, (thing, verb) in enumerate((t, v) for t in THINGS for v in VERBS):
         answer_text = f"It {verb} the {thing}, number {i * 37 % 101}, and returns the {thing} that it {verb}."
@@ -25,7 +52,7 @@ def write_rows(path: Path, changed: int | None = None) -> None:
 
 
 def write_project(folder: Path) -> Path:
-    """Raw data, a tiny model, a configuration, and a components/ folder of the user's own."""
+    """Write raw data, a tiny model, a configuration, and packages that must not be imported."""
     write_rows(folder / "raw.jsonl")
     tiny_model(folder / "tiny")
     (folder / "customization.yaml").write_text(CONFIGURATION)
@@ -51,4 +78,5 @@ model_registry: {name: tiny-helper}
 
 
 def run(project: Path, workdir: str, *arguments: str, code: Path = ROOT, **extra: str) -> dict[str, Any]:
+    """Run the customization and return its JSON result."""
     return answer("run", "-c", "customization.yaml", "--workdir", workdir, *arguments, cwd=project, code=code, **extra)

@@ -1,4 +1,7 @@
-"""A whole run on each of the shapes in which people have their data."""
+"""A whole run on each common data format.
+
+Long tier: every test runs the whole pipeline.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,49 @@ from tests.pipelines.command import answer
 from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.long]
-THINGS = ["letter", "parcel", "invoice", "ticket", "order", "refund", "contract", "report", "meeting", "licence", "visitor", "badge"]
-ACTS = ["send", "track", "cancel", "archive", "approve", "translate"]
-PAIRS = [(f"How do I {act} a {thing}?", f"To {act} a {thing}, open desk {n} and ask for {act}-{thing}.") for n, (act, thing) in enumerate(
-    (act, thing) for act in ACTS for thing in THINGS)]  # fmt: skip
+THINGS = [
+    "letter",
+    "parcel",
+    "invoice",
+    "ticket",
+    "order",
+    "refund",
+    "contract",
+    "report",
+    "meeting",
+    "licence",
+    "visitor",
+    "badge",
+]
+VERBS = ["send", "track", "cancel", "archive", "approve", "translate"]
+PAIRS = [(f"How do I {verb} a {thing}?", f"To {verb} a {thing}, open desk {n} and ask for {verb}-{thing}.") for n, (verb, thing) in enumerate(
+    (verb, thing) for verb in VERBS for thing in THINGS)]  # fmt: skip
 
 
-def alpaca(folder: Path) -> Path:
+def write_alpaca(folder: Path) -> Path:
     rows = [{"instruction": question, "input": "", "output": text} for question, text in PAIRS[0::3]]
     path = folder / "alpaca.json.gz"
     path.write_bytes(gzip.compress(json.dumps(rows).encode()))
     return path
 
 
-def dolly(folder: Path) -> Path:
-    rows = [{"instruction": question, "context": "", "response": text, "category": "open_qa"} for question, text in PAIRS[1::3]]
-    return _lines(folder / "dolly.jsonl", rows)
+def write_dolly(folder: Path) -> Path:
+    rows = [
+        {"instruction": question, "context": "", "response": text, "category": "open_qa"}
+        for question, text in PAIRS[1::3]
+    ]
+    return _write_json_lines(folder / "dolly.jsonl", rows)
 
 
-def sharegpt(folder: Path) -> Path:
-    rows = [{"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": text}]} for question, text in PAIRS[2::3]]
-    return _lines(folder / "sharegpt.jsonl", rows)
+def write_sharegpt(folder: Path) -> Path:
+    rows = [
+        {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": text}]}
+        for question, text in PAIRS[2::3]
+    ]
+    return _write_json_lines(folder / "sharegpt.jsonl", rows)
 
 
-def preference(folder: Path) -> Path:
+def write_preferences(folder: Path) -> Path:
     rows = [
         {
             "conversations": [{"from": "human", "value": question}],
@@ -50,7 +72,7 @@ def preference(folder: Path) -> Path:
     return path
 
 
-def _lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+def _write_json_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -69,31 +91,35 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("formats")
-    tiny_model(place / "tiny")
-    return place
+    path = tmp_path_factory.mktemp("formats")
+    tiny_model(path / "tiny")
+    return path
 
 
-def run_on(folder: Path, workdir: str, *paths: Path) -> dict[str, Any]:
-    """The summaries of the dataset and of the model that a run on these files made."""
+def run_on_files(folder: Path, workdir: str, *paths: Path) -> dict[str, Any]:
+    """Run the pipeline on these files and return the summary of each artifact."""
     sets = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
     sources = json.dumps([path.name for path in paths])
     result = answer("run", "--set", f"data_curation.sources={sources}", *sets, "--workdir", workdir, cwd=folder)
     assert result["verdict"] in ("accepted", "refused")
-    made = {kind: json.loads((Path(path) / "manifest.json").read_text()) for kind, path in result["artifacts"].items() if path}
-    return {kind: manifest["summary"] for kind, manifest in made.items()}
+    manifests = {
+        kind: json.loads((Path(path) / "manifest.json").read_text())
+        for kind, path in result["artifacts"].items()
+        if path
+    }
+    return {kind: manifest["summary"] for kind, manifest in manifests.items()}
 
 
-def test_a_run_takes_alpaca_dolly_and_sharegpt_files_together(folder: Path) -> None:
-    made = run_on(folder, "conversations", alpaca(folder), dolly(folder), sharegpt(folder))
-    assert made["dataset"]["rows_kind"] == "sft"
-    assert made["dataset"]["rows"]["in"] == len(PAIRS) == made["dataset"]["rows"]["kept"]
-    assert made["model"]["learned"] == "the conversations"
-    assert made["model"]["rows"]["train"] == made["dataset"]["splits"]["train"]
+def test_run_accepts_alpaca_dolly_and_sharegpt_files_together(folder: Path) -> None:
+    summaries = run_on_files(folder, "conversations", write_alpaca(folder), write_dolly(folder), write_sharegpt(folder))
+    assert summaries["dataset"]["rows_kind"] == "sft"
+    assert summaries["dataset"]["rows"]["in"] == len(PAIRS) == summaries["dataset"]["rows"]["kept"]
+    assert summaries["model"]["learned"] == "the conversations"
+    assert summaries["model"]["rows"]["train"] == summaries["dataset"]["splits"]["train"]
 
 
-def test_a_run_on_preference_pairs_learns_the_chosen_answers(folder: Path) -> None:
-    made = run_on(folder, "preferences", preference(folder))
-    assert made["dataset"]["rows_kind"] == "preference"
-    assert made["dataset"]["rows"]["in"] == len(PAIRS) == made["dataset"]["rows"]["kept"]
-    assert made["model"]["learned"] == "the chosen answers of the preference pairs"
+def test_run_on_preference_pairs_trains_on_the_chosen_answers(folder: Path) -> None:
+    summaries = run_on_files(folder, "preferences", write_preferences(folder))
+    assert summaries["dataset"]["rows_kind"] == "preference"
+    assert summaries["dataset"]["rows"]["in"] == len(PAIRS) == summaries["dataset"]["rows"]["kept"]
+    assert summaries["model"]["learned"] == "the chosen answers of the preference pairs"

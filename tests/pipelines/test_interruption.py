@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM, SIGKILL and `tuneline cancel` on a whole run: nothing is left running, and the same command ends as ever."""
+"""Ctrl-C, SIGTERM, SIGKILL and `tuneline cancel` on a whole run: no process is left, and the run can be resumed.
+
+Long tier: one run of the whole pipeline is interrupted four times and then finished.
+"""
 
 from __future__ import annotations
 
@@ -12,95 +15,118 @@ from typing import Any
 
 import pytest
 
-from components.common import artifacts, tracking
-from components.common.places import Workdir
-from pipelines import runs
+from components.common.artifacts import artifact_folder
+from components.common.reporting import mlflow_tracking
+from components.common.workspace.artifact_store import Workdir
+from pipelines.runs import run_folder
 from tests.pipelines.command import answer
-from tests.pipelines.processes import ask_until_stopping, events, left_of, signal_group, start, wait_for, wait_until_alone
+from tests.pipelines.processes import (
+    events,
+    left_of,
+    signal_group,
+    signal_until_stopping,
+    start,
+    wait_for,
+    wait_until_alone,
+)
 from tests.pipelines.project import run
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton, pytest.mark.long]
-WD = "stopped"
+pytestmark = [
+    pytest.mark.pipeline,
+    pytest.mark.daft,
+    pytest.mark.dvc,
+    pytest.mark.mlflow,
+    pytest.mark.triton,
+    pytest.mark.long,
+]
+WORKDIR = "stopped"
 
 
-def start_until(project: Path, reached: Callable[[dict[str, Any]], bool]) -> subprocess.Popen[str]:
-    """The command, once more, as far as an event of its own."""
-    before = len(events(project / WD))
-    child = start(project, WD)
-    wait_for(child, project / WD, reached, before)
+def start_until(project: Path, condition: Callable[[dict[str, Any]], bool]) -> subprocess.Popen[str]:
+    """Start the run again and wait until one of its new events satisfies `condition`."""
+    before = len(events(project / WORKDIR))
+    child = start(project, WORKDIR)
+    wait_for(child, project / WORKDIR, condition, before)
     return child
 
 
-def trains(event: dict[str, Any]) -> bool:
+def is_training_metric(event: dict[str, Any]) -> bool:
     return event["stage"] == "fine_tuning" and event["event"] == "metrics"
 
 
-def waits_for_triton(event: dict[str, Any]) -> bool:
-    return event["stage"] == "triton_packaging" and event["event"] == "progress" and event["unit"] == "seconds" and event["done"] >= 1
+def is_triton_startup(event: dict[str, Any]) -> bool:
+    return (
+        event["stage"] == "triton_packaging"
+        and event["event"] == "progress"
+        and event["unit"] == "seconds"
+        and event["done"] >= 1
+    )
 
 
-def interrupted(child: subprocess.Popen[str], project: Path, within: float) -> dict[str, str]:
-    """The error object of a run that ended with 75 within so many seconds, and left no process and no lock."""
-    said = child.communicate(timeout=within)[0]
-    assert left_of(project / WD) == []
-    assert child.returncode == 75, said + (project / f"{WD}.stderr").read_text()
-    error: dict[str, str] = json.loads(said)["error"]
+def check_interruption(child: subprocess.Popen[str], project: Path, timeout: float) -> dict[str, str]:
+    """Check that a run exits with 75, leaving no process and no lock; return its error object."""
+    output = child.communicate(timeout=timeout)[0]
+    assert left_of(project / WORKDIR) == []
+    assert child.returncode == 75, output + (project / f"{WORKDIR}.stderr").read_text()
+    error: dict[str, str] = json.loads(output)["error"]
     assert error["kind"] == "interrupted"
-    assert error["hint"].startswith("Run the same command again: it goes on from ")
-    assert not (project / WD / "lock.json").exists()
-    last = runs.find(Workdir(project / WD), "latest")
-    assert last.state == "interrupted"
-    assert last.read()["error"] == error
+    assert error["hint"].startswith("Run the same command again to resume")
+    assert not (project / WORKDIR / "lock.json").exists()
+    newest = run_folder.find_run(Workdir(project / WORKDIR), "latest")
+    assert newest.state == "interrupted"
+    assert newest.read()["error"] == error
     return error
 
 
-def digests(result: dict[str, Any]) -> dict[str, str]:
-    return {kind: artifacts.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items()}
+def read_digests(result: dict[str, Any]) -> dict[str, str]:
+    return {kind: artifact_folder.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items()}
 
 
-def test_a_run_interrupted_in_every_way_ends_with_the_digests_of_one_that_was_not(first: dict[str, Any], project: Path) -> None:
-    child = start_until(project, trains)
+def test_interrupted_and_killed_run_resumes_with_equal_digests(first: dict[str, Any], project: Path) -> None:
+    child = start_until(project, is_training_metric)
     signal_group(child, signal.SIGINT)
-    error = interrupted(child, project, within=120)
+    error = check_interruption(child, project, timeout=120)
     assert error["stage"] == "fine_tuning"
     assert error["message"].startswith("training was interrupted after step ")
 
-    child = start_until(project, trains)
+    child = start_until(project, is_training_metric)
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
-    wait_until_alone(project / WD)
+    wait_until_alone(project / WORKDIR)
 
-    child = start_until(project, waits_for_triton)
-    cancelled = answer("cancel", "latest", "--workdir", WD, cwd=project)
+    child = start_until(project, is_triton_startup)
+    cancelled = answer("cancel", "latest", "--workdir", WORKDIR, cwd=project)
     assert (cancelled["state"], cancelled["stage"]) == ("interrupted", "triton_packaging")
-    assert interrupted(child, project, within=120)["stage"] == "triton_packaging"
+    assert check_interruption(child, project, timeout=120)["stage"] == "triton_packaging"
 
-    child = start_until(project, waits_for_triton)
-    ask_until_stopping(runs.find(Workdir(project / WD), "latest"), lambda: child.send_signal(signal.SIGINT))
+    child = start_until(project, is_triton_startup)
+    signal_until_stopping(
+        run_folder.find_run(Workdir(project / WORKDIR), "latest"), lambda: child.send_signal(signal.SIGINT)
+    )
     signal_group(child, signal.SIGINT)
-    error = interrupted(child, project, within=120)
-    # Triton, asked this early, may be gone before the second Ctrl-C comes; test_runs.py has a step that never ends by itself.
-    assert error["message"] in ("the run was ended at once, before it had saved its last steps", "interrupted")
+    error = check_interruption(child, project, timeout=120)
+    # Triton may exit before the second Ctrl-C; test_runs.py has a step that never ends by itself.
+    assert error["message"] in ("the run was killed before it saved its last steps", "interrupted")
 
-    result = run(project, WD)
-    assert digests(result) == digests(first)
-    assert [left.data.tags.get("tuneline.stage") for left in open_runs(project / WD)] == []
-    assert not list((project / WD / "store" / "unfinished").iterdir())
+    result = run(project, WORKDIR)
+    assert read_digests(result) == read_digests(first)
+    assert [mlflow_run.data.tags.get("tuneline.stage") for mlflow_run in find_open_mlflow_runs(project / WORKDIR)] == []
+    assert not list((project / WORKDIR / "store" / "unfinished").iterdir())
     check_logs(project)
 
 
-def open_runs(workdir: Path) -> list[Any]:
-    client = tracking.connect(f"sqlite:///{workdir / 'mlflow.db'}").MlflowClient()
-    everywhere = [experiment.experiment_id for experiment in client.search_experiments()]
-    return list(client.search_runs(everywhere, "attributes.status = 'RUNNING'"))
+def find_open_mlflow_runs(workdir: Path) -> list[Any]:
+    client = mlflow_tracking.connect(f"sqlite:///{workdir / 'mlflow.db'}").MlflowClient()
+    experiment_ids = [experiment.experiment_id for experiment in client.search_experiments()]
+    return list(client.search_runs(experiment_ids, "attributes.status = 'RUNNING'"))
 
 
 def check_logs(project: Path) -> None:
-    """A stage's log has its own words and those of the engines it started; one that the cache answered has none."""
-    logs = {log["stage"]: log for log in answer("logs", "latest", "--workdir", WD, cwd=project)["logs"]}
+    """A stage log has the lines of the stage and its engines; a cached stage has no log."""
+    logs = {log["stage"]: log for log in answer("logs", "latest", "--workdir", WORKDIR, cwd=project)["logs"]}
     triton = "\n".join(logs["triton_packaging"]["lines"])
     assert "loading the package in Triton" in triton
     assert "server.cc" in triton
     assert (logs["fine_tuning"]["path"], logs["fine_tuning"]["lines"]) == (None, [])
-    own = answer("logs", "latest", "run", "--workdir", WD, cwd=project)["logs"][0]["lines"]
-    assert any("Executing task" in line for line in own)
+    run_lines = answer("logs", "latest", "run", "--workdir", WORKDIR, cwd=project)["logs"][0]["lines"]
+    assert any("Executing task" in line for line in run_lines)

@@ -1,4 +1,7 @@
-"""Where a model came from: a chain made by the real stages is traced, and every way to break it is named."""
+"""Lineage: a chain made by the real stages is traced, and every broken link is reported.
+
+Long tier: the output of the command in child processes.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,24 @@ from typing import Any
 
 import pytest
 
-from components.common import models, places, tracking
-from components.common.artifacts import Artifact
-from components.common.errors import TunelineError
-from components.common.places import Workdir
-from components.common.progress import Silent
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.models import model_loading
+from components.common.reporting import mlflow_tracking
+from components.common.runtime.errors import TunelineError
+from components.common.runtime.reporters import SilentReporter
+from components.common.workspace import artifact_store
+from components.common.workspace.artifact_store import Workdir
 from components.data_curation.stage import curate, list_sources
 from components.data_versioning.stage import Version, publish
 from components.evaluation.stage import evaluate
 from components.fine_tuning.stage import finetune
 from components.model_registry.stage import Registration, promote, register
 from components.triton_packaging.stage import package
-from pipelines.config import Customization, parse
-from pipelines.lineage import Lineage, LineageError, Link, sentence, trace
+from pipelines.config.customization_config import Customization, parse_values
+from pipelines.provenance.lineage import Lineage, LineageError, Link, summarize, trace
 from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
-from tests.pipelines.test_pipeline import flip, write_rows
+from tests.pipelines.project import write_rows
+from tests.pipelines.test_pipeline import flip_bit
 from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow]
@@ -61,21 +67,21 @@ class Chain:
         return self.work.root.parent / "raw.jsonl"
 
     def trace(self, reference: str = f"{NAME}@champion") -> Lineage:
-        return trace(reference, self.work, self.config.data_versioning, Silent())
+        return trace(reference, self.work, self.config.data_versioning, SilentReporter())
 
-    def broken(self) -> tuple[Link, LineageError]:
-        """The one link where the chain is broken, and the error that tells it."""
-        found = self.trace()
-        [link] = found.broken
+    def find_broken_link(self) -> tuple[Link, LineageError]:
+        """Return the only broken link, and the error that reports it."""
+        lineage = self.trace()
+        [link] = lineage.broken_links
         with pytest.raises(LineageError) as error:
-            found.check()
+            lineage.raise_if_broken()
         assert error.value.kind == "lineage"
         assert error.value.exit_code == 1
         assert error.value.hint
         return link, error.value
 
 
-def settings(folder: Path) -> Customization:
+def build_config(folder: Path) -> Customization:
     values: dict[str, Any] = {
         "data_curation": {
             "sources": [str(folder / "raw.jsonl")],
@@ -83,76 +89,90 @@ def settings(folder: Path) -> Customization:
             "answer_min_words": 1000,
             "fractions": {"train": 0.6, "validation": 0.1, "test": 0.3},
         },
-        "fine_tuning": {"base_model": str(folder / "tiny"), "max_steps": 12, "batch_size": 4, "learning_rate": 5e-3, "validation_rows": 0},
+        "fine_tuning": {
+            "base_model": str(folder / "tiny"),
+            "max_steps": 12,
+            "batch_size": 4,
+            "learning_rate": 5e-3,
+            "validation_rows": 0,
+        },
         "evaluation": {"generations": 0, "bootstrap_samples": 1000},
         "triton_packaging": {"prove": False},
         "model_registry": {"name": NAME},
     }
-    return parse(values, "the test")
+    return parse_values(values, "the test")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    """The stages one after the other, as a run calls them."""
+def registered_chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    """Run the stages in sequence, as a run does."""
     folder = tmp_path_factory.mktemp("traced")
-    work, draft, say = Workdir(folder / "workdir"), folder / "draft", Silent()
+    work, draft, reporter = Workdir(folder / "workdir"), folder / "draft", SilentReporter()
     tiny_model(folder / "tiny")
     write_rows(folder / "raw.jsonl")
-    config = settings(folder)
+    config = build_config(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", work.tracking_uri)
         patch.delenv("TUNELINE_STORE", raising=False)
         work.store.mkdir(parents=True)
         sources = list_sources(config.data_curation.sources, folder)
-        dataset = places.adopt(work.store, curate(sources, draft, config.data_curation, seed=1, reporter=say))
-        revision = publish(dataset, config.data_versioning, workdir=work.root, reporter=say)
-        tuned = finetune(dataset, draft, config.fine_tuning, seed=1, state=work.state, reporter=say, dataset_uri=revision.uri)
-        model = places.adopt(work.store, tuned)
-        opened, options = models.from_artifact(model), {"seed": 1, "reporter": say}
-        judged = evaluate(opened, dataset, draft, config.evaluation, incumbent=None, state=work.state, **options)
-        evaluation = places.adopt(work.store, judged)
-        repository = places.adopt(work.store, package(opened, draft, config.triton_packaging, **options))
-        named = revision.model_dump()
-        done = register(model, evaluation, repository, config.model_registry, reporter=say, dataset_version=named)
-        promote(NAME, done.version, force=True, reason="the test", reporter=say)
-    return Chain(work, config, dataset, revision, model, evaluation, repository, done)
+        dataset = artifact_store.add_artifact(
+            work.store, curate(sources, draft, config.data_curation, seed=1, reporter=reporter)
+        )
+        revision = publish(dataset, config.data_versioning, workdir=work.root, reporter=reporter)
+        draft_model = finetune(
+            dataset, draft, config.fine_tuning, seed=1, state=work.state, reporter=reporter, dataset_uri=revision.uri
+        )
+        model = artifact_store.add_artifact(work.store, draft_model)
+        opened, options = model_loading.open_model_artifact(model), {"seed": 1, "reporter": reporter}
+        draft_evaluation = evaluate(
+            opened, dataset, draft, config.evaluation, incumbent=None, state=work.state, **options
+        )
+        evaluation = artifact_store.add_artifact(work.store, draft_evaluation)
+        repository = artifact_store.add_artifact(work.store, package(opened, draft, config.triton_packaging, **options))
+        dataset_version = revision.model_dump()
+        registration = register(
+            model, evaluation, repository, config.model_registry, reporter=reporter, dataset_version=dataset_version
+        )
+        promote(NAME, registration.version, force=True, reason="the test", reporter=reporter)
+    return Chain(work, config, dataset, revision, model, evaluation, repository, registration)
 
 
 @pytest.fixture
-def chain(made: Chain, monkeypatch: pytest.MonkeyPatch) -> Chain:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", made.work.tracking_uri)
-    return made
+def chain(registered_chain: Chain, monkeypatch: pytest.MonkeyPatch) -> Chain:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", registered_chain.work.tracking_uri)
+    return registered_chain
 
 
 @contextmanager
-def moved(path: Path) -> Iterator[None]:
-    """A file or folder that is gone for a while."""
-    aside = path.with_name(f"{path.name}.aside")
-    path.rename(aside)
+def move_away(path: Path) -> Iterator[None]:
+    """Move a file or folder away during a block."""
+    backup = path.with_name(f"{path.name}.aside")
+    path.rename(backup)
     try:
         yield
     finally:
         shutil.rmtree(path, ignore_errors=True)
-        aside.rename(path)
+        backup.rename(path)
 
 
 @contextmanager
-def flipped(path: Path) -> Iterator[None]:
-    """A file with one bit turned for a while; objects of a DVC remote are read-only."""
+def damage_file(path: Path) -> Iterator[None]:
+    """Flip one bit of a file during a block; objects of a DVC remote are read-only."""
     mode = path.stat().st_mode
     path.chmod(0o644)
-    flip(path)
+    flip_bit(path)
     try:
         yield
     finally:
-        flip(path)
+        flip_bit(path)
         path.chmod(mode)
 
 
 @contextmanager
-def tagged(chain: Chain, **values: str) -> Iterator[None]:
-    """Other values of the version's tags for a while."""
-    client = tracking.connect().MlflowClient()
+def override_tags(chain: Chain, **values: str) -> Iterator[None]:
+    """Change the version's tags during a block."""
+    client = mlflow_tracking.connect().MlflowClient()
     before = chain.registered.tags
     for name, value in values.items():
         client.set_model_version_tag(NAME, "1", f"tuneline.{name}", value)
@@ -163,16 +183,16 @@ def tagged(chain: Chain, **values: str) -> Iterator[None]:
             client.set_model_version_tag(NAME, "1", f"tuneline.{name}", before[f"tuneline.{name}"])
 
 
-def statuses(found: Lineage) -> dict[str, str]:
-    return {link.kind: link.status for link in found.chain}
+def get_statuses(lineage: Lineage) -> dict[str, str]:
+    return {link.kind: link.status for link in lineage.chain}
 
 
-def test_an_intact_chain_goes_from_the_version_to_the_raw_file(chain: Chain) -> None:
-    found = chain.trace()
-    found.check()
-    assert [link.kind for link in found.chain] == ORDER
-    assert set(statuses(found).values()) == {"intact"}
-    by_kind = {link.kind: link for link in found.chain}
+def test_intact_chain_leads_from_the_version_to_the_raw_file(chain: Chain) -> None:
+    lineage = chain.trace()
+    lineage.raise_if_broken()
+    assert [link.kind for link in lineage.chain] == ORDER
+    assert set(get_statuses(lineage).values()) == {"intact"}
+    by_kind = {link.kind: link for link in lineage.chain}
     for kind in ("repository", "evaluation", "model", "dataset"):
         artifact: Artifact = getattr(chain, kind)
         assert by_kind[kind].sha256 == artifact.sha256
@@ -182,340 +202,370 @@ def test_an_intact_chain_goes_from_the_version_to_the_raw_file(chain: Chain) -> 
     assert by_kind["revision"].uri.startswith("dvc://")
     assert by_kind["raw"].sha256 == list_sources([str(chain.raw)], Path.cwd())[0].sha256
     assert by_kind["raw"].uri == chain.raw.as_uri()
-    assert sentence(found) == "Every digest agrees, from the package back to the revision and the raw files."
+    assert summarize(lineage) == "All digests match, from the package back to the revision and the raw files."
 
 
-def test_the_tree_can_be_rebuilt_from_the_inputs(chain: Chain) -> None:
-    found = chain.trace()
-    known = {link.sha256 for link in found.chain}
-    inputs = {link.kind: link.inputs for link in found.chain}
-    assert all(set(some) <= known for some in inputs.values()), "every input is a link of the chain"
+def test_inputs_of_the_links_describe_the_tree(chain: Chain) -> None:
+    lineage = chain.trace()
+    digests = {link.sha256 for link in lineage.chain}
+    inputs = {link.kind: link.inputs for link in lineage.chain}
+    assert all(set(used) <= digests for used in inputs.values()), "every input is a link of the chain"
     assert inputs["version"] == [chain.repository.sha256, chain.evaluation.sha256, chain.model.sha256]
-    base = found.of("base_model")[0].sha256
+    base = lineage.get_links("base_model")[0].sha256
     assert set(inputs["repository"]) == {chain.model.sha256, base}
     assert set(inputs["evaluation"]) == {chain.model.sha256, chain.dataset.sha256, base}
     assert set(inputs["model"]) == {chain.dataset.sha256, base}
-    assert inputs["dataset"] == inputs["revision"] == [found.of("raw")[0].sha256]
+    assert inputs["dataset"] == inputs["revision"] == [lineage.get_links("raw")[0].sha256]
     assert inputs["raw"] == inputs["base_model"] == []
 
 
-@pytest.mark.parametrize("reference", [NAME, f"{NAME}@champion", f"{NAME}@1", f"{NAME}/1", f"{NAME}@candidate", f"models:/{NAME}@champion"])
-def test_a_version_is_named_by_alias_or_number(chain: Chain, reference: str) -> None:
-    found = chain.trace(reference)
-    assert (found.name, found.version) == (NAME, "1")
-    assert found.alias == (None if reference.endswith("1") else "candidate" if "candidate" in reference else "champion")
+@pytest.mark.parametrize(
+    "reference", [NAME, f"{NAME}@champion", f"{NAME}@1", f"{NAME}/1", f"{NAME}@candidate", f"models:/{NAME}@champion"]
+)
+def test_version_is_found_by_alias_or_number(chain: Chain, reference: str) -> None:
+    lineage = chain.trace(reference)
+    assert (lineage.name, lineage.version) == (NAME, "1")
+    assert lineage.alias == (
+        None if reference.endswith("1") else "candidate" if "candidate" in reference else "champion"
+    )
 
 
-def first_payload(artifact: Artifact) -> Path:
+def find_largest_payload(artifact: Artifact) -> Path:
     return artifact.path / max((f for f in artifact.manifest.files if f.payload), key=lambda f: f.bytes).path
 
 
 @pytest.mark.parametrize("kind", ["repository", "evaluation", "model", "dataset"])
-def test_a_changed_byte_in_an_artifact_is_named_with_its_file(chain: Chain, kind: str) -> None:
-    path = first_payload(getattr(chain, kind))
-    with flipped(path):
-        link, error = chain.broken()
+def test_damaged_artifact_is_reported_with_its_file(chain: Chain, kind: str) -> None:
+    path = find_largest_payload(getattr(chain, kind))
+    with damage_file(path):
+        link, error = chain.find_broken_link()
     assert (link.kind, link.status) == (kind, "damaged")
     assert error.message.startswith(f"the lineage of {NAME} version 1 is broken in 1 link: {kind} {link.sha256[:12]}: ")
     relative = path.relative_to(getattr(chain, kind).path)
-    assert f"{relative} of the {kind} in {getattr(chain, kind).path} has changed since it was published" in error.message
+    assert (
+        f"{relative} of the {kind} in {getattr(chain, kind).path} has changed since it was published" in error.message
+    )
     assert "Restore the file" in error.hint
 
 
-def test_a_changed_byte_of_the_base_model_is_told_by_its_digests(chain: Chain) -> None:
-    with flipped(chain.raw.parent / "tiny" / "model.safetensors"):
-        link, error = chain.broken()
+def test_changed_base_model_is_reported_with_its_digests(chain: Chain) -> None:
+    with damage_file(chain.raw.parent / "tiny" / "model.safetensors"):
+        link, error = chain.find_broken_link()
     assert (link.kind, link.status) == ("base_model", "damaged")
-    assert re.search(r"the files of .*/tiny are now the base model [0-9a-f]{12}, the version names [0-9a-f]{12}", error.message)
+    assert re.search(
+        r"the files of .*/tiny: base model digest is [0-9a-f]{12}; the version records [0-9a-f]{12}", error.message
+    )
 
 
-def test_a_base_model_that_is_not_on_this_machine_is_not_checked_and_breaks_nothing(chain: Chain) -> None:
-    with moved(chain.raw.parent / "tiny"):
-        found = chain.trace()
-    found.check()
-    [base] = found.of("base_model")
+def test_absent_base_model_is_unchecked_and_breaks_no_link(chain: Chain) -> None:
+    with move_away(chain.raw.parent / "tiny"):
+        lineage = chain.trace()
+    lineage.raise_if_broken()
+    [base] = lineage.get_links("base_model")
     assert base.status == "unchecked"
-    assert "is not on this machine" in sentence(found)
-    assert found.as_dict()["intact"] is False
+    assert "is not on this machine" in summarize(lineage)
+    assert lineage.as_dict()["intact"] is False
 
 
 @pytest.mark.parametrize("kind", ["repository", "evaluation"])
-def test_a_missing_artifact_is_named_with_the_places_looked_in(chain: Chain, kind: str) -> None:
+def test_missing_artifact_is_reported_with_the_searched_locations(chain: Chain, kind: str) -> None:
     path = getattr(chain, kind).path
-    with moved(path):
-        link, error = chain.broken()
+    with move_away(path):
+        link, error = chain.find_broken_link()
     assert (link.kind, link.status) == (kind, "missing")
-    assert f"the {kind} is not there any more; looked in {path.as_uri()}, {chain.work.store}" in error.message
-    assert "restore it from a backup" in error.hint
+    assert f"the {kind} was not found in {path.as_uri()}, {chain.work.store}" in error.message
+    assert "restore the artifact from a backup" in error.hint
 
 
-def copied(chain: Chain, kind: str, place: Path) -> str:
-    """Another copy of an artifact, as its URI."""
-    shutil.copytree(getattr(chain, kind).path, place)
-    return place.as_uri()
+def copy_artifact(chain: Chain, kind: str, destination: Path) -> str:
+    """Copy an artifact and return the URI of the copy."""
+    shutil.copytree(getattr(chain, kind).path, destination)
+    return destination.as_uri()
 
 
-def test_behind_a_damaged_copy_at_the_recorded_place_the_good_one_in_the_store_is_found(chain: Chain, tmp_path: Path) -> None:
-    uri = copied(chain, "evaluation", tmp_path / "copy")
+def test_store_copy_replaces_a_damaged_one_at_the_recorded_uri(chain: Chain, tmp_path: Path) -> None:
+    uri = copy_artifact(chain, "evaluation", tmp_path / "copy")
     for damage in ("{", '{"schema": "broken"}', None):
         manifest = tmp_path / "copy" / "manifest.json"
-        if damage is None:  # a manifest that is whole, with a payload that is not
+        if damage is None:  # an intact manifest of a damaged payload
             shutil.copyfile(chain.evaluation.path / "manifest.json", manifest)
-            flip(tmp_path / "copy" / "evaluation.json")
+            flip_bit(tmp_path / "copy" / "evaluation.json")
         else:
             manifest.write_text(damage)
-        with tagged(chain, evaluation_store_uri=uri):
-            found = chain.trace()
-        found.check()
-        assert found.of("evaluation")[0].uri == chain.evaluation.path.as_uri()
+        with override_tags(chain, evaluation_store_uri=uri):
+            lineage = chain.trace()
+        lineage.raise_if_broken()
+        assert lineage.get_links("evaluation")[0].uri == chain.evaluation.path.as_uri()
 
 
-def test_of_two_damaged_copies_the_one_at_the_recorded_place_is_told(chain: Chain, tmp_path: Path) -> None:
-    uri = copied(chain, "evaluation", tmp_path / "copy")
+def test_damaged_copy_at_the_recorded_uri_is_reported_first(chain: Chain, tmp_path: Path) -> None:
+    uri = copy_artifact(chain, "evaluation", tmp_path / "copy")
     (tmp_path / "copy" / "manifest.json").write_text("{")
-    with tagged(chain, evaluation_store_uri=uri), flipped(chain.evaluation.path / "evaluation.json"):
-        link, error = chain.broken()
+    with override_tags(chain, evaluation_store_uri=uri), damage_file(chain.evaluation.path / "evaluation.json"):
+        link, error = chain.find_broken_link()
     assert (link.kind, link.status) == ("evaluation", "damaged")
     assert f"{tmp_path / 'copy' / 'manifest.json'} is unreadable" in error.message
 
 
 @pytest.mark.parametrize("kind", ["repository", "evaluation", "model", "dataset"])
-def test_a_file_that_the_system_does_not_give_is_the_failure_of_its_link_and_the_walk_goes_on(chain: Chain, kind: str) -> None:
+def test_unreadable_file_breaks_only_its_link(chain: Chain, kind: str) -> None:
     manifest = getattr(chain, kind).path / "manifest.json"
-    with moved(manifest):
-        manifest.mkdir()  # to open it is refused also where the tests run as root, whom no permission stops
-        link, error = chain.broken()
+    with move_away(manifest):
+        manifest.mkdir()  # a folder cannot be opened by root either, for whom permissions do not apply
+        link, error = chain.find_broken_link()
     assert (link.kind, link.status) == (kind, "damaged")
     assert f"{manifest} cannot be read: Is a directory" in error.message
     assert "permissions" in error.hint
 
 
-def test_a_base_model_that_the_system_does_not_give_breaks_its_link_only(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_base_model_breaks_only_its_link(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: str) -> None:
         raise PermissionError(13, "Permission denied", f"{source}/model.safetensors")
 
-    monkeypatch.setattr(models, "base_model_here", refuse)
-    link, error = chain.broken()
+    monkeypatch.setattr(model_loading, "find_local_base_model", refuse)
+    link, error = chain.find_broken_link()
     assert (link.kind, link.status) == ("base_model", "damaged")
     assert "tiny/model.safetensors cannot be read: Permission denied" in error.message
 
 
-def test_a_model_that_left_the_store_is_read_from_what_mlflow_keeps(chain: Chain) -> None:
-    with moved(chain.model.path):
-        found = chain.trace()
-    found.check()
-    assert found.of("model")[0].uri == f"models:/{NAME}/1"
-    assert set(statuses(found).values()) == {"intact"}
+def test_model_missing_in_the_store_is_read_from_mlflow(chain: Chain) -> None:
+    with move_away(chain.model.path):
+        lineage = chain.trace()
+    lineage.raise_if_broken()
+    assert lineage.get_links("model")[0].uri == f"models:/{NAME}/1"
+    assert set(get_statuses(lineage).values()) == {"intact"}
 
 
-def test_a_dataset_that_left_the_store_is_read_from_its_revision(chain: Chain) -> None:
-    with moved(chain.dataset.path):
-        found = chain.trace()
-    found.check()
-    assert found.of("dataset")[0].uri == chain.revision.uri
-    assert set(statuses(found).values()) == {"intact"}
-    assert found.of("raw")[0].uri == chain.raw.as_uri()
+def test_dataset_missing_in_the_store_is_read_from_its_revision(chain: Chain) -> None:
+    with move_away(chain.dataset.path):
+        lineage = chain.trace()
+    lineage.raise_if_broken()
+    assert lineage.get_links("dataset")[0].uri == chain.revision.uri
+    assert set(get_statuses(lineage).values()) == {"intact"}
+    assert lineage.get_links("raw")[0].uri == chain.raw.as_uri()
 
 
-def test_a_model_that_is_nowhere_any_more_breaks_the_chain(chain: Chain) -> None:
-    with moved(chain.model.path), moved(chain.work.root / "mlflow-artifacts"):
-        found = chain.trace()
-    assert {link.kind for link in found.broken} == {"version", "model"}
+def test_lost_model_breaks_the_chain(chain: Chain) -> None:
+    with move_away(chain.model.path), move_away(chain.work.root / "mlflow-artifacts"):
+        lineage = chain.trace()
+    assert {link.kind for link in lineage.broken_links} == {"version", "model"}
     with pytest.raises(LineageError, match="broken in 2 links") as error:
-        found.check()
-    assert f"MLflow does not give the files of {NAME} version 1" in error.value.message
-    assert "the model is not there any more; looked in" in error.value.message
-    assert {link.status for link in found.of("dataset") + found.of("revision") + found.of("raw")} == {"intact"}, "the walk goes on"
+        lineage.raise_if_broken()
+    assert f"MLflow does not return the files of {NAME} version 1" in error.value.message
+    assert "the model was not found in" in error.value.message
+    assert {
+        link.status for link in lineage.get_links("dataset") + lineage.get_links("revision") + lineage.get_links("raw")
+    } == {"intact"}, "the trace stopped at the lost model"
 
 
-def test_the_evaluation_of_another_model_is_found_out(chain: Chain, tmp_path: Path) -> None:
+def test_evaluation_of_another_model_is_detected(chain: Chain, tmp_path: Path) -> None:
     shutil.copytree(chain.evaluation.path, tmp_path / "other")
     text = (tmp_path / "other" / "manifest.json").read_text().replace(chain.model.sha256, "ab" * 32)
     (tmp_path / "other" / "manifest.json").write_text(text)
-    with tagged(chain, evaluation_store_uri=(tmp_path / "other").as_uri()):
-        link, error = chain.broken()
+    with override_tags(chain, evaluation_store_uri=(tmp_path / "other").as_uri()):
+        link, error = chain.find_broken_link()
     assert link.kind == "evaluation"
-    assert f"was made from the model {'ab' * 6}, the version names {chain.model.sha256[:12]}" in error.message
-    assert "exchanged" in error.hint
+    assert f": model digest is {'ab' * 6}; the version records {chain.model.sha256[:12]}" in error.message
+    assert "from a backup" in error.hint
 
 
-def test_a_verdict_that_the_evaluation_did_not_give_is_found_out(chain: Chain) -> None:
-    given = chain.registered.tags["tuneline.verdict"]
-    with tagged(chain, verdict="splendid"):
-        link, error = chain.broken()
+def test_forged_verdict_is_detected(chain: Chain) -> None:
+    recorded = chain.registered.tags["tuneline.verdict"]
+    with override_tags(chain, verdict="splendid"):
+        link, error = chain.find_broken_link()
     assert link.kind == "evaluation"
-    assert f"evaluation.json says {given}, the version says splendid" in error.message
+    assert f"the verdict in evaluation.json is {recorded}; the version records splendid" in error.message
 
 
-def test_a_version_whose_tags_name_another_dataset_disagrees_with_its_package_and_its_model(chain: Chain) -> None:
-    with tagged(chain, dataset_sha256="cd" * 32):
-        found = chain.trace()
-    told = {link.kind: link.detail for link in found.broken}
-    assert set(told) == {"repository", "evaluation", "model", "dataset", "revision"}
-    assert told["repository"].startswith(f"config.pbtxt of the repository names the dataset {chain.dataset.sha256[:12]}")
-    assert told["revision"] == f"the revision dataset-v1 holds the dataset {chain.dataset.sha256[:12]}, the version names {'cd' * 6}"
+def test_wrong_dataset_tag_conflicts_with_package_and_model(chain: Chain) -> None:
+    with override_tags(chain, dataset_sha256="cd" * 32):
+        lineage = chain.trace()
+    details = {link.kind: link.detail for link in lineage.broken_links}
+    assert set(details) == {"repository", "evaluation", "model", "dataset", "revision"}
+    assert details["repository"].startswith(
+        f"config.pbtxt of the repository: dataset digest is {chain.dataset.sha256[:12]}"
+    )
+    assert (
+        details["revision"]
+        == f"the revision dataset-v1: dataset digest is {chain.dataset.sha256[:12]}; the version records {'cd' * 6}"
+    )
 
 
-def test_a_version_whose_tags_name_another_model_than_mlflow_holds_is_found_out(chain: Chain) -> None:
-    with tagged(chain, model_sha256="ef" * 32):
-        found = chain.trace()
-    version = found.of("version")[0]
-    assert version.detail == f"the version's files in MLflow are the model {chain.model.sha256[:12]}, the version names {'ef' * 6}"
-    assert {"version", "repository", "evaluation", "model"} <= {link.kind for link in found.broken}
+def test_wrong_model_tag_is_detected(chain: Chain) -> None:
+    with override_tags(chain, model_sha256="ef" * 32):
+        lineage = chain.trace()
+    version = lineage.get_links("version")[0]
+    assert (
+        version.detail
+        == f"the version's files in MLflow: model digest is {chain.model.sha256[:12]}; the version records {'ef' * 6}"
+    )
+    assert {"version", "repository", "evaluation", "model"} <= {link.kind for link in lineage.broken_links}
 
 
-def an_object(chain: Chain) -> Path:
-    """An object of the DVC remote that is a file of the dataset."""
+def find_remote_object(chain: Chain) -> Path:
+    """Return an object of the DVC remote that is a file of the dataset."""
     return next(p for p in sorted((chain.work.root / "dvc-remote").rglob("*")) if p.is_file() and p.suffix != ".dir")
 
 
-def test_an_object_that_the_remote_lost_breaks_the_revision_only(chain: Chain) -> None:
-    lost = an_object(chain)
-    with moved(lost):
-        link, error = chain.broken()
+def test_missing_remote_object_breaks_only_the_revision(chain: Chain) -> None:
+    path = find_remote_object(chain)
+    with move_away(path):
+        link, error = chain.find_broken_link()
     assert (link.kind, link.status) == ("revision", "damaged")
-    assert f"the DVC remote {chain.work.root / 'dvc-remote'} lacks objects or holds them damaged: datasets/dataset/" in error.message
-    assert f"object {lost.parent.name}/{lost.name}" in error.message
-    assert "publish the same dataset again" in error.hint
+    assert (
+        f"the DVC remote {chain.work.root / 'dvc-remote'} has missing or damaged objects: datasets/dataset/"
+        in error.message
+    )
+    assert f"object {path.parent.name}/{path.name}" in error.message
+    assert "Publish the dataset again" in error.hint
 
 
-def test_a_changed_object_of_the_remote_breaks_the_revision(chain: Chain) -> None:
-    kept = chain.work.root / "dvc-remote.aside"
-    shutil.copytree(chain.work.root / "dvc-remote", kept)
+def test_changed_remote_object_breaks_the_revision(chain: Chain) -> None:
+    backup = chain.work.root / "dvc-remote.aside"
+    shutil.copytree(chain.work.root / "dvc-remote", backup)
     try:
-        changed = an_object(chain)
-        changed.chmod(0o644)
-        flip(changed)
-        link, error = chain.broken()
+        path = find_remote_object(chain)
+        path.chmod(0o644)
+        flip_bit(path)
+        link, error = chain.find_broken_link()
     finally:
         shutil.rmtree(chain.work.root / "dvc-remote")
-        kept.rename(chain.work.root / "dvc-remote")
+        backup.rename(chain.work.root / "dvc-remote")
     assert link.kind == "revision"
-    assert f"object {changed.parent.name}/{changed.name}" in error.message
+    assert f"object {path.parent.name}/{path.name}" in error.message
 
 
-def test_a_revision_that_the_repository_does_not_have_is_named_with_those_it_has(chain: Chain) -> None:
+def test_missing_revision_is_reported_with_the_existing_ones(chain: Chain) -> None:
     other = chain.revision.uri.replace(chain.revision.rev, "0" * 40)
-    with tagged(chain, dataset_uri=other):
-        link, error = chain.broken()
+    with override_tags(chain, dataset_uri=other):
+        link, error = chain.find_broken_link()
     assert link.kind == "revision"
     assert f"{chain.work.root / 'data-repository'} has no published revision 000000000000 of dataset" in error.message
     assert f"dataset-v1 ({chain.revision.rev[:12]})" in error.hint
 
 
-def test_another_md5_than_the_revision_has_is_found_out(chain: Chain) -> None:
-    with tagged(chain, dataset_md5="0" * 32 + ".dir"):
-        link, error = chain.broken()
+def test_wrong_md5_tag_is_detected(chain: Chain) -> None:
+    with override_tags(chain, dataset_md5="0" * 32 + ".dir"):
+        link, error = chain.find_broken_link()
     assert link.kind == "revision"
-    assert f"has the md5 {chain.revision.md5}, the version names {'0' * 32}.dir" in error.message
+    assert f": md5 is {chain.revision.md5}; the version records {'0' * 32}.dir" in error.message
 
 
-def test_a_data_repository_that_moved_with_its_workdir_is_found_by_the_configuration(chain: Chain) -> None:
-    elsewhere = chain.revision.uri.replace(str(chain.work.root), "/nowhere/any/more")
-    with tagged(chain, dataset_uri=elsewhere):
-        found = chain.trace()
-    found.check()
-    assert found.of("revision")[0].status == "intact"
+def test_moved_data_repository_is_found_by_the_configuration(chain: Chain) -> None:
+    uri = chain.revision.uri.replace(str(chain.work.root), "/nowhere/any/more")
+    with override_tags(chain, dataset_uri=uri):
+        lineage = chain.trace()
+    lineage.raise_if_broken()
+    assert lineage.get_links("revision")[0].status == "intact"
 
 
-def test_a_raw_file_that_changed_since_is_told_and_breaks_nothing(chain: Chain) -> None:
-    with flipped(chain.raw):
-        found = chain.trace()
-    found.check()
-    [raw] = found.of("raw")
+def test_changed_raw_file_is_reported_and_breaks_no_link(chain: Chain) -> None:
+    with damage_file(chain.raw):
+        lineage = chain.trace()
+    lineage.raise_if_broken()
+    [raw] = lineage.get_links("raw")
     assert raw.status == "changed"
-    assert re.fullmatch(r"raw.jsonl has changed since it was read: it is [0-9a-f]{12} now", raw.detail)
-    assert "the digest it had stands in the dataset" in sentence(found)
-    assert found.as_dict()["intact"] is False
+    assert re.fullmatch(r"raw.jsonl has changed since curation; its digest is now [0-9a-f]{12}", raw.detail)
+    assert "its original digest is recorded in the dataset" in summarize(lineage)
+    assert lineage.as_dict()["intact"] is False
 
 
-def test_a_raw_file_that_is_gone_is_told_and_breaks_nothing(chain: Chain) -> None:
-    with moved(chain.raw):
-        found = chain.trace()
-    found.check()
-    [raw] = found.of("raw")
+def test_missing_raw_file_is_reported_and_breaks_no_link(chain: Chain) -> None:
+    with move_away(chain.raw):
+        lineage = chain.trace()
+    lineage.raise_if_broken()
+    [raw] = lineage.get_links("raw")
     assert (raw.status, raw.uri) == ("missing", "raw.jsonl")
-    assert "raw.jsonl is no longer where it was read" in sentence(found)
+    assert "raw.jsonl no longer exists" in summarize(lineage)
 
 
-def refused(chain: Chain, reference: str) -> TunelineError:
+def trace_refusal(chain: Chain, reference: str) -> TunelineError:
     with pytest.raises(TunelineError) as error:
         chain.trace(reference)
     return error.value
 
 
-def test_unknown_names_aliases_and_versions_are_told_with_what_exists(chain: Chain) -> None:
-    unknown = refused(chain, "nobody@champion")
+def test_unknown_references_are_reported_with_the_existing_ones(chain: Chain) -> None:
+    unknown = trace_refusal(chain, "nobody@champion")
     assert (unknown.kind, unknown.message, unknown.hint) == (
         "registry",
-        "there is no registered model nobody",
-        f"Registered models: {NAME}.",
+        "the registered model nobody does not exist",
+        f"Choose one of: {NAME}.",
     )
-    alias = refused(chain, f"{NAME}@best")
+    alias = trace_refusal(chain, f"{NAME}@best")
     assert alias.message == f"{NAME} has no alias best"
-    assert alias.hint == f"Aliases of {NAME}: candidate (version 1), challenger (version 1), champion (version 1); versions: 1."
-    version = refused(chain, f"{NAME}/9")
-    assert (version.message, version.hint) == (f"{NAME} has no version 9", f"Versions of {NAME}: 1.")
-    wrong = refused(chain, "a@b@c")
+    assert (
+        alias.hint
+        == "Choose an existing alias or version. Aliases: candidate (version 1), challenger (version 1), champion (version 1). "
+        "Versions: 1."
+    )
+    version = trace_refusal(chain, f"{NAME}/9")
+    assert (version.message, version.hint) == (f"{NAME} has no version 9", "Choose one of: 1.")
+    wrong = trace_refusal(chain, "a@b@c")
     assert (wrong.kind, wrong.exit_code) == ("usage", 2)
     assert "NAME@ALIAS" in wrong.hint
 
 
-def test_a_version_that_tuneline_did_not_register_is_refused(chain: Chain) -> None:
-    client = tracking.connect().MlflowClient()
+def test_version_not_registered_by_tuneline_is_refused(chain: Chain) -> None:
+    client = mlflow_tracking.connect().MlflowClient()
     client.create_registered_model("foreign")
     try:
         client.create_model_version("foreign", "/somewhere/model")
-        error = refused(chain, "foreign/1")
+        error = trace_refusal(chain, "foreign/1")
     finally:
         client.delete_registered_model("foreign")
     assert error.kind == "registry"
-    assert error.message == "foreign version 1 was not registered by tuneline, so nothing is known of where it came from"
+    assert error.message == "foreign version 1 was not registered by tuneline, so its origin is unknown"
     assert "tuneline register" in error.hint
 
 
-def test_a_dataset_that_was_registered_by_its_folder_is_found_in_the_store_and_by_its_revision(chain: Chain) -> None:
-    with tagged(chain, dataset_uri="dataset"):
-        found = chain.trace()
+def test_dataset_registered_by_its_folder_is_found_by_its_digest(chain: Chain) -> None:
+    with override_tags(chain, dataset_uri="dataset"):
+        lineage = chain.trace()
         unpublished = chain.config.data_versioning.model_copy(update={"name": "other"})
-        without = trace(NAME, chain.work, unpublished, Silent())
-    found.check()
-    assert found.of("revision")[0].uri == chain.revision.uri
-    without.check()
-    assert (without.of("revision")[0].status, without.of("dataset")[0].status) == ("unchecked", "intact")
-    assert sentence(without).endswith("not checked: the dataset was not published as a revision.")
+        without_revision = trace(NAME, chain.work, unpublished, SilentReporter())
+    lineage.raise_if_broken()
+    assert lineage.get_links("revision")[0].uri == chain.revision.uri
+    without_revision.raise_if_broken()
+    assert (without_revision.get_links("revision")[0].status, without_revision.get_links("dataset")[0].status) == (
+        "unchecked",
+        "intact",
+    )
+    assert summarize(without_revision).endswith("not checked: the dataset was not published as a revision.")
 
 
-def test_a_version_without_a_package_is_traced_also_from_another_workdir(chain: Chain, tmp_path: Path) -> None:
+def test_version_without_a_package_is_traced_from_another_workdir(chain: Chain, tmp_path: Path) -> None:
     config = chain.config.model_registry.model_copy(update={"name": "refused"})
-    register(chain.model, chain.evaluation, None, config, reporter=Silent())
+    register(chain.model, chain.evaluation, None, config, reporter=SilentReporter())
     try:
-        found = trace("refused@candidate", Workdir(tmp_path / "empty"), chain.config.data_versioning, Silent())
+        lineage = trace(
+            "refused@candidate", Workdir(tmp_path / "empty"), chain.config.data_versioning, SilentReporter()
+        )
     finally:
-        tracking.connect().MlflowClient().delete_registered_model("refused")
-    found.check()
-    assert [link.kind for link in found.chain] == [kind for kind in ORDER if kind != "repository"]
-    assert sentence(found) == "Every digest agrees, from the model back to the revision and the raw files."
+        mlflow_tracking.connect().MlflowClient().delete_registered_model("refused")
+    lineage.raise_if_broken()
+    assert [link.kind for link in lineage.chain] == [kind for kind in ORDER if kind != "repository"]
+    assert summarize(lineage) == "All digests match, from the model back to the revision and the raw files."
 
 
 @pytest.fixture
-def told(chain: Chain) -> Callable[..., Any]:
-    """Call the command in the workdir's parent, as a user does."""
+def run_command(chain: Chain) -> Callable[..., Any]:
+    """Run the command in the workdir's parent, as a user does."""
     return lambda call, *arguments: call(*arguments, "--workdir", "workdir", cwd=chain.work.root.parent)
 
 
-def test_the_command_prints_the_object_of_the_contract(chain: Chain, told: Callable[..., Any]) -> None:
-    found = told(answer, "lineage", NAME)
-    assert set(found) == {"name", "version", "alias", "intact", "chain"}
-    assert (found["name"], found["version"], found["alias"], found["intact"]) == (NAME, "1", "champion", True)
-    assert [link["kind"] for link in found["chain"]] == ORDER
-    assert all(set(link) == {"kind", "sha256", "uri", "inputs", "status", "detail"} for link in found["chain"])
+def test_lineage_command_prints_the_documented_json(chain: Chain, run_command: Callable[..., Any]) -> None:
+    result = run_command(answer, "lineage", NAME)
+    assert set(result) == {"name", "version", "alias", "intact", "chain"}
+    assert (result["name"], result["version"], result["alias"], result["intact"]) == (NAME, "1", "champion", True)
+    assert [link["kind"] for link in result["chain"]] == ORDER
+    assert all(set(link) == {"kind", "sha256", "uri", "inputs", "status", "detail"} for link in result["chain"])
 
 
-def tree(chain: Chain, alias: str) -> list[str]:
-    """What the command prints of an intact chain."""
-    found = chain.trace(f"{NAME}@{alias}")
-    version, base, raw = (found.of(kind)[0] for kind in ("version", "base_model", "raw"))
+def format_tree(chain: Chain, alias: str) -> list[str]:
+    """Return the output of the command for an intact chain."""
+    lineage = chain.trace(f"{NAME}@{alias}")
+    version, base, raw = (lineage.get_links(kind)[0] for kind in ("version", "base_model", "raw"))
     short = {kind: getattr(chain, kind).sha256[:12] for kind in ("repository", "evaluation", "model", "dataset")}
     verdict = chain.registered.tags["tuneline.verdict"]
     return [
@@ -530,93 +580,114 @@ def tree(chain: Chain, alias: str) -> list[str]:
     ]
 
 
-def test_a_pipe_gets_one_line_a_link_with_its_mark_digest_detail_and_place(chain: Chain, told: Callable[..., Any]) -> None:
-    done = told(tuneline, "lineage", NAME)
-    assert done.returncode == 0, done.stderr
-    *lines, last = done.stdout.splitlines()
-    assert lines == tree(chain, "champion")
-    assert last == "Every digest agrees, from the package back to the revision and the raw files."
+@pytest.mark.long
+def test_pipe_receives_one_line_per_link(chain: Chain, run_command: Callable[..., Any]) -> None:
+    process = run_command(tuneline, "lineage", NAME)
+    assert process.returncode == 0, process.stderr
+    *lines, last = process.stdout.splitlines()
+    assert lines == format_tree(chain, "champion")
+    assert last == "All digests match, from the package back to the revision and the raw files."
 
 
-def on_a_terminal(columns: int, *arguments: str, cwd: Path) -> list[str]:
-    """The lines that a command prints on a terminal of so many columns."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    plain = environment(NO_COLOR="1", TERM="dumb")
-    plain.pop("COLUMNS", None)
-    process = subprocess.Popen([*COMMAND, *arguments], cwd=cwd, env=plain, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL)
-    os.close(theirs)
-    printed = b""
-    with contextlib.suppress(OSError):  # the terminal is gone with its last user
-        while some := os.read(ours, 65536):
-            printed += some
-    os.close(ours)
+def run_on_terminal(columns: int, *arguments: str, cwd: Path) -> list[str]:
+    """Return the lines that a command prints on a terminal of this width."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    variables = environment(NO_COLOR="1", TERM="dumb")
+    variables.pop("COLUMNS", None)
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=cwd, env=variables, stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL
+    )
+    os.close(terminal)
+    output = b""
+    with contextlib.suppress(OSError):  # reading fails once the last process has closed the terminal
+        while chunk := os.read(controller, 65536):
+            output += chunk
+    os.close(controller)
     assert process.wait(60) == 0
-    return re.sub(r"\x1b\[[0-9;]*m", "", printed.decode()).splitlines()
+    return re.sub(r"\x1b\[[0-9;]*m", "", output.decode()).splitlines()
 
 
-def test_a_terminal_of_80_columns_shows_all_of_it_folded(chain: Chain, told: Callable[..., Any]) -> None:
-    *lines, _ = told(partial(on_a_terminal, 80), "lineage", NAME)
+@pytest.mark.long
+def test_terminal_of_80_columns_shows_the_folded_tree(chain: Chain, run_command: Callable[..., Any]) -> None:
+    *lines, _ = run_command(partial(run_on_terminal, 80), "lineage", NAME)
     assert max(map(len, lines)) <= 80
     guides = re.compile(r"[\s│├└─]+")
-    assert guides.sub("", "".join(lines)) == guides.sub("", "".join(tree(chain, "champion")))
-    assert any("revision" in line and "dataset-v1" in line for line in lines), "the detail stands beside the name"
+    assert guides.sub("", "".join(lines)) == guides.sub("", "".join(format_tree(chain, "champion")))
+    assert any("revision" in line and "dataset-v1" in line for line in lines), (
+        "the detail is not on the line of its link"
+    )
 
 
-def test_the_page_shows_what_the_command_prints(chain: Chain, told: Callable[..., Any]) -> None:
+@pytest.mark.long
+def test_documented_tree_matches_the_command(chain: Chain, run_command: Callable[..., Any]) -> None:
     page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
 
-    def same(text: str) -> str:
-        """Without what differs from model to model: its name and verdict, digests, places."""
+    def mask_values(text: str) -> str:
+        """Replace the values that differ from model to model: name, verdict, digests, paths."""
         return re.sub(r"(  )[0-9a-f]{12}(  .+)?  \S+$", r"\1#\2", text.strip(), flags=re.MULTILINE)
 
-    shown = same(page.split("```\n")[2].replace("my-model", NAME))
+    shown = mask_values(page.split("```\n")[2].replace("my-model", NAME))
     assert shown.count("#") == len(ORDER)
-    assert shown == same(told(tuneline, "lineage", NAME).stdout.replace(chain.registered.tags["tuneline.verdict"], "accepted"))
+    assert shown == mask_values(
+        run_command(tuneline, "lineage", NAME).stdout.replace(chain.registered.tags["tuneline.verdict"], "accepted")
+    )
 
 
-def test_the_command_shows_a_broken_chain_to_people_and_exits_1(chain: Chain, told: Callable[..., Any]) -> None:
-    with moved(chain.repository.path), flipped(chain.raw):
-        done = told(tuneline, "lineage", NAME)
-        error = told(lambda *a, **k: refusal(1, *a, **k), "lineage", NAME)
-    assert done.returncode == 1
-    place = chain.repository.path
-    reason = f"the repository is not there any more; looked in {place.as_uri()}, {place.parent}"
-    lines = done.stdout.splitlines()
-    assert lines[1] == f"├── ✘ repository  {place.name[:12]}  {reason}  store/{place.name[:12]}"
-    assert re.search(r"! raw  [0-9a-f]{12}  raw.jsonl has changed since it was read: it is [0-9a-f]{12} now  file:", lines[-1])
-    assert f"the lineage of {NAME} version 1 is broken in 1 link: repository {place.name[:12]}: {reason}" in done.stderr
-    assert "Mount the artifact store it lies in, or restore it from a backup." in done.stderr
+@pytest.mark.long
+def test_broken_chain_is_printed_and_exits_1(chain: Chain, run_command: Callable[..., Any]) -> None:
+    with move_away(chain.repository.path), damage_file(chain.raw):
+        process = run_command(tuneline, "lineage", NAME)
+        error = run_command(lambda *a, **k: refusal(1, *a, **k), "lineage", NAME)
+    assert process.returncode == 1
+    path = chain.repository.path
+    reason = f"the repository was not found in {path.as_uri()}, {path.parent}"
+    lines = process.stdout.splitlines()
+    assert lines[1] == f"├── ✘ repository  {path.name[:12]}  {reason}  store/{path.name[:12]}"
+    assert re.search(
+        r"! raw  [0-9a-f]{12}  raw.jsonl has changed since curation; its digest is now [0-9a-f]{12}  file:", lines[-1]
+    )
+    assert (
+        f"the lineage of {NAME} version 1 is broken in 1 link: repository {path.name[:12]}: {reason}" in process.stderr
+    )
+    assert (
+        "Mount the artifact store that contains the artifact, or restore the artifact from a backup." in process.stderr
+    )
     assert (error["stage"], error["kind"]) == ("lineage", "lineage")
-    assert "the repository is not there any more" in error["message"]
+    assert "the repository was not found in" in error["message"]
     assert error["hint"]
 
 
-def test_without_a_registry_the_command_says_so_and_makes_none(tmp_path: Path) -> None:
+def test_missing_registry_is_reported_and_not_created(tmp_path: Path) -> None:
     error = refusal(1, "lineage", NAME, cwd=tmp_path)
     assert error["kind"] == "registry"
-    assert error["message"] == f"there is no registry yet, so no model {NAME}"
+    assert error["message"] == f"no registry exists yet, so model {NAME} does not exist"
     assert "--tracking-uri" in error["hint"]
     assert os.listdir(tmp_path) == []  # noqa: PTH208
 
 
-def documented(command: str) -> dict[str, Any]:
-    """The object that docs/cli.md gives for a command; a key without a value is null."""
+def read_documented_json(command: str) -> dict[str, Any]:
+    """Return the object that docs/cli.md documents for a command; a key without a value is null."""
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    found = re.search(rf"^{command} +(\{{.*?\}})$(?=\n\S)", page, re.MULTILINE | re.DOTALL)
-    assert found, f"docs/cli.md says nothing of the object of {command}"
-    given: dict[str, Any] = json.loads(re.sub(r'("\w+")(?=[,}])', r"\1: null", re.sub(r"\b(split|reason):", r'"\1":', found[1])))
-    return given
+    match = re.search(rf"^{command} +(\{{.*?\}})$(?=\n\S)", page, re.MULTILINE | re.DOTALL)
+    assert match, f"docs/cli.md does not document the JSON of {command}"
+    document: dict[str, Any] = json.loads(
+        re.sub(r'("\w+")(?=[,}])', r"\1: null", re.sub(r"\b(split|reason):", r'"\1":', match[1]))
+    )
+    return document
 
 
-def test_the_objects_of_data_show_and_data_diff_are_those_of_the_page(chain: Chain, told: Callable[..., Any]) -> None:
-    shown, compared = told(answer, "data", "show", "dataset-v1"), told(answer, "data", "diff", "dataset-v1", "dataset-v1")
-    on_show, on_diff = documented("data show"), documented("data diff")
+def test_data_show_and_data_diff_print_the_documented_json(chain: Chain, run_command: Callable[..., Any]) -> None:
+    shown, compared = (
+        run_command(answer, "data", "show", "dataset-v1"),
+        run_command(answer, "data", "diff", "dataset-v1", "dataset-v1"),
+    )
+    on_show, on_diff = read_documented_json("data show"), read_documented_json("data diff")
     assert list(on_show) == list(shown)
     for name in ("inputs", "files"):
         assert list(on_show[name][0]) == list(shown[name][0])
     assert list(on_diff) == list(compared)
     assert set(compared["splits"]) == {"train", "validation", "test"}
-    for found in compared["splits"].values():
-        assert list(on_diff["splits"]["split"]) == list(found)
-        assert list(on_diff["splits"]["split"]["examples"]) == list(found["examples"])
+    for comparison in compared["splits"].values():
+        assert list(on_diff["splits"]["split"]) == list(comparison)
+        assert list(on_diff["splits"]["split"]["examples"]) == list(comparison["examples"])

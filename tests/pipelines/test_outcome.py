@@ -1,23 +1,27 @@
-"""What a run says of its verdict and of the aliases, from what the registry said."""
+"""Verdict and aliases of a run, from the response of the registry."""
 
 from __future__ import annotations
 
-from pipelines import outcome, sizing
-from pipelines.stages import CONDITIONAL, MAKERS, STAGES
+from pipelines.planning import resource_formulas
+from pipelines.steps import registry_outcome
+from pipelines.steps.stage_names import CONDITIONAL_STAGES, STAGE_BY_ARTIFACT, STAGE_LABELS
 
 
-def test_a_model_that_was_the_champion_when_it_was_registered_is_unchanged() -> None:
-    assert outcome.verdict("accepted", {"aliases": ["challenger", "champion"]}) == "unchanged"
-    assert outcome.verdict("accepted", {"aliases": ["challenger"]}) == "accepted"
-    assert outcome.verdict("refused", {}) == "refused"
+def test_champion_at_registration_is_unchanged() -> None:
+    assert registry_outcome.determine_verdict("accepted", {"aliases": ["challenger", "champion"]}) == "unchanged"
+    assert registry_outcome.determine_verdict("accepted", {"aliases": ["challenger"]}) == "accepted"
+    assert registry_outcome.determine_verdict("refused", {}) == "refused"
 
 
-def test_the_aliases_are_those_registered_with_and_the_one_that_was_moved() -> None:
-    assert outcome.aliases({"aliases": ["challenger"]}, {"alias": "champion"}) == ["challenger", "champion"]
-    assert outcome.aliases({"aliases": ["candidate"]}, None) == ["candidate"]
-    assert outcome.aliases({}, {}) == []
+def test_aliases_include_the_moved_one() -> None:
+    assert registry_outcome.list_aliases({"aliases": ["challenger"]}, {"alias": "champion"}) == [
+        "challenger",
+        "champion",
+    ]
+    assert registry_outcome.list_aliases({"aliases": ["candidate"]}, None) == ["candidate"]
+    assert registry_outcome.list_aliases({}, {}) == []
 
 
-def test_every_step_has_a_measured_time_to_start_and_every_maker_is_a_step() -> None:
-    assert set(sizing.START) == {"run", *STAGES}
-    assert {*MAKERS.values(), *CONDITIONAL} <= set(STAGES)
+def test_every_step_has_a_start_time() -> None:
+    assert set(resource_formulas.START_SECONDS) == {"run", *STAGE_LABELS}
+    assert {*STAGE_BY_ARTIFACT.values(), *CONDITIONAL_STAGES} <= set(STAGE_LABELS)

@@ -1,4 +1,4 @@
-"""How the page of evidence tells what was compared."""
+"""The comparison section of the run report."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from pipelines import page
+from pipelines.steps import report_page
 
 
-def test_a_rule_over_slices_does_not_take_the_place_of_the_overall_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_over_slices_has_its_own_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: dict[str, Any] = {}
 
     def plot(rows: dict[str, Any], **_: Any) -> str:
         shown.update(rows)
         return ""
 
-    monkeypatch.setattr(page.report, "interval_plot", plot)
+    monkeypatch.setattr(report_page.html_report, "plot_intervals", plot)
     rule = {"metric": "loss", "against": "base", "holds": True, "reason": "It is better."}
-    overall = {**rule, "gain": [0.5, 0.4, 0.6]}  # as an earlier release wrote it, which knew no slices
+    overall = {**rule, "gain": [0.5, 0.4, 0.6]}  # the format of earlier releases, without slices
     slices = {**rule, "slices": ["source"], "holds": False, "gain": [-0.2, -0.3, -0.1]}
-    page._comparison({"rules": [overall, slices], "metrics": {}})
+    report_page._render_comparison({"rules": [overall, slices], "metrics": {}})
     assert shown == {"loss against base": (0.5, 0.4, 0.6), "loss, worst slice against base": (-0.2, -0.3, -0.1)}

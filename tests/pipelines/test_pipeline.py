@@ -1,4 +1,7 @@
-"""The whole customization through kfp.local, with a tiny random Llama and every real engine: DVC, Daft, MLflow, Triton."""
+"""The whole customization through kfp.local, with a tiny random Llama and every real engine: DVC, Daft, MLflow, Triton.
+
+Long tier: tests that run the pipeline once more.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from components.common import artifacts
+from components.common.artifacts import artifact_folder
 from tests.pipelines.command import COMMAND, ROOT, environment, refusal, tuneline
 from tests.pipelines.project import run, write_rows
 
@@ -25,22 +28,22 @@ pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.ma
 KINDS = {"dataset", "model", "evaluation", "repository"}
 
 
-def cached(result: dict[str, Any]) -> set[str]:
+def get_cached_stages(result: dict[str, Any]) -> set[str]:
     return {stage["name"] for stage in result["stages"] if stage["cached"]}
 
 
-def digests(result: dict[str, Any]) -> dict[str, str]:
-    return {kind: artifacts.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items() if path}
+def read_digests(result: dict[str, Any]) -> dict[str, str]:
+    return {kind: artifact_folder.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items() if path}
 
 
 STAGES = {"data_curation", "data_versioning", "fine_tuning", "evaluation", "triton_packaging"}
 
 
-def test_a_run_ends_with_a_promoted_model_and_says_where_everything_is(first: dict[str, Any], project: Path) -> None:
+def test_run_promotes_the_model_and_lists_its_outputs(first: dict[str, Any], project: Path) -> None:
     assert first["verdict"] == "accepted"
     assert first["workdir"] == str(project / "wd")
-    assert set(digests(first)) == KINDS
-    assert cached(first) == set()
+    assert set(read_digests(first)) == KINDS
+    assert get_cached_stages(first) == set()
     assert [stage["name"] for stage in first["stages"]] == [
         "resolve", "data_curation", "data_versioning", "fine_tuning", "evaluation", "triton_packaging", "registration", "promotion",
     ]  # fmt: skip
@@ -51,19 +54,19 @@ def test_a_run_ends_with_a_promoted_model_and_says_where_everything_is(first: di
     assert first["seconds"] > sum(stage["seconds"] for stage in first["stages"]) * 0.9
 
 
-def test_lineage_goes_from_the_repository_to_the_raw_file(first: dict[str, Any], project: Path) -> None:
-    found = {kind: artifacts.read(Path(path), kind).manifest for kind, path in first["artifacts"].items()}
-    repository_of = found["repository"].input("model")
-    model_of = found["model"].input("dataset")
-    assert repository_of is not None
-    assert model_of is not None
-    assert repository_of.content_sha256 == found["model"].content_sha256
-    assert model_of.content_sha256 == found["dataset"].content_sha256
-    assert model_of.uri.startswith("dvc://")
-    assert any(i.uri.endswith("raw.jsonl") for i in found["dataset"].inputs)
+def test_manifests_link_the_repository_to_the_raw_file(first: dict[str, Any], project: Path) -> None:
+    manifests = {kind: artifact_folder.read(Path(path), kind).manifest for kind, path in first["artifacts"].items()}
+    model_input = manifests["repository"].find_input("model")
+    dataset_input = manifests["model"].find_input("dataset")
+    assert model_input is not None
+    assert dataset_input is not None
+    assert model_input.content_sha256 == manifests["model"].content_sha256
+    assert dataset_input.content_sha256 == manifests["dataset"].content_sha256
+    assert dataset_input.uri.startswith("dvc://")
+    assert any(i.uri.endswith("raw.jsonl") for i in manifests["dataset"].inputs)
 
 
-def test_one_mlflow_run_holds_a_nested_run_a_stage_with_metrics_and_the_dataset_version(first: dict[str, Any]) -> None:
+def test_mlflow_run_has_stage_runs_metrics_and_dataset_version(first: dict[str, Any]) -> None:
     import mlflow
 
     client = mlflow.MlflowClient(first["mlflow"]["tracking_uri"])
@@ -77,16 +80,18 @@ def test_one_mlflow_run_holds_a_nested_run_a_stage_with_metrics_and_the_dataset_
     assert STAGES | {"resolve", "registration", "promotion", "report"} == set(by_stage)
     assert len(client.get_metric_history(by_stage["fine_tuning"].info.run_id, "train_loss")) >= 30
     tags = client.get_model_version("tiny-helper", "1").tags
-    assert tags["tuneline.model_sha256"] == artifacts.read(Path(first["artifacts"]["model"])).sha256
+    assert tags["tuneline.model_sha256"] == artifact_folder.read(Path(first["artifacts"]["model"])).sha256
     assert (tags["tuneline.verdict"], tags["tuneline.proof"]) == ("accepted", "proven")
 
 
-def test_the_packaged_model_is_served_over_http_and_grpc_until_it_is_asked_to_stop(first: dict[str, Any], project: Path) -> None:
+def test_package_is_served_over_http_and_grpc_until_sigterm(first: dict[str, Any], project: Path) -> None:
     from tritonclient import grpc
 
     ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
     command = [*COMMAND, "serve", first["artifacts"]["repository"], *ports, "--json"]
-    server = subprocess.Popen(command, cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    server = subprocess.Popen(
+        command, cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         assert server.stdout is not None
         ready = json.loads(server.stdout.readline())
@@ -107,103 +112,120 @@ def test_the_packaged_model_is_served_over_http_and_grpc_until_it_is_asked_to_st
     assert server.returncode == 0
 
 
-def test_the_second_run_finds_every_stage_cached_and_nothing_moves(first: dict[str, Any], project: Path) -> None:
-    again = run(project, "wd")
-    assert again["verdict"] == "unchanged"
-    assert cached(again) == STAGES
-    assert digests(again) == digests(first)
-    assert again["mlflow"]["model_version"] == "1"
+@pytest.mark.long
+def test_second_run_is_cached_and_unchanged(first: dict[str, Any], project: Path) -> None:
+    second = run(project, "wd")
+    assert second["verdict"] == "unchanged"
+    assert get_cached_stages(second) == STAGES
+    assert read_digests(second) == read_digests(first)
+    assert second["mlflow"]["model_version"] == "1"
 
 
 @pytest.mark.long
-def test_another_learning_rate_runs_again_from_fine_tuning_on(first: dict[str, Any], project: Path) -> None:
+def test_changed_learning_rate_reruns_from_fine_tuning(first: dict[str, Any], project: Path) -> None:
     result = run(project, "wd", "--set", "fine_tuning.learning_rate=1e-6")
-    assert cached(result) == {"data_curation", "data_versioning"}
+    assert get_cached_stages(result) == {"data_curation", "data_versioning"}
     assert result["verdict"] == "refused", "a model that learned almost nothing does not replace one that learned"
     assert result["artifacts"]["repository"] is None
     assert result["mlflow"]["aliases"] == ["candidate"]
-    loss = json.loads((Path(result["artifacts"]["evaluation"]) / "evaluation.json").read_text())["metrics"]["held_out"]["loss"]
+    loss = json.loads((Path(result["artifacts"]["evaluation"]) / "evaluation.json").read_text())["metrics"]["held_out"][
+        "loss"
+    ]
     assert loss["incumbent"] is not None
-    done = tuneline(
-        "run", "-c", "customization.yaml", "--workdir", "wd", "--set", "fine_tuning.learning_rate=1e-6", "--fail-on-refusal", cwd=project
+    process = tuneline(
+        "run",
+        "-c",
+        "customization.yaml",
+        "--workdir",
+        "wd",
+        "--set",
+        "fine_tuning.learning_rate=1e-6",
+        "--fail-on-refusal",
+        cwd=project,
     )
-    assert done.returncode == 3
-    assert "verdict: refused" in done.stdout
-    assert "from the cache: data_curation, data_versioning, fine_tuning, evaluation" in done.stdout
+    assert process.returncode == 3
+    assert "verdict: refused" in process.stdout
+    assert "cached: data_curation, data_versioning, fine_tuning, evaluation" in process.stdout
 
 
 @pytest.mark.long
-def test_another_raw_row_runs_again_from_curation_on(first: dict[str, Any], project: Path) -> None:
-    write_rows(project / "raw.jsonl", changed=a_training_row(first))
+def test_changed_raw_row_reruns_from_curation(first: dict[str, Any], project: Path) -> None:
+    write_rows(project / "raw.jsonl", changed=find_training_row(first))
     try:
         result = run(project, "wd", "--set", "model_registry.auto_promote=false")
     finally:
         write_rows(project / "raw.jsonl")
-    assert cached(result) == set()
-    assert digests(result)["dataset"] != digests(first)["dataset"]
+    assert get_cached_stages(result) == set()
+    assert read_digests(result)["dataset"] != read_digests(first)["dataset"]
     assert "champion" not in result["mlflow"]["aliases"]
 
 
-def a_training_row(result: dict[str, Any]) -> int:
-    """The number of a raw row that the model learned from."""
+def find_training_row(result: dict[str, Any]) -> int:
+    """Return the number of a raw row in the training split."""
     train = parquet.read_table(Path(result["artifacts"]["dataset"]) / "train.parquet").to_pylist()
     return int(re.findall(r"in case (\d+)\?", train[0]["messages"][0]["content"])[0])
 
 
 @pytest.mark.long
-def test_an_edited_stage_runs_again_and_only_that_one(first: dict[str, Any], project: Path, tmp_path: Path) -> None:
+def test_edited_stage_code_reruns_only_that_stage(first: dict[str, Any], project: Path, tmp_path: Path) -> None:
     code = tmp_path / "code"
     for name in ("components", "pipelines", "data"):
         shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
-    assert cached(run(project, "wd", code=code)) == STAGES
-    with (code / "components" / "evaluation" / "gate.py").open("a") as file:
+    assert get_cached_stages(run(project, "wd", code=code)) == STAGES
+    with (code / "components" / "evaluation" / "promotion_gate.py").open("a") as file:
         file.write("\n# a remark that changes nothing\n")
     result = run(project, "wd", code=code)
-    assert cached(result) == STAGES - {"evaluation"}
-    assert digests(result) == digests(first)
+    assert get_cached_stages(result) == STAGES - {"evaluation"}
+    assert read_digests(result) == read_digests(first)
 
 
 @pytest.mark.stress
-def test_a_run_from_scratch_gives_the_same_digests(first: dict[str, Any], project: Path) -> None:
-    again = run(project, "scratch")
-    assert cached(again) == set()
-    assert {k: v for k, v in digests(again).items() if k != "evaluation"} == {k: v for k, v in digests(first).items() if k != "evaluation"}
-    assert digests(again)["evaluation"] == digests(first)["evaluation"]
+def test_run_from_scratch_has_equal_digests(first: dict[str, Any], project: Path) -> None:
+    second = run(project, "scratch")
+    assert get_cached_stages(second) == set()
+    assert {k: v for k, v in read_digests(second).items() if k != "evaluation"} == {
+        k: v for k, v in read_digests(first).items() if k != "evaluation"
+    }
+    assert read_digests(second)["evaluation"] == read_digests(first)["evaluation"]
 
 
-def events(workdir: Path) -> list[dict[str, Any]]:
+def read_events(workdir: Path) -> list[dict[str, Any]]:
     lines = [line for path in sorted(workdir.glob("runs/*/events.jsonl")) for line in path.read_text().splitlines()]
     return [json.loads(line) for line in lines]
 
 
-def kill_in(stage: str, project: Path, workdir: str, after: str, sent: signal.Signals = signal.SIGKILL) -> tuple[int, str]:
-    """Start a run and end its process while `stage` is at work; its steps must end with it. Returns its exit status and output."""
-    before = len(events(project / workdir))
+def kill_during(
+    stage: str, project: Path, workdir: str, last_event: str, signal_number: signal.Signals = signal.SIGKILL
+) -> tuple[int, str]:
+    """Signal a run once `stage` has emitted the event, wait for its steps to end, and return exit code and output."""
+    before = len(read_events(project / workdir))
     command = [*COMMAND, "run", "-c", "customization.yaml", "--workdir", workdir, "--json"]
-    child = subprocess.Popen(command, cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    child = subprocess.Popen(
+        command, cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     pids = []
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        new = events(project / workdir)[before:]
-        pids = [event["pid"] for event in new if event["event"] == "started"]
-        if any(event["stage"] == stage and event["event"] == after for event in new):
+        new_events = read_events(project / workdir)[before:]
+        pids = [event["pid"] for event in new_events if event["event"] == "started"]
+        if any(event["stage"] == stage and event["event"] == last_event for event in new_events):
             break
-        assert child.poll() is None, f"the run ended before {stage} reached {after}"
+        assert child.poll() is None, f"the run ended before {stage} reached {last_event}"
         time.sleep(0.02)
-    child.send_signal(sent)
-    said = child.communicate(timeout=120)[0]
-    wait_until_gone(pids)
-    return child.returncode, said
+    child.send_signal(signal_number)
+    output = child.communicate(timeout=120)[0]
+    wait_for_exit(pids)
+    return child.returncode, output
 
 
-def wait_until_gone(pids: list[int]) -> None:
+def wait_for_exit(pids: list[int]) -> None:
     deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() and "Z" not in status(pid) for pid in pids):
+    while any(Path(f"/proc/{pid}").exists() and "Z" not in get_process_state(pid) for pid in pids):
         assert time.monotonic() < deadline, "a step outlived its run"
         time.sleep(0.1)
 
 
-def status(pid: int) -> str:
+def get_process_state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -211,8 +233,8 @@ def status(pid: int) -> str:
 
 
 @pytest.mark.stress
-def test_killed_in_each_stage_the_same_command_finishes_with_the_same_digests(first: dict[str, Any], project: Path) -> None:
-    moments = {
+def test_run_killed_in_each_stage_resumes_with_equal_digests(first: dict[str, Any], project: Path) -> None:
+    events_by_stage = {
         "resolve": "step",
         "data_curation": "step",
         "data_versioning": "step",
@@ -222,35 +244,38 @@ def test_killed_in_each_stage_the_same_command_finishes_with_the_same_digests(fi
         "registration": "step",
         "promotion": "started",
     }
-    for stage, after in moments.items():
-        assert kill_in(stage, project, "killed", after)[0] == -signal.SIGKILL
+    for stage, last_event in events_by_stage.items():
+        assert kill_during(stage, project, "killed", last_event)[0] == -signal.SIGKILL
         if stage == "fine_tuning":
-            status, said = kill_in(stage, project, "killed", after, signal.SIGTERM)
-            assert (status, json.loads(said)["error"]["kind"]) == (75, "interrupted")
+            exit_code, output = kill_during(stage, project, "killed", last_event, signal.SIGTERM)
+            assert (exit_code, json.loads(output)["error"]["kind"]) == (75, "interrupted")
     result = run(project, "killed")
-    assert digests(result) == digests(first)
+    assert read_digests(result) == read_digests(first)
     assert "champion" in result["mlflow"]["aliases"]
     assert not list((project / "killed" / "store" / "unfinished").glob("*"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_changed_byte_in_an_artifact_is_refused_by_name(first: dict[str, Any], project: Path, tmp_path: Path, kind: str) -> None:
-    artifact = artifacts.read(Path(first["artifacts"][kind]))
+def test_damaged_artifact_is_refused_with_its_file(
+    first: dict[str, Any], project: Path, tmp_path: Path, kind: str
+) -> None:
+    artifact = artifact_folder.read(Path(first["artifacts"][kind]))
     payload = max((file for file in artifact.manifest.files if file.payload), key=lambda file: file.bytes)
     path = artifact.path / payload.path
-    flip(path)
+    flip_bit(path)
     try:
         error = refusal(1, "run", "-c", "customization.yaml", "--workdir", "wd", cwd=project)
     finally:
-        flip(path)
+        flip_bit(path)
     assert error["kind"] == "artifact_damaged"
     assert payload.path in error["message"]
     assert kind in error["message"]
     assert error["stage"]
 
 
-def flip(path: Path) -> None:
-    """Turn one bit in the middle of a file; twice restores it."""
+def flip_bit(path: Path) -> None:
+    """Flip one bit in the middle of a file; a second call restores the file."""
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         byte = file.read(1)[0]

@@ -1,4 +1,7 @@
-"""The page of evidence says nothing that the artifacts do not."""
+"""Every figure of the run report comes from an artifact.
+
+Long tier: tests that run the pipeline once more.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
-from components.common import artifacts, progress, report
-from pipelines import evidence
-from pipelines import page as rendered
+from components.common.artifacts import artifact_folder
+from components.common.reporting import html_report
+from components.common.runtime import reporters
+from pipelines.steps import report_data, report_page
 from tests.pipelines.command import answer
 from tests.pipelines.project import run
 
@@ -23,8 +27,8 @@ NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
 TICKS = ("xtick", "ytick")
 
 
-class Texts(HTMLParser):
-    """The texts a reader sees: no style sheet, no comments, no tick labels of a plot's axes, which are places and not findings."""
+class TextParser(HTMLParser):
+    """Collect the visible texts of a page, without style sheets, comments and the tick labels of plots."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,65 +46,86 @@ class Texts(HTMLParser):
             pass
 
     def handle_data(self, data: str) -> None:
-        hidden = any(o.startswith(("style ", "metadata ")) or any(f" {tick}" in o for tick in TICKS) for o in self._open)
+        hidden = any(
+            tag.startswith(("style ", "metadata ")) or any(f" {tick}" in tag for tick in TICKS) for tag in self._open
+        )
         if data.strip() and not hidden:
             self.texts.append(data.strip())
 
 
-def texts(page: Path) -> list[str]:
-    reader = Texts()
+def read_texts(page: Path) -> list[str]:
+    reader = TextParser()
     reader.feed(page.read_text(encoding="utf-8"))
     return reader.texts
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def iterate_leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         for name, inner in value.items():
             yield name
-            yield from leaves(inner)
+            yield from iterate_leaves(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from leaves(inner)
+            yield from iterate_leaves(inner)
     else:
         yield value
 
 
-def truth(result: dict[str, Any], project: Path, costs: Path | None = None) -> list[Any]:
-    """Every value that stands in the artifacts, the registry, the data repository and the run's own record. `costs`: what the artifacts
-    cost, where that is not what the store says now."""
-    found: list[Any] = []
+def collect_values(result: dict[str, Any], project: Path, costs: Path | None = None) -> list[Any]:
+    """Return every value in the artifacts, the registry, the data repository and the run record.
+
+    `costs` is a folder with the costs of the artifacts, if the costs in the store were overwritten.
+    """
+    values: list[Any] = []
     for path in map(Path, filter(None, result["artifacts"].values())):
-        found += leaves(artifacts.read(path).manifest.model_dump())
+        values += iterate_leaves(artifact_folder.read(path).manifest.model_dump())
         for file in (*path.glob("*.json"), *path.glob("*.jsonl")):
-            found += [leaf for line in _documents(file) for leaf in leaves(line)]
+            values += [leaf for line in _read_documents(file) for leaf in iterate_leaves(line)]
         for file in path.glob("*.parquet"):
-            found += leaves(parquet.read_table(file).to_pylist())
-        found += leaves(json.loads(((costs or path.parent / "costs") / f"{path.name}.json").read_text()))
+            values += iterate_leaves(parquet.read_table(file).to_pylist())
+        values += iterate_leaves(json.loads(((costs or path.parent / "costs") / f"{path.name}.json").read_text()))
     folder = Path(result["report"]).parent
-    found += [leaf for line in _documents(folder / "events.jsonl") for leaf in leaves(line)]
-    return [*found, *leaves(result), *leaves(answer("data", "list", "--workdir", "wd", cwd=project))]
+    values += [leaf for line in _read_documents(folder / "events.jsonl") for leaf in iterate_leaves(line)]
+    return [*values, *iterate_leaves(result), *iterate_leaves(answer("data", "list", "--workdir", "wd", cwd=project))]
 
 
-def _documents(file: Path) -> list[Any]:
+def _read_documents(file: Path) -> list[Any]:
     text = file.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines() if line.strip()] if file.suffix == ".jsonl" else [json.loads(text)]
+    return (
+        [json.loads(line) for line in text.splitlines() if line.strip()]
+        if file.suffix == ".jsonl"
+        else [json.loads(text)]
+    )
 
 
-def numbers_as_shown(values: list[Any], costs: list[dict[str, float]]) -> set[str]:
-    """How the page writes the artifacts' numbers; sums of costs and their hours are the only ones it works out."""
+def format_numbers(values: list[Any], costs: list[dict[str, float]]) -> set[str]:
+    """Format the numbers of the artifacts as the page does; it computes only sums of costs and their hours."""
     plain = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    # In whole milliseconds, as they are told: a sum of floats may end a hair below the half that is rounded up.
-    sums = [sum(round(cost[name] * 1000) for cost in costs) / 1000 for name in ("seconds", "cpu_seconds", "gpu_seconds")]
+    # Sum whole milliseconds, the unit of the events: a sum of floats may be slightly below the half that is rounded up.
+    sums = [
+        sum(round(cost[name] * 1000) for cost in costs) / 1000 for name in ("seconds", "cpu_seconds", "gpu_seconds")
+    ]
     hours = [v / 3600 for v in [*plain, *sums]]
-    return {report.show(v) for v in [*plain, *sums, *hours]} | {report.show(float(v)) for v in plain} | {str(v) for v in plain} | {"95"}
+    return (
+        {html_report.format_value(v) for v in [*plain, *sums, *hours]}
+        | {html_report.format_value(float(v)) for v in plain}
+        | {str(v) for v in plain}
+        | {"95"}
+    )
 
 
-def unfounded(page: Path, values: list[Any], costs: list[list[dict[str, float]]]) -> list[str]:
-    """Texts with a number that no artifact has. A text that an artifact holds word for word, a prompt or a digest, is founded."""
-    said = "\n".join(str(v) for v in values)
-    shown = set().union(*(numbers_as_shown(values, one) for one in costs))
-    whole = [piece.removesuffix(" …").removeprefix("run ") for text in texts(page) for piece in re.split(" · ", text)]
-    return [t for t in whole if t not in said and not all(n in shown for n in NUMBER.findall(t))]
+def find_unsupported_texts(page: Path, values: list[Any], costs: list[list[dict[str, float]]]) -> list[str]:
+    """Return the texts with a number that no artifact has; verbatim texts of an artifact are supported."""
+    known_text = "\n".join(str(v) for v in values)
+    known_numbers = set().union(*(format_numbers(values, group) for group in costs))
+    pieces = [
+        piece.removesuffix(" …").removeprefix("run ") for text in read_texts(page) for piece in re.split(" · ", text)
+    ]
+    return [
+        piece
+        for piece in pieces
+        if piece not in known_text and not all(number in known_numbers for number in NUMBER.findall(piece))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -108,33 +133,39 @@ def page(first: dict[str, Any]) -> Path:
     return Path(first["report"])
 
 
-def test_each_number_on_the_page_is_found_in_an_artifact(first: dict[str, Any], project: Path, page: Path) -> None:
-    values = truth(first, project, project / "costs")
-    assert unfounded(page, values, costs_of(first, project / "costs")) == []
+def test_each_number_on_the_page_is_in_an_artifact(first: dict[str, Any], project: Path, page: Path) -> None:
+    values = collect_values(first, project, project / "costs")
+    assert find_unsupported_texts(page, values, read_costs(first, project / "costs")) == []
 
 
-def costs_of(result: dict[str, Any], costs: Path | None = None) -> list[list[dict[str, float]]]:
-    """What each step of the run cost, and what the artifacts cost when they were made."""
-    events = _documents(Path(result["report"]).parent / "events.jsonl")
+def read_costs(result: dict[str, Any], costs: Path | None = None) -> list[list[dict[str, float]]]:
+    """Return the costs of the steps of this run, and the costs recorded with the artifacts."""
+    events = _read_documents(Path(result["report"]).parent / "events.jsonl")
     steps = [e for e in events if e["event"] == "finished" and e["stage"] != "report"]
-    made = [(costs or Path(p).parent / "costs") / f"{Path(p).name}.json" for p in result["artifacts"].values() if p]
-    return [steps, [json.loads(path.read_text()) for path in made]]
+    paths = [(costs or Path(p).parent / "costs") / f"{Path(p).name}.json" for p in result["artifacts"].values() if p]
+    return [steps, [json.loads(path.read_text()) for path in paths]]
 
 
-def test_a_number_that_no_artifact_has_would_be_noticed(first: dict[str, Any], project: Path, page: Path, tmp_path: Path) -> None:
+def test_number_without_an_artifact_is_detected(
+    first: dict[str, Any], project: Path, page: Path, tmp_path: Path
+) -> None:
     forged = tmp_path / "report.html"
     forged.write_text(page.read_text().replace("</h1>", " with 98,765 rows</h1>"))
-    found = unfounded(forged, truth(first, project, project / "costs"), costs_of(first, project / "costs"))
-    assert len(found) == 1
-    assert "98,765" in found[0]
+    unsupported = find_unsupported_texts(
+        forged, collect_values(first, project, project / "costs"), read_costs(first, project / "costs")
+    )
+    assert len(unsupported) == 1
+    assert "98,765" in unsupported[0]
 
 
-def test_the_figures_stand_where_they_belong(first: dict[str, Any], page: Path) -> None:
-    said = texts(page)
-    loss = json.loads((Path(first["artifacts"]["evaluation"]) / "evaluation.json").read_text())["metrics"]["held_out"]["loss"]
-    rows = artifacts.read(Path(first["artifacts"]["dataset"])).manifest.summary["rows"]
-    tuned = artifacts.read(Path(first["artifacts"]["model"])).manifest.summary
-    proof = artifacts.read(Path(first["artifacts"]["repository"])).manifest.summary["proof"]
+def test_figures_are_in_their_sections(first: dict[str, Any], page: Path) -> None:
+    texts = read_texts(page)
+    loss = json.loads((Path(first["artifacts"]["evaluation"]) / "evaluation.json").read_text())["metrics"]["held_out"][
+        "loss"
+    ]
+    rows = artifact_folder.read(Path(first["artifacts"]["dataset"])).manifest.summary["rows"]
+    tuned = artifact_folder.read(Path(first["artifacts"]["model"])).manifest.summary
+    proof = artifact_folder.read(Path(first["artifacts"]["repository"])).manifest.summary["proof"]
     for title, value in {
         "held-out loss of the base": loss["base"],
         "held-out loss of the candidate": loss["candidate"],
@@ -144,23 +175,23 @@ def test_the_figures_stand_where_they_belong(first: dict[str, Any], page: Path) 
         "golden prompts": proof["golden_prompts"],
         "matched": proof["matched"],
     }.items():
-        assert said[said.index(title) - 1] == report.show(value), title
-    assert f"rows in {rows['in']:,}" in said
-    assert f"kept {rows['kept']:,}" in said
-    assert said[said.index("aliases") - 1] == "candidate, challenger, champion"
+        assert texts[texts.index(title) - 1] == html_report.format_value(value), title
+    assert f"rows in {rows['in']:,}" in texts
+    assert f"kept {rows['kept']:,}" in texts
+    assert texts[texts.index("aliases") - 1] == "candidate, challenger, champion"
 
 
-def test_lineage_on_the_page_goes_from_the_version_to_the_raw_file(first: dict[str, Any], page: Path) -> None:
-    said = texts(page)
-    raw = artifacts.read(Path(first["artifacts"]["dataset"])).manifest.inputs[0]
+def test_page_lineage_links_the_version_to_the_raw_file(first: dict[str, Any], page: Path) -> None:
+    texts = read_texts(page)
+    raw = artifact_folder.read(Path(first["artifacts"]["dataset"])).manifest.inputs[0]
     links = ["registered version", "Triton package", "tuned model", "dataset", "raw file"]
-    places = [max(i for i, text in enumerate(said) if text == link) for link in links]
-    assert places == sorted(places), "each link stands below the one it was made into"
-    assert said[places[1] + 1] == Path(first["artifacts"]["repository"]).name
-    assert said[places[4] + 1] == raw.content_sha256
+    positions = [max(i for i, text in enumerate(texts) if text == link) for link in links]
+    assert positions == sorted(positions), "the links are not in the order of the chain"
+    assert texts[positions[1] + 1] == Path(first["artifacts"]["repository"]).name
+    assert texts[positions[4] + 1] == raw.content_sha256
 
 
-def test_the_page_needs_no_network_and_runs_no_script(page: Path) -> None:
+def test_page_loads_nothing_and_runs_no_script(page: Path) -> None:
     html = page.read_text()
     assert "<script" not in html
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", html), "nothing is loaded from elsewhere"
@@ -168,53 +199,61 @@ def test_the_page_needs_no_network_and_runs_no_script(page: Path) -> None:
     assert "@import" not in html
 
 
-def test_the_page_is_with_the_mlflow_run_and_an_html_artifact_of_the_pipeline(first: dict[str, Any], page: Path) -> None:
+def test_page_is_stored_in_mlflow_and_as_a_pipeline_artifact(first: dict[str, Any], page: Path) -> None:
     import mlflow
 
     client = mlflow.MlflowClient(first["mlflow"]["tracking_uri"])
     names = {file.path for file in client.list_artifacts(first["mlflow"]["run_id"])}
     assert {"report.html", "report.json"} <= names
-    shown = [path for path in page.parent.glob("kfp/**/page*") if path.is_file()]
-    assert [path.read_bytes() for path in shown] == [page.read_bytes()]
+    page_files = [path for path in page.parent.glob("kfp/**/page*") if path.is_file()]
+    assert [path.read_bytes() for path in page_files] == [page.read_bytes()]
 
 
 @pytest.mark.long
-def test_a_run_from_the_cache_says_what_its_artifacts_cost_when_they_were_made(first: dict[str, Any], project: Path) -> None:
-    again = run(project, "wd")
-    said = texts(Path(again["report"]))
-    assert again["verdict"] == "unchanged"
-    assert "This very model was in service before the run, so nothing moved." in said
-    assert said.count("from the cache; cost when it was made") == 4
-    assert unfounded(Path(again["report"]), truth(again, project), costs_of(again)) == []
+def test_cached_run_reports_the_original_cost(first: dict[str, Any], project: Path) -> None:
+    second = run(project, "wd")
+    texts = read_texts(Path(second["report"]))
+    assert second["verdict"] == "unchanged"
+    assert "The model was already the champion before this run; no alias moved." in texts
+    assert texts.count("cached; cost of the original run") == 4
+    assert find_unsupported_texts(Path(second["report"]), collect_values(second, project), read_costs(second)) == []
 
 
 @pytest.mark.long
-def test_a_refused_candidate_has_a_page_that_says_why(first: dict[str, Any], project: Path) -> None:
+def test_report_of_a_refused_candidate_has_the_reason(first: dict[str, Any], project: Path) -> None:
     refused = run(project, "wd", "--set", "fine_tuning.learning_rate=1e-6")
-    said = texts(Path(refused["report"]))
+    texts = read_texts(Path(refused["report"]))
     assert refused["verdict"] == "refused"
-    assert said[said.index("verdict") - 1] == "refused"
-    assert "A candidate that was refused is not packaged." in said
+    assert texts[texts.index("verdict") - 1] == "refused"
+    assert "The candidate was refused; only accepted candidates are packaged." in texts
     reasons = json.loads((Path(refused["artifacts"]["evaluation"]) / "evaluation.json").read_text())["reasons"]
-    assert set(reasons) <= set(said)
-    assert unfounded(Path(refused["report"]), truth(refused, project), costs_of(refused)) == []
+    assert set(reasons) <= set(texts)
+    assert find_unsupported_texts(Path(refused["report"]), collect_values(refused, project), read_costs(refused)) == []
 
 
-def test_on_a_cluster_the_page_claims_no_more_than_what_making_the_artifacts_cost(first: dict[str, Any], project: Path) -> None:
+def test_report_on_a_cluster_has_only_the_cost_of_the_artifacts(first: dict[str, Any], project: Path) -> None:
     digests = {kind: Path(path).name for kind, path in first["artifacts"].items()}
     registered = {"name": "tiny-helper", "version": "1", "aliases": ["candidate"], "moved": None}
     version = {"tag": "dataset-v1", "rev": "1" * 40, "md5": "2" * 32, "uri": "dvc://data"}
-    record = evidence.gather(project / "wd" / "store", digests, version, registered)
+    record = report_data.collect_report_data(project / "wd" / "store", digests, version, registered)
     path = project / "cluster.html"
-    path.write_text(rendered.render(record))
-    said = texts(path)
-    assert "a run on a cluster" in said
-    assert said.count("cost when it was made") == 4
-    assert not any("from the cache" in text or "all steps of this run" in text for text in said)
+    path.write_text(report_page.render_report(record))
+    texts = read_texts(path)
+    assert "a run on a cluster" in texts
+    assert texts.count("recorded cost") == 4
+    assert not any("cached;" in text or "all steps of this run" in text for text in texts)
 
 
-def test_a_torn_event_is_passed_over(tmp_path: Path) -> None:
-    whole = {"time": 1.0, "stage": "resolve", "event": "finished", "cached": False, "seconds": 1.0, "cpu_seconds": 2.0, "gpu_seconds": 0.0}
-    assert progress.event_in(json.dumps(whole)) == whole
-    assert progress.event_in(json.dumps(whole)[:40]) is None
-    assert progress.event_in("7") is None
+def test_truncated_event_is_skipped(tmp_path: Path) -> None:
+    event = {
+        "time": 1.0,
+        "stage": "resolve",
+        "event": "finished",
+        "cached": False,
+        "seconds": 1.0,
+        "cpu_seconds": 2.0,
+        "gpu_seconds": 0.0,
+    }
+    assert reporters.parse_event(json.dumps(event)) == event
+    assert reporters.parse_event(json.dumps(event)[:40]) is None
+    assert reporters.parse_event("7") is None

@@ -1,4 +1,4 @@
-"""One run at a time in a workdir, a killed one is recognised, and a stopped one leaves nothing behind."""
+"""Run folders: the workdir's lock, detection of killed runs, and cancellation."""
 
 from __future__ import annotations
 
@@ -15,31 +15,37 @@ from typing import Any
 
 import pytest
 
-from components.common import liveness, process
-from components.common.errors import UsageError
-from components.common.places import Workdir
-from pipelines import runs
-from tests.pipelines.processes import hear_interrupts, left_of, mark
+from components.common.runtime import process_control
+from components.common.runtime.errors import UsageError
+from components.common.workspace import liveness
+from components.common.workspace.artifact_store import Workdir
+from pipelines.runs import run_folder
+from tests.pipelines.processes import hear_interrupts, left_of, marker_variable
 
 
-def test_a_second_run_in_a_workdir_is_refused_with_the_process_that_holds_it(tmp_path: Path) -> None:
-    hold = (
-        "import sys, time; from pathlib import Path; from components.common.places import Workdir; from pipelines import runs\n"
-        "with runs.exclusive(Workdir(Path(sys.argv[1]))): print('held', flush=True); time.sleep(60)"
+def test_second_run_in_a_workdir_is_refused(tmp_path: Path) -> None:
+    lock_script = (
+        "import sys, time; from pathlib import Path; from components.common.workspace.artifact_store import Workdir; from pipelines.runs import run_folder\n"
+        "with run_folder.lock_workdir(Workdir(Path(sys.argv[1]))): print('held', flush=True); time.sleep(60)"
     )
     root = Path(__file__).parents[2]
-    environment = process.python_environment(PYTHONPATH=str(root))
-    child = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment)
+    environment = process_control.build_python_environment(PYTHONPATH=str(root))
+    child = subprocess.Popen(
+        [sys.executable, "-c", lock_script, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+    )
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match=f"another run \\(process {child.pid}\\)") as error, runs.exclusive(Workdir(tmp_path)):
+        with (
+            pytest.raises(UsageError, match=f"another run \\(process {child.pid}\\)") as error,
+            run_folder.lock_workdir(Workdir(tmp_path)),
+        ):
             pass
         assert "--workdir" in error.value.hint
         child.kill()
         while Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
             time.sleep(0.01)
-        with runs.exclusive(Workdir(tmp_path)):  # killed, and not yet waited for: a zombie holds nothing
+        with run_folder.lock_workdir(Workdir(tmp_path)):  # a zombie holds no lock
             assert (tmp_path / "lock.json").exists()
     finally:
         child.kill()
@@ -47,56 +53,66 @@ def test_a_second_run_in_a_workdir_is_refused_with_the_process_that_holds_it(tmp
     assert not (tmp_path / "lock.json").exists()
 
 
-HERE = f'"where": "{liveness.where()}"'
+HOST_FIELD = f'"where": "{liveness.identify_host()}"'
 
 
 @pytest.mark.parametrize(
-    "left",
-    [f'{{"pid": 1, "process_started": 0.0, {HERE}}}', "", "{", f'{{"pid": 4194303, "process_started": 1.0, {HERE}}}'],
+    "content",
+    [
+        f'{{"pid": 1, "process_started": 0.0, {HOST_FIELD}}}',
+        "",
+        "{",
+        f'{{"pid": 4194303, "process_started": 1.0, {HOST_FIELD}}}',
+    ],
     ids=["of-another-process", "empty", "torn", "of-a-dead-process"],
 )
-def test_a_lock_that_a_dead_process_left_is_taken_over(tmp_path: Path, left: str) -> None:
-    (tmp_path / "lock.json").write_text(left)
-    with runs.exclusive(Workdir(tmp_path)):
+def test_lock_of_a_dead_process_is_replaced(tmp_path: Path, content: str) -> None:
+    (tmp_path / "lock.json").write_text(content)
+    with run_folder.lock_workdir(Workdir(tmp_path)):
         assert json.loads((tmp_path / "lock.json").read_text())["pid"] > 0
 
 
-def test_a_run_on_another_machine_holds_the_workdir_while_it_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_keeps_the_lock_of_a_run_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work, lock = Workdir(tmp_path), tmp_path / "lock.json"
-    with monkeypatch.context() as there:
-        there.setattr(liveness, "where", lambda: "node7-0a1b2c3d")
-        there.setattr(runs, "_alive", lambda pid, started: None)
-        there.setattr(liveness, "BEAT", 0.02)
-        with runs.exclusive(work):
-            run = runs.new_run(work)
+    with monkeypatch.context() as patch:
+        patch.setattr(liveness, "identify_host", lambda: "node7-0a1b2c3d")
+        patch.setattr(run_folder, "_find_process", lambda pid, started: None)
+        patch.setattr(liveness, "HEARTBEAT_INTERVAL_SECONDS", 0.02)
+        with run_folder.lock_workdir(work):
+            run = run_folder.create_run(work)
             os.utime(lock, (0, 0))
             while time.time() - lock.stat().st_mtime > 100:
                 time.sleep(0.01)
-            kept = lock.read_text()
-    lock.write_text(kept)
-    with pytest.raises(UsageError, match=rf"another run \(process {os.getpid()} on node7-0a1b2c3d, \d+ seconds after") as error:
-        runs._take(lock)
-    assert "this works 120 seconds after its last sign of life" in error.value.hint
+            content = lock.read_text()
+    lock.write_text(content)
+    with (
+        pytest.raises(
+            UsageError, match=rf"another run \(process {os.getpid()} on node7-0a1b2c3d, last heartbeat \d+ seconds ago"
+        ) as error,
+        run_folder.lock_workdir(work),
+    ):
+        pass
+    assert "expires 120 seconds after its last heartbeat" in error.value.hint
     assert run.state == "running"
-    with pytest.raises(UsageError, match="runs on node7-0a1b2c3d, and is cancelled there"):
-        runs.cancel(run, on_wait=print)
+    with pytest.raises(UsageError, match="runs on node7-0a1b2c3d, not on this machine"):
+        run_folder.cancel_run(run, on_wait=print)
     os.utime(lock, (time.time() - 130,) * 2)
     assert run.state == "killed"
-    with runs.exclusive(work):
-        assert json.loads(lock.read_text())["where"] == liveness.where()
+    with run_folder.lock_workdir(work):
+        assert json.loads(lock.read_text())["where"] == liveness.identify_host()
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-# A run without kfp: its step traps SIGTERM for as many seconds as it is told, and so does the step's own child.
-STAND_IN = """
+# A run without kfp: its step takes the given number of seconds to stop.
+RUN_SCRIPT = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from components.common import process
-from components.common.places import Workdir
-from pipelines import runs
+from components.common.runtime import process_control
+from components.common.workspace.artifact_store import Workdir
+from pipelines.runs import run_folder
 
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-process.adopt_orphans()
+process_control.adopt_orphans()
 workdir, seconds = Workdir(Path(sys.argv[1])), sys.argv[2]
 step = '''import signal, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
@@ -110,88 +126,98 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 print("working", flush=True)
 time.sleep(300)
 '''
-with runs.exclusive(workdir):
-    run = runs.new_run(workdir)
+with run_folder.lock_workdir(workdir):
+    run = run_folder.create_run(workdir)
     shell = ["sh", "-c", '"$@" & wait', "sh", sys.executable, "-c", step, "kfp.dsl.executor_main", seconds]
     try:
         child = subprocess.Popen(shell)
         child.wait()
     except KeyboardInterrupt:
-        error = runs.stop_steps(run)
-        run.write(status="interrupted", error=runs.told(error))
+        error = run_folder.stop_steps(run)
+        run.update(status="interrupted", error=run_folder.describe_error(error))
         print(error.message, flush=True)
         sys.exit(75)
 """
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path) -> Iterator[Callable[[float], subprocess.Popen[str]]]:
-    """Starts a run whose step takes so many seconds to stop; returns when the step is at work."""
+def start_run(tmp_path: Path) -> Iterator[Callable[[float], subprocess.Popen[str]]]:
+    """Return a function that starts a run whose step takes the given seconds to stop, and waits until the step works."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(seconds: float) -> subprocess.Popen[str]:
-        environment = process.python_environment(PYTHONPATH=str(Path(__file__).parents[2]), **{mark(tmp_path): "1"})
-        command = [sys.executable, "-c", STAND_IN, str(tmp_path), str(seconds)]
+    def start(seconds: float) -> subprocess.Popen[str]:
+        environment = process_control.build_python_environment(
+            PYTHONPATH=str(Path(__file__).parents[2]), **{marker_variable(tmp_path): "1"}
+        )
+        command = [sys.executable, "-c", RUN_SCRIPT, str(tmp_path), str(seconds)]
         options: dict[str, Any] = {"env": environment, "stdout": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, **options, start_new_session=True, preexec_fn=hear_interrupts))
         assert started[-1].stdout is not None
         assert started[-1].stdout.readline() == "working\n"
         return started[-1]
 
-    yield begin
+    yield start
     for child in started:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
 
-def test_cancelling_waits_until_the_step_has_saved_and_everything_is_gone(
-    tmp_path: Path, stand_in: Callable[[float], subprocess.Popen[str]]
+def test_cancel_waits_for_the_step_and_all_processes(
+    tmp_path: Path, start_run: Callable[[float], subprocess.Popen[str]]
 ) -> None:
-    child = stand_in(1.0)
-    run = runs.find(Workdir(tmp_path), "latest")
+    child = start_run(1.0)
+    run = run_folder.find_run(Workdir(tmp_path), "latest")
     assert run.state == "running"
-    waited: list[float] = []
-    runs.cancel(run, on_wait=waited.append)
-    assert waited
+    waits: list[float] = []
+    run_folder.cancel_run(run, on_wait=waits.append)
+    assert waits
     assert left_of(tmp_path) == []
-    assert (run.state, child.communicate()[0], child.returncode) == ("interrupted", "saved\nthe run was interrupted\n", 75)
-    with pytest.raises(UsageError, match="is not running: it is interrupted"):
-        runs.cancel(run, on_wait=waited.append)
+    assert (run.state, child.communicate()[0], child.returncode) == (
+        "interrupted",
+        "saved\nthe run was interrupted\n",
+        75,
+    )
+    with pytest.raises(UsageError, match="is not running; its state is interrupted"):
+        run_folder.cancel_run(run, on_wait=waits.append)
     assert not (tmp_path / "lock.json").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_everything_at_once(
-    tmp_path: Path, stand_in: Callable[[float], subprocess.Popen[str]], number: signal.Signals
+def test_second_signal_kills_all_processes(
+    tmp_path: Path, start_run: Callable[[float], subprocess.Popen[str]], number: signal.Signals
 ) -> None:
-    child = stand_in(300.0)
-    run = runs.find(Workdir(tmp_path), "latest")
-    os.killpg(child.pid, signal.SIGINT)  # the shell between run and step ends too, and the step is the run's to end
+    child = start_run(300.0)
+    run = run_folder.find_run(Workdir(tmp_path), "latest")
+    os.killpg(child.pid, signal.SIGINT)  # the shell between run and step ends too; the run must end the step
     while "stopping" not in run.read():
         time.sleep(0.02)
     time.sleep(0.5)
     child.send_signal(number)
-    assert child.communicate(timeout=120)[0] == "the run was ended at once, before it had saved its last steps\n"
+    assert child.communicate(timeout=120)[0] == "the run was killed before it saved its last steps\n"
     assert left_of(tmp_path) == []
     assert (run.state, child.returncode) == ("interrupted", 75)
-    assert run.read()["error"]["hint"] == "Run the same command again: it goes on from where it stopped."
+    assert run.read()["error"]["hint"] == "Run the same command again to resume."
 
 
-def test_drafts_of_locks_that_killed_processes_left_are_swept(tmp_path: Path) -> None:
-    (tmp_path / f".lock.{liveness.where()}.4194303-1.0a1b2c3d").write_text("{")
-    (tmp_path / f".dead-lock.{liveness.where()}.4194303-1.0a1b2c3d").write_text("{")
-    kept = [".lock.notes", f".lock.{liveness.where()}.{liveness.name(os.getppid())}.0a1b2c3d", ".lock.node7-0a1b2c3d.1-1.0a1b2c3d"]
-    for name in kept:
+def test_lock_drafts_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    (tmp_path / f".lock.{liveness.identify_host()}.4194303-1.0a1b2c3d").write_text("{")
+    (tmp_path / f".stale-lock.{liveness.identify_host()}.4194303-1.0a1b2c3d").write_text("{")
+    kept_names = [
+        ".lock.notes",
+        f".lock.{liveness.identify_host()}.{liveness.identify_process(os.getppid())}.0a1b2c3d",
+        ".lock.node7-0a1b2c3d.1-1.0a1b2c3d",
+    ]
+    for name in kept_names:
         (tmp_path / name).write_text("{}")
-    with runs.exclusive(Workdir(tmp_path)):
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "lock.json"])
+    with run_folder.lock_workdir(Workdir(tmp_path)):
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept_names, "lock.json"])
 
 
-def test_a_run_that_was_stopped_for_so_long_that_another_took_its_lock_leaves_that_in_place(tmp_path: Path) -> None:
+def test_suspended_run_does_not_remove_the_lock_of_another_run(tmp_path: Path) -> None:
     lock = tmp_path / "lock.json"
-    with runs.exclusive(Workdir(tmp_path)):
-        anothers = json.dumps({"pid": 7, "process_started": 1.0, "where": "node7-0a1b2c3d", "token": "0a1b2c3d"})
-        lock.write_text(anothers)
-    assert lock.read_text() == anothers
+    with run_folder.lock_workdir(Workdir(tmp_path)):
+        other_content = json.dumps({"pid": 7, "process_started": 1.0, "where": "node7-0a1b2c3d", "token": "0a1b2c3d"})
+        lock.write_text(other_content)
+    assert lock.read_text() == other_content
     assert [path.name for path in tmp_path.iterdir()] == ["lock.json"]

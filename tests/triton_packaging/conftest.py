@@ -1,4 +1,4 @@
-"""Models to package, small and real, and one package proven for the whole module of tests."""
+"""Tiny models with and without adapters, one proven package and the server that serves it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from components.common import artifacts, models
-from components.common.artifacts import Artifact
-from components.common.models import Model
-from components.common.progress import Silent
+from components.common.artifacts import artifact_folder
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.models import model_loading
+from components.common.models.model_loading import LoadableModel
+from components.common.runtime.reporters import SilentReporter
 from components.triton_packaging.config import TritonPackagingConfig
-from components.triton_packaging.server import Server, running_server
 from components.triton_packaging.stage import package
+from components.triton_packaging.triton_server import Server, running_server
 from tests.tiny import tiny_model
 
-CAPACITY = 24  # requests the served model takes: 16 computed together and 8 waiting
+MAX_REQUESTS = 24  # concurrent requests of the served model: 16 in the batch and 8 in the queue
 PROMPTS = ["What is a list?", "Name the fox.", "Grüße, 你好", "0123456789"]
 
 
@@ -29,19 +30,19 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_base(tiny_folder: Path) -> Model:
+def base_model(tiny_folder: Path) -> LoadableModel:
     """The tiny base model."""
-    return models.open_model(tiny_folder)
+    return model_loading.open_model(tiny_folder)
 
 
 @pytest.fixture(scope="session")
-def tiny_adapted(tiny_base: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def adapted_model(base_model: LoadableModel, tmp_path_factory: pytest.TempPathFactory) -> LoadableModel:
     """The tiny model with a random LoRA adapter that changes its answers, as a finished model artifact."""
-    return models.from_artifact(publish_adapter(tiny_base, tmp_path_factory.mktemp("adapter") / "model"))
+    return model_loading.open_model_artifact(publish_adapter(base_model, tmp_path_factory.mktemp("adapter") / "model"))
 
 
-def publish_adapter(base: Model, folder: Path, peft_type: str = "LORA", seed: int = 1, **lora: Any) -> Artifact:
-    """A model artifact with a random adapter on `base`, made from a dataset that only exists by name."""
+def publish_adapter(base: LoadableModel, folder: Path, peft_type: str = "LORA", seed: int = 1, **lora: Any) -> Artifact:
+    """Publish a model artifact with a random adapter on `base`. The recorded dataset does not exist."""
     import torch
     from peft import LoraConfig, PromptEncoderConfig, get_peft_model
 
@@ -49,56 +50,73 @@ def publish_adapter(base: Model, folder: Path, peft_type: str = "LORA", seed: in
         torch.manual_seed(seed)
         config = (
             LoraConfig(
-                **{"r": 4, "lora_alpha": 16, "target_modules": "all-linear", "init_lora_weights": False, "task_type": "CAUSAL_LM", **lora}
+                **{
+                    "r": 4,
+                    "lora_alpha": 16,
+                    "target_modules": "all-linear",
+                    "init_lora_weights": False,
+                    "task_type": "CAUSAL_LM",
+                    **lora,
+                }
             )
             if peft_type == "LORA"
             else PromptEncoderConfig(num_virtual_tokens=4, encoder_hidden_size=16, task_type="CAUSAL_LM")
         )
-        get_peft_model(models.load(base), config).save_pretrained(folder)
-    models.load_tokenizer(base.tokenizer).save_pretrained(folder)
-    dataset = artifacts.Input(kind="dataset", content_sha256="d" * 64, uri="store:" + "d" * 64)
-    return artifacts.publish(
-        folder, "model", payload=lambda p: bool(models.MODEL_FILES.fullmatch(p)),
+        get_peft_model(model_loading.load_model(base), config).save_pretrained(folder)
+    model_loading.load_tokenizer(base.tokenizer).save_pretrained(folder)
+    dataset = artifact_folder.ArtifactInput(kind="dataset", content_sha256="d" * 64, uri="store:" + "d" * 64)
+    return artifact_folder.publish(
+        folder, "model", payload=lambda p: bool(model_loading.MODEL_FILE_PATTERN.fullmatch(p)),
         inputs=[base.base.as_input(), dataset], config={}, seed=0, key="k", summary={},
     )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
-def tiny_other(tiny_base: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """Another random LoRA adapter over the same tiny model."""
-    return models.from_artifact(publish_adapter(tiny_base, tmp_path_factory.mktemp("other") / "model", seed=2, r=12))
+def second_adapter(base_model: LoadableModel, tmp_path_factory: pytest.TempPathFactory) -> LoadableModel:
+    """The tiny model with another random LoRA adapter."""
+    return model_loading.open_model_artifact(
+        publish_adapter(base_model, tmp_path_factory.mktemp("other") / "model", seed=2, r=12)
+    )
 
 
 @pytest.fixture(scope="session")
-def tiny_prompted(tiny_base: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """The tiny model with four virtual tokens before every prompt (p-tuning)."""
-    return models.from_artifact(publish_adapter(tiny_base, tmp_path_factory.mktemp("prompted") / "model", "P_TUNING"))
+def p_tuning_model(base_model: LoadableModel, tmp_path_factory: pytest.TempPathFactory) -> LoadableModel:
+    """The tiny model with a p-tuning adapter of four virtual tokens."""
+    return model_loading.open_model_artifact(
+        publish_adapter(base_model, tmp_path_factory.mktemp("prompted") / "model", "P_TUNING")
+    )
 
 
 @pytest.fixture
-def quick() -> TritonPackagingConfig:
-    """A configuration that needs no server."""
+def unproven_config() -> TritonPackagingConfig:
+    """A configuration without the proof, which needs a server."""
     return TritonPackagingConfig(prove=False)
 
 
 @pytest.fixture(scope="session")
-def proven(tiny_adapted: Model, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+def proven_package(adapted_model: LoadableModel, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The adapted tiny model, packaged and proven in a real server."""
     config = TritonPackagingConfig(
-        model_name="tiny", golden_prompts=PROMPTS, golden_max_tokens=12, max_tokens=1000, max_queue=CAPACITY - 16
+        model_name="tiny", golden_prompts=PROMPTS, golden_max_tokens=12, max_tokens=1000, max_queue=MAX_REQUESTS - 16
     )
-    return package(tiny_adapted, tmp_path_factory.mktemp("package") / "repository", config, seed=1, reporter=Silent())
+    return package(
+        adapted_model, tmp_path_factory.mktemp("package") / "repository", config, seed=1, reporter=SilentReporter()
+    )
 
 
 @pytest.fixture(scope="session")
-def served(proven: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real server with the proven package."""
-    with running_server(proven.path, models=["tiny", "tiny_stream"], log=tmp_path_factory.mktemp("served") / "triton.log") as server:
+def server(proven_package: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real Triton server with the proven package."""
+    with running_server(
+        proven_package.path, models=["tiny", "tiny_stream"], log=tmp_path_factory.mktemp("served") / "triton.log"
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def golden(proven: Artifact) -> list[dict[str, str]]:
+def golden_answers(proven_package: Artifact) -> list[dict[str, str]]:
     """The golden prompts and their proven answers."""
-    answers: list[dict[str, str]] = json.loads((proven.path / "proof.json").read_text(encoding="utf-8"))["answers"]
+    answers: list[dict[str, str]] = json.loads((proven_package.path / "proof.json").read_text(encoding="utf-8"))[
+        "answers"
+    ]
     return answers

@@ -1,4 +1,7 @@
-"""Attached adapters, virtual tokens and referenced weights in our python backend, in a real server."""
+"""Attached adapters, virtual tokens and referenced weights in the Python backend of a real Triton server.
+
+The tests marked `long` prove further forms of adapters, each with its own server start.
+"""
 
 from __future__ import annotations
 
@@ -7,63 +10,68 @@ from typing import Any
 
 import pytest
 
-from components.common import models
-from components.common.models import Model
-from components.common.progress import Silent
+from components.common.models import model_loading
+from components.common.models.model_loading import LoadableModel
+from components.common.runtime.reporters import SilentReporter
 from components.triton_packaging.config import TritonPackagingConfig
-from components.triton_packaging.server import ModelLoadError, running_server
 from components.triton_packaging.stage import package, write_repository
+from components.triton_packaging.triton_server import ModelLoadError, running_server
 from tests.tiny import tiny_model
-from tests.triton_packaging.clients import by_transformers, over_grpc, streamed
+from tests.triton_packaging.triton_clients import generate_with_transformers, infer_grpc, stream_grpc
 
 pytestmark = pytest.mark.triton
 
 PROMPTS = ["What is a list?", "Name the fox."]
 
 
-def proven(model: Model, output: Path, **settings: Any) -> Any:
+def prove_package(model: LoadableModel, output: Path, **settings: Any) -> Any:
     config = TritonPackagingConfig(golden_prompts=PROMPTS, golden_max_tokens=12, **settings)
-    return package(model, output, config, seed=1, reporter=Silent())
+    return package(model, output, config, seed=1, reporter=SilentReporter())
 
 
-def test_an_attached_adapter_is_proven_and_its_requests_are_computed_together(tiny_adapted: Model, tmp_path: Path) -> None:
-    made = proven(tiny_adapted, tmp_path / "out", adapter="attached")
-    assert made.manifest.summary["proof"]["matched"] == 2
-    with running_server(made.path, log=tmp_path / "log") as server:
-        assert over_grpc(server, "tuneline", text_input="Name the fox.", max_tokens=24)["text_output"] == by_transformers(
-            tiny_adapted, "Name the fox.", 24
-        )
+def test_attached_adapter_is_proven_and_batched(adapted_model: LoadableModel, tmp_path: Path) -> None:
+    artifact = prove_package(adapted_model, tmp_path / "out", adapter="attached")
+    assert artifact.manifest.summary["proof"]["matched"] == 2
+    with running_server(artifact.path, log=tmp_path / "log") as server:
+        assert infer_grpc(server, "tuneline", text_input="Name the fox.", max_tokens=24)[
+            "text_output"
+        ] == generate_with_transformers(adapted_model, "Name the fox.", 24)
     assert "one by one" not in (tmp_path / "log").read_text()
 
 
-def test_virtual_tokens_are_proven_and_answered_one_by_one(tiny_prompted: Model, tmp_path: Path) -> None:
-    made = proven(tiny_prompted, tmp_path / "out", max_prompt_tokens=3000)
-    assert made.manifest.summary["proof"]["matched"] == 2
-    with running_server(made.path, log=tmp_path / "log") as server:
-        text = by_transformers(tiny_prompted, "Name the fox.", 24)
-        assert streamed(server, "tuneline_stream", text_input="Name the fox.", max_tokens=24).text == text
+@pytest.mark.long
+def test_virtual_tokens_are_proven_and_answered_sequentially(p_tuning_model: LoadableModel, tmp_path: Path) -> None:
+    artifact = prove_package(p_tuning_model, tmp_path / "out", max_prompt_tokens=3000)
+    assert artifact.manifest.summary["proof"]["matched"] == 2
+    with running_server(artifact.path, log=tmp_path / "log") as server:
+        text = generate_with_transformers(p_tuning_model, "Name the fox.", 24)
+        assert stream_grpc(server, "tuneline_stream", text_input="Name the fox.", max_tokens=24).text == text
         sampled = {"text_input": "Name the fox.", "max_tokens": 8, "temperature": 1.0, "seed": 3}
-        assert over_grpc(server, "tuneline", **sampled) == over_grpc(server, "tuneline", **sampled)
-        with pytest.raises(Exception, match="at most 2043 are allowed"):  # 2048, less 4 virtual tokens, less one to answer
-            over_grpc(server, "tuneline", text_input="list " * 3000, max_tokens=1)
-        longest = over_grpc(server, "tuneline", text_input="0 " * 1010, max_tokens=4)
-        assert longest["prompt_tokens"] + 4 <= 2044
-    assert "one by one: its adapter puts virtual tokens before every prompt" in (tmp_path / "log").read_text()
+        assert infer_grpc(server, "tuneline", **sampled) == infer_grpc(server, "tuneline", **sampled)
+        with pytest.raises(
+            Exception, match="at most 2043 are allowed"
+        ):  # 2048 minus 4 virtual tokens and 1 answer token
+            infer_grpc(server, "tuneline", text_input="list " * 3000, max_tokens=1)
+        answer = infer_grpc(server, "tuneline", text_input="0 " * 1010, max_tokens=4)
+        assert answer["prompt_tokens"] + 4 <= 2044
+    assert "one by one: its adapter prepends virtual tokens to every prompt" in (tmp_path / "log").read_text()
 
 
-def test_referenced_weights_are_proven_and_missing_ones_are_told_when_the_model_is_loaded(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_referenced_weights_are_proven_and_damaged_ones_fail_to_load(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base")
-    made = proven(models.open_model(base), tmp_path / "out", weights="referenced")
-    assert made.manifest.summary["proof"]["matched"] == 2
+    artifact = prove_package(model_loading.open_model(base), tmp_path / "out", weights="referenced")
+    assert artifact.manifest.summary["proof"]["matched"] == 2
     (base / "model.safetensors").write_bytes(b"short")
-    said = r"model\.safetensors in .*base, which this package refers to, is missing or of another size"
-    with pytest.raises(ModelLoadError, match=said), running_server(made.path, log=tmp_path / "log"):
+    message = r"refers to model\.safetensors in .*base, which has 5 bytes; expected"
+    with pytest.raises(ModelLoadError, match=message), running_server(artifact.path, log=tmp_path / "log"):
         pass
 
 
-def test_an_attached_adapter_beside_referenced_base_weights_answers(tiny_adapted: Model, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_attached_adapter_with_referenced_base_weights_answers(adapted_model: LoadableModel, tmp_path: Path) -> None:
     config = TritonPackagingConfig(weights="referenced", adapter="attached")
-    write_repository(tiny_adapted, tmp_path / "out", config, "float32")
+    write_repository(adapted_model, tmp_path / "out", config, "float32")
     with running_server(tmp_path / "out", log=tmp_path / "log") as server:
-        answer = over_grpc(server, "tuneline", text_input=PROMPTS[0], max_tokens=12)
-    assert answer["text_output"] == by_transformers(tiny_adapted, PROMPTS[0], 12)
+        answer = infer_grpc(server, "tuneline", text_input=PROMPTS[0], max_tokens=12)
+    assert answer["text_output"] == generate_with_transformers(adapted_model, PROMPTS[0], 12)

@@ -1,4 +1,4 @@
-"""The real Triton server with more requests than it takes, with cancelled ones, and with requests that make no sense."""
+"""The real Triton server under overload, with cancelled requests and with malformed requests."""
 
 from __future__ import annotations
 
@@ -17,43 +17,46 @@ import pytest
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
-from components.common import models
-from components.common.models import Model
-from components.triton_packaging import pbtxt
+from components.common.models import model_loading
+from components.common.models.model_loading import LoadableModel
+from components.triton_packaging import triton_config
 from components.triton_packaging.config import TritonPackagingConfig
-from components.triton_packaging.server import Server, running_server
 from components.triton_packaging.stage import write_repository
+from components.triton_packaging.triton_server import Server, running_server
 from tests.tiny import tiny_model
-from tests.triton_packaging.clients import (
-    Came,
-    by_transformers,
-    infer,
+from tests.triton_packaging.conftest import MAX_REQUESTS
+from tests.triton_packaging.triton_clients import (
+    ResponseQueue,
+    build_infer_body,
+    build_tensors,
+    build_text_tensor,
+    generate_with_transformers,
+    infer_grpc,
     open_stream,
-    over_grpc,
     post,
-    streamed,
-    tensors,
-    text,
+    stream_grpc,
 )
-from tests.triton_packaging.conftest import CAPACITY
 
 pytestmark = pytest.mark.triton
 
-LONG = {"text_input": "Name the fox.", "max_tokens": 64}
-# This answer, drawn from the best token alone, does not end by itself: as many as the model takes keep it busy for longer than SOON.
-SLOW = {"text_input": "Name the fox.", "max_tokens": 1000, "temperature": 1.0, "top_k": 1}
-SOON = 4.0
+LONG_REQUEST = {"text_input": "Name the fox.", "max_tokens": 64}
+# The answer, greedy by top_k, reaches max_tokens: a full queue of such requests takes longer than SLOT_RELEASE_SECONDS.
+SLOW_REQUEST = {"text_input": "Name the fox.", "max_tokens": 1000, "temperature": 1.0, "top_k": 1}
+SLOT_RELEASE_SECONDS = 4.0
 
 
 @contextmanager
-def full(server: Server) -> Iterator[Callable[[], None]]:
-    """A model that has as many slow streams as it takes: as many again were refused. And how to cancel them all."""
+def saturate(server: Server) -> Iterator[Callable[[], None]]:
+    """Open twice as many slow streams as the model accepts and wait for the rejections. Yield a function that cancels all."""
     with ExitStack() as stack:
-        came = Came()
-        streams = [stack.enter_context(open_stream(server, "tiny_stream", came, **SLOW)) for _ in range(2 * CAPACITY)]
-        refused = 0
-        while refused < CAPACITY:
-            refused += came.get(timeout=60)[1] is not None
+        responses = ResponseQueue()
+        streams = [
+            stack.enter_context(open_stream(server, "tiny_stream", responses, **SLOW_REQUEST))
+            for _ in range(2 * MAX_REQUESTS)
+        ]
+        rejected = 0
+        while rejected < MAX_REQUESTS:
+            rejected += responses.get(timeout=60)[1] is not None
 
         def cancel() -> None:
             for client, _ in streams:
@@ -62,112 +65,181 @@ def full(server: Server) -> Iterator[Callable[[], None]]:
         yield cancel
 
 
-def freed(server: Server, seconds: float = SOON) -> bool:
-    """Whether as many requests as there are slots are taken at once within this time. Slow ones would hold theirs for longer."""
-    until = time.monotonic() + seconds
+def wait_for_free_slots(server: Server, seconds: float = SLOT_RELEASE_SECONDS) -> bool:
+    """Return whether all slots accept requests within `seconds`. Slow requests that still run would hold their slots longer."""
+    deadline = time.monotonic() + seconds
     with ThreadPoolExecutor(16) as pool:
-        while time.monotonic() < until:
-            answers = list(pool.map(lambda _: post(server, "tiny/generate", {**LONG, "max_tokens": 1}), range(16)))
+        while time.monotonic() < deadline:
+            answers = list(
+                pool.map(lambda _: post(server, "tiny/generate", {**LONG_REQUEST, "max_tokens": 1}), range(16))
+            )
             if all(status == 200 for status, _ in answers):
                 return True
-            assert all(status == 200 or "which is the most" in answer for status, answer in answers), answers
+            assert all(status == 200 or "queue positions are occupied" in answer for status, answer in answers), answers
     return False
 
 
-def test_a_full_queue_refuses_and_cancelled_streams_free_it_at_once(served: Server) -> None:
-    with full(served) as cancel:
-        with pytest.raises(InferenceServerException, match=f"{CAPACITY} requests are being answered or wait for it") as refused:
-            over_grpc(served, "tiny", **LONG)
-        assert "UNAVAILABLE" in refused.value.status()
-        with pytest.raises(InferenceServerException, match="which is the most; ask again later"):
-            streamed(served, "tiny_stream", **LONG)
+def test_full_queue_rejects_and_cancelled_streams_free_it(server: Server) -> None:
+    with saturate(server) as cancel:
+        with pytest.raises(
+            InferenceServerException, match=f"all {MAX_REQUESTS} slots and queue positions are occupied"
+        ) as error:
+            infer_grpc(server, "tiny", **LONG_REQUEST)
+        assert "UNAVAILABLE" in error.value.status()
+        with pytest.raises(InferenceServerException, match="slots and queue positions are occupied; retry later"):
+            stream_grpc(server, "tiny_stream", **LONG_REQUEST)
         cancel()
-        assert freed(served)
+        assert wait_for_free_slots(server)
 
 
-def test_cancelled_unary_requests_free_their_slots(served: Server) -> None:
+def test_cancelled_unary_requests_free_their_slots(server: Server) -> None:
     results: list[Any] = []
-    with grpc.InferenceServerClient(served.grpc_url) as client:
-        calls = [client.async_infer("tiny", tensors(SLOW), lambda result, error: results.append(error)) for _ in range(2 * CAPACITY)]
-        until = time.monotonic() + 60
-        while len(results) < CAPACITY and time.monotonic() < until:
+    with grpc.InferenceServerClient(server.grpc_url) as client:
+        calls = [
+            client.async_infer("tiny", build_tensors(SLOW_REQUEST), lambda result, error: results.append(error))
+            for _ in range(2 * MAX_REQUESTS)
+        ]
+        deadline = time.monotonic() + 60
+        while len(results) < MAX_REQUESTS and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert sum("UNAVAILABLE" in str(error) for error in results) >= CAPACITY - 4  # a few were answered meanwhile
+        assert (
+            sum("UNAVAILABLE" in str(error) for error in results) >= MAX_REQUESTS - 4
+        )  # a few requests may have finished
         for call in calls:
             call.cancel()
-        assert freed(served)
+        assert wait_for_free_slots(server)
 
 
-def test_a_client_that_hangs_up_a_generate_stream_frees_its_slots(served: Server) -> None:
-    body = json.dumps(SLOW).encode()
+def test_disconnected_generate_stream_client_frees_its_slots(server: Server) -> None:
+    body = json.dumps(SLOW_REQUEST).encode()
     head = f"POST /v2/models/tiny_stream/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with ExitStack() as stack:
-        clients = [stack.enter_context(socket.create_connection((served.host, served.http_port))) for _ in range(2 * CAPACITY)]
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.ports.http)))
+            for _ in range(2 * MAX_REQUESTS)
+        ]
         for client in clients:
             client.sendall(head + body)
-        until = time.monotonic() + 60
-        said = dict.fromkeys(clients, b"")
-        while sum(b"which is the most" in text for text in said.values()) < CAPACITY and time.monotonic() < until:
+        deadline = time.monotonic() + 60
+        responses = dict.fromkeys(clients, b"")
+        while (
+            sum(b"queue positions are occupied" in response for response in responses.values()) < MAX_REQUESTS
+            and time.monotonic() < deadline
+        ):
             for client in select.select(clients, [], [], 1)[0]:
-                said[client] += client.recv(1 << 16)
-        assert sum(b"which is the most" in text for text in said.values()) == CAPACITY, "as many again as are taken are refused"
-    assert freed(served)
+                responses[client] += client.recv(1 << 16)
+        assert sum(b"queue positions are occupied" in response for response in responses.values()) == MAX_REQUESTS, (
+            "as many again as are taken are refused"
+        )
+    assert wait_for_free_slots(server)
 
 
-# The server's own errors for a body that is no JSON, and for one whose values are of the wrong JSON type.
-PARSING = ("failed to parse the request JSON buffer", "Unable to parse")
+# Triton's errors for a body that is not JSON or has values of a wrong JSON type.
+PARSING_ERRORS = ("failed to parse the request JSON buffer", "Unable to parse")
 
 
-def malformed(rng: random.Random) -> tuple[str, bytes]:
-    """A request that is likely to be wrong somewhere: path and body."""
-    values = [None, True, -1, 0, 2**31, 2**64, 1.5, -0.1, 1e400, "", "a", "\ud800", "ä" * 300, [], ["a", "b"], [None], {}, {"a": 1}, [[1]]]
+def build_malformed_request(rng: random.Random) -> tuple[str, bytes]:
+    """Return path and body of a request that is probably invalid."""
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        2**31,
+        2**64,
+        1.5,
+        -0.1,
+        1e400,
+        "",
+        "a",
+        "\ud800",
+        "ä" * 300,
+        [],
+        ["a", "b"],
+        [None],
+        {},
+        {"a": 1},
+        [[1]],
+    ]
     conversation = json.dumps([{"role": rng.choice(["user", "king", 3]), "content": rng.choice(values)}])
-    names = ["text_input", "messages", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "apply_chat_template", "id", "x"]
+    names = [
+        "text_input",
+        "messages",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "stop",
+        "apply_chat_template",
+        "id",
+        "x",
+    ]
     fields = {rng.choice(names): rng.choice([*values, conversation]) for _ in range(rng.randrange(5))}
     if rng.random() < 0.5:
         fields["text_input"] = "a"
     kinds = ["BYTES", "INT32", "INT64", "FP32", "BOOL", "FP64", "?"]
     shapes = [[1], [], [0], [-1], [2], [1, 1], ["1"], None]
-    tensor = {"name": rng.choice(names), "datatype": rng.choice(kinds), "shape": rng.choice(shapes), "data": rng.choice(values)}
-    path, body = rng.choice([("generate", fields), ("generate_stream", fields), ("infer", infer(tensor, text()))])
+    tensor = {
+        "name": rng.choice(names),
+        "datatype": rng.choice(kinds),
+        "shape": rng.choice(shapes),
+        "data": rng.choice(values),
+    }
+    path, body = rng.choice(
+        [("generate", fields), ("generate_stream", fields), ("infer", build_infer_body(tensor, build_text_tensor()))]
+    )
     model = "tiny" if path == "infer" else rng.choice(["tiny", "tiny_stream"])
     data = json.dumps(body).encode()
-    if rng.random() < 0.2:  # a body that is cut, or has a byte changed
-        place = rng.randrange(len(data))
-        data = data[:place] + rng.choice([b"", bytes([rng.randrange(256)]) + data[place + 1 :]])
+    if rng.random() < 0.2:  # truncate the body or change a byte
+        position = rng.randrange(len(data))
+        data = data[:position] + rng.choice([b"", bytes([rng.randrange(256)]) + data[position + 1 :]])
     return f"{model}/{path}", data
 
 
-def test_five_hundred_malformed_requests_are_refused_and_the_next_good_one_is_answered(
-    served: Server, golden: list[dict[str, Any]]
+def test_malformed_requests_are_rejected_and_the_next_one_is_answered(
+    server: Server, golden_answers: list[dict[str, Any]]
 ) -> None:
     rng = random.Random(7)
-    requests = [malformed(rng) for _ in range(500)]
+    requests = [build_malformed_request(rng) for _ in range(500)]
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda request: post(served, *request), requests))
-    broken = [(status, answer, *asked) for (status, answer), asked in zip(answers, requests, strict=True)
-              if status >= 500 and not any(said in answer for said in PARSING)]  # fmt: skip
-    assert broken == []
+        answers = list(pool.map(lambda request: post(server, *request), requests))
+    unexpected = [
+        (status, answer, *request)
+        for (status, answer), request in zip(answers, requests, strict=True)
+        if status >= 500 and not any(message in answer for message in PARSING_ERRORS)
+    ]
+    assert unexpected == []
     assert not any("Traceback" in answer or "internal error" in answer for _, answer in answers)
     assert sum(status >= 400 for status, _ in answers) > 300
-    assert over_grpc(served, "tiny", text_input=golden[0]["prompt"], max_tokens=12)["text_output"] == golden[0]["text"]
+    assert (
+        infer_grpc(server, "tiny", text_input=golden_answers[0]["prompt"], max_tokens=12)["text_output"]
+        == golden_answers[0]["text"]
+    )
 
 
-def test_generation_settings_that_cannot_be_batched_are_kept_by_answering_one_by_one(tmp_path: Path, quick: TritonPackagingConfig) -> None:
+def test_unbatchable_generation_settings_are_answered_sequentially(
+    tmp_path: Path, unproven_config: TritonPackagingConfig
+) -> None:
     folder = tiny_model(tmp_path / "base", seed=3)
     settings = folder / "generation_config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "repetition_penalty": 1.3}))
-    model = models.open_model(folder)
-    write_repository(model, tmp_path / "repository", quick, "float32")
+    model = model_loading.open_model(folder)
+    write_repository(model, tmp_path / "repository", unproven_config, "float32")
     with running_server(tmp_path / "repository", log=tmp_path / "log") as server:
-        answers = [over_grpc(server, "tuneline", **LONG)["text_output"], streamed(server, "tuneline_stream", **LONG).text]
+        answers = [
+            infer_grpc(server, "tuneline", **LONG_REQUEST)["text_output"],
+            stream_grpc(server, "tuneline_stream", **LONG_REQUEST).text,
+        ]
     assert "answered one by one" in (tmp_path / "log").read_text()
     assert "RepetitionPenalty" in (tmp_path / "log").read_text()
-    assert answers == [by_transformers(model, "Name the fox.", 64)] * 2
+    assert answers == [generate_with_transformers(model, "Name the fox.", 64)] * 2
 
 
-def test_the_streaming_model_says_that_the_other_one_is_not_loaded(tiny_base: Model, tmp_path: Path, quick: TritonPackagingConfig) -> None:
-    write_repository(tiny_base, tmp_path, quick, "float32")
-    with running_server(tmp_path, models=[pbtxt.stream_name("tuneline")], log=tmp_path / "log") as server:
+def test_streaming_model_reports_that_the_engine_model_is_not_loaded(
+    base_model: LoadableModel, tmp_path: Path, unproven_config: TritonPackagingConfig
+) -> None:
+    write_repository(base_model, tmp_path, unproven_config, "float32")
+    with running_server(tmp_path, models=[triton_config.stream_model_name("tuneline")], log=tmp_path / "log") as server:
         status, answer = post(server, "tuneline_stream/generate_stream", {"text_input": "a"})
-    assert (status, "the model tuneline version 1, which answers, is not loaded" in answer) == (400, True), answer
+    assert (status, "the engine model tuneline version 1 is not loaded" in answer) == (400, True), answer

@@ -1,4 +1,4 @@
-"""The real Triton server with many clients at once, streamed answers, and the faults it tells."""
+"""The real Triton server: streamed answers, concurrent clients and reported errors."""
 
 from __future__ import annotations
 
@@ -9,123 +9,142 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from components.common.models import Model
-from components.triton_packaging.server import Server
-from tests.triton_packaging.clients import by_transformers, infer, open_stream, over_grpc, post, streamed, streamed_http, tensors, text
+from components.common.models.model_loading import LoadableModel
+from components.triton_packaging.triton_server import Server
+from tests.triton_packaging.triton_clients import (
+    build_infer_body,
+    build_tensors,
+    build_text_tensor,
+    generate_with_transformers,
+    infer_grpc,
+    open_stream,
+    post,
+    stream_grpc,
+    stream_http,
+)
 
 pytestmark = pytest.mark.triton
 
-LONG = {"text_input": "Name the fox.", "max_tokens": 64}
-STREAMS = pytest.mark.parametrize("stream", [streamed, streamed_http], ids=["grpc", "generate_stream"])
+LONG_REQUEST = {"text_input": "Name the fox.", "max_tokens": 64}
+each_stream_client = pytest.mark.parametrize(
+    "stream_answer", [stream_grpc, stream_http], ids=["grpc", "generate_stream"]
+)
 
 
-@STREAMS
-def test_a_streamed_answer_is_the_whole_one_in_pieces(served: Server, golden: list[dict[str, Any]], stream: Callable[..., Any]) -> None:
-    for answer in golden:
-        came = stream(served, "tiny_stream", text_input=answer["prompt"], max_tokens=12)
-        assert came.text == answer["text"]
-        assert came.prompt_tokens == answer["prompt_tokens"]
-        assert len(came.pieces) > 2
+@each_stream_client
+def test_streamed_pieces_form_the_complete_answer(
+    server: Server, golden_answers: list[dict[str, Any]], stream_answer: Callable[..., Any]
+) -> None:
+    for expected in golden_answers:
+        streamed = stream_answer(server, "tiny_stream", text_input=expected["prompt"], max_tokens=12)
+        assert streamed.text == expected["text"]
+        assert streamed.prompt_tokens == expected["prompt_tokens"]
+        assert len(streamed.pieces) > 2
 
 
-@STREAMS
-def test_a_streamed_answer_counts_and_ends_like_the_whole_one(served: Server, stream: Callable[..., Any]) -> None:
-    whole = over_grpc(served, "tiny", **LONG)
-    came = stream(served, "tiny_stream", **LONG)
-    assert (came.finish_reason, came.completion_tokens, came.text) == (
-        whole["finish_reason"],
-        whole["completion_tokens"],
-        whole["text_output"],
+@each_stream_client
+def test_streamed_answer_has_the_same_counts_and_finish_reason(
+    server: Server, stream_answer: Callable[..., Any]
+) -> None:
+    expected = infer_grpc(server, "tiny", **LONG_REQUEST)
+    answer = stream_answer(server, "tiny_stream", **LONG_REQUEST)
+    assert (answer.finish_reason, answer.completion_tokens, answer.text) == (
+        expected["finish_reason"],
+        expected["completion_tokens"],
+        expected["text_output"],
     )
 
 
-@STREAMS
-def test_a_stop_string_ends_a_stream_before_it(served: Server, stream: Callable[..., Any]) -> None:
-    full = over_grpc(served, "tiny", **LONG)["text_output"]
+@each_stream_client
+def test_stream_ends_before_the_stop_string(server: Server, stream_answer: Callable[..., Any]) -> None:
+    full = infer_grpc(server, "tiny", **LONG_REQUEST)["text_output"]
     stop = full[len(full) // 2 :][:3]
-    came = stream(served, "tiny_stream", **LONG, stop=["never there", stop])
-    assert came.text == full[: full.index(stop)]
-    assert came.finish_reason == "stop"
-    assert came.completion_tokens == over_grpc(served, "tiny", **LONG, stop=[stop])["completion_tokens"] < 64
+    answer = stream_answer(server, "tiny_stream", **LONG_REQUEST, stop=["never there", stop])
+    assert answer.text == full[: full.index(stop)]
+    assert answer.finish_reason == "stop"
+    assert answer.completion_tokens == infer_grpc(server, "tiny", **LONG_REQUEST, stop=[stop])["completion_tokens"] < 64
 
 
-def test_the_plain_model_gives_its_whole_answer_in_one_event(served: Server, golden: list[dict[str, Any]]) -> None:
-    came = streamed_http(served, "tiny", text_input=golden[0]["prompt"], max_tokens=12)
-    assert came.pieces == [golden[0]["text"]]
+def test_unary_model_streams_its_answer_in_one_event(server: Server, golden_answers: list[dict[str, Any]]) -> None:
+    answer = stream_http(server, "tiny", text_input=golden_answers[0]["prompt"], max_tokens=12)
+    assert answer.pieces == [golden_answers[0]["text"]]
 
 
-def test_sixteen_clients_at_once_get_the_texts_they_get_alone(served: Server) -> None:
-    requests = [{"text_input": f"Say {'the number ' * (n % 5)}{n}.", "max_tokens": 20 + 2 * n} for n in range(16)]
-    alone = [over_grpc(served, "tiny", **request)["text_output"] for request in requests]
-    assert len(set(alone)) == 16
+def test_sixteen_concurrent_clients_get_the_same_texts_as_alone(server: Server) -> None:
+    requests = [
+        {"text_input": f"Say {'the number ' * (number % 5)}{number}.", "max_tokens": 20 + 2 * number}
+        for number in range(16)
+    ]
+    expected = [infer_grpc(server, "tiny", **request)["text_output"] for request in requests]
+    assert len(set(expected)) == 16
 
-    def ask(n: int) -> str:
-        if n % 2:
-            return streamed(served, "tiny_stream", **requests[n]).text
-        return str(over_grpc(served, "tiny", **requests[n])["text_output"])
+    def request_text(number: int) -> str:
+        if number % 2:
+            return stream_grpc(server, "tiny_stream", **requests[number]).text
+        return str(infer_grpc(server, "tiny", **requests[number])["text_output"])
 
     with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(ask, range(16))) == alone
+        assert list(pool.map(request_text, range(16))) == expected
 
 
-def test_a_seed_repeats_an_answer_streamed_or_whole_while_others_are_answered(served: Server) -> None:
-    how = {**LONG, "temperature": 1.2, "top_p": 0.95, "top_k": 50}
-    alone = [over_grpc(served, "tiny", **how, seed=seed)["text_output"] for seed in (1, 2, 3)]
-    assert len(set(alone)) == 3
-    asked = [(seed, stream) for seed in (1, 2, 3) for stream in (True, False)]
+def test_seeded_answers_are_reproducible_under_concurrency(server: Server) -> None:
+    request = {**LONG_REQUEST, "temperature": 1.2, "top_p": 0.95, "top_k": 50}
+    expected = [infer_grpc(server, "tiny", **request, seed=seed)["text_output"] for seed in (1, 2, 3)]
+    assert len(set(expected)) == 3
+    cases = [(seed, is_streamed) for seed in (1, 2, 3) for is_streamed in (True, False)]
 
-    def again(case: tuple[int, bool]) -> str:
-        seed, stream = case
-        if stream:
-            return streamed(served, "tiny_stream", **how, seed=seed).text
-        return str(over_grpc(served, "tiny", **how, seed=seed)["text_output"])
+    def request_text(case: tuple[int, bool]) -> str:
+        seed, is_streamed = case
+        if is_streamed:
+            return stream_grpc(server, "tiny_stream", **request, seed=seed).text
+        return str(infer_grpc(server, "tiny", **request, seed=seed)["text_output"])
 
     with ThreadPoolExecutor(10) as pool:
-        others = [pool.submit(over_grpc, served, "tiny", **LONG) for _ in range(4)]
-        assert list(pool.map(again, asked)) == [alone[seed - 1] for seed, _ in asked]
-        assert len({other.result()["text_output"] for other in others}) == 1
+        concurrent = [pool.submit(infer_grpc, server, "tiny", **LONG_REQUEST) for _ in range(4)]
+        assert list(pool.map(request_text, cases)) == [expected[seed - 1] for seed, _ in cases]
+        assert len({future.result()["text_output"] for future in concurrent}) == 1
 
 
-def test_a_prompt_longer_than_one_step_is_answered_whole(served: Server, tiny_adapted: Model) -> None:
+def test_prompt_longer_than_one_step_is_answered(server: Server, adapted_model: LoadableModel) -> None:
     prompt = "Open the file, read every line. " * 110
-    answer = over_grpc(served, "tiny", text_input=prompt, max_tokens=24)
+    answer = infer_grpc(server, "tiny", text_input=prompt, max_tokens=24)
     assert answer["prompt_tokens"] > 1024
-    assert answer["text_output"] == by_transformers(tiny_adapted, prompt, 24)
+    assert answer["text_output"] == generate_with_transformers(adapted_model, prompt, 24)
 
 
-# What the server does is written down as it is, so that a newer one that does otherwise is noticed.
+# The current behaviour of the server, so that a change in a newer version is noticed.
 BEHAVIOUR = [
-    ("tiny/infer", infer(text(datatype="INT32", data=[1])), 400, "expects 'BYTES'"),
-    ("tiny/infer", infer(text(shape=[2], data=["a", "b"])), 400, "unexpected shape"),
-    ("tiny/infer", infer(text(shape=[1, 1])), 400, "unexpected shape"),
-    ("tiny/infer", infer(text(), {"name": "mood", "datatype": "BYTES", "shape": [1], "data": ["x"]}), 400, "unexpected inference input"),
-    ("tiny/infer", infer({"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [4]}), 400, "give either text_input"),
+    ("tiny/infer", build_infer_body(build_text_tensor(datatype="INT32", data=[1])), 400, "expects 'BYTES'"),
+    ("tiny/infer", build_infer_body(build_text_tensor(shape=[2], data=["a", "b"])), 400, "unexpected shape"),
+    ("tiny/infer", build_infer_body(build_text_tensor(shape=[1, 1])), 400, "unexpected shape"),
+    ("tiny/infer", build_infer_body(build_text_tensor(), {"name": "mood", "datatype": "BYTES", "shape": [1], "data": ["x"]}), 400, "unexpected inference input"),
+    ("tiny/infer", build_infer_body({"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [4]}), 400, "text_input and messages are both missing"),
     ("tiny/infer", b'{"inputs": [', 500, "failed to parse the request JSON buffer"),
-    ("tiny/infer", infer(text(data=[{}])), 500, "Unable to parse JSON bytes array"),
+    ("tiny/infer", build_infer_body(build_text_tensor(data=[{}])), 500, "Unable to parse JSON bytes array"),
     ("tiny/generate", b"nonsense", 500, "failed to parse the request JSON buffer"),
     ("tiny/generate", {"text_input": "a", "max_tokens": "four"}, 500, "Unable to parse 'data'"),
     ("tiny/generate", {"text_input": "a", "mood": "good", "max_tokens": 1}, 200, "text_output"),
-    ("nobody/infer", infer(text()), 404, "unknown model"),
-    ("tiny/versions/7/infer", infer(text()), 404, "unknown model"),
-    ("tiny_stream/infer", infer(text()), 501, "decoupled"),
+    ("nobody/infer", build_infer_body(build_text_tensor()), 404, "unknown model"),
+    ("tiny/versions/7/infer", build_infer_body(build_text_tensor()), 404, "unknown model"),
+    ("tiny_stream/infer", build_infer_body(build_text_tensor()), 501, "decoupled"),
     ("tiny_stream/generate", {"text_input": "Name the fox.", "max_tokens": 8}, 200, "exactly 1 response"),
     ("tiny_stream/generate_stream", {"text_input": ""}, 400, "text_input is empty"),
     ("tiny_stream/generate_stream", {"text_input": "a", "max_tokens": 0}, 400, "max_tokens is 0"),
-    ("tiny_stream/generate_stream", {}, 400, "give either text_input or messages"),
+    ("tiny_stream/generate_stream", {}, 400, "text_input and messages are both missing"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "body", "status", "said"), BEHAVIOUR)
-def test_the_server_and_the_models_answer_wrong_requests_as_written(
-    served: Server, path: str, body: bytes | dict[str, Any], status: int, said: str
+@pytest.mark.parametrize(("path", "body", "status", "message"), BEHAVIOUR)
+def test_invalid_http_request_gets_documented_status_and_message(
+    server: Server, path: str, body: bytes | dict[str, Any], status: int, message: str
 ) -> None:
-    found, answer = post(served, path, body)
-    assert (found, said in answer) == (status, True), (found, answer)
+    actual_status, answer = post(server, path, body)
+    assert (actual_status, message in answer) == (status, True), (actual_status, answer)
     assert "Traceback" not in answer
 
 
 @pytest.mark.parametrize(
-    ("model", "fields", "status", "said"),
+    ("model", "fields", "status", "message"),
     [
         ("tiny", {"text_input": ""}, "INVALID_ARGUMENT", "text_input is empty"),
         ("tiny", {"max_tokens": 3}, "INVALID_ARGUMENT", "give either"),
@@ -134,17 +153,21 @@ def test_the_server_and_the_models_answer_wrong_requests_as_written(
         ("tiny_stream", {"text_input": "a"}, "UNIMPLEMENTED", "decoupled"),
     ],
 )
-def test_grpc_tells_the_kind_of_fault(served: Server, model: str, fields: dict[str, Any], status: str, said: str) -> None:
-    with pytest.raises(InferenceServerException, match=said) as refused:
-        over_grpc(served, model, **fields)
-    assert status in str(refused.value.status())
+def test_grpc_status_names_the_kind_of_error(
+    server: Server, model: str, fields: dict[str, Any], status: str, message: str
+) -> None:
+    with pytest.raises(InferenceServerException, match=message) as error:
+        infer_grpc(server, model, **fields)
+    assert status in str(error.value.status())
 
 
-def test_a_fault_on_a_grpc_stream_is_told_and_the_stream_goes_on(served: Server, golden: list[dict[str, Any]]) -> None:
-    with open_stream(served, "tiny_stream", text_input="a", top_p=0.0) as (client, came):
-        _, error = came.get(timeout=60)
+def test_grpc_stream_continues_after_an_error(server: Server, golden_answers: list[dict[str, Any]]) -> None:
+    with open_stream(server, "tiny_stream", text_input="a", top_p=0.0) as (client, responses):
+        _, error = responses.get(timeout=60)
         assert "top_p is 0" in str(error)
-        client.async_stream_infer("tiny_stream", tensors({"text_input": golden[0]["prompt"], "max_tokens": 1}))
-        result, error = came.get(timeout=60)
+        client.async_stream_infer(
+            "tiny_stream", build_tensors({"text_input": golden_answers[0]["prompt"], "max_tokens": 1})
+        )
+        result, error = responses.get(timeout=60)
         assert error is None
-        assert golden[0]["text"].startswith(result.as_numpy("text_output")[0].decode())
+        assert golden_answers[0]["text"].startswith(result.as_numpy("text_output")[0].decode())

@@ -1,4 +1,7 @@
-"""The real Triton server with a vLLM package of two adapters. Where vLLM is not installed its stand-in answers, and the package says so."""
+"""The real Triton server with a vLLM package of two adapters.
+
+On machines without vLLM the tests install a stand-in for it (vllm_stand_in.py) in a copy of the serving environment.
+"""
 
 from __future__ import annotations
 
@@ -11,76 +14,114 @@ from typing import Any
 
 import pytest
 
-from components.common import models
-from components.common.artifacts import Artifact
-from components.common.models import Model
-from components.common.progress import Silent
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.models import model_loading
+from components.common.models.model_loading import LoadableModel
+from components.common.runtime.reporters import SilentReporter
 from components.triton_packaging import serving_env
 from components.triton_packaging.config import TritonPackagingConfig
-from components.triton_packaging.deployment import layout
-from components.triton_packaging.deployment.layout import Release
-from components.triton_packaging.deployment.repository_api import Address
-from components.triton_packaging.deployment.switching import switch
-from components.triton_packaging.protocols import tensors
-from components.triton_packaging.server import ModelLoadError, Server, running_server
+from components.triton_packaging.deployment import serving_folder
+from components.triton_packaging.deployment.serving_folder import Release
+from components.triton_packaging.deployment.version_switch import switch_version, try_release
+from components.triton_packaging.golden_requests import build_inputs
 from components.triton_packaging.stage import package
-from tests.triton_packaging.clients import Came, by_transformers, post
+from components.triton_packaging.triton_server import ModelLoadError, Server, running_server
+from tests.triton_packaging import vllm_stand_in
+from tests.triton_packaging.triton_clients import ResponseQueue, generate_with_transformers, post
 
 pytestmark = pytest.mark.triton
 
 PROMPTS = ["What is a list?", "Grüße, 你好"]
 GREEDY = {"temperature": 0, "max_tokens": 24}
-without_vllm = pytest.mark.skipif(serving_env.missing_vllm() is None, reason="vLLM itself answers here")
+without_vllm = pytest.mark.skipif(serving_env.missing_vllm_reason() is None, reason="vLLM itself is installed")
+
+
+@without_vllm
+def test_package_is_unproven_and_not_served_without_vllm(adapted_model: LoadableModel, tmp_path: Path) -> None:
+    config = TritonPackagingConfig(backend="vllm", model_name="two")
+    artifact = package(adapted_model, tmp_path / "repository", config, seed=1, reporter=SilentReporter())
+    assert artifact.manifest.summary["proof"] is None
+    assert artifact.manifest.summary["unproven_because"] == "vLLM is not installed"
+    proof = json.loads((artifact.path / "proof.json").read_text())
+    assert proof == {"proof": None, "unproven_because": "vLLM is not installed"}
+    assert "cannot be promoted" in (artifact.path / "report.html").read_text()
+    with (
+        pytest.raises(ModelLoadError, match="vLLM is not installed"),
+        running_server(artifact.path, log=tmp_path / "log"),
+    ):
+        pass
 
 
 @pytest.fixture(scope="module")
-def made(tiny_adapted: Model, tiny_other: Model, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """Two adapters over the tiny model, packaged and tried."""
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """vLLM in the serving environment: the installed one, or the STAND-IN, which is not vLLM."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if serving_env.missing_vllm_reason() is not None:
+            folder = tmp_path_factory.mktemp("serving") / "environment"
+            vllm_stand_in.install(serving_env.get_environment_folder(), folder)
+            monkeypatch.setenv("TUNELINE_SERVING_ENV", str(folder))
+            assert serving_env.missing_vllm_reason() is None
+        yield
+
+
+@pytest.fixture(scope="module")
+def vllm_package(
+    vllm: None, adapted_model: LoadableModel, second_adapter: LoadableModel, tmp_path_factory: pytest.TempPathFactory
+) -> Artifact:
+    """A proven vLLM package of two adapters on the tiny model."""
     config = TritonPackagingConfig(backend="vllm", model_name="two", golden_prompts=PROMPTS, golden_max_tokens=12)
     folder = tmp_path_factory.mktemp("vllm") / "repository"
-    return package(tiny_adapted, folder, config, seed=1, reporter=Silent(), adapters={"ot.her": tiny_other})
+    return package(
+        adapted_model, folder, config, seed=1, reporter=SilentReporter(), adapters={"ot.her": second_adapter}
+    )
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server writes."""
+    """The server's log file."""
     return tmp_path_factory.mktemp("log") / "triton.log"
 
 
 @pytest.fixture(scope="module")
-def server(made: Artifact, log: Path) -> Iterator[Server]:
-    """A real server with the package."""
-    with running_server(made.path, log=log) as running:
+def server(vllm_package: Artifact, log: Path) -> Iterator[Server]:
+    """A real Triton server with the package."""
+    with running_server(vllm_package.path, log=log) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def served(tiny_base: Model, tiny_adapted: Model, tiny_other: Model) -> dict[str, Model]:
-    """What answers, by the adapter that a request names."""
-    return {"": tiny_base, "two": tiny_adapted, "ot.her": tiny_other}
+def models_by_adapter(
+    base_model: LoadableModel, adapted_model: LoadableModel, second_adapter: LoadableModel
+) -> dict[str, LoadableModel]:
+    """The expected model by requested adapter. An empty name selects the base."""
+    return {"": base_model, "two": adapted_model, "ot.her": second_adapter}
 
 
-def rendered(model: Model, prompt: str) -> str:
-    tokenizer = models.load_tokenizer(model.tokenizer)
-    return str(tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True))
+def render_prompt(model: LoadableModel, prompt: str) -> str:
+    tokenizer = model_loading.load_tokenizer(model.tokenizer)
+    return str(
+        tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+    )
 
 
-def sampling(adapter: str, **more: Any) -> dict[str, Any]:
+def build_sampling(adapter: str, **more: Any) -> dict[str, Any]:
     return {**GREEDY, **({"lora_name": adapter} if adapter else {}), **more}
 
 
-def streamed(server: Server, text: str, sampling: dict[str, Any], **flags: bool) -> list[Any]:
-    """The responses of a gRPC stream. Raises the error that came instead of one."""
+def stream_grpc(server: Server, text: str, parameters: dict[str, Any], **flags: bool) -> list[Any]:
+    """Return the responses of a gRPC stream, or raise the error of a response."""
     from tritonclient import grpc
 
-    came, results = Came(), []
+    responses, results = ResponseQueue(), []
     with grpc.InferenceServerClient(server.grpc_url) as client:
-        client.start_stream(lambda result, error: came.put((result, error)))
+        client.start_stream(lambda result, error: responses.put((result, error)))
         client.async_stream_infer(
-            "two", tensors({"text_input": text, "sampling_parameters": json.dumps(sampling), **flags}), enable_empty_final_response=True
+            "two",
+            build_inputs({"text_input": text, "sampling_parameters": json.dumps(parameters), **flags}),
+            enable_empty_final_response=True,
         )
         while True:
-            result, error = came.get(timeout=120)
+            result, error = responses.get(timeout=120)
             if error is not None:
                 raise error
             results.append(result)
@@ -88,73 +129,78 @@ def streamed(server: Server, text: str, sampling: dict[str, Any], **flags: bool)
                 return results
 
 
-def texts(results: list[Any]) -> list[str]:
+def read_texts(results: list[Any]) -> list[str]:
     return [result.as_numpy("text_output")[0].decode() for result in results]
 
 
 @without_vllm
-def test_a_package_tried_with_the_stand_in_is_honest_about_it(made: Artifact) -> None:
-    assert made.manifest.summary["proof"] is None
-    because = made.manifest.summary["unproven_because"]
-    assert because.startswith("vLLM is not installed here; a stand-in loaded the package and answered 6 of 6 golden prompts")
-    told = json.loads((made.path / "proof.json").read_text())
-    assert (told["proof"], told["stand_in"]["matched"]) == (None, 6)
-    assert {answer.get("adapter", "") for answer in told["stand_in"]["answers"]} == {"", "two", "ot.her"}
-    assert "cannot be promoted" in (made.path / "report.html").read_text()
+def test_every_adapter_and_the_base_are_proven(vllm_package: Artifact) -> None:
+    """The stand-in for vLLM answers, so this shows the coverage of the proof and nothing about vLLM."""
+    assert vllm_package.manifest.summary["proof"]["matched"] == 6
+    proof = json.loads((vllm_package.path / "proof.json").read_text())
+    assert {answer.get("adapter", "") for answer in proof["answers"]} == {"", "two", "ot.her"}
 
 
-@without_vllm
-def test_the_stand_in_is_announced_in_the_log(server: Server, log: Path) -> None:
-    assert "vLLM IS NOT INSTALLED" in log.read_text()
-
-
-def test_every_adapter_and_the_base_answer_as_peft_does_over_a_grpc_stream(server: Server, served: dict[str, Model]) -> None:
-    found = {}
-    for adapter, model in served.items():
-        results = streamed(server, rendered(model, PROMPTS[1]), sampling(adapter), stream=True)
-        found[adapter] = "".join(texts(results))
-        assert found[adapter] == by_transformers(model, PROMPTS[1], 24)
+def test_adapters_and_base_match_peft_over_grpc_stream(
+    server: Server, models_by_adapter: dict[str, LoadableModel]
+) -> None:
+    answers = {}
+    for adapter, model in models_by_adapter.items():
+        results = stream_grpc(server, render_prompt(model, PROMPTS[1]), build_sampling(adapter), stream=True)
+        answers[adapter] = "".join(read_texts(results))
+        assert answers[adapter] == generate_with_transformers(model, PROMPTS[1], 24)
         assert len(results) > 2
-    assert len(set(found.values())) == 3
+    assert len(set(answers.values())) == 3
 
 
-def test_every_adapter_and_the_base_answer_as_peft_does_over_generate_stream(server: Server, served: dict[str, Model]) -> None:
-    for adapter, model in served.items():
-        body = {"text_input": rendered(model, PROMPTS[0]), "stream": True, "parameters": sampling(adapter)}
+def test_adapters_and_base_match_peft_over_generate_stream(
+    server: Server, models_by_adapter: dict[str, LoadableModel]
+) -> None:
+    for adapter, model in models_by_adapter.items():
+        body = {"text_input": render_prompt(model, PROMPTS[0]), "stream": True, "parameters": build_sampling(adapter)}
         status, answer = post(server, "two/generate_stream", body)
         assert status == 200, answer
         events = [json.loads(line.removeprefix("data: ")) for line in answer.split("\n\n") if line]
-        assert "".join(event["text_output"] for event in events) == by_transformers(model, PROMPTS[0], 24)
+        assert "".join(event["text_output"] for event in events) == generate_with_transformers(model, PROMPTS[0], 24)
 
 
-def test_the_answer_holds_its_input_unless_that_is_left_out(server: Server, tiny_base: Model) -> None:
-    text = rendered(tiny_base, PROMPTS[0])
-    answer = by_transformers(tiny_base, PROMPTS[0], 24)
+def test_answer_includes_the_prompt_unless_excluded(server: Server, base_model: LoadableModel) -> None:
+    text = render_prompt(base_model, PROMPTS[0])
+    answer = generate_with_transformers(base_model, PROMPTS[0], 24)
     for flags, expected in (({}, text + answer), ({"exclude_input_in_output": True}, answer)):
-        status, told = post(server, "two/generate", {"text_input": text, **flags, "parameters": GREEDY})
-        assert (status, json.loads(told)["text_output"]) == (200, expected)
+        status, response = post(server, "two/generate", {"text_input": text, **flags, "parameters": GREEDY})
+        assert (status, json.loads(response)["text_output"]) == (200, expected)
 
 
-def test_counts_and_the_reason_to_end_come_where_they_are_asked_for(server: Server, tiny_base: Model) -> None:
+def test_token_counts_and_finish_reason_are_returned_on_request(server: Server, base_model: LoadableModel) -> None:
     flags = {f"return_{name}": True for name in ("finish_reason", "num_input_tokens", "num_output_tokens")}
-    results = streamed(server, rendered(tiny_base, PROMPTS[0]), sampling("", max_tokens=5), stream=True, **flags)
+    results = stream_grpc(
+        server, render_prompt(base_model, PROMPTS[0]), build_sampling("", max_tokens=5), stream=True, **flags
+    )
     assert [result.as_numpy("finish_reason")[0] for result in results] == [b"None"] * (len(results) - 1) + [b"length"]
     assert sum(int(result.as_numpy("num_output_tokens")[0]) for result in results) == 5
-    expected = len(models.load_tokenizer(tiny_base.tokenizer)(rendered(tiny_base, PROMPTS[0]))["input_ids"])
+    expected = len(
+        model_loading.load_tokenizer(base_model.tokenizer)(render_prompt(base_model, PROMPTS[0]))["input_ids"]
+    )
     assert {int(result.as_numpy("num_input_tokens")[0]) for result in results} == {expected}
 
 
-def test_a_stop_string_ends_the_answer_before_it(server: Server, tiny_base: Model) -> None:
-    whole = by_transformers(tiny_base, PROMPTS[0], 24)
-    stop = whole[len(whole) // 2 :][:3]
-    results = streamed(server, rendered(tiny_base, PROMPTS[0]), sampling("", stop=["never there", stop]), stream=True)
-    assert "".join(texts(results)) == whole[: whole.index(stop)]
+def test_answer_ends_before_the_stop_string(server: Server, base_model: LoadableModel) -> None:
+    expected = generate_with_transformers(base_model, PROMPTS[0], 24)
+    stop = expected[len(expected) // 2 :][:3]
+    results = stream_grpc(
+        server, render_prompt(base_model, PROMPTS[0]), build_sampling("", stop=["never there", stop]), stream=True
+    )
+    assert "".join(read_texts(results)) == expected[: expected.index(stop)]
 
 
-WRONG = [
-    ({"text_input": "a", "parameters": {"lora_name": "nobody"}}, "there is no adapter 'nobody': known are ot.her, two"),
+INVALID_REQUESTS = [
+    (
+        {"text_input": "a", "parameters": {"lora_name": "nobody"}},
+        "adapter 'nobody' does not exist; available adapters: ot.her, two",
+    ),
     ({"text_input": "a", "sampling_parameters": "nonsense"}, "sampling_parameters is not JSON"),
-    ({"text_input": "a", "sampling_parameters": "[1]"}, "must be a JSON object"),
+    ({"text_input": "a", "sampling_parameters": "[1]"}, "is [1]; expected a JSON object"),
     ({"text_input": "a", "parameters": {"mood": "good"}}, "mood"),
     ({"text_input": "a", "parameters": {"max_tokens": 0}}, "max_tokens"),
     ({"text_input": "a", "parameters": {"temperature": -1}}, "temperature"),
@@ -163,82 +209,98 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("body", "said"), WRONG, ids=[said for _, said in WRONG])
-def test_a_wrong_request_is_refused_with_a_sentence(server: Server, body: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("body", "message"), INVALID_REQUESTS, ids=[message for _, message in INVALID_REQUESTS])
+def test_invalid_request_is_rejected_with_a_message(server: Server, body: dict[str, Any], message: str) -> None:
     status, answer = post(server, "two/generate", body)
-    assert (status, said in answer) == (400, True), (status, answer)
+    assert (status, message in answer) == (400, True), (status, answer)
     assert "Traceback" not in answer
 
 
-def test_an_unknown_adapter_is_refused_on_a_grpc_stream_too(server: Server) -> None:
-    with pytest.raises(Exception, match="there is no adapter 'nobody'"):
-        streamed(server, "a", {"lora_name": "nobody"}, stream=True)
+def test_unknown_adapter_is_rejected_on_grpc_stream(server: Server) -> None:
+    with pytest.raises(Exception, match="adapter 'nobody' does not exist"):
+        stream_grpc(server, "a", {"lora_name": "nobody"}, stream=True)
 
 
-def test_numbers_may_be_texts(server: Server, tiny_base: Model) -> None:
-    text = rendered(tiny_base, PROMPTS[0])
-    results = streamed(server, text, {"temperature": "0", "max_tokens": "24"}, exclude_input_in_output=True)
-    assert texts(results) == [by_transformers(tiny_base, PROMPTS[0], 24)]
+def test_numeric_parameters_may_be_strings(server: Server, base_model: LoadableModel) -> None:
+    text = render_prompt(base_model, PROMPTS[0])
+    results = stream_grpc(server, text, {"temperature": "0", "max_tokens": "24"}, exclude_input_in_output=True)
+    assert read_texts(results) == [generate_with_transformers(base_model, PROMPTS[0], 24)]
 
 
 @pytest.mark.parametrize(
-    ("lost", "said"),
+    ("missing", "message"),
     [
         ("1/model.json", r"model\.json is missing"),
         ("1/multi_lora.json", r"multi_lora\.json is missing: model\.json enables LoRA"),
-        ("1/weights", "the model two/1/weights of model.json is not there, looked for from"),
-        ("1/adapters/ot.her/adapter_config.json", r"the adapter ot\.her is not in two/1/adapters/ot\.her, looked for from"),
+        ("1/weights", r"model of model\.json not found: two/1/weights, relative to"),
+        (
+            "1/adapters/ot.her/adapter_config.json",
+            r"adapter ot\.her not found in two/1/adapters/ot\.her, relative to",
+        ),
     ],
 )
-def test_a_missing_file_is_told_when_the_model_is_loaded(made: Artifact, tmp_path: Path, lost: str, said: str) -> None:
-    shutil.copytree(made.path, tmp_path / "copy")
-    path = tmp_path / "copy" / "two" / lost
+def test_missing_file_is_reported_at_load_time(
+    vllm_package: Artifact, tmp_path: Path, missing: str, message: str
+) -> None:
+    shutil.copytree(vllm_package.path, tmp_path / "copy")
+    path = tmp_path / "copy" / "two" / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(ModelLoadError, match=said), running_server(tmp_path / "copy", log=tmp_path / "log"):
+    with pytest.raises(ModelLoadError, match=message), running_server(tmp_path / "copy", log=tmp_path / "log"):
         pass
 
 
 @pytest.mark.long
-def test_one_vllm_package_takes_the_place_of_another_while_it_answers(
-    made: Artifact, tiny_other: Model, served: dict[str, Model], tmp_path: Path
+def test_vllm_package_is_replaced_without_failed_requests(
+    vllm_package: Artifact, second_adapter: LoadableModel, models_by_adapter: dict[str, LoadableModel], tmp_path: Path
 ) -> None:
-    """As `tuneline deploy` does it: tried beside the one in service with every adapter, then switched to."""
+    """Like `tuneline deploy`: test the new version next to the served one, then switch. Long: proves two packages."""
     config = TritonPackagingConfig(backend="vllm", model_name="one", golden_prompts=PROMPTS, golden_max_tokens=12)
-    other = package(tiny_other, tmp_path / "other", config, seed=1, reporter=Silent())
+    new_package = package(second_adapter, tmp_path / "other", config, seed=1, reporter=SilentReporter())
     folder = tmp_path / "serving"
     (folder / "repository").mkdir(parents=True)
-    old, new = (Release(str(n), layout.take_in(folder, found)) for n, found in enumerate((made, other), 1))
-    asked = {"text_input": rendered(served[""], PROMPTS[0]), "exclude_input_in_output": True, "parameters": GREEDY}
+    old, new = (
+        Release(str(version), serving_folder.copy_package(folder, artifact), {"repository_sha256": artifact.sha256})
+        for version, artifact in enumerate((vllm_package, new_package), 1)
+    )
+    request = {
+        "text_input": render_prompt(models_by_adapter[""], PROMPTS[0]),
+        "exclude_input_in_output": True,
+        "parameters": GREEDY,
+    }
     answers: list[tuple[int, str]] = []
     stop = threading.Event()
     with running_server(folder / "repository", models=[], log=tmp_path / "log") as server:
-        address = Address(server.http_url, server.grpc_url)
 
-        def bring(release: Release, before: Release | None) -> None:
-            switch(
-                address, folder, "clerk", release, before,
-                lineage=lambda one: {"repository_sha256": one.package.sha256}, confirm=lambda: None, timeout=120.0, reporter=Silent(),
-            )  # fmt: skip
+        def deploy(release: Release, previous: Release | None) -> None:
+            try_release(server, folder, "clerk", release, 120.0)
+            switch_version(server, folder, "clerk", release, previous, 120.0)
 
-        def keep_asking() -> None:
+        def send_requests() -> None:
             while not stop.is_set():
-                answers.append(post(server, "clerk/generate", asked))
+                answers.append(post(server, "clerk/generate", request))
 
-        bring(old, None)
-        asking = threading.Thread(target=keep_asking)
-        asking.start()
+        deploy(old, None)
+        client = threading.Thread(target=send_requests)
+        client.start()
         try:
-            bring(new, old)
+            deploy(new, old)
             for _ in range(2):
-                post(server, "clerk/generate", asked)
+                post(server, "clerk/generate", request)
         finally:
             stop.set()
-            asking.join()
-        with_adapter = {**asked, "parameters": {**GREEDY, "lora_name": "one"}}
-        status, said = post(server, "clerk/generate", with_adapter)
-    expected = by_transformers(served[""], PROMPTS[0], 24)
-    found = [(status, json.loads(said)["text_output"], json.loads(said)["model_version"]) for status, said in answers]
-    assert {(status, text) for status, text, _ in found} == {(200, expected)}, "no request failed, none was answered otherwise"
-    assert [version for *_, version in found] == sorted(version for *_, version in found)
-    assert {version for *_, version in found} == {"1", "2"}
-    assert (status, json.loads(said)["text_output"]) == (200, by_transformers(served["ot.her"], PROMPTS[0], 24))
+            client.join()
+        with_adapter = {**request, "parameters": {**GREEDY, "lora_name": "one"}}
+        status, answer = post(server, "clerk/generate", with_adapter)
+    expected = generate_with_transformers(models_by_adapter[""], PROMPTS[0], 24)
+    results = [
+        (status, json.loads(answer)["text_output"], json.loads(answer)["model_version"]) for status, answer in answers
+    ]
+    assert {(status, text) for status, text, _ in results} == {(200, expected)}, (
+        "no request failed, none was answered otherwise"
+    )
+    assert [version for *_, version in results] == sorted(version for *_, version in results)
+    assert {version for *_, version in results} == {"1", "2"}
+    assert (status, json.loads(answer)["text_output"]) == (
+        200,
+        generate_with_transformers(models_by_adapter["ot.her"], PROMPTS[0], 24),
+    )

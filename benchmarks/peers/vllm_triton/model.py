@@ -17,7 +17,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-locale.setlocale(locale.LC_CTYPE, "C.UTF-8")  # the stub starts in ASCII, and libraries open their text files in the locale's encoding
+locale.setlocale(
+    locale.LC_CTYPE, "C.UTF-8"
+)  # the stub starts in ASCII, and libraries open their text files in the locale's encoding
 
 import numpy as np  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402
@@ -30,7 +32,9 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the engine, and a thread for its event loop and one that sends: sending takes longer than a token's other work."""
-        parameters = {name: value["string_value"] for name, value in json.loads(args["model_config"])["parameters"].items()}
+        parameters = {
+            name: value["string_value"] for name, value in json.loads(args["model_config"])["parameters"].items()
+        }
         os.environ.update(json.loads(parameters["environment"]))
         self.numbers, self.ready = itertools.count(), queue.SimpleQueue[Any]()
         self.loop = asyncio.new_event_loop()
@@ -64,7 +68,9 @@ class TritonPythonModel:
 
         try:
             ids, made = self.tokenizer(text, add_special_tokens=False)["input_ids"], 0
-            how = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+            how = SamplingParams(
+                temperature=0.0, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+            )
             async for output in self.engine.generate({"prompt_token_ids": ids}, how, str(next(self.numbers))):
                 piece = output.outputs[0]
                 made += len(piece.token_ids)

@@ -1,8 +1,8 @@
-"""Running a stage's command elsewhere: start it, find it again, watch it, cancel it, read its logs.
+"""Jobs that run a stage's command: starting, finding, watching and stopping them, and reading their logs.
 
-A launcher is told what to run and where the job's folder is, which lies on storage that the job sees too. The job tells its progress in an
-event file there, which is relayed to the stage's reporter, and leaves its outcome in a file; so every launcher is watched in the same way,
-and who watches may be killed and started again without the job noticing.
+A launcher starts a command in a job folder on shared storage. In this folder, the job appends events to an event file
+and writes its result to an outcome file. Jobs of all launchers are therefore watched in the same way, and the watching
+process can be restarted.
 """
 
 from __future__ import annotations
@@ -10,28 +10,32 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from components.common import artifacts, process
-from components.common.errors import EXIT_INTERRUPTED, GOES_ON, InterruptedRunError, TunelineError
-from components.common.progress import Reporter, event_in, relay
+from components.common.artifacts import artifact_folder
+from components.common.runtime import process_control
+from components.common.runtime.errors import EXIT_INTERRUPTED, RESUME_HINT, InterruptedRunError, TunelineError
+from components.common.runtime.reporters import Reporter, parse_event, relay_event
 
-JOB, COMMAND, EVENTS, OUTCOME, WATCHED = "job.json", "command.json", "events.jsonl", "outcome.json", "watched.json"
-STOP = "stop"  # a file in the job's folder: it is asked to save its work and end
-NODES = "nodes"  # the folder in which each node's processes keep their logs
-COMES_WITHIN = 5.0  # seconds after the end of a job in which its outcome may still come
-ASKS_EVERY = 5.0  # seconds between two times that a job is asked to stop
-LOOKS_EVERY = 0.2  # seconds between two looks at what a running job tells
-State = Literal["waiting", "running", "succeeded", "failed", "ended", "cancelled"]
-GOES_ON_BY_ITSELF: tuple[State, ...] = ("waiting", "running")
+JsonObject = dict[str, Any]
+JOB_FILENAME, COMMAND_FILENAME = "job.json", "command.json"
+EVENTS_FILENAME, OUTCOME_FILENAME = "events.jsonl", "outcome.json"
+RELAY_STATE_FILENAME = "watched.json"  # offset up to which the event file has been relayed
+STOP_FILENAME = "stop"  # if the file exists, the job saves its work and ends
+NODES_FOLDER, LOGS_FOLDER = "nodes", "logs"  # one folder per node, with the logs of its processes
+OUTCOME_TIMEOUT_SECONDS = 5.0  # an outcome file on NFS may become visible this long after the job's end
+STOP_REPEAT_SECONDS = 5.0
+POLL_INTERVAL_SECONDS = 0.2  # between two reads of the event file
+JobState = Literal["waiting", "running", "succeeded", "failed", "ended", "cancelled"]
+ACTIVE_STATES: tuple[JobState, ...] = ("waiting", "running")
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to run: one of our modules with its arguments, in so many processes on each of so many nodes."""
+    """A module of this package to run with arguments, as `processes` processes on each of `nodes` nodes."""
 
     module: str
     arguments: Sequence[str]
@@ -39,326 +43,325 @@ class Command:
     nodes: int = 1
 
     def write(self, folder: Path) -> None:
-        """Leave it in the job's folder, for whoever starts the processes of a node."""
-        artifacts.write_atomically(folder / COMMAND, json.dumps(asdict(self)))
+        """Write the command to the job folder, where each node reads it."""
+        artifact_folder.write_atomically(folder / COMMAND_FILENAME, json.dumps(asdict(self)))
 
     @staticmethod
     def read(folder: Path) -> Command:
-        """The command of the job in this folder."""
-        return Command(**json.loads((folder / COMMAND).read_text(encoding="utf-8")))
+        """Read the command of the job in this folder."""
+        return Command(**json.loads((folder / COMMAND_FILENAME).read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a look at a job showed.
+class JobStatus:
+    """The state of a job according to its scheduler.
 
-    waiting: in a queue, or on its way back into one. running. succeeded. failed: by itself. ended: by the cluster (preempted, evicted, a
-    lost node), so that another try may succeed. cancelled: somebody wanted its end. `reason` is in the launcher's own words, "" where it
-    says none.
+    Attributes:
+        state: waiting (queued or requeued), running, succeeded, failed (error of the job), ended (by the cluster, such
+            as preemption, eviction or a lost node; another attempt may succeed) or cancelled (by a user).
+        reason: the scheduler's message, or empty.
     """
 
-    state: State
+    state: JobState
     reason: str = ""
 
 
 @dataclass(frozen=True)
-class Stop:
-    """An end that is asked for: `asked` has the job save its work, `now` ends it at once. `leave` is an end of the watching alone: a job
-    that goes on without this process is left to itself, one that cannot saves its work, and none is begun.
+class StopRequest:
+    """Stop requests from the main thread, which receives the signals, to the threads that watch jobs.
 
-    Signals are heard by the main thread alone. One that has other threads watch jobs passes on to them what it hears.
+    Attributes:
+        save_requested: the job saves its work and ends.
+        kill_requested: the job is cancelled immediately.
+        detach_requested: watching ends and no further job starts; a job that cannot outlive this process saves.
     """
 
-    asked: threading.Event = field(default_factory=threading.Event)
-    now: threading.Event = field(default_factory=threading.Event)
-    leave: threading.Event = field(default_factory=threading.Event)
+    save_requested: threading.Event = field(default_factory=threading.Event)
+    kill_requested: threading.Event = field(default_factory=threading.Event)
+    detach_requested: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def begins_nothing(self) -> bool:
-        """Whether no further job is to be started."""
-        return self.asked.is_set() or self.leave.is_set()
+    def is_start_blocked(self) -> bool:
+        """Whether no further job may start."""
+        return self.save_requested.is_set() or self.detach_requested.is_set()
 
-    def wanted_of(self, running: Running) -> bool:
-        """Whether this job is to save its work and end."""
-        return self.asked.is_set() or (self.leave.is_set() and not running.name)
+    def should_stop(self, job: Job) -> bool:
+        """Return whether this job has to save its work and end."""
+        return self.save_requested.is_set() or (self.detach_requested.is_set() and not job.name)
 
 
-class Running(Protocol):
-    """A job that was started."""
+class Job(Protocol):
+    """A started job."""
 
     @property
     def name(self) -> str:
-        """As people find it there; "" for one that nobody else sees."""
+        """The name that users see in the scheduler; empty for a job that ends with this process."""
 
-    def look(self) -> Seen:
-        """Whether it waits or runs, and how it ended."""
+    def poll(self) -> JobStatus:
+        """Return the current status."""
 
-    def stop(self) -> None:
-        """Ask it to save its work and end, for good."""
+    def request_stop(self) -> None:
+        """Request that the job saves its work and ends without being requeued."""
 
     def cancel(self) -> None:
-        """End it now. Once more does no harm, nor after its end."""
+        """Cancel the job immediately. Idempotent; does nothing if the job has ended."""
 
-    def logs(self) -> list[Path]:
-        """A file a process with what it printed."""
+    def list_logs(self) -> list[Path]:
+        """Return the paths of the logs of the job's processes."""
 
 
 class Launcher(Protocol):
-    """A way to run a command."""
+    """Interface of the launchers, which run a command as a job."""
 
     @property
-    def looks_every(self) -> float:
-        """Seconds between two looks at a job's state."""
+    def poll_interval_seconds(self) -> float:
+        """Seconds between two polls of a job."""
 
     @property
-    def resumes(self) -> int:
-        """How often who watches starts a job again that the cluster ended, or that saved its work and ended with 75."""
+    def max_resumes(self) -> int:
+        """Maximum number of restarts by `run` of a job that the cluster ended or that saved its work (exit code 75)."""
 
-    def start(self, command: Command, folder: Path) -> Running:
-        """Start the command; `folder` is the job's own, on storage that the job sees too."""
+    def start(self, command: Command, folder: Path) -> Job:
+        """Start the command. `folder` is the job folder, on storage that is shared with the job."""
 
-    def find(self, folder: Path) -> Running | None:
-        """The job of this folder that an earlier call started, whoever made it, and that runs or left its outcome; None: there is none."""
+    def find(self, folder: Path) -> Job | None:
+        """Return the folder's job from an earlier process if it is active or has an outcome, else None."""
 
 
 @runtime_checkable
-class StartsTogether(Launcher, Protocol):
-    """A launcher whose scheduler takes many jobs in one, and sees by itself that not too many run."""
+class ArrayLauncher(Launcher, Protocol):
+    """A launcher that submits many jobs in one request and limits the number of jobs that run at once."""
 
-    def start_all(self, commands: Mapping[Path, Command], place: Path, at_once: int) -> Mapping[Path, Running]:
-        """Start commands, by their folders, of which so many run at once. `place`: a folder for what belongs to all of them."""
+    def start_all(self, commands: Mapping[Path, Command], array_folder: Path, max_parallel: int) -> Mapping[Path, Job]:
+        """Start the commands, keyed by job folder. `array_folder` contains the files that the jobs share."""
 
 
 class LostJobError(TunelineError):
-    """A job ended without saying how."""
+    """A job ended without an outcome."""
 
     kind = "job_lost"
 
 
-class SilentError(TunelineError):
-    """What the job was given to does not answer. The job goes on, and the same call may succeed in a moment."""
+class UnresponsiveError(TunelineError):
+    """The scheduler does not answer. The job may continue, and a repeated call may succeed."""
 
     kind = "engine_missing"
 
 
 class JobEndedError(TunelineError):
-    """A job was ended from outside: by somebody, or by the cluster once too often."""
+    """A user cancelled the job, or the cluster ended it and no restarts are left."""
 
     kind = "job_ended"
 
 
-class NotBegunError(InterruptedRunError):
-    """A job was not started, since an end was asked for first."""
+class NotStartedError(InterruptedRunError):
+    """A job was not started because a stop was requested first."""
 
 
-class LeftError(InterruptedRunError):
-    """A job is watched no longer. It goes on, and the same call finds it."""
+class DetachedError(InterruptedRunError):
+    """Watching stopped, but the job continues; a repeated call finds the job."""
 
 
-def outcome_of(rank: int) -> str:
-    """The file in which a process leaves its outcome; the first one's is the job's."""
-    return f"outcome-{rank}.json" if rank else OUTCOME
+def get_outcome_filename(rank: int) -> str:
+    """Return the name of a process's outcome file. The file of rank 0 is the job's outcome."""
+    return f"outcome-{rank}.json" if rank else OUTCOME_FILENAME
 
 
 def run(
-    launcher: Launcher, command: Command, folder: Path, reporter: Reporter, stop: Stop | None = None, begun: Running | None = None
-) -> dict[str, Any]:
-    """Run a command to its end and return the outcome that it left. A job that an earlier call started for this folder is watched further.
-    `begun`: one that was just started for it.
+    launcher: Launcher,
+    command: Command,
+    folder: Path,
+    reporter: Reporter,
+    stop: StopRequest | None = None,
+    started: Job | None = None,
+) -> JsonObject:
+    """Run a command as a job and return its outcome; watch an existing job of the folder instead of starting another.
 
-    Raises the error that the job wrote down, LostJobError where it left none, JobEndedError where it was ended from outside and may not be
-    started again, or SilentError where nobody answers who could tell of it. SIGTERM and Ctrl-C are passed on, so that the job saves its
-    work, and raise InterruptedRunError; a second Ctrl-C ends it at once. In another thread than the main one `stop` does what they do, and
-    may have the job left to itself, which raises LeftError.
+    SIGTERM and Ctrl-C make the job save its work; a second Ctrl-C cancels it. In other threads, `stop` has this effect.
+
+    Args:
+        launcher: starts and finds the job.
+        command: the command to run.
+        folder: the job folder.
+        reporter: receives the job's events.
+        stop: stop requests from another thread.
+        started: the job, if the caller has just started it.
+
+    Raises:
+        TunelineError: the error that the job wrote to its outcome.
+        LostJobError: the job left no outcome.
+        JobEndedError: a user cancelled the job, or the cluster ended it and no restarts are left.
+        UnresponsiveError: the scheduler did not answer within its timeout.
+        InterruptedRunError: a stop was requested; NotStartedError before the start, DetachedError if the job continues.
     """
-    stop = stop or Stop()
-    with process.stopping(stop.asked):
-        running = begun or launcher.find(folder)
-        if running:
-            reporter.note(f"{running.name} {'was started' if begun else 'is there already and is watched further'}")
-        for tries_left in reversed(range(launcher.resumes + 1)):
-            if stop.begins_nothing and not running:
-                raise NotBegunError("it had not begun", hint=GOES_ON)
-            running = running or _started(launcher, command, folder, reporter)
-            outcome = _watched(launcher, running, folder, reporter, stop, last=not tries_left)
+    stop = stop or StopRequest()
+    with process_control.handle_stop_signals(stop.save_requested):
+        job = started or launcher.find(folder)
+        if job:
+            reporter.note(f"{job.name} {'was started' if started else 'already exists; watching it'}")
+        resumes_left = launcher.max_resumes
+        while True:
+            if not job:
+                if stop.is_start_blocked:
+                    raise NotStartedError("the job was not started: a stop was requested", hint=RESUME_HINT)
+                prepare_folder(command, folder)
+                try:
+                    job = launcher.start(command, folder)
+                except KeyboardInterrupt:
+                    if found := launcher.find(folder):  # the scheduler had accepted the job
+                        found.cancel()
+                    raise
+                if job.name:
+                    reporter.note(f"{job.name} was started")
+            outcome = _watch(launcher, job, folder, reporter, stop, is_last=resumes_left <= 0)
             if outcome is not None:
                 return outcome
-            running = None
-    raise AssertionError("the last try returns or raises")
+            job, resumes_left = None, resumes_left - 1
 
 
-def _started(launcher: Launcher, command: Command, folder: Path, reporter: Reporter) -> Running:
-    make_ready(command, folder)
-    try:
-        running = launcher.start(command, folder)
-    except KeyboardInterrupt:
-        if begun := launcher.find(folder):  # its start was heard
-            begun.cancel()
-        raise
-    if running.name:
-        reporter.note(f"{running.name} was started")
-    return running
-
-
-def make_ready(command: Command, folder: Path) -> None:
-    """Write the command into the folder of its next job, and remove what an earlier one left there to be told."""
-    for left in (folder / EVENTS, folder / WATCHED, folder / STOP):
-        left.unlink(missing_ok=True)
-    forget_outcomes(folder)
+def prepare_folder(command: Command, folder: Path) -> None:
+    """Write the command to the folder of its next job and delete the files of an earlier job."""
+    for name in (EVENTS_FILENAME, RELAY_STATE_FILENAME, STOP_FILENAME):
+        (folder / name).unlink(missing_ok=True)
+    delete_outcomes(folder)
     command.write(folder)
 
 
-def forget_outcomes(folder: Path) -> None:
-    """Remove what the processes of an earlier job left in its folder: none of it is this one's."""
-    for left in folder.glob("outcome*.json"):
-        left.unlink(missing_ok=True)
+def delete_outcomes(folder: Path) -> None:
+    """Delete the outcome files of an earlier job."""
+    for path in folder.glob("outcome*.json"):
+        path.unlink(missing_ok=True)
 
 
-def _watched(launcher: Launcher, running: Running, folder: Path, reporter: Reporter, stop: Stop, *, last: bool) -> dict[str, Any] | None:
-    """The job's outcome once it has ended; None where it may be started again.
-
-    What goes wrong in the watching ends a job that would end with this process anyway. Any other goes on, and is found again: a tracking
-    server that is away, or a full disk, must not cost the work of many GPUs.
-    """
+def _watch(
+    launcher: Launcher, job: Job, folder: Path, reporter: Reporter, stop: StopRequest, *, is_last: bool
+) -> JsonObject | None:
+    """Return the job's outcome once it has ended, or None if it may be restarted."""
     try:
-        seen = _follow(launcher, running, folder, reporter, stop)
+        status = _follow(launcher, job, folder, reporter, stop)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or not running.name:
-            running.cancel()
+        # After an error of this process, such as a full disk, a job with a name continues; the next call finds it.
+        if isinstance(error, KeyboardInterrupt) or not job.name:
+            job.cancel()
         raise
-    running.cancel()  # what is left of it
-    if seen.state == "succeeded":
-        _wait_for(folder / OUTCOME)
+    job.cancel()  # ends remaining processes
+    if status.state == "succeeded":
+        deadline = time.monotonic() + OUTCOME_TIMEOUT_SECONDS
+        while not (folder / OUTCOME_FILENAME).exists() and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL_SECONDS)
     try:
-        return _outcome(running, seen, folder)
+        return _collect_outcome(job, status, folder)
     except TunelineError as error:
-        if stop.wanted_of(running):
+        if stop.should_stop(job):
             if isinstance(error, (LostJobError, JobEndedError)):
-                raise InterruptedRunError("interrupted before there was anything to save", hint=GOES_ON) from None
+                raise InterruptedRunError("interrupted before the job had work to save", hint=RESUME_HINT) from None
             raise
-        if last or seen.state == "cancelled" or not (seen.state == "ended" or error.exit_code == EXIT_INTERRUPTED):
+        may_resume = status.state == "ended" or error.exit_code == EXIT_INTERRUPTED
+        if is_last or status.state == "cancelled" or not may_resume:
             raise
-        reporter.note(f"{running.name} ended before its work was done ({seen.reason or error.message}); it is started again")
+        reporter.note(
+            f"{job.name} ended before its work was complete ({status.reason or error.message}); restarting it"
+        )
         return None
 
 
-def _wait_for(outcome: Path) -> None:
-    """Over NFS a file is seen a moment after the job has ended that wrote it."""
-    until = time.monotonic() + COMES_WITHIN
-    while not outcome.exists() and time.monotonic() < until:
-        time.sleep(LOOKS_EVERY)
-
-
-def _follow(launcher: Launcher, running: Running, folder: Path, reporter: Reporter, stop: Stop) -> Seen:
-    """Relay the job's events until it has ended and all are told. Each new state is told with its reason."""
-    lines, told, asks = _Lines(folder / EVENTS, folder / WATCHED), Seen("running"), _Again(running.stop)
-    while True:
-        seen = running.look()
-        if seen.state not in GOES_ON_BY_ITSELF:
-            break
-        if seen != told:
-            reporter.note(_sentence(running, seen))
-            told = seen
-        until = time.monotonic() + launcher.looks_every
-        while time.monotonic() < until:
-            lines.tell(reporter)
-            if stop.now.is_set():
+def _follow(launcher: Launcher, job: Job, folder: Path, reporter: Reporter, stop: StopRequest) -> JobStatus:
+    """Return the job's final status; until the job ends, relay its events and note each change of its status."""
+    events, noted, next_request = _EventRelay(folder), JobStatus("running"), 0.0
+    while (status := job.poll()).state in ACTIVE_STATES:
+        if status != noted:
+            verb = "runs" if status.state == "running" else "waits"
+            reporter.note(f"{job.name} {verb}" + (f": {status.reason}" if status.reason else ""))
+            noted = status
+        next_poll = time.monotonic() + launcher.poll_interval_seconds
+        while time.monotonic() < next_poll:
+            events.relay_new(reporter)
+            if stop.kill_requested.is_set():
                 raise KeyboardInterrupt
-            if stop.wanted_of(running):
-                asks()
-            elif stop.leave.is_set():
-                raise LeftError(f"{running.name} goes on, and is watched no longer", hint=GOES_ON)
-            time.sleep(LOOKS_EVERY)
-    lines.tell(reporter)
-    return seen
+            if stop.should_stop(job):
+                if time.monotonic() >= next_request:  # repeated: a job that is starting misses the first request
+                    job.request_stop()
+                    next_request = time.monotonic() + STOP_REPEAT_SECONDS
+            elif stop.detach_requested.is_set():
+                raise DetachedError(f"{job.name} continues and is no longer watched", hint=RESUME_HINT)
+            time.sleep(POLL_INTERVAL_SECONDS)
+    events.relay_new(reporter)
+    return status
 
 
-def _sentence(running: Running, seen: Seen) -> str:
-    return f"{running.name} {'runs' if seen.state == 'running' else 'waits'}" + (f": {seen.reason}" if seen.reason else "")
+class _EventRelay:
+    """Relay of a job's event file that reports each line once, even if the watching process was restarted."""
 
+    def __init__(self, folder: Path) -> None:
+        self._events, self._state = folder / EVENTS_FILENAME, folder / RELAY_STATE_FILENAME
+        self._offset = int(read_json_object(self._state).get("events_told", 0))
 
-class _Again:
-    """A call that is made at once and then every few seconds: a job that is just beginning does not hear the first one."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call, self._next = call, 0.0
-
-    def __call__(self) -> None:
-        if time.monotonic() >= self._next:
-            self._call()
-            self._next = time.monotonic() + ASKS_EVERY
-
-
-class _Lines:
-    """The whole lines that were added to a file since it was last looked at, by whoever watched: `place` says how far that was."""
-
-    def __init__(self, path: Path, place: Path) -> None:
-        self._path, self._place = path, place
-        self._read = int((_read(place) or {}).get("events_told", 0))
-
-    def tell(self, reporter: Reporter) -> None:
-        if not self._path.exists():
+    def relay_new(self, reporter: Reporter) -> None:
+        """Relay the complete lines that were appended since the last call."""
+        if not self._events.exists():
             return
-        if self._path.stat().st_size < self._read:  # the job began anew
-            self._read = 0
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        if not whole:
+        if self._events.stat().st_size < self._offset:  # a restarted job truncated the file
+            self._offset = 0
+        with self._events.open("rb") as file:
+            file.seek(self._offset)
+            complete, newline, _ = file.read().rpartition(b"\n")
+        if not newline:
             return
-        self._read += len(whole)
-        for line in whole.decode().splitlines():
-            if event := event_in(line):
-                relay(event, reporter)
-        artifacts.write_atomically(self._place, json.dumps({"events_told": self._read}))
+        self._offset += len(complete) + 1
+        for line in complete.decode().splitlines():
+            if event := parse_event(line):
+                relay_event(event, reporter)
+        artifact_folder.write_atomically(self._state, json.dumps({"events_told": self._offset}))
 
 
-def _outcome(running: Running, seen: Seen, folder: Path) -> dict[str, Any]:
-    """What the job left. Raises the error in it, that of the process which failed by itself before those that only lost it; LostJobError
-    or JobEndedError where there is nothing."""
-    paths = [folder / OUTCOME, *sorted(folder.glob("outcome-*.json"))]
-    outcomes = [left for path in paths if (left := _read(path))]
-    failed = sorted((left for left in outcomes if "error" in left), key=lambda left: bool(left["error"]["kind"] == LostJobError.kind))
-    outside = f"{running.name} was ended from outside: {seen.reason}" if seen.state in ("ended", "cancelled") else ""
-    if failed:
-        forget_outcomes(folder)  # it is told now: the next call begins a new job
-        raise _as_told(failed[0], outside)
-    if outcomes:  # also where the job was ended when its work was done
+def _collect_outcome(job: Job, status: JobStatus, folder: Path) -> JsonObject:
+    """Return the job's outcome, or raise its error, preferably one that does more than report a lost process."""
+    paths = [folder / OUTCOME_FILENAME, *sorted(folder.glob("outcome-*.json"))]
+    outcomes = list(filter(None, map(read_json_object, paths)))
+    failures = [outcome for outcome in outcomes if "error" in outcome]
+    failures.sort(key=lambda outcome: outcome["error"]["kind"] == LostJobError.kind)
+    cause = f"{job.name} was terminated externally: {status.reason}" if status.state in ("ended", "cancelled") else ""
+    if failures:
+        delete_outcomes(folder)  # the next call starts a new job
+        error, exit_code = failures[0]["error"], failures[0]["exit_code"]
+        if error["kind"] == LostJobError.kind:
+            raise LostJobError(error["message"], hint=error["hint"])
+        if cause and exit_code == EXIT_INTERRUPTED:  # the outcome does not contain the cause of the interruption
+            error = error | {"message": f"{cause}; {error['message']}"}
+        raise TunelineError.from_dict(error, exit_code)
+    if outcomes:  # also if the job was ended after its work was done
         return outcomes[0]
-    if outside:
-        raise JobEndedError(outside, hint=GOES_ON)
-    said = last_words(running.logs()) or seen.reason or "it printed nothing"
-    raise LostJobError(f"{running.name or 'the job'} in {folder} ended without an outcome: {said}", hint=GOES_ON)
+    if cause:
+        raise JobEndedError(cause, hint=RESUME_HINT)
+    reason = read_last_log_line(job.list_logs()) or status.reason or "the logs are empty"
+    raise LostJobError(f"{job.name or 'the job'} in {folder} ended without an outcome: {reason}", hint=RESUME_HINT)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_json_object(path: Path) -> JsonObject:
+    """Return the JSON object in a file, or an empty object if the file is missing or incomplete."""
     try:
-        left: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: JsonObject = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return left
+        return {}
+    return content
 
 
-def _as_told(left: dict[str, Any], outside: str) -> TunelineError:
-    """The error that a process left; one that was interrupted knows nothing of who did it."""
-    if outside and left["exit_code"] == EXIT_INTERRUPTED:
-        left = left | {"error": left["error"] | {"message": f"{outside}; {left['error']['message']}"}}
-    if left["error"]["kind"] == LostJobError.kind:
-        return LostJobError(left["error"]["message"], hint=left["error"]["hint"])
-    return TunelineError.from_dict(left["error"], left["exit_code"])
-
-
-def last_words(logs: Sequence[Path]) -> str:
-    """The last line that any of these logs has, "" where they have none."""
+def read_last_log_line(logs: Sequence[Path]) -> str:
+    """Return the last line of the last non-empty log, truncated to 300 characters."""
     texts = [path.read_text(encoding="utf-8", errors="replace").strip() for path in logs if path.is_file()]
-    said = [text.splitlines()[-1].strip() for text in texts if text]
-    return said[-1][:300] if said else ""
+    lines = [text.splitlines()[-1].strip() for text in texts if text]
+    return lines[-1][:300] if lines else ""
 
 
-def logs_of_nodes(folder: Path) -> list[Path]:
-    """What each process of each node wrote to standard error, in the order of nodes and ranks; a node's own log before its processes'."""
-    found: list[Path] = []
-    for node in sorted((folder / NODES).glob("*"), key=lambda path: int(path.name)):
-        found += [node / "torchrun.log", *sorted((node / "logs").rglob("stderr.log"), key=lambda log: int(log.parent.name))]
-    return found
+def list_process_logs(folder: Path) -> list[Path]:
+    """Return torchrun's log and the standard error of each process in rank order, for one node."""
+    return [
+        folder / "torchrun.log",
+        *sorted((folder / LOGS_FOLDER).rglob("stderr.log"), key=lambda log: int(log.parent.name)),
+    ]
+
+
+def list_node_logs(folder: Path) -> list[Path]:
+    """Return the logs of all nodes of a job, by node and rank."""
+    nodes = sorted((folder / NODES_FOLDER).glob("*"), key=lambda path: int(path.name))
+    return [log for node in nodes for log in list_process_logs(node)]

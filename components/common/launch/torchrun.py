@@ -1,4 +1,7 @@
-"""Several processes on this machine, started by torchrun (torch.distributed.run): a whole job, or one node's part of one."""
+"""Processes on this machine under torchrun (torch.distributed.run).
+
+They are the whole job of the launcher `process`, or one node's part of a larger job.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from pathlib import Path
 
 import psutil
 
-from components.common import cores, process
-from components.common.launch import Command, Seen
+from components.common.artifacts import code_digest
+from components.common.launch import LOGS_FOLDER, Command, JobStatus, list_process_logs
+from components.common.runtime import cpu_cores, process_control
 
-LOGS = "logs"
-PATIENCE = 10.0  # seconds for a cancelled job to end by itself
+CANCEL_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the processes of several nodes meet: the first node's address and port, and which node this is."""
+    """Rank of this node, and the rendezvous of the processes of all nodes: the address and port of node 0."""
 
     node: int
     address: str
@@ -31,101 +34,106 @@ class Rendezvous:
 
 
 @dataclass
-class LocalJob:
-    """torchrun, which leads a session of its own, and its processes. They end when this process does, however that ends."""
+class TorchrunJob:
+    """torchrun and its processes in a separate session. `guard` ends them if this process is killed."""
 
     torchrun: subprocess.Popen[bytes]
     guard: subprocess.Popen[bytes]
     folder: Path
-    ending: signal.Signals = signal.SIGTERM
+    cancel_signal: signal.Signals = signal.SIGTERM
     name: str = ""
 
-    def look(self) -> Seen:
-        """Whether it runs, and how it ended."""
+    def poll(self) -> JobStatus:
+        """Return the status of torchrun."""
         code = self.torchrun.poll()
-        return Seen("running" if code is None else "succeeded" if code == 0 else "failed")
+        return JobStatus("running" if code is None else "succeeded" if code == 0 else "failed")
 
-    def stop(self) -> None:
-        """Ask every process to save its work; torchrun itself would give them half a minute and then kill them. Before they are there,
-        there is nothing to save."""
+    def request_stop(self) -> None:
+        """Send SIGTERM to the workers, or to torchrun if it has no workers.
+
+        After a SIGTERM to torchrun, torchrun would kill its workers within half a minute.
+        """
         with suppress(psutil.NoSuchProcess):
-            workers = psutil.Process(self.torchrun.pid).children()
-            for one in workers or [psutil.Process(self.torchrun.pid)]:
-                one.send_signal(signal.SIGTERM)
+            torchrun = psutil.Process(self.torchrun.pid)
+            for process in torchrun.children() or [torchrun]:
+                process.send_signal(signal.SIGTERM)
 
     def cancel(self) -> None:
-        """End it now."""
+        """Cancel the job immediately."""
         if self.torchrun.poll() is None:
-            self.torchrun.send_signal(self.ending)
+            self.torchrun.send_signal(self.cancel_signal)
             with suppress(subprocess.TimeoutExpired):
-                self.torchrun.wait(PATIENCE)
+                self.torchrun.wait(CANCEL_TIMEOUT_SECONDS)
         with suppress(ProcessLookupError):
             os.killpg(self.torchrun.pid, signal.SIGKILL)
         self.torchrun.wait()
         self.guard.wait()
 
-    def logs(self) -> list[Path]:
-        """What each process wrote to standard error, in the order of their ranks; torchrun's own first."""
-        return [self.folder / "torchrun.log", *sorted((self.folder / LOGS).rglob("stderr.log"), key=lambda log: int(log.parent.name))]
+    def list_logs(self) -> list[Path]:
+        """Return the paths of torchrun's log and of each process's standard error, by rank."""
+        return list_process_logs(self.folder)
 
 
 @dataclass(frozen=True)
-class TorchRun:
-    """The local launcher. Its jobs end with who watches them, so there is never one to find again.
+class TorchrunLauncher:
+    """The launcher `process`. Its jobs end with the watching process, so `find` returns None.
 
-    `deaf`: a SIGTERM to all processes is for those that train. torchrun would kill them half a minute later, while they still save.
-    `environment`: variables for the processes, such as those that say which accelerators are theirs.
+    Attributes:
+        rendezvous: rendezvous of a job with several nodes.
+        ignores_sigterm: whether torchrun ignores SIGTERM; otherwise, it kills workers that need longer to save.
+        environment: further variables of the processes, such as those that select accelerators.
     """
 
-    meeting: Rendezvous | None = None
-    deaf: bool = False
-    looks_every: float = 0.2
-    resumes: int = 0
+    rendezvous: Rendezvous | None = None
+    ignores_sigterm: bool = False
+    poll_interval_seconds: float = 0.2
+    max_resumes: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def start(self, command: Command, folder: Path) -> LocalJob:
-        """Start the command's processes on this node, which share this process's cores among them."""
-        shutil.rmtree(folder / LOGS, ignore_errors=True)  # of an earlier job
-        job = secrets.token_hex(8)
-        arguments = [*self._nodes(command), f"--nproc-per-node={command.processes}", "--max-restarts=0"]
-        arguments += [f"--log-dir={folder / LOGS}", "--redirects=3", "-m", command.module, *command.arguments]
-        threads = os.environ.get("TUNELINE_JOB_THREADS") or str(max(1, cores.threads() // command.processes))
-        environment = process.python_environment(
-            TUNELINE_THREADS=threads, OMP_NUM_THREADS=threads, PYTHONPATH=import_path(), TUNELINE_JOB=job, **self.environment
-        )
-        if self.deaf:
+    def start(self, command: Command, folder: Path) -> TorchrunJob:
+        """Start the command's processes on this node. The processes share the cores of this process."""
+        shutil.rmtree(folder / LOGS_FOLDER, ignore_errors=True)  # of an earlier job
+        job_id = secrets.token_hex(8)
+        arguments = ["--standalone", "--nnodes=1"]
+        if rendezvous := self.rendezvous:
+            arguments = [f"--nnodes={command.nodes}", f"--node-rank={rendezvous.node}"]
+            arguments += [f"--master-addr={rendezvous.address}", f"--master-port={rendezvous.port}"]
+        arguments += [f"--nproc-per-node={command.processes}", "--max-restarts=0"]
+        arguments += [f"--log-dir={folder / LOGS_FOLDER}", "--redirects=3", "-m", command.module, *command.arguments]
+        if self.ignores_sigterm:
             arguments.insert(0, "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT")
+        cores_per_process = max(1, cpu_cores.get_thread_count() // command.processes)
+        threads = os.environ.get("TUNELINE_JOB_THREADS") or str(cores_per_process)
+        environment = process_control.build_python_environment(
+            TUNELINE_THREADS=threads,
+            OMP_NUM_THREADS=threads,
+            PYTHONPATH=build_import_path(),
+            TUNELINE_JOB=job_id,
+            **self.environment,
+        )
         with (folder / "torchrun.log").open("wb") as log:
             torchrun = subprocess.Popen(
-                process.module_command("torch.distributed.run", *arguments),
+                process_control.build_module_command("torch.distributed.run", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_deaf if self.deaf else process.die_with_parent,
+                preexec_fn=_ignore_sigterm if self.ignores_sigterm else process_control.die_with_parent,
             )
-        guard = process.guard_job(torchrun.pid, f"TUNELINE_JOB={job}")
-        return LocalJob(torchrun, guard, folder, signal.SIGINT if self.deaf else signal.SIGTERM)
+        guard = process_control.start_job_guard(torchrun.pid, f"TUNELINE_JOB={job_id}")
+        return TorchrunJob(torchrun, guard, folder, signal.SIGINT if self.ignores_sigterm else signal.SIGTERM)
 
     def find(self, folder: Path) -> None:
-        """There is none."""
-
-    def _nodes(self, command: Command) -> list[str]:
-        if self.meeting is None:
-            return ["--standalone", "--nnodes=1"]
-        there = [f"--master-addr={self.meeting.address}", f"--master-port={self.meeting.port}"]
-        return [f"--nnodes={command.nodes}", f"--node-rank={self.meeting.node}", *there]
+        """Return None: jobs do not outlive the watching process."""
 
 
-def _deaf() -> None:
-    """For torchrun; its workers inherit it until they say otherwise."""
-    process.die_with_parent()
+def _ignore_sigterm() -> None:
+    """Ignore SIGTERM in torchrun's process; its workers inherit this until they install a handler."""
+    process_control.die_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def import_path() -> str:
-    """Where our packages are imported from, for processes that are not allowed to look into their working directory."""
-    from components.common import hashing
-
-    return os.pathsep.join([str(hashing.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+def build_import_path() -> str:
+    """Return a PYTHONPATH of the root of tuneline's packages and the current value, without the working directory."""
+    return os.pathsep.join(filter(None, [str(code_digest.ROOT), os.environ.get("PYTHONPATH")]))

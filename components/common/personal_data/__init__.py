@@ -1,26 +1,25 @@
-"""Personal data and secrets: found in texts, counted by kind, and redacted to a typed placeholder.
+"""Detection of personal data and secrets in texts, counts by kind, and redaction by typed placeholders.
 
-Nothing here prints, logs or returns a value that was found: a finding is its kind and its place.
+No function prints, logs or returns a detected value: a finding consists of a kind and a position.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from components.common.personal_data import names
-from components.common.personal_data.config import NamesConfig
-from components.common.personal_data.kinds import DIGITS, KINDS
+from components.common.personal_data import named_entities
+from components.common.personal_data.detectors import DETECTORS, SEVEN_DIGITS
+from components.common.personal_data.names_config import NamesConfig
 
-PLACEHOLDERS = {**{kind: detector.placeholder for kind, detector in KINDS.items()}, **names.PLACEHOLDERS}
-ORDER = {kind: place for place, kind in enumerate(PLACEHOLDERS)}
-NONE: Counter[str] = Counter()
+PLACEHOLDERS = {**{kind: detector.placeholder for kind, detector in DETECTORS.items()}, **named_entities.PLACEHOLDERS}
+KIND_PRIORITY = {kind: position for position, kind in enumerate(PLACEHOLDERS)}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Where personal data stands in a text: `start` inclusive, `end` exclusive, in characters."""
+    """The position of personal data in a text: `start` inclusive, `end` exclusive, in characters."""
 
     kind: str
     start: int
@@ -28,62 +27,68 @@ class Finding:
 
 
 def find(text: str, names_config: NamesConfig | None = None) -> list[Finding]:
-    """What personal data and secrets stand in the text, in their order; of findings that overlap the one whose kind is first in KINDS.
+    """Return the personal data and secrets in a text, ordered by position.
 
-    Names and locations are looked for where `names_config` names a model. Raises ConfigurationError when that cannot be used.
+    Of overlapping findings, the finding whose kind is first in DETECTORS is returned. Names and locations are searched
+    for if `names_config` sets a model.
+
+    Raises:
+        ConfigurationError: the model for names cannot be loaded.
     """
-    found: list[Finding] = []
-    digits = DIGITS.search(text) is not None
-    for kind, detector in KINDS.items():
-        if (digits or not detector.digits) and detector.may(text):
-            found += [Finding(kind, start, end) for start, end in detector.spans(text)]
+    findings: list[Finding] = []
+    has_digits = SEVEN_DIGITS.search(text) is not None
+    for kind, detector in DETECTORS.items():
+        if (has_digits or not detector.needs_digits) and detector.may_contain(text):
+            findings += [Finding(kind, start, end) for start, end in detector.find_spans(text)]
     if names_config and names_config.model:
-        found += [Finding(kind, start, end) for kind, start, end in names.find(text, names_config)]
-    return _apart(found) if len(found) > 1 else found
-
-
-def _apart(found: Iterable[Finding]) -> list[Finding]:
-    """Findings in their order, none overlapping another."""
+        findings += [Finding(*name) for name in named_entities.find_names(text, names_config)]
     kept: list[Finding] = []
-    for one in sorted(found, key=lambda one: (one.start, ORDER[one.kind], -one.end)):
-        while kept and one.start < kept[-1].end and ORDER[one.kind] < ORDER[kept[-1].kind]:
+    for finding in sorted(findings, key=lambda found: (found.start, KIND_PRIORITY[found.kind], -found.end)):
+        priority = KIND_PRIORITY[finding.kind]
+        while kept and finding.start < kept[-1].end and priority < KIND_PRIORITY[kept[-1].kind]:
             kept.pop()
-        if not kept or one.start >= kept[-1].end:
-            kept.append(one)
+        if not kept or finding.start >= kept[-1].end:
+            kept.append(finding)
     return kept
 
 
-def redact(text: str, kinds: Collection[str], names_config: NamesConfig | None = None, lead: str = "") -> tuple[str, Counter[str]]:
-    """The text with placeholders for what was found of `kinds`, and the count of findings by kind, of other kinds too.
+def redact(
+    text: str, kinds: Collection[str], names_config: NamesConfig | None = None, preceding_text: str = ""
+) -> tuple[str, Counter[str]]:
+    """Replace findings of `kinds` by placeholders, and count all findings by kind.
 
-    It is searched again until nothing is left to redact: a placeholder may bring a number nearer to the word that says what it is, and so
-    redacting a redacted text changes nothing. `lead` is what the text stands behind, such as the name of its field.
+    The search is repeated until the text contains no finding of `kinds`, because a placeholder can move a number closer
+    to a word that labels it. Redaction is therefore idempotent.
+
+    Args:
+        preceding_text: context before the text, such as its field name; searched, but not redacted.
+
+    Returns:
+        The redacted text and the counts.
     """
-    found = _behind(lead, text, names_config)
-    counts = Counter(one.kind for one in found) if found else NONE
-    while mine := [one for one in found if one.kind in kinds]:
-        text = _replaced(text, mine)
-        found = _behind(lead, text, names_config)
-        counts.update(one.kind for one in found if one.kind in kinds)
+    found = _find_after(preceding_text, text, names_config)
+    counts = Counter(finding.kind for finding in found)
+    while redacted := [finding for finding in found if finding.kind in kinds]:
+        parts, done = [], 0
+        for finding in redacted:
+            parts += [text[done : finding.start], PLACEHOLDERS[finding.kind]]
+            done = finding.end
+        text = "".join([*parts, text[done:]])
+        found = _find_after(preceding_text, text, names_config)
+        counts.update(finding.kind for finding in found if finding.kind in kinds)
     return text, counts
 
 
-def _behind(lead: str, text: str, names_config: NamesConfig | None) -> list[Finding]:
-    """What is found in the text when it stands behind `lead`."""
-    if not lead:
-        return find(text, names_config)
-    by = len(lead)
-    return [Finding(one.kind, one.start - by, one.end - by) for one in find(lead + text, names_config) if one.start >= by]
+def _find_after(preceding_text: str, text: str, names_config: NamesConfig | None) -> list[Finding]:
+    """Return the findings in the text, searched after `preceding_text`."""
+    offset = len(preceding_text)
+    return [
+        Finding(found.kind, found.start - offset, found.end - offset)
+        for found in find(preceding_text + text, names_config)
+        if found.start >= offset
+    ]
 
 
-def _replaced(text: str, found: Iterable[Finding]) -> str:
-    parts, done = [], 0
-    for one in found:
-        parts += [text[done : one.start], PLACEHOLDERS[one.kind]]
-        done = one.end
-    return "".join([*parts, text[done:]])
-
-
-def masked(text: str, names_config: NamesConfig | None = None) -> str:
-    """What is told to people of a text: with placeholders for all that was found in it, also of kinds that rows may keep."""
+def mask(text: str, names_config: NamesConfig | None = None) -> str:
+    """Replace findings of all kinds by placeholders, so that the text can be displayed."""
     return redact(text, PLACEHOLDERS, names_config)[0]

@@ -1,0 +1,1 @@
+"""Metrics of answers: text similarity, numeric answers and JSON answers."""

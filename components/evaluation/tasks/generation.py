@@ -1,172 +1,169 @@
-"""Greedy answers to prompts, compared with references by the metrics that the settings name."""
+"""Task kind `generation`: greedy answers, compared with references by the configured metrics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
 
-from components.common.errors import InputError
-from components.evaluation.metrics import numbers, structured, words
-from components.evaluation.task import Decoding, Engine, Given, Item, Metric, Scores
-from components.evaluation.tasks import asking, reading
-from components.evaluation.tasks.config import Generation
+from pydantic import Field, model_validator
 
-RIGHT = Metric("higher", right_or_wrong=True)
-LIKENESS = Metric("higher")
-METRICS: dict[str, Metric] = {
-    "exact_match": RIGHT,
-    "f1": LIKENESS,
-    "rouge_l": LIKENESS,
-    "chrf": LIKENESS,
-    "json_valid": RIGHT,
-    "json_schema": RIGHT,
-    "final_number": RIGHT,
-    "marked_number": RIGHT,
+from components.common.runtime.errors import InputError
+from components.evaluation.metrics import json_answers, numeric_answers, text_similarity
+from components.evaluation.task_interface import Item, Metric, Scores, TaskContext
+from components.evaluation.tasks import item_encoding, record_files
+from components.evaluation.tasks.base_task import AnswerCheckTask
+from components.evaluation.tasks.config import AnswerSettings, FewShotSettings, check_distinct
+from components.evaluation.tasks.item_encoding import Message
+
+GenerationMetric = Literal[
+    "exact_match", "f1", "rouge_l", "chrf", "json_valid", "json_schema", "final_number", "marked_number"
+]
+BINARY, SIMILARITY = Metric("higher", is_binary=True), Metric("higher")
+REFERENCE_METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
+    "exact_match": text_similarity.exact_match,
+    "f1": text_similarity.f1,
+    "rouge_l": text_similarity.rouge_l,
+    "chrf": text_similarity.chrf,
+    "final_number": numeric_answers.score_final_number,
+    "marked_number": numeric_answers.score_marked_number,
 }
-BY_REFERENCE: dict[str, Callable[[str, Sequence[str]], float]] = {
-    "exact_match": words.exact_match,
-    "f1": words.f1,
-    "rouge_l": words.rouge_l,
-    "chrf": words.chrf,
-    "final_number": numbers.same_number,
-    "marked_number": numbers.same_marked_number,
-}
-# What a reference has to hold for a metric, or no answer could ever be right.
-NEEDS: dict[str, Callable[[str], Any]] = {
-    "final_number": lambda reference: numbers.final_number(reference) is not None,
-    "marked_number": numbers.marked_number,
+# Checks of whether an answer can match the reference.
+REFERENCE_CHECKS: dict[str, Callable[[str], bool]] = {
+    "final_number": lambda reference: numeric_answers.extract_final_number(reference) is not None,
+    "marked_number": lambda reference: bool(numeric_answers.extract_marked_number(reference)),
 }
 
 
-@dataclass(frozen=True)
-class GenerationTask:
-    """Prompts from a file or the dataset's test split, answered greedily."""
+class Generation(AnswerSettings, FewShotSettings):
+    """Settings of a generation task."""
 
-    settings: Generation
+    FILE_FIELDS: ClassVar[tuple[str, ...]] = ("data", "examples", "json_schema")
 
-    @property
-    def name(self) -> str:
-        """What metrics are named by."""
-        return self.settings.name
+    kind: Literal["generation"] = "generation"
+    data: str = Field(
+        "",
+        description="File of rows with prompt or messages, and reference or references. "
+        "Empty: the dataset's test split.",
+    )
+    reference_field: str = Field(
+        "reference", min_length=1, description="Field that contains a row's reference: a text, or a list of texts."
+    )
+    metrics: list[GenerationMetric] = Field(
+        ["exact_match", "f1"],
+        min_length=1,
+        description="Metrics: exact_match, f1, rouge_l, chrf, json_valid, json_schema, final_number, marked_number.",
+    )
+    system: str = Field(
+        "",
+        description="System message for prompts without a system message. Without a chat template, it is the text "
+        "before the prompt. Empty: no system message.",
+    )
+    stop: list[str] = Field([], description="Stop texts. A stop text ends an answer and is removed from it.")
+    json_schema: str = Field("", description="File with the JSON Schema for the metric json_schema. Empty: no schema.")
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """Those that the settings name."""
-        return {name: METRICS[name] for name in self.settings.metrics}
+    @model_validator(mode="after")
+    def _check_metrics(self) -> Generation:
+        check_distinct(list(self.metrics))
+        if ("json_schema" in self.metrics) != bool(self.json_schema):
+            raise ValueError(
+                f"json_schema is {self.json_schema or 'empty'}; expected a file if metrics contains json_schema, "
+                "else empty"
+            )
+        return self
 
-    @property
-    def against_base(self) -> bool:
-        """An answer is compared with references alone."""
-        return False
 
-    def items(self, given: Given) -> list[Item]:
-        """The prompts, each with its examples and system message; `ask` holds also the decoding and the schema."""
-        settings, schema = self.settings, self._schema()
-        needed = [name for name in settings.metrics if name in BY_REFERENCE]
-        before = self._before(given)
-        decoding = {"chat": settings.chat, "max_new_tokens": settings.max_new_tokens, "stop": settings.stop}
-        made = []
-        for item in asking.row_items(settings, given, referenced=bool(needed)):
-            _check(item, needed)
-            messages = self._asked(item.ask["messages"], before)
-            made.append(_with(item, {**item.ask, **decoding, "messages": messages, "schema": schema}))
-        return asking.first(made, settings.max_items)
+class GenerationTask(AnswerCheckTask[Generation]):
+    """Greedy answers to prompts from a file or from the dataset's test split."""
 
-    def _schema(self) -> Any:
-        if not self.settings.json_schema:
-            return None
-        schema = reading.json_file(self.settings.json_schema, "json_schema")
-        structured.validator(schema, self.settings.json_schema)
-        return schema
+    METRICS: ClassVar = {
+        "exact_match": BINARY,
+        "f1": SIMILARITY,
+        "rouge_l": SIMILARITY,
+        "chrf": SIMILARITY,
+        "json_valid": BINARY,
+        "json_schema": BINARY,
+        "final_number": BINARY,
+        "marked_number": BINARY,
+    }
 
-    def _before(self, given: Given) -> list[dict[str, str]]:
-        """The examples as turns; without a chat template each ends with an empty line."""
-        settings = self.settings
-        if not settings.shots:
-            return []
-        turns: list[dict[str, str]] = []
-        shown = reading.records(settings.examples, "examples")[: settings.shots]
-        if len(shown) < settings.shots:
-            raise InputError(f"{settings.examples} has {len(shown)} rows, and {settings.shots} are to be shown", hint="Lower shots.")
-        for one in shown:
-            field = settings.reference_field if settings.reference_field in one.row else "references"
-            turns += [m for m in asking.messages_of(one, settings.prompt_field) if m["role"] != "assistant"]
-            turns.append({"role": "assistant", "content": one.texts(field)[0] if field in one.row else _last_answer(one, settings)})
+    def build_items(self, context: TaskContext) -> list[Item]:
+        """Return the prompts with examples and system message; `request` also holds the decoding and the schema."""
+        settings, schema = self.settings, None
+        if settings.json_schema:
+            schema = record_files.read_json_file(settings.json_schema, "json_schema")
+            json_answers.build_validator(schema, settings.json_schema)
+        reference_metrics = [name for name in settings.metrics if name in REFERENCE_METRICS]
+        reference_field = settings.reference_field if reference_metrics else ""
+        examples = self._read_example_turns()
+        values = {**settings.model_dump(include={"chat", "max_new_tokens", "stop"}), "schema": schema}
+        items = []
+        for item in item_encoding.build_row_items(settings, context, reference_field):
+            references = item.request["references"]
+            for metric in reference_metrics:
+                if not any(REFERENCE_CHECKS.get(metric, bool)(reference) for reference in references):
+                    problem = f"no reference that {metric} can compare" if any(references) else "no reference"
+                    raise InputError(
+                        f"item {item.id} has {problem}", hint="Give every row a reference, or choose another metric."
+                    )
+            messages = self._assemble_messages(item.request["messages"], examples)
+            prompt = "\n\n".join(m["content"].strip() for m in messages)
+            length = item.length
+            if prompt != item.prompt:
+                length = math.ceil(length * (len(prompt) / max(len(item.prompt), 1)))
+            request = {**item.request, **values, "messages": messages}
+            items.append(replace(item, prompt=prompt, length=length, request=request))
+        return items
+
+    def _read_example_turns(self) -> list[Message]:
+        """Return the few-shot examples as user and assistant turns."""
+        settings, turns = self.settings, list[Message]()
+        for record in item_encoding.read_examples(settings):
+            messages = item_encoding.read_messages(record, settings.prompt_field)
+            field = settings.reference_field if settings.reference_field in record.row else "references"
+            if field in record.row:
+                answer = record.get_texts(field)[0]
+            elif messages[-1]["role"] == "assistant":
+                answer = messages[-1]["content"]
+            else:
+                raise record.build_error("is an example without a reference")
+            turns += [m for m in messages if m["role"] != "assistant"]
+            turns.append({"role": "assistant", "content": answer})
         return turns
 
-    def _asked(self, messages: Sequence[Mapping[str, str]], before: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    def _assemble_messages(self, messages: Sequence[Message], examples: Sequence[Message]) -> list[Message]:
+        """Return system message, examples and prompt; without a chat template, as one text."""
         system = [m for m in messages if m["role"] == "system"]
         if not system and self.settings.system:
             system = [{"role": "system", "content": self.settings.system}]
-        turns = [dict(m) for m in (*system, *before, *(m for m in messages if m["role"] != "system"))]
-        return turns if self.settings.chat else _as_text(turns)
+        turns = [dict(m) for m in (*system, *examples, *(m for m in messages if m["role"] != "system"))]
+        if self.settings.chat:
+            return turns
+        text = ""
+        for turn in turns:  # an empty line follows every example
+            if turn["role"] == "system":
+                text += turn["content"] + "\n\n"
+            elif turn["role"] == "assistant":
+                text += ("" if text.endswith((" ", "\n")) else " ") + turn["content"].strip() + "\n\n"
+            else:
+                text += turn["content"]
+        return [{"role": "user", "content": text}]
 
-    def score(self, engine: Engine, items: Sequence[Item], given: Given, base: Scores | None) -> Scores:
-        """The answers, and by metric one score an item."""
-        answers = answered(engine, items, self.settings.max_new_tokens, given, stop=self.settings.stop, as_chat=self.settings.chat)
-        schema = items[0].ask["schema"] if items else None
-        checker = structured.validator(schema, self.settings.json_schema) if schema is not None else None
-        pairs = _pairs(answers, items)
-        values = {str(name): [_score(name, answer, item, checker) for answer, item in pairs] for name in self.settings.metrics}
+    def check_answers(self, answers: Sequence[str], items: Sequence[Item]) -> Scores:
+        """Return the answers with one score per item and metric."""
+        schema = items[0].request["schema"] if items else None
+        validator = json_answers.build_validator(schema, self.settings.json_schema) if schema is not None else None
+
+        def score_answer(metric: str, answer: str, item: Item) -> float:
+            if metric == "json_valid":
+                return json_answers.score_json(answer)
+            if metric == "json_schema":
+                return json_answers.score_schema(answer, validator)
+            return REFERENCE_METRICS[metric](answer, item.request["references"])
+
+        values = {
+            str(metric): [score_answer(metric, answer, item) for answer, item in zip(answers, items, strict=True)]
+            for metric in self.settings.metrics
+        }
         return Scores(values, answers=answers)
-
-
-def answered(
-    engine: Engine, items: Sequence[Item], max_new_tokens: int, given: Given, *, stop: Sequence[str] = (), as_chat: bool = True
-) -> list[str]:
-    """One greedy answer an item, without white space around it."""
-    prompts = [asking.prompt_ids(engine.tokenizer, item, as_chat=as_chat) for item in items]
-    prompts = asking.within_room(prompts, engine.room, max_new_tokens, given.reporter)
-    return [answer.strip() for answer in engine.answers(prompts, Decoding(max_new_tokens, tuple(stop)), given.reporter)]
-
-
-def _pairs(answers: Sequence[str], items: Sequence[Item]) -> list[tuple[str, Item]]:
-    return list(zip(answers, items, strict=True))
-
-
-def _score(metric: str, answer: str, item: Item, checker: Any) -> float:
-    if metric == "json_valid":
-        return structured.json_valid(answer)
-    if metric == "json_schema":
-        return structured.follows(answer, checker)
-    return BY_REFERENCE[metric](answer, item.ask["references"])
-
-
-def _check(item: Item, needed: Sequence[str]) -> None:
-    """Raise InputError where the item has no reference that the metrics could compare with."""
-    references = item.ask["references"]
-    for metric in needed:
-        if not references or not any(NEEDS.get(metric, bool)(reference) for reference in references):
-            what = "no reference" if not any(references) else f"no reference with what {metric} compares"
-            raise InputError(f"item {item.id} has {what}", hint="Give every row its reference, or measure something else.")
-
-
-def _with(item: Item, ask: Mapping[str, Any]) -> Item:
-    """The item with more to ask; its prompt is all that the model is shown."""
-    prompt = "\n\n".join(m["content"].strip() for m in ask["messages"])
-    scale = len(prompt) / max(len(item.prompt), 1)
-    length = item.length if prompt == item.prompt else math.ceil(item.length * scale)
-    return Item(item.id, prompt, item.reference, item.source, item.category, length, ask)
-
-
-def _last_answer(one: reading.Record, settings: Generation) -> str:
-    turns = asking.messages_of(one, settings.prompt_field)
-    if turns[-1]["role"] != "assistant":
-        raise one.wrong("is an example without a reference")
-    return turns[-1]["content"]
-
-
-def _as_text(turns: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The turns as one text to be continued: an example's answer follows its prompt, and an empty line parts the examples."""
-    text = ""
-    for turn in turns:
-        content = turn["content"]
-        if turn["role"] == "system":
-            text += content + "\n\n"
-        elif turn["role"] == "assistant":
-            text += ("" if text.endswith((" ", "\n")) else " ") + content.strip() + "\n\n"
-        else:
-            text += content
-    return [{"role": "user", "content": text}]

@@ -1,104 +1,115 @@
-"""Loss and perplexity of the dataset's own test split, and a few answers to be read side by side."""
+"""Task kind `held_out`: loss and perplexity of the dataset's test split, and answers for a side-by-side comparison."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
-from components.common import chat, conversations
-from components.common.errors import InputError
-from components.evaluation.task import Continuation, Decoding, Engine, Given, Item, Metric, Scores
-from components.evaluation.tasks import asking
-from components.evaluation.tasks.config import HeldOut
+from pydantic import Field
 
-LOSS = Metric(better="lower", per_token=True)
+from components.common.models import chat_templates, conversation_rows
+from components.common.runtime.errors import InputError
+from components.evaluation.task_interface import Continuation, Engine, Item, Metric, Scores, TaskContext
+from components.evaluation.tasks import item_encoding
+from components.evaluation.tasks.base_task import Task
+from components.evaluation.tasks.config import TaskSettings
+from components.evaluation.tasks.record_files import Record
 
 
-@dataclass(frozen=True)
-class HeldOutTask:
-    """The test split: nats an answer token, and their exponential. `generations` items are answered greedily beside it."""
+class HeldOut(TaskSettings):
+    """Settings of a held_out task."""
 
-    settings: HeldOut
-    against_base: bool = False
+    kind: Literal["held_out"] = "held_out"
+    max_items: int | None = Field(
+        None, ge=2, description="Maximum number of test rows, in order of id. Default: evaluation.max_items."
+    )
+    generations: int = Field(
+        4,
+        ge=0,
+        description="Number of test rows to answer (greedily) for the comparison. Default: evaluation.generations.",
+    )
+    generation_tokens: int = Field(
+        48,
+        ge=1,
+        description="Maximum length of these answers in tokens. Default: evaluation.generation_tokens.",
+    )
+
+    def estimate_tokens(self, rows: int, mean_length: float) -> float:
+        """Estimate the tokens of all rows and of the generated answers."""
+        return rows * mean_length + self.generations * self.generation_tokens
+
+
+class HeldOutTask(Task[HeldOut]):
+    """Loss on the test split in nats per answer token (Σ nll / Σ tokens), and its exponential, the perplexity."""
+
+    METRICS: ClassVar = {
+        "loss": Metric("lower", per_token=True),
+        "perplexity": Metric("lower", per_token=True, exponential=True),
+    }
 
     @property
-    def name(self) -> str:
-        """held_out, unless it is named otherwise."""
-        return self.settings.name
+    def answer_limit(self) -> tuple[int, str]:
+        """The maximum length of the answers for the side-by-side comparison, and the name of its setting."""
+        return self.settings.generation_tokens if self.settings.generations else 0, "generation_tokens"
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """loss (Σ nll / Σ tokens, not a mean of means) and perplexity."""
-        return {"loss": LOSS, "perplexity": Metric(better="lower", per_token=True, exponential=True)}
-
-    def items(self, given: Given) -> list[Item]:
-        """The test rows by id, those without an answer within max_length left out. Raises InputError when fewer than two remain."""
-        dataset = asking.given_dataset(given)
-        rows = _rows(given)[: self.settings.max_items]
-        items = [item for row in rows if any((item := _item(row, given)).ask["answer"][1:])]
+    def build_items(self, context: TaskContext) -> list[Item]:
+        """Return the test rows with an answer within max_length. Raises InputError for fewer than two rows."""
+        dataset = item_encoding.require_dataset(context)
+        path = dataset.path / "test.parquet"
+        if dataset.manifest.summary.get("rows_kind") == conversation_rows.TEXT_KIND:
+            rows = conversation_rows.read_texts(path)
+        else:
+            rows = conversation_rows.read_conversations(path, conversation_rows.get_rows_kind(dataset))
+        labels = item_encoding.read_columns(dataset, "test", ["source", "meta"])
+        rows = [{**labels[row["id"]], **row} for row in sorted(rows, key=lambda row: str(row["id"]))]
+        rows = rows[: self.settings.max_items]
+        items = []
+        for row in rows:
+            prompt, reference, prompt_ids = "", "", list[int]()
+            if "text" in row:  # plain text: every token counts, and there is no prompt
+                ids = chat_templates.encode_text(context.tokenizer, row["text"])[: context.max_length]
+                answer_mask = [1] * len(ids)
+            else:
+                messages = row["messages"]
+                tools = json.loads(row["tools"]) if row.get("tools") else None
+                encoded = chat_templates.encode_conversation(
+                    context.tokenizer, messages, tools, max_length=context.max_length
+                )
+                ids, answer_mask = encoded.input_ids, encoded.answer_mask
+                last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=len(messages))
+                prompt = item_encoding.join_contents(messages[:last])
+                reference = str(messages[last]["content"]) if last < len(messages) else ""
+                if last:
+                    prompt_ids = chat_templates.encode_prompt(context.tokenizer, messages[:last], tools)
+            if any(answer_mask[1:]):
+                record = Record(str(row["id"]), row, str(path))
+                category = json.loads(record.get_optional("meta") or "{}").get("category") or ""
+                request = {"ids": ids, "answer": answer_mask, "prompt": prompt_ids}
+                source = record.get_optional("source")
+                items.append(Item(record.id, prompt, reference, source, str(category), len(ids), request))
         if len(items) < len(rows):
-            given.reporter.note(f"{len(rows) - len(items)} of {len(rows)} test rows have no answer within {given.max_length} tokens")
+            context.reporter.note(
+                f"{len(rows) - len(items)} of {len(rows)} test rows have no answer within {context.max_length} tokens"
+            )
         if len(items) < 2:
             raise InputError(
-                f"the test split of {dataset.path} has {len(items)} rows that can be measured, and an interval needs at least 2",
-                hint="Curate more data, raise the test fraction, or raise evaluation.max_length.",
+                f"the test split of {dataset.path} has {len(items)} rows with an answer; expected at least 2",
+                hint="Increase the number of rows, the test fraction or evaluation.max_length.",
             )
         return items
 
-    def score(self, engine: Engine, items: Sequence[Item], given: Given, base: Scores | None) -> Scores:
-        """Summed negative log-likelihood of each item's answer tokens (nats), weighed by their number, and the greedy answers."""
-        asked = [Continuation(item.ask["ids"], item.ask["answer"]) for item in items]
-        found = engine.likelihoods(asked, given.reporter)
-        nll, tokens = [-one.logprob for one in found], [float(one.tokens) for one in found]
-        values, weights = dict.fromkeys(self.metrics, nll), dict.fromkeys(self.metrics, tokens)
-        return Scores(values, weights, self._answers(engine, items, given))
+    def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
+        """Return each item's summed negative log-likelihood in nats, weighted by tokens, and the greedy answers."""
+        continuations = [Continuation(item.request["ids"], item.request["answer"]) for item in items]
+        likelihoods = engine.compute_likelihoods(continuations, context.reporter)
+        nll = [-likelihood.logprob for likelihood in likelihoods]
+        tokens = [float(likelihood.tokens) for likelihood in likelihoods]
 
-    def _answers(self, engine: Engine, items: Sequence[Item], given: Given) -> list[str | None]:
-        chosen = [i for i, item in enumerate(items) if item.ask["prompt"]][: self.settings.generations]
-        longest, asked = self.settings.generation_tokens, [items[i].ask["prompt"] for i in chosen]
-        prompts = asking.within_room(asked, engine.room, longest, given.reporter, setting="generation_tokens") if chosen else []
-        texts = engine.answers(prompts, Decoding(longest), given.reporter) if chosen else []
-        by_index = dict(zip(chosen, texts, strict=True))
-        return [by_index.get(i) for i in range(len(items))]
-
-
-def _rows(given: Given) -> list[dict[str, Any]]:
-    """The test rows in order of their ids, each with its source and its category where it says one."""
-    import pyarrow.parquet as parquet
-
-    dataset = asking.given_dataset(given)
-    path = dataset.path / "test.parquet"
-    text = dataset.manifest.summary.get("rows_kind") == conversations.TEXT
-    rows = conversations.texts(path) if text else conversations.read(path, conversations.kind_of(dataset))
-    told = parquet.read_table(path, columns=[name for name in ("id", "source", "meta") if name in parquet.read_schema(path).names])
-    beside = {str(one["id"]): one for one in told.to_pylist()}
-    return sorted(({**beside[str(row["id"])], **row} for row in rows), key=lambda row: str(row["id"]))
-
-
-def _item(row: dict[str, Any], given: Given) -> Item:
-    asked = _text(row, given) if "text" in row else _conversation(row, given)
-    meta = json.loads(row.get("meta") or "{}")
-    return Item(id=str(row["id"]), source=row.get("source") or "", category=str(meta.get("category") or ""), **asked)
-
-
-def _conversation(row: dict[str, Any], given: Given) -> dict[str, Any]:
-    messages: Sequence[dict[str, Any]] = row["messages"]
-    tools = json.loads(row["tools"]) if row.get("tools") else None
-    encoded = chat.encode(given.tokenizer, messages, tools, max_length=given.max_length)
-    last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=len(messages))
-    before = messages[:last]
-    prompt = chat.encode_prompt(given.tokenizer, before, tools) if before else []
-    return {
-        "prompt": "\n\n".join(str(m["content"]) for m in before),
-        "reference": str(messages[last]["content"]) if last < len(messages) else "",
-        "length": len(encoded.input_ids),
-        "ask": {"ids": encoded.input_ids, "answer": encoded.answer, "prompt": prompt},
-    }
-
-
-def _text(row: dict[str, Any], given: Given) -> dict[str, Any]:
-    """A plain text, every token of which counts; there is nothing to answer."""
-    ids = chat.encode_text(given.tokenizer, row["text"])[: given.max_length]
-    return {"prompt": "", "length": len(ids), "ask": {"ids": ids, "answer": [1] * len(ids), "prompt": []}}
+        answers: list[str | None] = [None] * len(items)
+        chosen = [i for i, item in enumerate(items) if item.request["prompt"]][: self.settings.generations]
+        if chosen:
+            prompts = [items[i].request["prompt"] for i in chosen]
+            for i, answer in zip(chosen, self.answer_prompts(engine, prompts, context), strict=True):
+                answers[i] = answer
+        return Scores(dict.fromkeys(self.metrics, nll), dict.fromkeys(self.metrics, tokens), answers)

@@ -1,160 +1,158 @@
-"""Instructions that a program can check (Zhou et al., arXiv 2311.07911), by lm-eval's own checkers and scores."""
+"""Task kind `ifeval`: verifiable instructions (Zhou et al., arXiv 2311.07911), scored by lm-eval's checkers."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from components.common.errors import ConfigurationError, InputError
-from components.evaluation.task import Engine, Given, Item, Metric, Scores
-from components.evaluation.tasks import asking, harness, reading
-from components.evaluation.tasks.config import IFEval
-from components.evaluation.tasks.generation import answered
-from components.evaluation.tasks.reading import Record
+from pydantic import Field
 
-PROMPT_LEVEL = Metric("higher", right_or_wrong=True)
-INSTRUCTION_LEVEL = Metric("higher")
-PUNKT = "tokenizers/punkt_tab"
+from components.common.runtime.errors import ConfigurationError, InputError
+from components.evaluation.task_interface import Engine, Item, Metric, Scores, TaskContext
+from components.evaluation.tasks import item_encoding, lm_eval_runner, record_files
+from components.evaluation.tasks.base_task import Task
+from components.evaluation.tasks.config import TaskSettings
+from components.evaluation.tasks.record_files import Record, Row
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+IFEvalMetric = Literal[
+    "prompt_level_strict_acc", "inst_level_strict_acc", "prompt_level_loose_acc", "inst_level_loose_acc"
+]
+PUNKT_RESOURCE = "tokenizers/punkt_tab"
 
 
-@dataclass(frozen=True)
-class IFEvalTask:
-    """Prompts with instructions, answered greedily and checked."""
+class IFEval(TaskSettings):
+    """Settings of an ifeval task."""
 
-    settings: IFEval
+    kind: Literal["ifeval"] = "ifeval"
+    data: str = Field(
+        min_length=1,
+        description="File of rows {key, prompt, instruction_id_list, kwargs}, in the format of the IFEval dataset.",
+    )
+    metrics: list[IFEvalMetric] = Field(
+        list(get_args(IFEvalMetric)),
+        min_length=1,
+        description="Metrics per prompt (all its instructions) or per instruction; "
+        "strict, or loose (without markup, first or last line).",
+    )
+    chat: bool = Field(True, description="Apply the model's chat template. false: send the raw prompt.")
+    max_new_tokens: int = Field(1280, ge=1, description="Maximum answer length in tokens. 1280 as in IFEval.")
 
-    @property
-    def name(self) -> str:
-        """What metrics are named by."""
-        return self.settings.name
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """Those that the settings name: over prompts, or over instructions."""
-        return {name: PROMPT_LEVEL if name.startswith("prompt") else INSTRUCTION_LEVEL for name in self.settings.metrics}
+class IFEvalTask(Task[IFEval]):
+    """Greedy answers to prompts with instructions, and the checks of the instructions."""
 
-    @property
-    def against_base(self) -> bool:
-        """An instruction is followed or not."""
-        return False
+    METRICS: ClassVar = {
+        "prompt_level_strict_acc": Metric("higher", is_binary=True),
+        "inst_level_strict_acc": Metric("higher"),
+        "prompt_level_loose_acc": Metric("higher", is_binary=True),
+        "inst_level_loose_acc": Metric("higher"),
+    }
 
-    def items(self, given: Given) -> list[Item]:
-        """The prompts; `ask` holds the row and the decoding. Raises InputError for an instruction or options that no checker takes, and
-        for a key that stands twice."""
-        known = checkers().instructions_registry.INSTRUCTION_DICT
-        decoding = {"chat": self.settings.chat, "max_new_tokens": self.settings.max_new_tokens}
-        rows = reading.records(self.settings.data)
-        _check_keys(rows)
-        made = [_item(one, known, given) for one in rows]
-        return asking.first(asking.with_decoding(made, decoding), self.settings.max_items)
+    def build_items(self, context: TaskContext) -> list[Item]:
+        """Return the prompts; `request` holds the row and the decoding.
 
-    def score(self, engine: Engine, items: Sequence[Item], given: Given, base: Scores | None) -> Scores:
-        """Whether prompts, and how many of their instructions, are followed."""
-        answers = answered(engine, items, self.settings.max_new_tokens, given, as_chat=self.settings.chat)
-        found = [checked(item.ask["row"], answer) for item, answer in zip(items, answers, strict=True)]
+        Every checker is run once, so that invalid options are found before the evaluation.
+
+        Raises:
+            InputError: An instruction or its options are unknown to the checkers, or a key is a duplicate.
+        """
+        instructions = list(load_checkers().instructions_registry.INSTRUCTION_DICT)
+        locations: dict[str, str] = {}
+        values = self.settings.model_dump(include={"chat", "max_new_tokens"})
+        items = []
+        for record in record_files.read_records(self.settings.data):
+            key = str(record.row.get("key", record.id))
+            if (first := locations.setdefault(key, record.location)) != record.location:
+                raise InputError(
+                    f"{record.location}: duplicate key {key}, first used at {first}",
+                    hint="Give every row a distinct key, or remove all keys.",
+                )
+            row = {"key": key, **_parse_row(record, instructions)}
+            for name, option in zip(row["instruction_id_list"], row["kwargs"], strict=True):
+                try:
+                    check_answer({**row, "instruction_id_list": [name], "kwargs": [option]}, "An answer.")
+                except Exception as error:  # checkers raise various exceptions for unknown options
+                    problem = f"has kwargs that {name} does not accept: {str(error)[:200]}"
+                    raise record.build_error(problem) from None
+            messages = [{"role": "user", "content": row["prompt"]}]
+            category = row["instruction_id_list"][0].partition(":")[0]
+            labelled = Record(key, {"category": category}, record.location)
+            item = item_encoding.build_prompt_item(labelled, messages, [], context)
+            items += item_encoding.extend_requests([item], {"row": row, **values})
+        return items
+
+    def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
+        """Return whether all instructions of a prompt are followed, and the number of followed instructions."""
+        answers = self.generate_answers(engine, items, context)
+        results = [check_answer(item.request["row"], answer) for item, answer in zip(items, answers, strict=True)]
         values: dict[str, list[float]] = {}
         weights: dict[str, list[float]] = {}
         for name in self.settings.metrics:
-            values[name] = [float(sum(one[name]) if isinstance(one[name], list) else one[name]) for one in found]
-            if not name.startswith("prompt"):
-                weights[name] = [float(len(one[name])) for one in found]
+            found = [result[name] if isinstance(result[name], list) else [result[name]] for result in results]
+            values[name] = [float(sum(followed)) for followed in found]
+            if not self.METRICS[name].is_binary:
+                weights[name] = [float(len(followed)) for followed in found]
         return Scores(values, weights, answers)
 
 
-def checked(row: Mapping[str, Any], answer: str) -> dict[str, Any]:
-    """What lm-eval says of an answer: by metric right or wrong, or a list of it by instruction.
+def check_answer(row: Row, answer: str) -> Row:
+    """Return lm-eval's results for an answer by metric: a boolean, or a list of booleans by instruction.
 
-    Two checkers draw at random (what a row leaves open, and langdetect): they begin anew for every answer, so that equal ones score alike.
+    Two checkers draw random values, so the seed is reset for every answer.
     """
-    with _own_random():
-        found: dict[str, Any] = checkers().process_results(dict(row), [answer])
-    return found
-
-
-@contextlib.contextmanager
-def _own_random() -> Iterator[None]:
-    state = random.getstate()
-    random.seed(0)
-    try:
-        yield
-    finally:
-        random.setstate(state)
+    with lm_eval_runner.set_lm_eval_seeds():
+        results: Row = load_checkers().process_results(dict(row), [answer])
+    return results
 
 
 @cache
-def checkers() -> Any:
-    """lm-eval's module of IFEval, which would download nltk's sentence splitter if it were not there.
+def load_checkers() -> ModuleType:
+    """Return lm-eval's IFEval module.
 
-    Raises ConfigurationError where it is not.
+    Raises:
+        ConfigurationError: nltk's sentence splitter is missing, which the module would download.
     """
     import nltk
 
-    nltk.data.path[:0] = harness.bundled_nltk()
+    nltk.data.path[:0] = lm_eval_runner.find_bundled_nltk()
     try:
-        nltk.data.find(PUNKT)
+        nltk.data.find(PUNKT_RESOURCE)
     except LookupError:
         raise ConfigurationError(
-            "IFEval needs nltk's punkt_tab, which is not on this machine, and nothing is downloaded",
-            hint=harness.NLTK_HINT,
+            "IFEval requires nltk's punkt_tab, which is not on this machine (downloads are disabled)",
+            hint=lm_eval_runner.NLTK_HINT,
         ) from None
-    with harness.offline():
+    with lm_eval_runner.offline():
         import langdetect
         from lm_eval.tasks.ifeval import utils
 
     langdetect.DetectorFactory.seed = 0
-    return utils
+    module: ModuleType = utils
+    return module
 
 
-def _key(one: Record) -> str:
-    return str(one.row.get("key", one.id))
-
-
-def _check_keys(rows: Sequence[Record]) -> None:
-    """Raise InputError for a key that stands twice, as for an id: items are told apart by it."""
-    seen: dict[str, str] = {}
-    for one in rows:
-        if (place := seen.setdefault(_key(one), one.place)) != one.place:
-            raise InputError(
-                f"{one.place}: the key {_key(one)} stands already at {place}", hint="Give every row its own key, or none a key."
-            )
-
-
-def _check_options(one: Record, row: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Build and use every checker once, as the scoring will. Raises InputError for options that one of them does not take."""
-    try:
-        json.dumps(row["kwargs"], allow_nan=False)
-    except (TypeError, ValueError):
-        raise one.wrong("has a value in kwargs that JSON does not know, such as NaN") from None
-    for name, options in zip(row["instruction_id_list"], row["kwargs"], strict=True):
-        try:
-            with _own_random():
-                _use(known[name](name), {field: value for field, value in options.items() if value}, row["prompt"])
-        except Exception as error:  # whatever a checker says of options that it does not know
-            raise one.wrong(f"has kwargs that {name} does not take: {str(error)[:200]}") from None
-
-
-def _use(checker: Any, options: Mapping[str, Any], prompt: str) -> None:
-    checker.build_description(**options)
-    if "prompt" in (checker.get_instruction_args() or {}):
-        checker.build_description(prompt=prompt)
-    checker.check_following("An answer.")
-
-
-def _item(one: Record, known: Mapping[str, Any], given: Given) -> Item:
-    prompt, names, options = one.text("prompt"), one.row.get("instruction_id_list"), one.row.get("kwargs")
+def _parse_row(record: Record, instructions: Container[str]) -> Row:
+    """Return a row in IFEval's layout, without its key."""
+    prompt, names, options = record.get_text("prompt"), record.row.get("instruction_id_list"), record.row.get("kwargs")
     if not isinstance(names, list) or not isinstance(options, list) or not names or len(names) != len(options):
-        raise one.wrong("needs as many kwargs as it has instructions in instruction_id_list")
-    if not all(option is None or isinstance(option, dict) for option in options):
-        raise one.wrong("needs an object, or null, in kwargs for every instruction")
-    if unknown := sorted(str(name) for name in names if not isinstance(name, str) or name not in known):
-        raise one.wrong(f"asks for {', '.join(unknown)}, which no checker knows")
-    key = _key(one)
-    row = {"key": key, "prompt": prompt, "instruction_id_list": names, "kwargs": [option or {} for option in options]}
-    _check_options(one, row, known)
-    item = asking.prompt_item(key, [{"role": "user", "content": prompt}], [], given, category=str(names[0]).partition(":")[0])
-    return asking.with_decoding([item], {"row": row})[0]
+        raise record.build_error(
+            f"has {names!r:.60} in instruction_id_list and {options!r:.60} in kwargs; expected one entry in kwargs for "
+            "every instruction"
+        )
+    if wrong := [option for option in options if not (option is None or isinstance(option, dict))]:
+        raise record.build_error(f"has {wrong[0]!r:.60} in kwargs; expected an object or null for every instruction")
+    if unknown := sorted(str(name) for name in names if name not in instructions):
+        raise record.build_error(
+            f"has the unknown instruction {unknown[0]}; expected an instruction of the IFEval dataset"
+        )
+    options = [option or {} for option in options]
+    try:
+        json.dumps(options, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise record.build_error(f"has a value in kwargs that is not a JSON value: {error}") from None
+    return {"prompt": prompt, "instruction_id_list": names, "kwargs": options}

@@ -1,26 +1,31 @@
-"""Another model compares pairs of answers, in both orders, since judges prefer a place (Zheng et al., arXiv 2306.05685, section 4).
+"""Task kind `judge`: pairwise comparison of answers by another model.
 
-An answer wins when it is found better in both orders and loses when it is found worse in both; everything else is a tie, as in MT-bench.
-Its score is 1, 0 or 1/2. A pair of which a judgement is missing is no number, and counted: a gate refuses what was not measured.
-`unanswered` are the errors of a judge that could not be reached, which passes.
+Each pair is judged in both orders, because judges are biased by position (Zheng et al., arXiv 2306.05685). An answer
+wins if both judgements prefer it and loses if both prefer the other answer; every other result is a tie, as in
+MT-bench. The score is 1, 0 or 1/2. A pair with a missing judgement scores NaN, so that the gate refuses the candidate.
+`unanswered` counts transient failures of the endpoint.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal
+from itertools import chain
+from typing import ClassVar, Literal
+from urllib.parse import urlsplit
 
-from components.common.errors import EngineMissingError, InputError
-from components.evaluation.task import UNANSWERED, Engine, Given, Item, Metric, Scores
-from components.evaluation.tasks import asking, endpoint
-from components.evaluation.tasks.config import Judge
-from components.evaluation.tasks.endpoint import Endpoint, NoAnswerError, RefusedError
-from components.evaluation.tasks.generation import answered
+from pydantic import Field, model_validator
 
-METRICS = {"win_rate": Metric("higher")}
+from components.common.runtime.errors import EngineMissingError, InputError
+from components.evaluation.task_interface import UNANSWERED_FIGURE, Engine, Item, Metric, Scores, TaskContext
+from components.evaluation.tasks import chat_endpoint, item_encoding
+from components.evaluation.tasks.base_task import Task
+from components.evaluation.tasks.chat_endpoint import ChatEndpoint, NoAnswerError, RequestRejectedError
+from components.evaluation.tasks.config import PromptSettings
+from components.evaluation.tasks.item_encoding import Message
+
 INSTRUCTION = """You compare two answers to the same request and decide which one serves the person who asked better.
 
 Look at what was asked first: does each answer do it, is what it says true, and is it clear and complete? Being longer, being shown first
@@ -32,132 +37,175 @@ Verdict: B
 Verdict: tie"""
 QUESTION = "<request>\n{request}\n</request>\n\n<answer_a>\n{first}\n</answer_a>\n\n<answer_b>\n{second}\n</answer_b>"
 VERDICT = re.compile(r"^[\s*_#>-]*verdict\s*:[\s*_]*(a|b|tie)\b[\s*_.]*$", re.IGNORECASE | re.MULTILINE)
-MARK = re.compile(r"(</?)((?:answer_[ab]|request)>)")
-NAN = float("nan")
+DELIMITER_TAG = re.compile(r"(</?)((?:answer_[ab]|request)>)")
 
-Finding = Literal["first", "second", "tie", "error", "unanswered"]
-MISSING = ("error", "unanswered")
+Judgement = Literal["first", "second", "tie", "error", "unanswered"]
+MISSING_JUDGEMENTS = ("error", "unanswered")
+# Scores by the judgements in both orders: the answer is first in the first order and second in the second order.
+PAIR_SCORES: dict[tuple[Judgement, ...], float] = {("first", "second"): 1.0, ("second", "first"): 0.0}
 
 
-@dataclass(frozen=True)
-class JudgeTask:
-    """Answers compared with references, or with those of the base model."""
+class Judge(PromptSettings):
+    """Settings of a judge task."""
 
-    settings: Judge
+    kind: Literal["judge"] = "judge"
+    data: str = Field(
+        "",
+        description="File of rows with prompt or messages, and a reference for against: reference. "
+        "Empty: the dataset's test split.",
+    )
+    reference_field: str = Field("reference", min_length=1, description="Field that contains a row's reference.")
+    against: Literal["reference", "base"] = Field(
+        "reference", description="Comparison target: the row's reference, or the base model's answer."
+    )
+    base_url: str = Field(
+        min_length=1, description="URL of the judge's OpenAI-compatible endpoint, such as https://judge.example/v1."
+    )
+    model: str = Field(min_length=1, description="Name of the judge model at the endpoint.")
+    api_key_env: str = Field(
+        "",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$|^$",
+        description="Environment variable with the API key. Empty: no key.",
+    )
+    max_new_tokens: int = Field(512, ge=1, description="Maximum length of the evaluated model's answer in tokens.")
+    judge_tokens: int = Field(1024, ge=16, description="Maximum length of a judgement in tokens.")
+    timeout: float = Field(60, gt=0, description="Timeout of a judgement in seconds.")
+    retries: int = Field(3, ge=0, le=10, description="Maximum number of retries per judgement.")
+    parallel: int = Field(4, ge=1, le=64, description="Maximum number of concurrent judgements.")
+
+    @model_validator(mode="after")
+    def _check_base_url(self) -> Judge:
+        url = urlsplit(self.base_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(
+                f"base_url has scheme {url.scheme!r} and host {url.hostname or ''!r}; expected scheme http or https, "
+                "and a host"
+            )
+        if url.scheme == "http" and url.hostname not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError(
+                "base_url has scheme http, which sends the key unencrypted; expected https, or a host on this machine"
+            )
+        if url.username or url.password or url.query or url.fragment:
+            raise ValueError(
+                "base_url contains a user, password, query or fragment; allowed: scheme, host, port and path. "
+                "Put the API key in the variable that api_key_env names."
+            )
+        return self
+
+
+class JudgeTask(Task[Judge]):
+    """Comparison by a judge. `win_rate` is the share of wins plus half the share of ties; 1/2 for the base itself."""
+
+    METRICS: ClassVar = {"win_rate": Metric("higher")}
 
     @property
-    def name(self) -> str:
-        """What metrics are named by."""
-        return self.settings.name
-
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """win_rate: wins and half the ties, of all pairs. The base against itself has one half."""
-        return METRICS
-
-    @property
-    def against_base(self) -> bool:
-        """Where answers are compared with the base's."""
+    def compares_with_base(self) -> bool:
+        """Whether answers are compared with those of the base."""
         return self.settings.against == "base"
 
-    def items(self, given: Given) -> list[Item]:
-        """The prompts; `ask` holds the judge's name and all that it is told. Raises ConfigurationError where its key is not set."""
+    def build_items(self, context: TaskContext) -> list[Item]:
+        """Return the prompts; `request` also holds the judge's settings and instruction.
+
+        Raises ConfigurationError if the API key is not set.
+        """
         settings = self.settings
-        endpoint.key(settings.api_key_env, "api_key_env")
-        referenced = settings.against == "reference"
-        asked = asking.row_items(settings, given, referenced=referenced)
-        for item in asked:
-            if referenced and not item.reference.strip():
-                raise InputError(f"item {item.id} has no reference to compare with", hint="Give every row one, or compare with the base.")
-        told = {"judge": settings.model, "judge_url": settings.base_url, "instruction": INSTRUCTION, "question": QUESTION}
-        decoding = {"max_new_tokens": settings.max_new_tokens, "judge_tokens": settings.judge_tokens, "against": settings.against}
-        return asking.first(asking.with_decoding(asked, {**told, **decoding}), settings.max_items)
+        chat_endpoint.read_api_key(settings.api_key_env)
+        by_reference = settings.against == "reference"
+        items = item_encoding.build_row_items(settings, context, settings.reference_field if by_reference else "")
+        for item in items if by_reference else ():
+            if not item.reference.strip():
+                raise InputError(
+                    f"item {item.id} has no reference to compare with",
+                    hint="Give every row a reference, or set against: base.",
+                )
+        values = settings.model_dump(include={"max_new_tokens", "judge_tokens", "against"})
+        values |= {
+            "judge": settings.model,
+            "judge_url": settings.base_url,
+            "instruction": INSTRUCTION,
+            "question": QUESTION,
+        }
+        return item_encoding.extend_requests(items, values)
 
-    def score(self, engine: Engine, items: Sequence[Item], given: Given, base: Scores | None) -> Scores:
-        """1, 0 or 1/2 by item, and the counts of wins, losses, ties, orders that disagreed, and errors."""
-        answers = answered(engine, items, self.settings.max_new_tokens, given)
-        if self.against_base and base is None:
-            return Scores({"win_rate": [0.5] * len(items)}, answers=answers)
-        others = [item.reference for item in items] if base is None or not self.against_base else [one or "" for one in base.answers]
-        given.reporter.step(f"judgements by {self.settings.model}")
-        pairs = [self._compared(*one) for one in zip(items, answers, others, strict=True)]
-        return _scores(self._judgements(pairs, given), answers)
+    def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
+        """Return 1, 0 or 1/2 per item, and the counts of wins, losses, ties, contradictory orders and errors."""
+        answers = self.generate_answers(engine, items, context)
+        others: list[str] = [item.reference for item in items]
+        if self.compares_with_base:
+            if base is None:
+                return Scores({"win_rate": [0.5] * len(items)}, answers=answers)
+            others = [answer or "" for answer in base.answers]
+        context.reporter.step(f"judgements by {self.settings.model}")
+        judgements = self._judge(list(zip(items, answers, others, strict=True)), context)
+        # Equal answers are a tie and are not judged.
+        values = [
+            math.nan if set(MISSING_JUDGEMENTS) & set(pair) else PAIR_SCORES.get(tuple(pair), 0.5)
+            for pair in judgements
+        ]
+        flat = list(chain(*judgements))
+        figures = {
+            "wins": values.count(1.0),
+            "losses": values.count(0.0),
+            "ties": values.count(0.5),
+            "orders_disagree": judgements.count(["first", "first"]) + judgements.count(["second", "second"]),
+            "errors": flat.count("error") + flat.count("unanswered"),
+            UNANSWERED_FIGURE: flat.count("unanswered"),
+        }
+        return Scores({"win_rate": values}, answers=answers, figures={name: float(n) for name, n in figures.items()})
 
-    def _compared(self, item: Item, answer: str, other: str) -> tuple[list[dict[str, str]], ...]:
-        """What the judge is asked of a pair: in both orders; nothing where the answers are equal."""
-        if answer == other.strip():
-            return ()
-        turns = item.ask["messages"]
-        request = turns[0]["content"] if len(turns) == 1 else "\n\n".join(f"{m['role']}: {m['content']}" for m in turns)
-        orders = ((answer, other), (other, answer))
-        asked = [QUESTION.format(request=_bare(request), first=_bare(first), second=_bare(second)) for first, second in orders]
-        return tuple([{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}] for text in asked)
-
-    def _judgements(self, pairs: Sequence[tuple[list[dict[str, str]], ...]], given: Given) -> list[list[Finding]]:
-        """What was found of each pair in each order. Raises EngineMissingError where the very first is not answered at all."""
+    def _judge(self, pairs: Sequence[tuple[Item, str, str]], context: TaskContext) -> list[list[Judgement]]:
+        """Return each pair's judgements in both orders; an empty list if the answers are equal."""
         settings = self.settings
-        judge = Endpoint(
-            settings.base_url, settings.model, endpoint.key(settings.api_key_env, "api_key_env"), settings.timeout, settings.retries
-        )
-        asked = [messages for pair in pairs for messages in pair]
-        found: list[Finding] = []
+        key = chat_endpoint.read_api_key(settings.api_key_env)
+        endpoint = ChatEndpoint(settings.base_url, settings.model, key, settings.timeout, settings.retries)
+
+        def judge(messages: list[Message]) -> Judgement:
+            return parse_verdict(endpoint.complete(messages, settings.judge_tokens))
+
+        def judge_or_count(messages: list[Message]) -> Judgement:
+            # The judge has answered the first question, so an error may be specific to this question.
+            try:
+                return judge(messages)
+            except NoAnswerError:
+                return "unanswered"
+            except RequestRejectedError as error:
+                if error.is_request_specific:
+                    return "error"
+                raise
+
+        requests: list[list[Message]] = []
+        for item, answer, other in pairs:
+            if answer == other.strip():
+                continue
+            turns = item.request["messages"]
+            request = "\n\n".join(f"{m['role']}: {m['content']}" for m in turns)
+            if len(turns) == 1:
+                request = turns[0]["content"]
+            # Escape delimiter tags in the texts.
+            request, own, others = (DELIMITER_TAG.sub(r"\1 \2", text) for text in (request, answer, other))
+            for first, second in ((own, others), (others, own)):
+                question = QUESTION.format(request=request, first=first, second=second)
+                requests.append([{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question}])
+
+        judgements: list[Judgement] = []
         with ThreadPoolExecutor(settings.parallel) as pool:
-            if asked:
-                found.append(self._first(judge, asked[0]))
-            for one in pool.map(lambda messages: self._judged(judge, messages), asked[1:]):
-                found.append(one)
-                given.reporter.progress(len(found), len(asked), "judgements")
-        results = iter(found)
-        return [[next(results) for _ in pair] for pair in pairs]
-
-    def _first(self, judge: Endpoint, messages: list[dict[str, str]]) -> Finding:
-        try:
-            return verdict(judge.ask(messages, self.settings.judge_tokens))
-        except NoAnswerError as error:
-            raise EngineMissingError(
-                f"the judge at {judge.base_url} does not answer: {error}", hint="Start it, or see that this machine reaches it."
-            ) from None
-
-    def _judged(self, judge: Endpoint, messages: list[dict[str, str]]) -> Finding:
-        """Once one question was answered, a refusal that may lie in this one is its error alone: the judge itself works."""
-        try:
-            return verdict(judge.ask(messages, self.settings.judge_tokens))
-        except NoAnswerError:
-            return "unanswered"
-        except RefusedError as error:
-            if error.of_its_own:
-                return "error"
-            raise
+            if requests:
+                try:
+                    judgements.append(judge(requests[0]))
+                except NoAnswerError as error:
+                    raise EngineMissingError(
+                        f"the judge at {endpoint.base_url} does not answer: {error}",
+                        hint="Start the judge, or check the connection from this machine.",
+                    ) from None
+            for judgement in pool.map(judge_or_count, requests[1:]):
+                judgements.append(judgement)
+                context.reporter.progress(len(judgements), len(requests), "judgements")
+        remaining = iter(judgements)
+        return [[next(remaining), next(remaining)] if answer != other.strip() else [] for _, answer, other in pairs]
 
 
-def _bare(text: str) -> str:
-    """A text that cannot end the marks it stands between."""
-    return MARK.sub(r"\1 \2", text)
-
-
-def verdict(judgement: str) -> Finding:
-    """Which answer a judgement's last verdict names; a judgement without one is an error."""
-    named = VERDICT.findall(judgement)
-    known: dict[str, Finding] = {"a": "first", "b": "second", "tie": "tie"}
-    return known[named[-1].lower()] if named else "error"
-
-
-def _scores(findings: Sequence[Sequence[Finding]], answers: Sequence[str]) -> Scores:
-    values = [_score(pair) for pair in findings]
-    figures = {
-        "wins": sum(value == 1 for value in values),
-        "losses": sum(value == 0 for value in values),
-        "ties": sum(value == 0.5 for value in values),
-        "orders_disagree": sum(len(set(pair)) == 1 and pair[0] in ("first", "second") for pair in findings if pair),
-        "errors": sum(one in MISSING for pair in findings for one in pair),
-        UNANSWERED: sum(one == "unanswered" for pair in findings for one in pair),
-    }
-    return Scores({"win_rate": values}, answers=answers, figures={name: float(count) for name, count in figures.items()})
-
-
-def _score(pair: Sequence[Finding]) -> float:
-    """The score of a pair's findings: its answer was first in the first order, second in the other; equal answers have no findings."""
-    if any(one in MISSING for one in pair):
-        return NAN
-    orders = list(pair)
-    return 1.0 if orders == ["first", "second"] else 0.0 if orders == ["second", "first"] else 0.5
+def parse_verdict(text: str) -> Judgement:
+    """Return the last verdict of a judgement; "error" without a verdict."""
+    verdicts = VERDICT.findall(text)
+    judgements: dict[str, Judgement] = {"a": "first", "b": "second", "tie": "tie"}
+    return judgements[verdicts[-1].lower()] if verdicts else "error"

@@ -1,68 +1,60 @@
-"""The last word of a passage (LAMBADA, Paperno et al., arXiv 1606.06031): whether greedy decoding gives it, and its perplexity."""
+"""Task kind `last_word`: prediction of the last word of a passage (LAMBADA, Paperno et al., arXiv 1606.06031)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
-from components.evaluation.task import Engine, Given, Item, Likelihood, Metric, Scores
-from components.evaluation.tasks import asking, reading
-from components.evaluation.tasks.config import LastWord
-from components.evaluation.tasks.reading import Record
+from pydantic import Field
 
-METRICS = {"acc": Metric("higher", right_or_wrong=True), "perplexity": Metric("lower", exponential=True)}
-
-
-@dataclass(frozen=True)
-class LastWordTask:
-    """Passages whose last word is asked for, as lm-eval's lambada_openai: after the context a space, then the word."""
-
-    settings: LastWord
-
-    @property
-    def name(self) -> str:
-        """What metrics are named by."""
-        return self.settings.name
-
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """acc, and perplexity: exp of the mean negative log-likelihood of a word."""
-        return METRICS
-
-    @property
-    def against_base(self) -> bool:
-        """A word is right or wrong by itself."""
-        return False
-
-    def items(self, given: Given) -> list[Item]:
-        """The passages; `ask` holds the context and the word with the space before it."""
-        made = []
-        for one in reading.records(self.settings.data):
-            context, word = passage(one)
-            length = len(given.tokenizer(f"{context} {word}", add_special_tokens=False)["input_ids"])
-            ask = {"context": context, "continuation": f" {word}"}
-            made.append(Item(one.id, context, word, one.optional("source"), one.optional("category"), length, ask))
-        return asking.first(made, self.settings.max_items)
-
-    def score(self, engine: Engine, items: Sequence[Item], given: Given, base: Scores | None) -> Scores:
-        """Whether every token of the word is the model's first choice, and the word's negative log-likelihood in nats."""
-        pairs = [asking.pair(engine.tokenizer, item.ask["context"], item.ask["continuation"]) for item in items]
-        found = engine.likelihoods([asking.continuation(*one, engine.room) for one in pairs], given.reporter)
-        return Scores({"acc": [_right(one) for one in found], "perplexity": [-one.logprob for one in found]})
+from components.evaluation.task_interface import Engine, Item, Metric, Scores, TaskContext
+from components.evaluation.tasks import item_encoding, record_files
+from components.evaluation.tasks.base_task import Task
+from components.evaluation.tasks.config import TaskSettings
 
 
-def _right(one: Likelihood) -> float:
-    """1.0 where the word is the first choice; not a number where its likelihood is none, since a broken model is not a wrong one."""
-    return float("nan") if math.isnan(one.logprob) else float(one.greedy)
+class LastWord(TaskSettings):
+    """Settings of a last_word task."""
+
+    kind: Literal["last_word"] = "last_word"
+    data: str = Field(
+        min_length=1,
+        description="File of rows {context, continuation} or {text}; for {text}, the task predicts the last word.",
+    )
 
 
-def passage(one: Record) -> tuple[str, str]:
-    """A row's context and its last word. Raises InputError where one of them is missing."""
-    if "context" in one.row:
-        context, word = one.text("context").rstrip(), one.text("continuation").strip()
-    else:
-        context, _, word = one.text("text").strip().rpartition(" ")
-    if not context or not word:
-        raise one.wrong("needs a context and a last word")
-    return context, word
+class LastWordTask(Task[LastWord]):
+    """Passages as in lm-eval's lambada_openai: the context, a space, then the word. Perplexity is per word."""
+
+    METRICS: ClassVar = {"acc": Metric("higher", is_binary=True), "perplexity": Metric("lower", exponential=True)}
+
+    def build_items(self, context: TaskContext) -> list[Item]:
+        """Return the passages; `request` holds the context, and the word with a leading space.
+
+        Raises:
+            InputError: A row has no context or no last word.
+        """
+        items = []
+        for record in record_files.read_records(self.settings.data):
+            if "context" in record.row:
+                passage, word = record.get_text("context").rstrip(), record.get_text("continuation").strip()
+            else:
+                passage, _, word = record.get_text("text").strip().rpartition(" ")
+            if not passage or not word:
+                raise record.build_error("has an empty context or an empty last word")
+            request = {"context": passage, "continuation": f" {word}"}
+            items.append(item_encoding.build_item(record, context, passage, word, [f"{passage} {word}"], request))
+        return items
+
+    def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
+        """Return whether greedy decoding gives the word, and the word's negative log-likelihood in nats."""
+        pairs = [
+            item_encoding.encode_pair(engine.tokenizer, item.request["context"], item.request["continuation"])
+            for item in items
+        ]
+        continuations = [item_encoding.build_continuation(*pair, engine.max_input_tokens) for pair in pairs]
+        likelihoods = engine.compute_likelihoods(continuations, context.reporter)
+        # A NaN likelihood is a broken model, not a wrong word.
+        acc = [math.nan if math.isnan(likelihood.logprob) else float(likelihood.greedy) for likelihood in likelihoods]
+        return Scores({"acc": acc, "perplexity": [-likelihood.logprob for likelihood in likelihoods]})

@@ -1,29 +1,50 @@
-"""Questions with options: the one that the model finds likeliest, by its log-likelihood after the question.
+"""Task kind `multiple_choice`: the answer is the option with the highest log-likelihood after the question.
 
-`acc` and `acc_norm` are lm-eval's (ConfigurableTask.process_results): the option with the highest summed log-likelihood, and the one with
-the highest log-likelihood for its length in characters, the delimiter left out; the first of equals.
+`acc` and `acc_norm` follow lm-eval (ConfigurableTask.process_results). `acc` selects the option with the highest summed
+log-likelihood, `acc_norm` the option with the highest log-likelihood per character, without the delimiter. Of equal
+options, the first is selected.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import ClassVar, Literal
 
-from components.common.errors import InputError
-from components.evaluation.task import Engine, Given, Item, Likelihood, Metric, Scores
-from components.evaluation.tasks import asking, reading
-from components.evaluation.tasks.config import MultipleChoice
-from components.evaluation.tasks.reading import Record
+from pydantic import Field
 
-METRICS = {"acc": Metric("higher", right_or_wrong=True), "acc_norm": Metric("higher", right_or_wrong=True)}
+from components.evaluation.task_interface import Engine, Item, Likelihood, Metric, Scores, TaskContext
+from components.evaluation.tasks import item_encoding, record_files
+from components.evaluation.tasks.base_task import Task
+from components.evaluation.tasks.config import FewShotSettings
+from components.evaluation.tasks.record_files import Record
+
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class MultipleChoice(FewShotSettings):
+    """Settings of a multiple_choice task."""
+
+    kind: Literal["multiple_choice"] = "multiple_choice"
+    data: str = Field(
+        min_length=1, description="File of rows {query, choices, gold}, or {context_options, continuation, gold}."
+    )
+    delimiter: str = Field(" ", description="Text between the query and an option.")
 
 
 @dataclass(frozen=True)
 class Question:
-    """Options as pairs of a context and its continuation, the lengths that acc_norm divides by, and the right one's place."""
+    """A question with its options.
+
+    Attributes:
+        pairs: Context and continuation of each option.
+        lengths: Lengths in characters by which acc_norm divides the log-likelihoods.
+        gold: Index of the correct option.
+        prompt: Text of the question for reports.
+        reference: Text of the correct option.
+    """
 
     pairs: list[tuple[str, str]]
     lengths: list[int]
@@ -32,91 +53,83 @@ class Question:
     reference: str
 
 
-@dataclass(frozen=True)
-class MultipleChoiceTask:
-    """Rows with a query and options, or (as in Winograd schemas) with one continuation of several contexts."""
+class MultipleChoiceTask(Task[MultipleChoice]):
+    """Questions with one query and several options, or (Winograd schemas) several contexts and one continuation."""
 
-    settings: MultipleChoice
+    METRICS: ClassVar = {"acc": Metric("higher", is_binary=True), "acc_norm": Metric("higher", is_binary=True)}
 
-    @property
-    def name(self) -> str:
-        """What metrics are named by."""
-        return self.settings.name
+    def build_items(self, context: TaskContext) -> list[Item]:
+        """Return the questions with their examples; `request` holds the pairs, the lengths and the correct index."""
+        delimiter = self.settings.delimiter
+        examples = [parse_question(record, delimiter) for record in item_encoding.read_examples(self.settings)]
+        before = "".join("".join(example.pairs[example.gold]) + "\n\n" for example in examples)
+        items = []
+        for record in record_files.read_records(self.settings.data):
+            question = parse_question(record, delimiter)
+            longest = max((text + after for text, after in question.pairs), key=len)
+            request = {
+                "pairs": [[before + text, after] for text, after in question.pairs],
+                "lengths": question.lengths,
+                "gold": question.gold,
+            }
+            items.append(
+                item_encoding.build_item(
+                    record, context, question.prompt, question.reference, [before + longest], request
+                )
+            )
+        return items
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """acc and acc_norm."""
-        return METRICS
-
-    @property
-    def against_base(self) -> bool:
-        """A choice is right or wrong by itself."""
-        return False
-
-    def items(self, given: Given) -> list[Item]:
-        """The questions; `ask` holds their pairs of context and continuation, the lengths of acc_norm, and the right option's place."""
-        before = self._before()
-        made = [self._item(one, before, given) for one in reading.records(self.settings.data)]
-        return asking.first(made, self.settings.max_items)
-
-    def _before(self) -> str:
-        """The examples with their right options, each ending with an empty line."""
-        settings = self.settings
-        if not settings.shots:
-            return ""
-        shown = reading.records(settings.examples, "examples")[: settings.shots]
-        if len(shown) < settings.shots:
-            raise InputError(f"{settings.examples} has {len(shown)} rows, and {settings.shots} are to be shown", hint="Lower shots.")
-        questions = [question(one, settings.delimiter) for one in shown]
-        return "".join("".join(asked.pairs[asked.gold]) + "\n\n" for asked in questions)
-
-    def _item(self, one: Record, before: str, given: Given) -> Item:
-        asked = question(one, self.settings.delimiter)
-        longest = max((context + after for context, after in asked.pairs), key=len)
-        return Item(
-            id=one.id,
-            prompt=asked.prompt,
-            reference=asked.reference,
-            source=one.optional("source"),
-            category=one.optional("category"),
-            length=len(given.tokenizer(before + longest, add_special_tokens=False)["input_ids"]),
-            ask={"pairs": [[before + context, after] for context, after in asked.pairs], "lengths": asked.lengths, "gold": asked.gold},
-        )
-
-    def score(self, engine: Engine, items: Sequence[Item], given: Given, base: Scores | None) -> Scores:
-        """The options' log-likelihoods, all asked at once: those of one question share its beginning."""
-        pairs = [asking.pair(engine.tokenizer, context, after) for item in items for context, after in item.ask["pairs"]]
-        asked = [asking.continuation(before, after, engine.room) for before, after in pairs]
-        found = iter(engine.likelihoods(asked, given.reporter))
-        by_item = [[next(found) for _ in item.ask["pairs"]] for item in items]
-        chosen = [(_best(some), _best(some, item.ask["lengths"])) for item, some in zip(items, by_item, strict=True)]
-        values = {
-            "acc": [float(place == item.ask["gold"]) for item, (place, _) in zip(items, chosen, strict=True)],
-            "acc_norm": [float(place == item.ask["gold"]) for item, (_, place) in zip(items, chosen, strict=True)],
-        }
-        answers = [_told(item, place) for item, (place, _) in zip(items, chosen, strict=True)]
-        return Scores(_unmeasured(values, by_item), answers=answers)
+    def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
+        """Score all options in one call, so that the options of a question share its prefix."""
+        continuations = [
+            item_encoding.build_continuation(
+                *item_encoding.encode_pair(engine.tokenizer, text, after), engine.max_input_tokens
+            )
+            for item in items
+            for text, after in item.request["pairs"]
+        ]
+        likelihoods = iter(engine.compute_likelihoods(continuations, context.reporter))
+        values: dict[str, list[float]] = {"acc": [], "acc_norm": []}
+        answers = []
+        for item in items:
+            pairs, gold = item.request["pairs"], item.request["gold"]
+            options = [next(likelihoods) for _ in pairs]
+            chosen = _find_most_likely(options, [1] * len(pairs))
+            normalized = _find_most_likely(options, item.request["lengths"])
+            measured = not any(math.isnan(option.logprob) for option in options)
+            values["acc"].append(float(chosen == gold) if measured else math.nan)
+            values["acc_norm"].append(float(normalized == gold) if measured else math.nan)
+            # Options that share their continuation differ in their contexts.
+            text, after = pairs[chosen]
+            answers.append(str(text if len({pair[1] for pair in pairs}) == 1 else after).strip())
+        return Scores(values, answers=answers)
 
 
-def question(one: Record, delimiter: str) -> Question:
-    """A row as a question. Raises InputError for one without options, or without a right one among them."""
-    if "context_options" in one.row:
-        contexts, after = one.texts("context_options"), one.text("continuation")
-        if len(contexts) < 2 or not after:
-            raise one.wrong("needs two or more context_options and a continuation that is not empty")
-        pairs, lengths = [(context, delimiter + after) for context in contexts], [len(after)] * len(contexts)
-        gold = _gold(one, contexts)
-        return Question(pairs, lengths, gold, f"{_shared(contexts)}… {after}", contexts[gold])
-    query, choices = one.text("query"), one.texts("choices")
-    if len(choices) < 2 or not all(choices):
-        raise one.wrong("needs two or more options, none of them empty")
-    gold = _gold(one, choices)
-    return Question([(query, delimiter + choice) for choice in choices], [len(choice) for choice in choices], gold, query, choices[gold])
+def parse_question(record: Record, delimiter: str) -> Question:
+    """Return a row as a question. Raises InputError for fewer than two options or an invalid `gold`."""
+    if "context_options" in record.row:
+        options, after = record.get_texts("context_options"), record.get_text("continuation")
+        if len(options) < 2 or not after:
+            raise record.build_error(
+                f"has {options!r:.60} in context_options and {after!r:.60} in continuation; expected two or more "
+                "options and a continuation that is not empty"
+            )
+        words = [option.split(" ") for option in options]
+        shared = takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))
+        prompt = f"{' '.join(column[0] for column in shared)}… {after}"
+        pairs, lengths = [(option, delimiter + after) for option in options], [len(after)] * len(options)
+    else:
+        prompt, options = record.get_text("query"), record.get_texts("choices")
+        if len(options) < 2 or not all(options):
+            raise record.build_error(f"has {options!r:.60} in choices; expected two or more options that are not empty")
+        pairs, lengths = [(prompt, delimiter + option) for option in options], [len(option) for option in options]
+    gold = _parse_gold(record, options)
+    return Question(pairs, lengths, gold, prompt, options[gold])
 
 
-def _gold(one: Record, options: Sequence[str]) -> int:
-    """The right option's place: `gold` is its place, counted from 0, its letter, or its text."""
-    gold = one.row.get("gold")
+def _parse_gold(record: Record, options: Sequence[str]) -> int:
+    """Return the index of the correct option; `gold` is its index from 0, its letter or its text."""
+    gold = record.row.get("gold")
     if isinstance(gold, str) and gold in options:
         return options.index(gold)
     if isinstance(gold, str) and len(gold) == 1 and gold in LETTERS[: len(options)]:
@@ -125,27 +138,11 @@ def _gold(one: Record, options: Sequence[str]) -> int:
         gold = int(gold)
     if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < len(options):
         return gold
-    raise one.wrong(f"says in gold that {gold!r} is right, and has {len(options)} options")
+    raise record.build_error(
+        f"has {gold!r} in gold; expected the index, letter or text of one of its {len(options)} options"
+    )
 
 
-def _shared(contexts: Sequence[str]) -> str:
-    """The words that contexts begin with in common."""
-    words = [context.split(" ") for context in contexts]
-    return " ".join(some[0] for some in takewhile(lambda some: len(set(some)) == 1, zip(*words, strict=False)))
-
-
-def _best(found: Sequence[Likelihood], lengths: Sequence[int] | None = None) -> int:
-    scores = [one.logprob / length for one, length in zip(found, lengths or [1] * len(found), strict=True)]
-    return max(range(len(scores)), key=lambda place: scores[place])
-
-
-def _told(item: Item, place: int) -> str:
-    context, after = item.ask["pairs"][place]
-    same = len({pair[1] for pair in item.ask["pairs"]}) == 1
-    return str(context if same else after).strip()
-
-
-def _unmeasured(values: dict[str, list[float]], by_item: Sequence[Sequence[Likelihood]]) -> dict[str, list[float]]:
-    """The values, not a number for items of which a log-likelihood is none."""
-    broken = [any(math.isnan(one.logprob) for one in some) for some in by_item]
-    return {name: [float("nan") if bad else value for value, bad in zip(some, broken, strict=True)] for name, some in values.items()}
+def _find_most_likely(options: Sequence[Likelihood], lengths: Sequence[int]) -> int:
+    scores = [option.logprob / length for option, length in zip(options, lengths, strict=True)]
+    return max(range(len(scores)), key=lambda index: scores[index])

@@ -1,76 +1,89 @@
-r"""The perplexity of plain texts, as lm-eval defines it: per word, per byte, and in bits per byte.
+r"""Task kind `perplexity`: perplexity of plain texts as in lm-eval, per word and per byte, and in bits per byte.
 
-A word is what white space parts (`re.split(r"\s+", text)`), bytes are those of UTF-8, and every token counts, the first one given the mark
-of a beginning. A text longer than the model reads is computed in windows, each token once, the last window with as much before it as fits.
+Words are separated by white space (`re.split(r"\s+", text)`); bytes are those of UTF-8. Every token is scored once,
+the first token given the start token. A text longer than the context length is split into windows; the last window
+has as much context as fits.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import ClassVar, Literal
 
-from components.evaluation.task import Continuation, Engine, Given, Item, Metric, Scores
-from components.evaluation.tasks import asking, reading
-from components.evaluation.tasks.config import Perplexity
+from pydantic import Field
 
-METRICS = {
-    "word_perplexity": Metric("lower", exponential=True),
-    "byte_perplexity": Metric("lower", exponential=True),
-    "bits_per_byte": Metric("lower"),
-}
-UNKNOWN_ROOM = 2048  # tokens: what lm-eval takes for a model that names none
+from components.evaluation.task_interface import Continuation, Engine, Item, Metric, Scores, TaskContext
+from components.evaluation.tasks import item_encoding, record_files
+from components.evaluation.tasks.base_task import Task
+from components.evaluation.tasks.config import TaskSettings
+
+DEFAULT_WINDOW_TOKENS = 2048  # lm-eval's default for a model without a declared limit
 
 
-@dataclass(frozen=True)
-class PerplexityTask:
-    """Documents, each measured by itself."""
+class Perplexity(TaskSettings):
+    """Settings of a perplexity task."""
 
-    settings: Perplexity
+    kind: Literal["perplexity"] = "perplexity"
+    data: str = Field(
+        min_length=1, description="A .txt file (one document), or a file of rows {text} (one document per row)."
+    )
+    window: int | None = Field(
+        None,
+        ge=2,
+        description="Window length in tokens. null: the model's context length, or 2048 if the model declares no limit.",
+    )
 
-    @property
-    def name(self) -> str:
-        """What metrics are named by."""
-        return self.settings.name
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """word_perplexity, byte_perplexity and bits_per_byte."""
-        return METRICS
+class PerplexityTask(Task[Perplexity]):
+    """Perplexities of documents, which are scored separately."""
 
-    @property
-    def against_base(self) -> bool:
-        """Texts are measured by themselves."""
-        return False
+    METRICS: ClassVar = {
+        "word_perplexity": Metric("lower", exponential=True),
+        "byte_perplexity": Metric("lower", exponential=True),
+        "bits_per_byte": Metric("lower"),
+    }
 
-    def items(self, given: Given) -> list[Item]:
-        """The documents; `ask` holds the text and the window. Raises InputError for an empty one."""
-        made = []
-        for one in reading.document(self.settings.data):
-            text = one.text("text")
+    def build_items(self, context: TaskContext) -> list[Item]:
+        """Return the documents; `request` holds the text and the window. Raises InputError for an empty text."""
+        items = []
+        for record in record_files.read_records(self.settings.data):
+            text = record.get_text("text")
             if not text.strip():
-                raise one.wrong("holds an empty text")
-            length = len(given.tokenizer(text, add_special_tokens=False)["input_ids"])
-            ask = {"text": text, "window": self.settings.window}
-            made.append(Item(one.id, text, source=one.optional("source"), category=one.optional("category"), length=length, ask=ask))
-        return asking.first(made, self.settings.max_items)
+                raise record.build_error("has an empty text")
+            request = {"text": text, "window": self.settings.window}
+            items.append(item_encoding.build_item(record, context, text, "", [text], request))
+        return items
 
-    def score(self, engine: Engine, items: Sequence[Item], given: Given, base: Scores | None) -> Scores:
-        """The documents' negative log-likelihoods in nats (for bits_per_byte in bits), over their words and bytes."""
-        longest = min(self.settings.window or engine.room or UNKNOWN_ROOM, engine.room or UNKNOWN_ROOM)
-        start = asking.first_token(engine.tokenizer)
-        asked = [list(windows(asking.encode(engine.tokenizer, item.ask["text"]), start, longest)) for item in items]
-        found = iter(engine.likelihoods([one for some in asked for one in some], given.reporter))
-        nats = [-math.fsum(next(found).logprob for _ in some) for some in asked]
-        texts = [item.ask["text"] for item in items]
-        words, sizes = [float(len(re.split(r"\s+", text))) for text in texts], [float(len(text.encode())) for text in texts]
-        values = {"word_perplexity": nats, "byte_perplexity": nats, "bits_per_byte": [one / math.log(2) for one in nats]}
-        return Scores(values, {"word_perplexity": words, "byte_perplexity": sizes, "bits_per_byte": sizes})
+    def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
+        """Return negative log-likelihoods in nats (for bits_per_byte in bits), weighted by words or bytes."""
+        limit = engine.max_input_tokens or DEFAULT_WINDOW_TOKENS
+        longest = min(self.settings.window or limit, limit)
+        start, texts = item_encoding.get_start_token_id(engine.tokenizer), [item.request["text"] for item in items]
+        windows = [
+            list(split_windows(item_encoding.encode_text(engine.tokenizer, text), start, longest)) for text in texts
+        ]
+        likelihoods = iter(engine.compute_likelihoods(list(chain(*windows)), context.reporter))
+        nats = [-math.fsum(next(likelihoods).logprob for _ in text_windows) for text_windows in windows]
+        words = [float(len(re.split(r"\s+", text))) for text in texts]
+        sizes = [float(len(text.encode())) for text in texts]
+        bits = [text_nats / math.log(2) for text_nats in nats]
+        return Scores(
+            {"word_perplexity": nats, "byte_perplexity": nats, "bits_per_byte": bits},
+            {"word_perplexity": words, "byte_perplexity": sizes, "bits_per_byte": sizes},
+        )
 
 
-def windows(ids: Sequence[int], start: int, longest: int) -> Iterator[Continuation]:
-    """What is computed of a text: at most `longest` tokens are read at once, and each is counted in one window (lm-eval's rolling ones)."""
+def split_windows(ids: Sequence[int], start: int, longest: int) -> Iterator[Continuation]:
+    """Yield windows that score every token once (lm-eval's rolling windows).
+
+    Args:
+        ids: Tokens of the text.
+        start: Token before the text.
+        longest: Maximum number of input tokens per window.
+    """
     first = min(longest, len(ids))
     if first:
         yield Continuation([start, *ids[:first]], [False] + [True] * first)

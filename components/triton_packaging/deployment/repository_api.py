@@ -1,4 +1,4 @@
-"""Triton's repository API: telling a running server to load and unload models, and seeing what became of it."""
+"""Client for Triton's repository API: loads and unloads models of a running server, and reports their state."""
 
 from __future__ import annotations
 
@@ -6,102 +6,112 @@ import http.client
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
-from components.common.errors import EngineMissingError
-from components.triton_packaging.server import DIRECT, ModelLoadError, get_json
+from components.common.runtime.errors import EngineMissingError
+from components.triton_packaging.triton_server import URL_OPENER, ModelLoadError, ServerAddress, get_json
 
-READY, GONE = "READY", ("UNAVAILABLE", "")
-SILENCE = (OSError, ValueError, http.client.HTTPException)  # how a server that is away, or dies in the middle of an answer, is told
-PACKAGE = "repository_sha256"  # parameter of config.pbtxt: the package that a model was laid out from
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a server answers: http is a URL, grpc is HOST:PORT."""
-
-    http_url: str
-    grpc_url: str
+UNLOADED_STATES = ("UNAVAILABLE", "")
+UNLOAD_TIMEOUT_SECONDS = 60.0
+# Raised if the server is unreachable, or exits while it responds.
+CONNECTION_ERRORS = (OSError, ValueError, http.client.HTTPException)
 
 
-def states(server: Address, model: str) -> dict[str, str]:
-    """The state of each version of a model that the server knows: READY, LOADING, UNLOADING, UNAVAILABLE.
+def get_version_states(server: ServerAddress, model: str) -> dict[str, str]:
+    """Return the state of each version of a model: READY, LOADING, UNLOADING or UNAVAILABLE.
 
-    Raises EngineMissingError when the server does not answer.
+    Raises:
+        EngineMissingError: the server does not answer.
     """
     try:
         index = get_json(f"{server.http_url}/v2/repository/index", method="POST")
-    except SILENCE as error:
-        raise _silent(server, error) from None
+    except CONNECTION_ERRORS as error:
+        raise _unreachable_error(server, error) from None
     return {str(each.get("version", "")): str(each.get("state", "")) for each in index if each["name"] == model}
 
 
-def is_served(server: Address, model: str, version: str) -> bool:
-    """Whether this version of a model answers."""
-    return states(server, model).get(version) == READY
+def is_ready(server: ServerAddress, model: str, version: str) -> bool:
+    """Return whether this version of a model is ready."""
+    return get_version_states(server, model).get(version) == "READY"
 
 
-def loaded_from(server: Address, model: str, version: str) -> str:
-    """The digest of the package that a model's version was loaded from; "" where it does not answer or does not say."""
-    if not is_served(server, model, version):
+def get_loaded_package(server: ServerAddress, model: str, version: str) -> str:
+    """Return the digest of the package that a version was loaded from; "" if it is not ready or has no digest.
+
+    The digest is the parameter repository_sha256 of config.pbtxt.
+    """
+    if not is_ready(server, model, version):
         return ""
     try:
         config = get_json(f"{server.http_url}/v2/models/{model}/versions/{version}/config")
     except urllib.error.HTTPError:
-        return ""  # it has just gone
-    except SILENCE as error:
-        raise _silent(server, error) from None
-    return str(config.get("parameters", {}).get(PACKAGE, {}).get("string_value", ""))
+        return ""  # it was unloaded in the meantime
+    except CONNECTION_ERRORS as error:
+        raise _unreachable_error(server, error) from None
+    return str(config.get("parameters", {}).get("repository_sha256", {}).get("string_value", ""))
 
 
-def load(server: Address, model: str, version: str, *, timeout: float) -> None:
-    """Load a model as its config.pbtxt says now, and return when this version answers; the versions it replaces answer until then.
+def load_model(server: ServerAddress, model: str, version: str, *, timeout: float) -> None:
+    """Load a model with its current config.pbtxt, and return when this version is ready.
 
-    Raises ModelLoadError with the server's own words; what answered before still does.
+    Replaced versions answer requests until then.
+
+    Raises:
+        ModelLoadError: the model does not load. Earlier versions remain loaded.
     """
     _post(server, model, "load", timeout)
-    if not _until(lambda: is_served(server, model, version), timeout):
-        raise ModelLoadError(f"{model} version {version} did not become ready", hint="See the server's log.")
+    if not _wait_until(lambda: is_ready(server, model, version), timeout):
+        raise ModelLoadError(
+            f"{model} version {version} is not ready after {timeout:.0f} seconds", hint="Check the server's log."
+        )
 
 
-def unload(server: Address, model: str, *, timeout: float = 60.0) -> bool:
-    """Unload all versions of a model. Returns whether they were gone within so many seconds: answers under way are waited for."""
-    _post(server, model, "unload", timeout)
-    return _until(lambda: all(state in GONE for state in states(server, model).values()), timeout)
+def unload_model(server: ServerAddress, model: str) -> None:
+    """Unload all versions of a model; wait up to UNLOAD_TIMEOUT_SECONDS for answers in progress."""
+    _post(server, model, "unload", UNLOAD_TIMEOUT_SECONDS)
+    _wait_until(
+        lambda: all(state in UNLOADED_STATES for state in get_version_states(server, model).values()),
+        UNLOAD_TIMEOUT_SECONDS,
+    )
 
 
-def is_gone(server: Address, model: str, version: str) -> bool:
-    """Whether a version is not loaded any more, its last answers given."""
-    return states(server, model).get(version, "") in GONE
+def is_unloaded(server: ServerAddress, model: str, version: str) -> bool:
+    """Return whether a version is unloaded and has no answers in progress."""
+    return get_version_states(server, model).get(version, "") in UNLOADED_STATES
 
 
-def _post(server: Address, model: str, what: str, timeout: float) -> None:
+def _post(server: ServerAddress, model: str, action: str, timeout: float) -> None:
     request = urllib.request.Request(  # noqa: S310
-        f"{server.http_url}/v2/repository/models/{model}/{what}", data=b"{}", method="POST", headers={"Content-Type": "application/json"}
+        f"{server.http_url}/v2/repository/models/{model}/{action}",
+        data=b"{}",
+        method="POST",
+        headers={"Content-Type": "application/json"},
     )
     try:
-        with DIRECT.open(request, timeout=timeout) as answer:
+        with URL_OPENER.open(request, timeout=timeout) as answer:
             answer.read()
     except urllib.error.HTTPError as error:
-        said = error.read().decode("utf-8", errors="replace")
-        raise ModelLoadError(f"Triton did not {what} {model}: {said}", hint="The server's log names the cause.") from None
+        message = error.read().decode("utf-8", errors="replace")
+        raise ModelLoadError(f"Triton did not {action} {model}: {message}", hint="Check the server's log.") from None
     except TimeoutError:
-        raise ModelLoadError(f"Triton did not {what} {model} within {timeout:.0f} seconds", hint="Give --timeout more.") from None
-    except SILENCE as error:
-        raise _silent(server, error) from None
+        raise ModelLoadError(
+            f"Triton did not {action} {model} within {timeout:.0f} seconds", hint="Raise --timeout."
+        ) from None
+    except CONNECTION_ERRORS as error:
+        raise _unreachable_error(server, error) from None
 
 
-def _silent(server: Address, error: Exception) -> EngineMissingError:
+def _unreachable_error(server: ServerAddress, error: Exception) -> EngineMissingError:
     return EngineMissingError(
-        f"the Triton server at {server.http_url} does not answer: {error}", hint="Start it in explicit mode: --model-control-mode=explicit."
+        f"the Triton server at {server.http_url} does not answer: {error}",
+        hint="Start the server with --model-control-mode=explicit, or correct its address.",
     )
 
 
-def _until(done: Any, timeout: float) -> bool:
-    until = time.monotonic() + timeout
-    while time.monotonic() < until:
-        if done():
+def _wait_until(condition: Callable[[], bool], timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if condition():
             return True
         time.sleep(0.1)
-    return bool(done())
+    return condition()

@@ -1,8 +1,11 @@
-"""The tensors of Triton's vLLM backend, as it documents them. Imports nothing: what writes configurations reads them too."""
+"""Tensor names, types and shapes of Triton's vLLM backend, as listed in its documentation.
+
+Imports nothing, because `triton_config` reads this table outside of Triton.
+"""
 
 from __future__ import annotations
 
-# name: (data type, dimensions, whether a request may leave it out)
+# name: (data type, dimensions, optional)
 INPUTS: dict[str, tuple[str, list[int], bool]] = {
     "text_input": ("TYPE_STRING", [1], False),
     "stream": ("TYPE_BOOL", [1], True),
@@ -12,6 +15,7 @@ INPUTS: dict[str, tuple[str, list[int], bool]] = {
     "return_num_input_tokens": ("TYPE_BOOL", [1], True),
     "return_num_output_tokens": ("TYPE_BOOL", [1], True),
 }
+# name: (data type, dimensions)
 OUTPUTS: dict[str, tuple[str, list[int]]] = {
     "text_output": ("TYPE_STRING", [-1]),
     "finish_reason": ("TYPE_STRING", [-1]),

@@ -1,4 +1,4 @@
-"""Likelihoods from trees, headers and batches are those of every sequence alone."""
+"""Likelihoods from trees, prefixes and batches equal those of separate sequences."""
 
 from __future__ import annotations
 
@@ -7,137 +7,169 @@ from typing import Any
 
 import pytest
 
-from components.common.progress import Silent
-from components.evaluation import engine as engines
-from components.evaluation import passes
-from components.evaluation.engine import TransformersEngine
-from components.evaluation.task import Continuation
-from tests.evaluation.engine.conftest import agree, alone
+from components.common.runtime.reporters import SilentReporter
+from components.evaluation import forward_pass
+from components.evaluation import transformers_engine as engines
+from components.evaluation.task_interface import Continuation
+from components.evaluation.transformers_engine import TransformersEngine
+from tests.evaluation.engine.conftest import assert_likelihoods_close, score_separately
 
-SIZE = 250
-
-
-def words(count: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(SIZE), k=count)
+VOCABULARY_SIZE = 250
 
 
-def request(ids: list[int], last: int) -> Continuation:
-    return Continuation(ids, [place >= len(ids) - last for place in range(len(ids))])
+def draw_tokens(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCABULARY_SIZE), k=count)
 
 
-def mixed() -> list[Continuation]:
-    """Options of one and of several tokens, options one of which begins another, few-shot items behind one header, texts counted whole."""
-    asked = []
+def build_request(ids: list[int], scored_count: int) -> Continuation:
+    return Continuation(ids, [position >= len(ids) - scored_count for position in range(len(ids))])
+
+
+def build_mixed_requests() -> list[Continuation]:
+    """Build options of one or more tokens, options that are prefixes of others, few-shot items with one header, and fully scored texts."""
+    requests = []
     for question in range(12):
-        context = words(8 + question, question)
-        asked += [request([*context, *words(1 + option % 3, 100 + option)], 1 + option % 3) for option in range(5)]
-        asked += [request([*context, 7, 8], 2), request([*context, 7, 8, 9], 3)]
-    header = words(90, 77)
-    asked += [request([*header, *words(25, 200 + item), *words(2, 300 + item)], 2) for item in range(20)]
-    asked += [request(words(40 + 30 * text, 400 + text), 40 + 30 * text) for text in range(4)]
-    asked += [request(words(30, 500), 0), Continuation(words(9, 501), [place in (0, 3, 7) for place in range(9)])]
-    return asked
+        context = draw_tokens(8 + question, question)
+        requests += [
+            build_request([*context, *draw_tokens(1 + option % 3, 100 + option)], 1 + option % 3) for option in range(5)
+        ]
+        requests += [build_request([*context, 7, 8], 2), build_request([*context, 7, 8, 9], 3)]
+    header = draw_tokens(90, 77)
+    requests += [
+        build_request([*header, *draw_tokens(25, 200 + item), *draw_tokens(2, 300 + item)], 2) for item in range(20)
+    ]
+    requests += [build_request(draw_tokens(40 + 30 * number, 400 + number), 40 + 30 * number) for number in range(4)]
+    requests += [
+        build_request(draw_tokens(30, 500), 0),
+        Continuation(draw_tokens(9, 501), [position in (0, 3, 7) for position in range(9)]),
+    ]
+    return requests
 
 
 @pytest.fixture(scope="module")
-def expected(loaded: Any) -> list[Any]:
-    return [alone(loaded, one) for one in mixed()]
+def expected(loaded_model: Any) -> list[Any]:
+    return [score_separately(loaded_model, item) for item in build_mixed_requests()]
 
 
-def test_they_are_those_of_each_sequence_alone(engine: TransformersEngine, expected: list[Any]) -> None:
-    agree(engine.likelihoods(mixed(), Silent()), expected)
+def test_likelihoods_equal_those_of_separate_sequences(engine: TransformersEngine, expected: list[Any]) -> None:
+    assert_likelihoods_close(engine.compute_likelihoods(build_mixed_requests(), SilentReporter()), expected)
 
 
-def test_they_do_not_depend_on_the_order_or_on_repeats(engine: TransformersEngine) -> None:
-    asked = mixed()
-    order = [*random.Random(1).sample(range(len(asked)), len(asked)), 3, 3]
-    found = engine.likelihoods(asked, Silent())
-    shuffled = engine.likelihoods([asked[place] for place in order], Silent())
-    assert shuffled == [found[place] for place in order]
+def test_likelihoods_are_independent_of_order_and_repeats(engine: TransformersEngine) -> None:
+    requests = build_mixed_requests()
+    order = [*random.Random(1).sample(range(len(requests)), len(requests)), 3, 3]
+    likelihoods = engine.compute_likelihoods(requests, SilentReporter())
+    shuffled = engine.compute_likelihoods([requests[index] for index in order], SilentReporter())
+    assert shuffled == [likelihoods[index] for index in order]
 
 
 @pytest.mark.parametrize("batch_tokens", [8, 64, 4096])
-def test_batches_of_any_size_give_the_same(
-    tiny: Any, loaded: Any, engine: TransformersEngine, expected: list[Any], batch_tokens: int
+def test_batch_size_does_not_change_likelihoods(
+    base_model: Any, loaded_model: Any, engine: TransformersEngine, expected: list[Any], batch_tokens: int
 ) -> None:
-    agree(TransformersEngine(loaded, engine.tokenizer, batch_tokens).likelihoods(mixed(), Silent()), expected)
+    assert_likelihoods_close(
+        TransformersEngine(loaded_model, engine.tokenizer, batch_tokens).compute_likelihoods(
+            build_mixed_requests(), SilentReporter()
+        ),
+        expected,
+    )
 
 
-def test_batches_side_by_side_give_the_same(
-    loaded: Any, engine: TransformersEngine, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_concurrent_batches_do_not_change_likelihoods(
+    loaded_model: Any, engine: TransformersEngine, expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNELINE_THREADS", "3")
-    monkeypatch.setattr(engines, "LEAST", 64)
-    assert engines.workers("cpu", 256) == 3
-    agree(TransformersEngine(loaded, engine.tokenizer, 256).likelihoods(mixed(), Silent()), expected)
+    monkeypatch.setattr(engines, "MIN_TOKENS_PER_WORKER", 64)
+    assert engines.count_workers("cpu", 256) == 3
+    assert_likelihoods_close(
+        TransformersEngine(loaded_model, engine.tokenizer, 256).compute_likelihoods(
+            build_mixed_requests(), SilentReporter()
+        ),
+        expected,
+    )
 
 
 @pytest.mark.parametrize(
     ("total", "threads", "tokens"),
     [
-        (100_000, 2, 1024),  # plenty: each thread has its share of batch_tokens
-        (4_000, 2, 500),  # four batches a thread
-        (300, 2, 128),  # never so small that reading the weights costs more than computing
-        (300, 1, 2048),  # one thread waits for nobody
+        (100_000, 2, 1024),  # enough work: each thread gets its share of batch_tokens
+        (4_000, 2, 500),  # four batches per thread
+        (300, 2, 128),  # minimum: below it, reading the weights dominates
+        (300, 1, 2048),  # a single thread needs no balancing
     ],
 )
-def test_a_batch_is_small_enough_that_no_thread_waits_long_for_another(total: int, threads: int, tokens: int) -> None:
-    assert engines.share(total, threads, 2048) == tokens
+def test_batch_size_balances_workers(total: int, threads: int, tokens: int) -> None:
+    assert engines.compute_batch_tokens(total, threads, 2048) == tokens
 
 
-def test_logits_are_computed_where_something_is_counted_and_nowhere_else(engine: TransformersEngine, loaded: Any) -> None:
-    seen = []
-    hook = loaded.lm_head.register_forward_hook(lambda module, given, logits: seen.append(logits.shape[0]))
-    context = words(30, 1)
-    engine.likelihoods([request([*context, 5], 1), request([*context, 6], 1), request([*context, 6, 7, 8], 3)], Silent())
+def test_logits_are_computed_only_for_targets(engine: TransformersEngine, loaded_model: Any) -> None:
+    row_counts = []
+    hook = loaded_model.lm_head.register_forward_hook(lambda module, inputs, logits: row_counts.append(logits.shape[0]))
+    context = draw_tokens(30, 1)
+    engine.compute_likelihoods(
+        [build_request([*context, 5], 1), build_request([*context, 6], 1), build_request([*context, 6, 7, 8], 3)],
+        SilentReporter(),
+    )
     hook.remove()
-    assert seen == [3]  # behind the context, behind 6 and behind 7
+    assert row_counts == [3]  # after the context, after 6 and after 7
 
 
-def test_what_has_no_counted_token_costs_no_pass(engine: TransformersEngine, loaded: Any) -> None:
-    hook = loaded.register_forward_pre_hook(lambda module, given: pytest.fail("a pass was made"))
-    (found,) = engine.likelihoods([request(words(5, 1), 0)], Silent())
-    assert engine.likelihoods([], Silent()) == []
+def test_request_without_scored_token_needs_no_pass(engine: TransformersEngine, loaded_model: Any) -> None:
+    hook = loaded_model.register_forward_pre_hook(lambda module, inputs: pytest.fail("a pass was made"))
+    (likelihood,) = engine.compute_likelihoods([build_request(draw_tokens(5, 1), 0)], SilentReporter())
+    assert engine.compute_likelihoods([], SilentReporter()) == []
     hook.remove()
-    assert (found.logprob, found.tokens) == (0.0, 0)
+    assert (likelihood.logprob, likelihood.tokens) == (0.0, 0)
 
 
-class Running:
-    """A reporter that keeps what it is told of progress."""
+class ProgressRecorder:
+    """A reporter that records the progress updates."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int | None]] = []
+        self.updates: list[tuple[int, int | None]] = []
 
     def step(self, name: str) -> None: ...
     def metrics(self, values: Any, step: int) -> None: ...
     def note(self, text: str) -> None: ...
     def progress(self, done: int, total: int | None, unit: str) -> None:
-        self.told.append((done, total))
+        self.updates.append((done, total))
 
 
-def test_progress_ends_at_all_requests(engine: TransformersEngine) -> None:
-    reporter = Running()
-    asked = [request(words(6, seed), 2) for seed in range(40)]
-    engine.likelihoods(asked, reporter)
-    assert reporter.told[-1] == (40, 40)
-    assert [done for done, _ in reporter.told] == sorted(done for done, _ in reporter.told)
+def test_progress_reaches_number_of_requests(engine: TransformersEngine) -> None:
+    reporter = ProgressRecorder()
+    requests = [build_request(draw_tokens(6, seed), 2) for seed in range(40)]
+    engine.compute_likelihoods(requests, reporter)
+    assert reporter.updates[-1] == (40, 40)
+    assert [done for done, _ in reporter.updates] == sorted(done for done, _ in reporter.updates)
 
 
-def of_kind(kind: str, **changes: Any) -> Any:
-    """A random model of another architecture."""
+def build_random_model(kind: str, **changes: Any) -> Any:
+    """Build a random model of another architecture."""
     import torch
     import transformers
 
-    sizes = {"vocab_size": SIZE, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    known = {**sizes, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.4, "max_position_embeddings": 512}
-    config = transformers.AutoConfig.for_model(kind, **{**known, **changes})
+    sizes = {
+        "vocab_size": VOCABULARY_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    settings = {
+        **sizes,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "initializer_range": 0.4,
+        "max_position_embeddings": 512,
+    }
+    config = transformers.AutoConfig.for_model(kind, **{**settings, **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-# Rotated positions, learned ones, a head whose logits are capped, a window in some layers, and positions that no argument can set.
-KINDS: dict[str, tuple[dict[str, Any], bool]] = {
+# Rotary positions, learned positions, capped logits, sliding windows in some layers, and positions that callers cannot set.
+ARCHITECTURES: dict[str, tuple[dict[str, Any], bool]] = {
     "qwen2": ({}, True),
     "gpt2": ({"n_embd": 32, "n_head": 4, "n_layer": 2}, True),
     "gemma2": ({"final_logit_softcapping": 2.0, "attn_logit_softcapping": None, "query_pre_attn_scalar": 8}, True),
@@ -146,26 +178,36 @@ KINDS: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_architectures_score_as_they_do_alone(kind: str, engine: TransformersEngine) -> None:
-    changes, branching = KINDS[kind]
-    model = of_kind(kind, **changes)
-    assert passes.takes_branches(model) == branching
-    asked = mixed()[:70]
-    agree(TransformersEngine(model, engine.tokenizer, 512).likelihoods(asked, Silent()), [alone(model, one) for one in asked])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_other_architectures_score_as_separate_sequences(kind: str, engine: TransformersEngine) -> None:
+    changes, supports_branching = ARCHITECTURES[kind]
+    model = build_random_model(kind, **changes)
+    assert forward_pass.supports_branching(model) == supports_branching
+    requests = build_mixed_requests()[:70]
+    assert_likelihoods_close(
+        TransformersEngine(model, engine.tokenizer, 512).compute_likelihoods(requests, SilentReporter()),
+        [score_separately(model, request) for request in requests],
+    )
 
 
-def test_beyond_a_window_no_rows_are_shared(engine: TransformersEngine) -> None:
-    model = of_kind("mistral", sliding_window=24)
-    assert passes.takes_branches(model)
-    assert passes.reach(model.config) == 24
-    context = words(40, 1)
-    asked = [request([*context, *words(3, option)], 3) for option in range(4)]
-    agree(TransformersEngine(model, engine.tokenizer, 512).likelihoods(asked, Silent()), [alone(model, one) for one in asked])
+def test_no_sharing_beyond_attention_window(engine: TransformersEngine) -> None:
+    model = build_random_model("mistral", sliding_window=24)
+    assert forward_pass.supports_branching(model)
+    assert forward_pass.get_full_attention_span(model) == 24
+    context = draw_tokens(40, 1)
+    requests = [build_request([*context, *draw_tokens(3, option)], 3) for option in range(4)]
+    assert_likelihoods_close(
+        TransformersEngine(model, engine.tokenizer, 512).compute_likelihoods(requests, SilentReporter()),
+        [score_separately(model, request) for request in requests],
+    )
 
 
-def test_a_recurrent_model_is_scored_row_by_row(engine: TransformersEngine) -> None:
-    model = of_kind("mamba", state_size=4, num_key_value_heads=None)
-    assert not passes.takes_branches(model)
-    asked = mixed()[:20]
-    agree(TransformersEngine(model, engine.tokenizer, 512).likelihoods(asked, Silent()), [alone(model, one) for one in asked], 1e-3)
+def test_recurrent_model_is_scored_row_by_row(engine: TransformersEngine) -> None:
+    model = build_random_model("mamba", state_size=4, num_key_value_heads=None)
+    assert not forward_pass.supports_branching(model)
+    requests = build_mixed_requests()[:20]
+    assert_likelihoods_close(
+        TransformersEngine(model, engine.tokenizer, 512).compute_likelihoods(requests, SilentReporter()),
+        [score_separately(model, request) for request in requests],
+        1e-3,
+    )

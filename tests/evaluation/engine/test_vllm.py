@@ -1,4 +1,4 @@
-"""The vLLM engine against a stand-in of vLLM's LLM class, which answers from a transformers model. Real vLLM is not tested here."""
+"""The vLLM engine with a fake of vLLM's LLM class, backed by a transformers model; vLLM itself is not tested."""
 
 from __future__ import annotations
 
@@ -11,42 +11,47 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from components.common import models
-from components.common.models import Model
-from components.common.progress import Silent
-from components.evaluation import loading, vllm_engine
-from components.evaluation.task import Decoding
-from tests.evaluation.engine.conftest import agree, lora
-from tests.evaluation.engine.test_likelihoods import mixed
+from components.common.models import model_loading
+from components.common.models.model_loading import LoadableModel
+from components.common.runtime.reporters import SilentReporter
+from components.evaluation import engine_loading, vllm_engine
+from components.evaluation.task_interface import Decoding
+from tests.evaluation.engine.conftest import assert_likelihoods_close, lora_settings
+from tests.evaluation.engine.test_likelihoods import build_mixed_requests
 
 
-class LLM:
-    """What is used of vllm.LLM, one prompt at a time."""
+class FakeLLM:
+    """The used part of vllm.LLM, one prompt at a time."""
 
-    made: list[dict[str, Any]] = []  # noqa: RUF012
+    instances: list[dict[str, Any]] = []  # noqa: RUF012
 
     def __init__(self, **settings: Any) -> None:
-        LLM.made.append(settings)
+        FakeLLM.instances.append(settings)
         self._model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=settings["dtype"]).eval()
-        self._tokenizer = models.load_tokenizer(Path(settings["tokenizer"]))
+        self._tokenizer = model_loading.load_tokenizer(Path(settings["tokenizer"]))
 
     def generate(self, prompts: list[dict[str, list[int]]], sampling: Any, *, use_tqdm: bool) -> list[Any]:
-        return [self._one(self._model, prompt["prompt_token_ids"], sampling) for prompt in prompts]
+        return [self._generate_one(self._model, prompt["prompt_token_ids"], sampling) for prompt in prompts]
 
-    def _one(self, model: Any, ids: list[int], sampling: Any) -> Any:
+    def _generate_one(self, model: Any, ids: list[int], sampling: Any) -> Any:
         import torch
 
         with torch.inference_mode():
             scores = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-            known = [None, *(self._entry(scores[place - 1], ids[place]) for place in range(1, len(ids)))]
-            new = list(ids)
+            prompt_logprobs = [
+                None,
+                *(self._entry(scores[position - 1], ids[position]) for position in range(1, len(ids))),
+            ]
+            generated = list(ids)
             for _ in range(sampling.max_tokens):
-                new.append(int(model(input_ids=torch.tensor([new])).logits[0, -1].argmax()))
-                if new[-1] == self._tokenizer.eos_token_id:
+                generated.append(int(model(input_ids=torch.tensor([generated])).logits[0, -1].argmax()))
+                if generated[-1] == self._tokenizer.eos_token_id:
                     break
-        text = self._tokenizer.decode(new[len(ids) :], skip_special_tokens=True)
+        text = self._tokenizer.decode(generated[len(ids) :], skip_special_tokens=True)
         stops = [text.index(stop) for stop in sampling.stop if stop in text]
-        return SimpleNamespace(prompt_logprobs=known, outputs=[SimpleNamespace(text=text[: min(stops, default=len(text))])])
+        return SimpleNamespace(
+            prompt_logprobs=prompt_logprobs, outputs=[SimpleNamespace(text=text[: min(stops, default=len(text))])]
+        )
 
     def _entry(self, scores: Any, token: int) -> dict[int, Any]:
         best = int(scores.argmax())
@@ -55,41 +60,72 @@ class LLM:
         return {**entries, token: SimpleNamespace(logprob=float(scores[token]), rank=rank)}
 
 
-def sampling_params(**settings: Any) -> Any:
+def build_sampling_params(**settings: Any) -> Any:
     return SimpleNamespace(**{"stop": [], **settings})
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def install_fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = ModuleType("vllm")
-    vllm.LLM, vllm.SamplingParams = LLM, sampling_params  # type: ignore[attr-defined]
+    vllm.LLM, vllm.SamplingParams = FakeLLM, build_sampling_params  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setattr(loading, "kind", lambda engine, model: engine)
-    LLM.made.clear()
+    monkeypatch.setattr(engine_loading, "resolve_engine", lambda engine, model: engine)
+    FakeLLM.instances.clear()
 
 
-def test_scores_and_answers_are_those_of_the_transformers_engine(tuned: Callable[..., Model], tiny: Model) -> None:
-    model, asked = tuned(lora()), [*mixed()[:30], mixed()[4]]
+def test_vllm_matches_transformers_engine(
+    make_tuned_model: Callable[..., LoadableModel], base_model: LoadableModel
+) -> None:
+    model, requests = make_tuned_model(lora_settings()), [*build_mixed_requests()[:30], build_mixed_requests()[4]]
     prompts, decoding = [[5, 6, 7], [9, 9], [5, 6, 7]], Decoding(5, ("e",))
-    found: dict[str, list[Any]] = {}
+    results: dict[str, list[Any]] = {}
     for name in ("transformers", "vllm"):
-        opened = loading.engines(model, tiny, batch_tokens=256, reporter=Silent(), engine=name)  # type: ignore[arg-type]
-        found[name] = [
-            (one.sha256, engine.likelihoods(asked, Silent()), engine.answers(prompts, decoding, Silent())) for one, engine in opened
+        engines = engine_loading.open_engines(
+            model,
+            base_model,
+            batch_tokens=256,
+            reporter=SilentReporter(),
+            engine=name,  # type: ignore[arg-type]
+        )
+        results[name] = [
+            (
+                loadable.sha256,
+                engine.compute_likelihoods(requests, SilentReporter()),
+                engine.generate(prompts, decoding, SilentReporter()),
+            )
+            for loadable, engine in engines
         ]
-    assert [one[0] for one in found["vllm"]] == [tiny.sha256, model.sha256]
-    for ours, theirs in zip(found["transformers"], found["vllm"], strict=True):
-        agree(theirs[1], ours[1])
+    assert [result[0] for result in results["vllm"]] == [base_model.sha256, model.sha256]
+    for ours, theirs in zip(results["transformers"], results["vllm"], strict=True):
+        assert_likelihoods_close(theirs[1], ours[1])
         assert theirs[2] == ours[2]
 
 
-def test_an_adapter_is_added_to_weights_that_are_gone_once_they_are_loaded(tuned: Callable[..., Model], tiny: Model) -> None:
-    assert len(list(vllm_engine.engines(tuned(lora()), tiny, models.load_tokenizer(tiny.weights), Silent()))) == 2
-    assert [settings["model"] == str(tiny.weights) for settings in LLM.made] == [True, False]
-    assert not Path(LLM.made[1]["model"]).exists()
-    assert all((settings["trust_remote_code"], settings["dtype"]) == (False, "float32") for settings in LLM.made)
+def test_merged_weights_are_temporary(
+    make_tuned_model: Callable[..., LoadableModel], base_model: LoadableModel
+) -> None:
+    assert (
+        len(
+            list(
+                vllm_engine.open_engines(
+                    make_tuned_model(lora_settings()),
+                    base_model,
+                    model_loading.load_tokenizer(base_model.weights),
+                    SilentReporter(),
+                )
+            )
+        )
+        == 2
+    )
+    assert [settings["model"] == str(base_model.weights) for settings in FakeLLM.instances] == [True, False]
+    assert not Path(FakeLLM.instances[1]["model"]).exists()
+    assert all(
+        (settings["trust_remote_code"], settings["dtype"]) == (False, "float32") for settings in FakeLLM.instances
+    )
 
 
-def test_one_token_of_the_room_is_vllm_s_own(tiny: Model) -> None:
-    ((_, engine),) = vllm_engine.engines(tiny, None, models.load_tokenizer(tiny.weights), Silent())
-    assert engine.room == 2047
+def test_vllm_reserves_one_input_token(base_model: LoadableModel) -> None:
+    ((_, engine),) = vllm_engine.open_engines(
+        base_model, None, model_loading.load_tokenizer(base_model.weights), SilentReporter()
+    )
+    assert engine.max_input_tokens == 2047

@@ -1,4 +1,4 @@
-"""The dataset's own test split, asked of models that read few tokens."""
+"""The held-out task with a short context length."""
 
 from __future__ import annotations
 
@@ -6,41 +6,47 @@ from typing import Any
 
 import pytest
 
-from components.common.errors import InputError
-from components.evaluation.engine import TransformersEngine
-from components.evaluation.task import Item, Scores
-from components.evaluation.tasks.config import HeldOut
-from components.evaluation.tasks.held_out import HeldOutTask
-from tests.evaluation.tasks.plain_engine import given
+from components.common.runtime.errors import InputError
+from components.evaluation.task_interface import Item, Scores
+from components.evaluation.tasks.held_out import HeldOut, HeldOutTask
+from components.evaluation.transformers_engine import TransformersEngine
+from tests.evaluation.tasks.fake_engines import build_context
 from tests.tiny import tiny_tokenizer
 
 
-def of_64_positions(tokenizer: Any) -> TransformersEngine:
-    """A model whose positions are learned: it has nothing for the 65th."""
+def build_64_position_engine(tokenizer: Any) -> TransformersEngine:
+    """Build an engine whose model has 64 learned positions."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    marks = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=2, **marks)
+    special_tokens = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=2, **special_tokens)
     return TransformersEngine(GPT2LMHeadModel(config).eval(), tokenizer, 2048)
 
 
 LONG = list(range(5, 125))
 
 
-def answered(prompt: list[int], generation_tokens: int) -> Scores:
+def score_two_items(prompt: list[int], generation_tokens: int) -> Scores:
     tokenizer = tiny_tokenizer()
-    ask = {"ids": LONG[:60], "answer": [0] * 50 + [1] * 10, "prompt": prompt}
+    request = {"ids": LONG[:60], "answer": [0] * 50 + [1] * 10, "prompt": prompt}
     task = HeldOutTask(HeldOut(generation_tokens=generation_tokens))
-    return task.score(of_64_positions(tokenizer), [Item(str(n), "p", ask=ask) for n in range(2)], given(tokenizer), None)
+    return task.score(
+        build_64_position_engine(tokenizer),
+        [Item(str(n), "p", request=request) for n in range(2)],
+        build_context(tokenizer),
+        None,
+    )
 
 
-def test_of_a_prompt_longer_than_the_model_reads_the_end_is_answered() -> None:
-    assert answered(LONG, 8).answers == answered(LONG[-56:], 8).answers
+def test_long_prompt_keeps_its_end() -> None:
+    assert score_two_items(LONG, 8).answers == score_two_items(LONG[-56:], 8).answers
 
 
-def test_answers_that_leave_no_room_for_a_prompt_are_told_with_their_setting() -> None:
-    with pytest.raises(InputError, match="the model reads 64 tokens, and an answer of 64 leaves no room") as refused:
-        answered(LONG, 64)
+def test_answer_limit_without_prompt_room_is_refused() -> None:
+    with pytest.raises(
+        InputError, match="the model's context length is 64 tokens; an answer of 64 leaves no room"
+    ) as refused:
+        score_two_items(LONG, 64)
     assert refused.value.hint == "Lower generation_tokens."

@@ -1,72 +1,58 @@
-"""docs/evaluation-tasks.md: every example is a configuration that is accepted, and every kind and metric stands there."""
+"""docs/evaluation-tasks.md: every example is an accepted configuration, and every task kind is listed with its metrics."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from components.evaluation.tasks import (
-    generation,
-    judge,
-    last_word,
-    memorisation,
-    multiple_choice,
-    perplexity,
-    personal_data,
-    preference,
-    toxicity,
-)
-from components.evaluation.tasks.config import Common, IFEvalMetric, TaskConfig
+from components.evaluation.tasks.config import TaskSettings
+from components.evaluation.tasks.task_registry import TASK_KINDS, TaskConfig, TaskKind
 from tests.pipelines.command import ROOT
 
 PAGE = (ROOT / "docs" / "evaluation-tasks.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-KINDS = {member.model_fields["kind"].default for member in get_args(get_args(TaskConfig)[0])}
 TASKS = TypeAdapter(list[TaskConfig])
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_every_example_is_accepted(example: str) -> None:
-    told: dict[str, Any] = yaml.safe_load(example)
-    assert set(told) == {"evaluation"}
-    found: list[Common] = TASKS.validate_python(told["evaluation"]["tasks"])
-    assert [one.name for one in found] == [entry.get("name", entry["kind"]) for entry in told["evaluation"]["tasks"]]
+def test_example_is_accepted(example: str) -> None:
+    values: dict[str, Any] = yaml.safe_load(example)
+    assert set(values) == {"evaluation"}
+    tasks: list[TaskSettings] = TASKS.validate_python(values["evaluation"]["tasks"])
+    expected = [entry.get("name", entry["kind"]) for entry in values["evaluation"]["tasks"]]
+    assert [task.name for task in tasks] == expected
 
 
 def test_every_kind_has_a_section_with_an_example() -> None:
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
-    assert set(sections) == KINDS
+    assert set(sections) == set(TASK_KINDS)
     for kind, text in sections.items():
         assert f"- kind: {kind}" in text
 
 
-MODULES = (generation, multiple_choice, perplexity, last_word, preference, judge, personal_data, toxicity, memorisation)
+@pytest.mark.parametrize("kind", TASK_KINDS.values(), ids=TASK_KINDS)
+def test_table_lists_metrics_and_requirements(kind: TaskKind) -> None:
+    line = next(line for line in PAGE.splitlines() if line.startswith(f"| [`{kind.name}`]"))
+    metrics, requirements = line.split("|")[2:4]
+    assert re.findall(r"`(\w+)`", metrics) == list(kind.task.METRICS)
+    assert ("lower" in metrics) == any(metric.better == "lower" for metric in kind.task.METRICS.values())
+    expected = {
+        "likelihoods": kind.scores_likelihoods,
+        "answers": kind.generates_answers,
+        "judge endpoint": kind.needs_endpoint,
+    }
+    assert requirements.strip().split(", ") == [name for name, needed in expected.items() if needed]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_the_table_names_every_metric(module: Any) -> None:
-    kind = module.__name__.rpartition(".")[2]
-    line = next(line for line in PAGE.splitlines() if line.startswith(f"| [`{kind}`]"))
-    named = line.split("|")[2]
-    assert re.findall(r"`(\w+)`", named) == list(module.METRICS)
-    lower = {name for name, metric in module.METRICS.items() if metric.better == "lower"}
-    assert ("lower" in named) == bool(lower)
-
-
-def test_the_table_names_ifevals_metrics() -> None:
-    line = next(line for line in PAGE.splitlines() if line.startswith("| [`ifeval`]"))
-    assert set(re.findall(r"`(\w+)`", line.split("|")[2])) == set(get_args(IFEvalMetric))
-
-
-def test_settings_and_metrics_are_known_without_loading_anything_heavy() -> None:
-    modules = [module.__name__ for module in MODULES] + [f"components.evaluation.tasks.{name}" for name in ("lm_eval", "ifeval", "sources")]
+def test_registry_import_loads_no_heavy_library() -> None:
     heavy = ("torch", "transformers", "lm_eval", "nltk", "sacrebleu", "jsonschema", "pyarrow", "datasets", "numpy")
-    code = f"import sys, {', '.join(modules)}; print([name for name in {heavy} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout.strip() == "[]"
+    modules = "components.evaluation.config, components.evaluation.tasks.file_digests"
+    code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.strip() == "[]"

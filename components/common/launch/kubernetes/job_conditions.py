@@ -1,0 +1,102 @@
+"""Job status of a TrainJob or a RayJob, computed from its Kubernetes objects by pure functions.
+
+Sources: the conditions of trainer.kubeflow.org/v1alpha1 (Suspended, Complete, Failed) and of a child JobSet's jobs; the
+deployment and job status of ray.io/v1; Kueue's conditions of a Workload (QuotaReserved, Admitted, Evicted); a pod's
+PodScheduled and DisruptionTarget.
+"""
+
+from __future__ import annotations
+
+from components.common.launch import JobStatus, JsonObject
+
+STARTING_REASONS = ("ContainerCreating", "PodInitializing")  # normal reasons of a waiting container
+# Failure reasons of KubeRay that the job did not cause: ray-operator/apis/ray/v1/rayjob_types.go.
+CLUSTER_FAILURE_REASONS = (
+    "SubmissionFailed",
+    "JobDeploymentStatusTransitionGracePeriodExceeded",
+    "JobStatusCheckTimeoutExceeded",
+    "PreRunningDeadlineExceeded",
+)
+DEADLINE_REASON = "DeadlineExceeded"
+
+
+def read_trainjob_status(job: JsonObject, workload: JsonObject | None, pods: list[JsonObject]) -> JobStatus:
+    """Return the status of a TrainJob; `workload` (Kueue's) and `pods` provide the reason why a job waits or failed."""
+    status = job.get("status") or {}
+    if _find_condition(status, "Complete"):
+        return JobStatus("succeeded")
+    if failed := _find_condition(status, "Failed"):
+        return _read_failure(str(failed.get("reason", "")), str(failed.get("message", "")), pods)
+    if (job.get("spec") or {}).get("suspend") or _find_condition(status, "Suspended"):
+        return JobStatus("waiting", _read_queue_reason(workload) or "the job is suspended")
+    if any(child.get("ready") or child.get("succeeded") for child in status.get("jobsStatus") or []):
+        return JobStatus("running")
+    return _read_start(workload, pods)
+
+
+def read_rayjob_status(job: JsonObject, workload: JsonObject | None, pods: list[JsonObject]) -> JobStatus:
+    """Return the status of a RayJob; `workload` (Kueue's) and `pods` provide the reason why a job waits or failed."""
+    status = job.get("status") or {}
+    deployment_status, job_status = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
+    message, reason = str(status.get("message", "")), str(status.get("reason", ""))
+    if deployment_status in ("Complete", "Failed"):
+        if deployment_status == "Complete" and job_status == "SUCCEEDED":
+            return JobStatus("succeeded")
+        if job_status == "STOPPED":
+            return JobStatus("cancelled", message or "the job was stopped")
+        if reason in CLUSTER_FAILURE_REASONS:
+            return JobStatus("ended", f"{reason}: {message}")
+        return _read_failure(reason, message, pods)
+    if (job.get("spec") or {}).get("suspend") or deployment_status in ("Suspending", "Suspended"):
+        return JobStatus("waiting", _read_queue_reason(workload) or "the job is suspended")
+    return JobStatus("running") if job_status == "RUNNING" else _read_start(workload, pods)
+
+
+def _read_failure(reason: str, message: str, pods: list[JsonObject]) -> JobStatus:
+    """Return "failed", or "ended" if the job exceeded its deadline or Kubernetes disrupted a pod."""
+    text = ": ".join(filter(None, (reason, message)))
+    if reason == DEADLINE_REASON:
+        return JobStatus("ended", text)
+    for pod in pods:
+        if disruption := _find_condition(pod.get("status") or {}, "DisruptionTarget"):
+            return JobStatus("ended", f"a pod was disrupted: {_format_reason(disruption)}")
+    return JobStatus("failed", text)
+
+
+def _read_queue_reason(workload: JsonObject | None) -> str:
+    """Return the reason why Kueue does not admit a job, or ""."""
+    status = (workload or {}).get("status") or {}
+    if evicted := _find_condition(status, "Evicted"):
+        cause = _find_condition(status, "Preempted") or evicted
+        return f"evicted by Kueue ({evicted.get('reason', '')}): {cause.get('message', '')}"
+    if reserved := _find_condition(status, "QuotaReserved", "False", "Unknown"):
+        return f"waits for quota: {reserved.get('message', '')}"
+    for check in status.get("admissionChecks") or []:
+        if check.get("state") != "Ready":
+            return f"waits for the admission check {check.get('name', '')}: {check.get('message', '')}"
+    return ""
+
+
+def _read_start(workload: JsonObject | None, pods: list[JsonObject]) -> JobStatus:
+    """Return "waiting" with the reason why the pods are not running yet."""
+    for pod in pods:
+        name, status = pod["metadata"]["name"], pod.get("status") or {}
+        if unscheduled := _find_condition(status, "PodScheduled", "False"):
+            return JobStatus("waiting", f"pod {name}: {_format_reason(unscheduled)}")
+        for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") and waiting["reason"] not in STARTING_REASONS:
+                return JobStatus("waiting", f"pod {name}: {_format_reason(waiting)}")
+    reason = "the pods are starting" if pods else _read_queue_reason(workload) or "the pods do not exist yet"
+    return JobStatus("waiting", reason)
+
+
+def _format_reason(condition: JsonObject) -> str:
+    return f"{condition.get('reason', '')}: {condition.get('message', '')}"
+
+
+def _find_condition(status: JsonObject, kind: str, *values: str) -> JsonObject:
+    """Return the condition of a type if its status is one of the values (default: True), else an empty mapping."""
+    conditions: list[JsonObject] = status.get("conditions") or []
+    expected = values or ("True",)
+    return next((item for item in conditions if item.get("type") == kind and item.get("status") in expected), {})

@@ -1,0 +1,1 @@
+"""Base and tuned models: sources, import, licences, loading, chat templates, compute devices, memory and FLOPs."""

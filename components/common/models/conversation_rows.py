@@ -1,0 +1,74 @@
+"""Conversations in the rows of a dataset, for training and evaluation: {"id", "messages", "tools"}.
+
+A preference pair contributes its chosen answer; an unpaired row contributes its answer if it is labelled good.
+Supervised tuning on preferred answers is the first step and the baseline of preference methods ("Preferred-FT",
+Rafailov et al., arXiv 2305.18290, section 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.runtime.errors import InputError
+
+Row = dict[str, Any]
+
+
+# By row kind: the columns of the conversation, the function that extracts it, and a description of the extracted part.
+ROW_KINDS: dict[str, tuple[list[str], Callable[[Row], list[Any] | None], str]] = {
+    "sft": (["messages"], lambda row: list(row["messages"]), "the conversations"),
+    "preference": (
+        ["prompt", "chosen"],
+        lambda row: [*row["prompt"], *row["chosen"]],
+        "the chosen answers of the preference pairs",
+    ),
+    "unpaired": (
+        ["prompt", "completion", "label"],
+        lambda row: [*row["prompt"], *row["completion"]] if row["label"] else None,
+        "the answers that are labelled good",
+    ),
+}
+
+
+TEXT_KIND = "text"  # rows of plain text, without conversations
+
+
+def read_texts(path: Path) -> list[Row]:
+    """Return the rows of a split of plain text: {"id", "text"}."""
+    import pyarrow.parquet as parquet
+
+    rows: list[Row] = parquet.read_table(path, columns=["id", "text"]).to_pylist()
+    return rows
+
+
+def get_rows_kind(dataset: Artifact) -> str:
+    """Return the kind of a dataset's rows. Raises InputError if they contain no conversations."""
+    kind = str(dataset.manifest.summary.get("rows_kind", "sft"))
+    if kind not in ROW_KINDS:
+        raise InputError(
+            f"the dataset in {dataset.path} contains {kind} rows; expected conversations",
+            hint="Curate sources with prompts and answers: messages, Alpaca, Dolly, ShareGPT, prompt/completion or "
+            "preference pairs.",
+        )
+    return kind
+
+
+def extract_conversation(kind: str, row: Row) -> list[Any] | None:
+    """Return the conversation in a row; None if the row contributes no conversation."""
+    return ROW_KINDS[kind][1](row)
+
+
+def read_conversations(path: Path, kind: str) -> list[Row]:
+    """Return the conversations of a split, in the order of its rows."""
+    import pyarrow.parquet as parquet
+
+    columns, extract, _ = ROW_KINDS[kind]
+    rows = parquet.read_table(path, columns=["id", *columns, "tools"]).to_pylist()
+    return [
+        {"id": row["id"], "messages": messages, "tools": row["tools"]}
+        for row in rows
+        if (messages := extract(row)) is not None
+    ]

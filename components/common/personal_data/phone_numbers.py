@@ -1,0 +1,166 @@
+"""Detection of phone numbers in international and national format; dates, versions and amounts are excluded.
+
+A number counts as a phone number if it has the format of a phone number, or follows a word such as "call" or "fax".
+Formats: a plus sign with an assigned country code, an area code in brackets, the groups of the North American plan, or
+a leading zero with groups.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+Span = tuple[int, int]
+
+# Country calling codes assigned by ITU-T E.164. Zones 1 and 7 are complete; the codes of other zones have two digits
+# (ZONES) or three (REGIONS).
+ZONES = {"2": "07", "3": "0123469", "4": "01346789", "5": "12345678", "6": "0123456", "8": "1246", "9": "0123458"}
+TWO_DIGIT_CODES = frozenset(zone + second for zone, seconds in ZONES.items() for second in seconds)
+REGIONS = {"2": "1234569", "3": "578", "4": "2", "5": "09", "6": "789", "8": "0578", "9": "679"}
+THREE_DIGIT_CODES = frozenset(zone + second for zone, seconds in REGIONS.items() for second in seconds)
+MAX_DIGITS = 15  # limit of E.164
+MAX_UNGROUPED_DIGITS = 13  # a longer run is an amount or an ID
+CONTEXT_CHARACTERS = 40  # before a number, searched for a word that labels it
+
+GAP = r"[ .\-/\u00a0\u2010\u2011]"
+NUMBER = re.compile(
+    r"[+(0-9](?<![\w+.,/=@&%$€£¥\u2010\u2011-].)"
+    r"(?:(?<=\+)(?P<plus>\(?[1-9][0-9]{0,3}\)?(?:[ .\-/()\u00a0\u2010\u2011]{0,2}[0-9]){6,14}+)"
+    rf"|(?<=\()(?P<bracket>\+?[0-9]{{2,5}}\)[ .\-]?[0-9]{{2,5}}(?:{GAP}?[0-9]{{2,4}}){{1,3}}+)"
+    rf"|(?<=[0-9])(?P<plain>[0-9]*+(?:{GAP}?\([0-9]{{1,4}}\)|{GAP}[0-9]+){{0,5}}+))"
+    r"(?P<extension>[ ,]{0,2}(?:x|ext\.?|extension|#)[ .:]{0,2}[0-9]{1,6}+)?",
+    re.IGNORECASE,
+)
+GROUP = re.compile(r"[0-9]+")
+AMOUNT = re.compile(r"[^0-9/-]*[0-9]{1,3}(?:[^0-9/-]+[0-9]{3})+[^0-9/-]*")  # 12 345 678
+YEAR = re.compile(r"(?:19|20)[0-9]{2}")
+BAD_END = re.compile(r"[\w%°€$£]|[.,:/=\-][0-9]")
+PHONE_WORDS = (
+    r"phone(?:[ _-]?number)?|telephone|tel|mobile(?:[ _-]?number)?|cell(?:ular|[ _-]?phone)?|fax|whatsapp|hotline|pager"
+    r"|telefon|tel[ée]fono|t[ée]l[ée]phone|mobil|handy|rufnummer|m[óo]vil|celular|cellulare|portable|telefone|telefax"
+)
+LIKELY_WORDS = r"call(?:s|ed|ing|[ _-]?back)?|dial(?:led|ling)?|sms|reach(?:ed)?|contact|desk|office"
+PHONE_WORD_BEFORE = re.compile(rf"(?<![A-Za-z<])(?:{PHONE_WORDS})\b(?!>)[^\n]*$", re.IGNORECASE)
+PHONE_WORD_DIRECTLY_BEFORE = re.compile(
+    rf"(?<![A-Za-z<])(?:{PHONE_WORDS})[ _-]?(?:no\.?|nr\.?|number|num)?[\"'\s:=#.()]{{0,6}}(?:is )?[\"' ]?$",
+    re.IGNORECASE,
+)
+CALL_REQUEST_BEFORE = re.compile(
+    r"(?<![A-Za-z<])(?:call|dial|sms|text|ring|reach|contact)(?: (?:me|us|him|her|them|back))?(?: (?:at|on|under))?:? $",
+    re.IGNORECASE,
+)
+LIKELY_BEFORE = re.compile(rf"(?<![A-Za-z<])(?:{PHONE_WORDS}|{LIKELY_WORDS})\b(?!>)[^\n]*$", re.IGNORECASE)
+AFTER = re.compile(rf"\s?\(?(?:{PHONE_WORDS}|office|home|work|desk)\b", re.IGNORECASE)
+OTHER_NUMBER = re.compile(
+    r"(?:isbn|issn|doi|pmid|arxiv|version|serial|part no|order|invoice|patent)[^\n]{0,14}$", re.IGNORECASE
+)
+DATE = re.compile(
+    r"(?:[0-9]{1,2}([./ -])[0-9]{1,2}\1(?:19|20)[0-9]{2}|(?:19|20)[0-9]{2}([./ -])[0-9]{2}\2[0-9]{2})(?![0-9])"
+)
+NORTH_AMERICA = re.compile(r"(?:1[ .\-])?(?:\([2-9][0-9]{2}\)[ .\-]?|[2-9][0-9]{2}[.\-])[0-9]{3}[.\- ][0-9]{4}")
+TRUNK = re.compile(r"0[1-9][0-9]{0,4}(?:[ .\-/][0-9]{2,5}){2,5}")
+NORTH_AMERICA_SPACED = re.compile(r"[2-9][0-9]{2} [2-9][0-9]{2} [0-9]{2}(?!00)[0-9]{2}")
+TRUNK_AND_REST = re.compile(r"0[1-9][0-9]{1,3}[ \-/][0-9]{5,8}")
+INTERNATIONAL_PREFIX = re.compile(r"00[1-9][0-9]{0,3}(?:[ .\-/][0-9]{2,4}){2,4}")
+
+
+def find_phone_numbers(text: str) -> Iterator[Span]:
+    """Yield the positions of phone numbers in the text."""
+    position = 0
+    while found := NUMBER.search(text, position):
+        if _is_phone(text, found):
+            yield found.span()
+            position = found.end()
+        else:  # continue after its first group
+            rest = GROUP.match(text, found.start() + 1, found.end())
+            position = rest.end() if rest else found.start() + 1
+
+
+def _is_phone(text: str, found: re.Match[str]) -> bool:
+    number = text[found.start() : found.end() if not found["extension"] else found.start("extension")]
+    digits = "".join(filter(str.isdigit, number))
+    if not 7 <= len(digits) <= MAX_DIGITS or len(set(digits)) == 1 or BAD_END.match(text, found.end()):
+        return False
+    if _is_part_of_row(text, found, number):
+        return False
+    before = text[max(0, found.start() - CONTEXT_CHARACTERS) : found.start()]
+    word = re.split(r"\s", text[max(0, found.start() - 200) : found.start()])[-1]
+    is_in_url = "://" in word or word.startswith("www.")
+    if is_in_url or OTHER_NUMBER.search(before) or (not found["plus"] and DATE.match(number.lstrip("("))):
+        return False
+    if found["plus"]:
+        return _is_international(digits) and (len(digits) <= MAX_UNGROUPED_DIGITS or len(number) > len(digits) + 1)
+    return _has_phone_format(number, digits) or _is_labelled(
+        number, digits, before, text[found.end() : found.end() + 12]
+    )
+
+
+def _is_part_of_row(text: str, found: re.Match[str], number: str) -> bool:
+    """Return whether the number is part of a longer row of numbers."""
+    gaps = set(re.sub(r"[0-9()+]", "", number)) or {" "}
+    before, after = text[max(0, found.start() - 2) : found.start()], text[found.end() : found.end() + 2]
+    neighbours = (before[::-1], after)  # in the direction away from the number
+    return any(len(two) == 2 and two[0] in gaps and two[1].isdigit() for two in neighbours)
+
+
+def _is_international(digits: str) -> bool:
+    if digits[0] == "1":
+        return len(digits) == 11 and digits[1] in "23456789"
+    known = digits[0] == "7" or digits[:2] in TWO_DIGIT_CODES or digits[:2] in THREE_DIGIT_CODES
+    return known and len(digits) >= 8 and not digits.endswith("000000")
+
+
+def _has_phone_format(number: str, digits: str) -> bool:
+    """Return whether the number has the format of a phone number."""
+    if NORTH_AMERICA.fullmatch(number) or NORTH_AMERICA_SPACED.fullmatch(number):
+        return True
+    if number[0] == "(":
+        return _has_bracketed_area_code(number, digits)
+    if INTERNATIONAL_PREFIX.fullmatch(number):
+        return len(digits) >= 10 and _is_international(digits[2:])
+    if not (TRUNK.fullmatch(number) or TRUNK_AND_REST.fullmatch(number)) or not 9 <= len(digits) <= 13:
+        return False
+    is_counting = all(int(b) - int(a) == 1 for a, b in pairwise(GROUP.findall(number)))  # a list: 01 02 03 04 05
+    return not is_counting and _has_uniform_gaps(number)
+
+
+def _has_bracketed_area_code(number: str, digits: str) -> bool:
+    """Return whether brackets enclose an area code, not a year or a volume with pages: (1998) 123-145."""
+    area, _, rest = number[1:].partition(")")
+    if len(digits) < 8 or YEAR.fullmatch(area):
+        return False
+    groups = GROUP.findall(rest)
+    pages = len(groups) == 2 and rest.count("-") == 1 and len(groups[0]) == len(groups[1]) and groups[0] <= groups[1]
+    return not pages and _has_uniform_gaps(rest.strip())
+
+
+def _is_announced(digits: str, before: str) -> bool:
+    """Return whether the words directly before the number announce a phone number."""
+    if PHONE_WORD_DIRECTLY_BEFORE.search(before):
+        return True
+    return len(digits) >= 8 and CALL_REQUEST_BEFORE.search(before) is not None
+
+
+def _is_labelled(number: str, digits: str, before: str, after: str) -> bool:
+    """Return whether a nearby word identifies a phone number."""
+    groups = GROUP.findall(number)
+    first, *others = groups
+    is_announced = _is_announced(digits, before)
+    if not others:
+        return len(digits) <= 12 and is_announced
+    if (AMOUNT.fullmatch(number) and not is_announced) or not _has_uniform_gaps(number):
+        return False
+    if all(map(YEAR.fullmatch, groups)):
+        return False
+    sizes = {len(group) for group in others}
+    is_likely = bool(LIKELY_BEFORE.search(before) or AFTER.match(after))
+    if len(others) == 1 and not (is_likely and (len(first), sizes) == (3, {4})):
+        return bool(PHONE_WORD_BEFORE.search(before)) and len(first) <= 5
+    return is_likely and sizes <= {2, 3, 4, 5}
+
+
+def _has_uniform_gaps(number: str) -> bool:
+    """Return whether all separators are equal, except the separator after the first group (the area code)."""
+    gaps = re.findall(r"[^0-9()]+", number)
+    return len(set(gaps[1:])) <= 1

@@ -1,0 +1,202 @@
+"""A pipeline step: runs a stage's function within a run.
+
+Progress and errors are written to the run's events, output to the run's logs, metrics to a nested MLflow run, and the
+result to the artifact store. A step is killed when its run ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from components.common.artifacts import code_digest, hashing
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.reporting import mlflow_tracking, stage_cost
+from components.common.runtime import process_control
+from components.common.runtime.errors import (
+    RESUME_HINT,
+    DiskFullError,
+    InterruptedRunError,
+    TunelineError,
+    translate_system_error,
+    wrap_unexpected_error,
+)
+from components.common.runtime.reporters import (
+    RESERVE_FILENAME,
+    CompositeReporter,
+    EventLog,
+    PlainTextReporter,
+    Reporter,
+)
+from components.common.workspace import artifact_store
+from components.common.workspace.artifact_store import Workdir
+
+
+class KfpMetrics(Protocol):
+    """The part of kfp.dsl.Metrics that this module needs."""
+
+    metadata: dict[str, Any]
+
+
+@dataclass
+class Step:
+    """The context of a step's body: reporter, workdir, and its MLflow run if the step is tracked."""
+
+    stage: str
+    reporter: Reporter
+    workdir: Workdir
+    mlflow_run: mlflow_tracking.MlflowReporter | None
+    events: EventLog | None = None
+    cached: bool = False
+    leases: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def run_events_path(self) -> Path | None:
+        """The event file of a local run; None on a cluster."""
+        return self.events.path if self.events else None
+
+    def report_result(self, **values: Any) -> None:
+        """Write the step's result to the run's events; the run's summary shows it."""
+        if self.events:
+            self.events.write("result", **values)
+
+    def write_links(self, path: str, **digests: str) -> None:
+        """Write a link to the MLflow run and the digests as Markdown for the Kubeflow UI. Ignores an empty path."""
+        if not path:
+            return
+        lines = [f"{name.replace('_', ' ')}: {value}" for name, value in digests.items()]
+        if self.mlflow_run:
+            try:
+                lines.insert(0, mlflow_tracking.format_run_link(self.mlflow_run))
+            except InterruptedRunError:
+                raise
+            except Exception as error:  # a server that does not answer must not fail the finished step
+                print(f"no link to the MLflow run: {type(error).__name__}", file=sys.stderr)
+                lines.insert(0, f"MLflow run {self.mlflow_run.run_id}")
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text("".join(f"- {line}\n" for line in lines), encoding="utf-8")
+
+    def load_artifact(self, sha256: str, *kinds: str) -> Artifact:
+        """Return a verified input artifact from the store, and record it as in use until the step ends."""
+        artifact = artifact_store.load_artifact(self.workdir.store, sha256, *kinds, reporter=self.reporter)
+        self.leases.enter_context(artifact_store.keep_in_use(self.workdir.store, sha256))
+        return artifact
+
+
+@contextmanager
+def step_context(stage: str, *, tracked: bool = True) -> Iterator[Step]:
+    """Run a step's body: report its start, end and error as events of the run, and its metrics in a nested MLflow run.
+
+    If the body raises an error, the process exits with the error's exit code.
+
+    Args:
+        tracked: open an MLflow run if a tracking server is set.
+    """
+    if os.environ.get("TUNELINE_RUN_PID"):
+        process_control.die_with_process(int(os.environ["TUNELINE_RUN_PID"]))
+    # Ctrl-C on a terminal reaches a step twice, from the terminal and from its run; the second must not stop the
+    # cleanup.
+    process_control.install_stop_handlers(once=True)
+    path = os.environ.get("TUNELINE_EVENTS")
+    events = EventLog(Path(path), stage) if path else None
+    clock = stage_cost.CostClock()
+    log: Path | None = None  # in a pod, the output goes to the pod's log
+    with ExitStack() as redirection:
+        if events:
+            log = events.path.parent / "logs" / f"{stage}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            print(f"{stage} writes to {log}")
+            file = redirection.enter_context(log.open("ab"))
+            redirection.enter_context(process_control.redirect_output(file.fileno()))
+            events.write("started", pid=os.getpid())
+        try:
+            with ExitStack() as contexts:
+                contexts.enter_context(_reserve_for_errors())
+                is_tracked = tracked and mlflow_tracking.is_enabled()
+                run = contexts.enter_context(mlflow_tracking.stage_run(stage)) if is_tracked else None
+                contexts.enter_context(_reserve_for_errors())  # before the MLflow run is closed as FAILED
+                reporters: list[Reporter | None] = [PlainTextReporter(sys.stdout), events, run]
+                reporter = CompositeReporter(list(filter(None, reporters)))
+                step = Step(stage, reporter, Workdir.from_environment(), run, events)
+                with step.leases:
+                    yield step
+        except BaseException as error:
+            process_control.acknowledge_stop()
+            reported = _convert_error(error, stage, log)
+            traceback.print_exc()
+            if events:
+                events.write("failed", error=reported.as_dict(), exit_code=reported.exit_code, **clock.read())
+            sys.exit(reported.exit_code)
+    if events:
+        events.write("finished", cached=step.cached, **clock.read())
+
+
+def compute_cache_key(stage: str, parameters: Mapping[str, Any]) -> str:
+    """Return the key of a step's result: the digest of its parameters and of the stage's code."""
+    return hashing.digest({"stage": stage, "code": code_digest.code_sha256(stage), "parameters": dict(parameters)})
+
+
+def produce_artifact(
+    stage: str, parameters: Mapping[str, Any], build: Callable[[Path, Step], Artifact], links: str = ""
+) -> Artifact:
+    """Run a stage that builds an artifact, or return the stored artifact of the same parameters and code.
+
+    Args:
+        parameters: every parameter of the step; part of the cache key.
+        build: builds the artifact in the given folder.
+        links: path of the step's Markdown output for the Kubeflow UI.
+    """
+    key = compute_cache_key(stage, parameters)
+    with step_context(stage) as step:
+        clock = stage_cost.CostClock()
+        artifact, step.cached = artifact_store.get_or_build(
+            step.workdir.store, stage, key, lambda folder: build(folder, step), step.reporter
+        )
+        if not step.cached:
+            stage_cost.record_cost(step.workdir.store, stage, artifact.sha256, clock.read())
+        if step.mlflow_run:
+            step.mlflow_run.log_result(artifact)
+        step.write_links(links, **{artifact.manifest.kind: artifact.sha256})
+    return artifact
+
+
+@contextmanager
+def _reserve_for_errors() -> Iterator[None]:
+    """On a full disk, free the run's reserved space, so that the error can be written to MLflow and the events."""
+    try:
+        yield
+    except Exception as error:
+        events = os.environ.get("TUNELINE_EVENTS")
+        translated = error if isinstance(error, TunelineError) else translate_system_error(error)
+        if events and isinstance(translated, DiskFullError):
+            Path(events).with_name(RESERVE_FILENAME).unlink(missing_ok=True)
+        raise
+
+
+def _convert_error(error: BaseException, stage: str, log: Path | None) -> TunelineError:
+    if isinstance(error, KeyboardInterrupt):
+        error = InterruptedRunError("interrupted", hint=RESUME_HINT)
+    if not isinstance(error, TunelineError):
+        location = f"the traceback is in {log or 'the log of the step'}."
+        error = translate_system_error(error) or wrap_unexpected_error(error, location)
+    error.stage = error.stage or stage
+    return error
+
+
+def copy_report(artifact: Artifact, path: str) -> None:
+    """Copy an artifact's report to the HTML output at `path`, which the Kubeflow UI shows."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(artifact.path / "report.html", path)
+
+
+def log_kfp_metrics(artifact: Artifact, metrics: KfpMetrics) -> None:
+    """Log the verdict and the numbers of an artifact's summary as metrics for the Kubeflow UI."""
+    summary = artifact.manifest.summary
+    metrics.metadata.update({"verdict": summary["verdict"], **mlflow_tracking.extract_metrics(summary)})

@@ -1,0 +1,236 @@
+"""Reporters of a stage's progress.
+
+Destinations are a progress bar on a terminal, plain lines in a log, events in a file that the run's process reads, and
+metrics in MLflow. Reports are written to standard error; standard output is reserved for results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+
+class Reporter(Protocol):
+    """Interface for the progress reports of a stage."""
+
+    def step(self, name: str) -> None:
+        """Report the start of a new part of the work."""
+
+    def progress(self, done: int, total: int | None, unit: str) -> None:
+        """Report the number of completed units; `total` is None if unknown."""
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Report metrics at a step of the training or evaluation."""
+
+    def note(self, text: str) -> None:
+        """Report a message, such as a warning or a decision."""
+
+
+class SilentReporter:
+    """A reporter that discards all reports."""
+
+    def step(self, name: str) -> None: ...
+    def progress(self, done: int, total: int | None, unit: str) -> None: ...
+    def metrics(self, values: Mapping[str, float], step: int) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class CompositeReporter:
+    """A reporter that forwards reports to several reporters."""
+
+    def __init__(self, reporters: Sequence[Reporter]) -> None:
+        self._reporters = reporters
+
+    def step(self, name: str) -> None:
+        for reporter in self._reporters:
+            reporter.step(name)
+
+    def progress(self, done: int, total: int | None, unit: str) -> None:
+        for reporter in self._reporters:
+            reporter.progress(done, total, unit)
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        for reporter in self._reporters:
+            reporter.metrics(values, step)
+
+    def note(self, text: str) -> None:
+        for reporter in self._reporters:
+            reporter.note(text)
+
+
+RESERVE_FILENAME = ".reserve"  # next to a run's events: reserved space, freed for error reports if the disk is full
+
+
+class EventLog:
+    """An event file of JSON lines that another process follows. Each line is written by one system call."""
+
+    def __init__(self, path: Path, stage: str, seconds_between: float = 0.5) -> None:
+        self.path, self._stage = path, stage
+        self._seconds_between, self._last = seconds_between, 0.0
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append an event with its time and stage."""
+        line = json.dumps({"time": time.time(), "stage": self._stage, "event": event, **values}) + "\n"
+        with self.path.open("ab", buffering=0) as file:
+            file.write(line.encode())
+
+    def step(self, name: str) -> None:
+        self.write("step", name=name)
+
+    def progress(self, done: int, total: int | None, unit: str) -> None:
+        now = time.monotonic()
+        if done == total or now - self._last >= self._seconds_between:
+            self._last = now
+            self.write("progress", done=done, total=total, unit=unit)
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        self.write("metrics", values=dict(values), step=step)
+
+    def note(self, text: str) -> None:
+        self.write("note", text=text)
+
+
+def parse_event(line: str) -> dict[str, Any] | None:
+    """Return the event in a line of an event file; None for a truncated line."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and {"stage", "event"} <= event.keys() else None
+
+
+def relay_event(event: Mapping[str, Any], reporter: Reporter) -> None:
+    """Forward an event of another process to a reporter. Other events than reports are ignored."""
+    match event["event"]:
+        case "step":
+            reporter.step(event["name"])
+        case "progress":
+            reporter.progress(event["done"], event["total"], event["unit"])
+        case "metrics":
+            reporter.metrics(event["values"], event["step"])
+        case "note":
+            reporter.note(event["text"])
+
+
+class PlainTextReporter:
+    """A reporter of plain lines: every step, and progress at most every `seconds_between` seconds."""
+
+    def __init__(self, stream: IO[str] | None = None, prefix: str = "", seconds_between: float = 10.0) -> None:
+        self._stream, self._prefix, self._seconds_between = stream or sys.stderr, prefix, seconds_between
+        self._name, self._began, self._last = "", time.monotonic(), 0.0
+        self._resumed_at: int | None = None
+
+    def note(self, text: str) -> None:
+        self._stream.write(f"{self._prefix}{text}\n")
+        self._stream.flush()
+
+    def step(self, name: str) -> None:
+        self._name, self._began, self._last, self._resumed_at = name, time.monotonic(), time.monotonic(), None
+        self.note(name)
+
+    def progress(self, done: int, total: int | None, unit: str) -> None:
+        now = time.monotonic()
+        self._resumed_at = done if self._resumed_at is None else self._resumed_at
+        if now - self._last < self._seconds_between:
+            return
+        self._last = now
+        self.note(f"{self._name}: {format_progress(done, total, unit, now - self._began, self._resumed_at)}")
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        self.note(_format_metrics(values, step))
+
+
+def _format_metrics(values: Mapping[str, float], step: int) -> str:
+    return f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def format_progress(done: int, total: int | None, unit: str, seconds: float, before: int = 0) -> str:
+    """Return text such as "120 of 400 rows, 24/s, 12 s left".
+
+    Args:
+        seconds: elapsed time.
+        before: number of units that were completed before a resume.
+    """
+    rate = (done - before) / seconds if seconds > 0 else 0.0
+    text = f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}"
+    if rate > 0:
+        text += f", {rate:.3g}/s"
+        if total:
+            text += f", {max(total - done, 0) / rate:.0f} s left"
+    return text
+
+
+class ProgressBarReporter:
+    """A reporter with a progress bar, rate and remaining time on standard error."""
+
+    def __init__(self, prefix: str = "") -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._prefix = prefix
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._resumed_at: int | None = None
+        self._task, self._name, self._began = self._progress.add_task("", rate="", total=None), "", time.monotonic()
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.print(self._prefix + text, style=style, highlight=False, markup=False)
+
+    def close(self) -> None:
+        """Remove the bar from the screen."""
+        self._progress.stop()
+
+    def step(self, name: str) -> None:
+        if self._name:
+            self._print(f"{self._name} ({time.monotonic() - self._began:.0f} s)", style="dim")
+        self._name, self._began, self._resumed_at = name, time.monotonic(), None
+        self._progress.start()
+        self._progress.reset(self._task, description=self._prefix + name, rate="", total=None)
+
+    def progress(self, done: int, total: int | None, unit: str) -> None:
+        elapsed = time.monotonic() - self._began
+        self._resumed_at = done if self._resumed_at is None else self._resumed_at
+        rate = f"{(done - self._resumed_at) / elapsed:.3g} {unit}/s" if done > self._resumed_at else ""
+        self._progress.update(self._task, completed=done, total=total, rate=rate)
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        self._print(_format_metrics(values, step))
+
+    def note(self, text: str) -> None:
+        self._print(text, style="yellow")
+
+
+def create_console_reporter(*, quiet: bool = False, prefix: str = "") -> Reporter:
+    """Return a progress bar on a terminal, a plain text reporter elsewhere, or a silent reporter if `quiet`."""
+    if quiet:
+        return SilentReporter()
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return ProgressBarReporter(prefix) if is_terminal else PlainTextReporter(prefix=prefix)
+
+
+def close_reporter(reporter: Reporter) -> None:
+    """Close a reporter that has a progress bar."""
+    close: Callable[[], None] | None = getattr(reporter, "close", None)
+    if close:
+        close()

@@ -1,0 +1,288 @@
+"""Row-level processing: turns a chunk of records into files of prepared rows.
+
+The result depends only on the chunk and the configuration. One process, several processes and the nodes of a Ray
+cluster therefore produce the same bytes. A prepared row contains the hashes that the comparison of rows uses.
+
+    python -m components.data_curation.chunk_worker FOLDER DESCRIPTOR      reads chunk numbers from standard input
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from components.common import personal_data
+from components.common.runtime import process_control
+from components.common.runtime.errors import TunelineError, translate_system_error
+from components.common.runtime.reporters import SilentReporter
+from components.data_curation import text_normalization
+from components.data_curation.config import DataCurationConfig
+from components.data_curation.filters import redaction, row_filters
+from components.data_curation.filters.decontamination import EvaluationIndex
+from components.data_curation.filters.measured_row import MeasuredRow
+from components.data_curation.filters.reject_reasons import Rejection
+from components.data_curation.normalized_words import build_exact_key, normalize_answer, normalize_words
+from components.data_curation.parquet_files import get_content_columns
+from components.data_curation.reading import record_formats
+from components.data_curation.reading.raw_records import Record, Source, UnreadableRecord
+from components.data_curation.rows import CONTENT_COLUMNS, Kind, Row, to_json
+
+CHUNK_STRIDE = 1 << 24  # a row's place is its chunk's number times this, plus its number in the chunk
+SETTINGS_FILENAME = "work.json"
+TEXT_NAMES = ("words", "answer")  # the texts that the engine compares
+HASH_NAMES = ("exact", *TEXT_NAMES, "prompt", "group")
+
+
+@dataclass
+class ChunkSummary:
+    """Counts of a prepared chunk.
+
+    Attributes:
+        number: the chunk's number.
+        rows: the number of rows.
+        kinds: file and line of the first row of each kind.
+        unread: the unreadable records.
+        personal: per kind of personal data, the number of findings and of rows that contain them.
+        files: the names of the rows' files.
+        formats: the number of rows per record format.
+        grouped: the number of rows with a `group_by` value.
+        redacted_groups: the number of rows whose `group_by` value was redacted.
+    """
+
+    number: int
+    rows: int = 0
+    kinds: dict[Kind, tuple[str, int]] = field(default_factory=dict)
+    unread: list[UnreadableRecord] = field(default_factory=list)
+    personal: dict[str, list[int]] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    formats: dict[str, int] = field(default_factory=dict)
+    grouped: int = 0
+    redacted_groups: int = 0
+
+
+@dataclass
+class PreparedRow:
+    """A row, its rejection if any, the value of its `group_by` field, and its language."""
+
+    row: Row
+    rejection: Rejection | None
+    group: str | None
+    language: str = ""
+
+
+def prepare_chunk(
+    number: int,
+    records: Iterable[Record | UnreadableRecord],
+    config: DataCurationConfig,
+    benchmarks: EvaluationIndex | None,
+    folder: Path,
+) -> ChunkSummary:
+    """Parse, clean, redact and filter the records of a chunk, and write its files (see `write_chunk`)."""
+    summary, prepared = ChunkSummary(number), []
+    for record in records:
+        try:
+            rows = record_formats.parse_record(record, config.format) if isinstance(record, Record) else []
+        except record_formats.RecordFormatError as error:
+            rows, record = [], UnreadableRecord(record.file, record.line, str(error))
+        if isinstance(record, UnreadableRecord):  # the reason may quote the data
+            reason = personal_data.mask(record.reason, config.personal_data.names)
+            summary.unread.append(replace(record, reason=reason))
+        for row in rows:
+            text_normalization.normalize_row(row)
+            group = _get_group_value(row, config.group_by)  # before redaction, which makes values equal
+            findings, private = redaction.redact_row(row, config.personal_data)
+            summary.grouped += group is not None
+            summary.redacted_groups += group != _get_group_value(row, config.group_by)
+            for kind, count in findings.items():
+                totals = summary.personal.setdefault(kind, [0, 0])
+                totals[0] += count
+                totals[1] += 1
+            measured = MeasuredRow(row)
+            rejection = row_filters.find_rejection(measured, config) or private
+            if not rejection and benchmarks:
+                rejection = benchmarks.find_contamination(measured.text)
+            prepared.append(PreparedRow(row, rejection, group, measured.language[0]))
+    return write_chunk(summary, prepared, config, folder)
+
+
+def prepare_published_chunk(number: int, rows: Sequence[Row], config: DataCurationConfig, folder: Path) -> ChunkSummary:
+    """Write a chunk of published rows, which are neither cleaned nor filtered."""
+    prepared = []
+    for row in rows:
+        group = _get_group_value(row, config.group_by)
+        if group and any(placeholder in group for placeholder in personal_data.PLACEHOLDERS.values()):
+            group = None  # the original group is unknown
+        prepared.append(PreparedRow(row, None, group))
+    return write_chunk(ChunkSummary(number), prepared, config, folder)
+
+
+def _get_group_value(row: Row, key: str) -> str | None:
+    value = row.source if key == "source" else row.meta.get(key)
+    return json.dumps(value, sort_keys=True) if key and value is not None else None
+
+
+def write_chunk(
+    summary: ChunkSummary, prepared: Sequence[PreparedRow], config: DataCurationConfig, folder: Path
+) -> ChunkSummary:
+    """Write rows-*.arrow with every row, and texts-*.parquet with the texts that the engine compares."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    summary.rows, summary.files = len(prepared), sorted({item.row.file for item in prepared})
+    summary.formats = dict(Counter(item.row.format for item in prepared))
+    for item in prepared:
+        summary.kinds.setdefault(item.row.kind, (item.row.file, item.row.line))
+    if len(summary.kinds) != 1:  # no row, or mixed kinds, with which the curation fails
+        return summary
+    kind = prepared[0].row.kind
+    rows = [_build_columns(item, summary.number * CHUNK_STRIDE + i, kind, config) for i, item in enumerate(prepared)]
+    string, number, digest = pyarrow.string(), pyarrow.int64(), pyarrow.binary(16)
+    texts = ["own_id", "source", "meta", "file", "reason", "detail", "digest", "language"]
+    columns = [*get_content_columns(kind), *((name, string) for name in texts)]
+    columns += [(name, number) for name in ("place", "line", "characters")]
+    columns += [(f"{name}_hash", digest) for name in HASH_NAMES]
+    table = pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(columns))
+    options = ipc.IpcWriteOptions(compression="lz4")
+    with (
+        pyarrow.OSFile(str(get_rows_path(folder, summary.number)), "wb") as sink,
+        ipc.new_file(sink, table.schema, options=options) as writer,
+    ):
+        writer.write_table(table)
+    compared = [("place", number), *((name, pyarrow.large_string()) for name in TEXT_NAMES)]
+    compared += [(f"{name}_hash", digest) for name in TEXT_NAMES]
+    kept = [row for row in rows if row["reason"] is None]
+    compared_texts = pyarrow.Table.from_pylist(kept, schema=pyarrow.schema(compared))
+    parquet.write_table(compared_texts, folder / f"texts-{summary.number:09}.parquet")
+    return summary
+
+
+def get_rows_path(folder: Path, number: int) -> Path:
+    """Return the path of a chunk's rows."""
+    return folder / f"rows-{number:09}.arrow"
+
+
+def _build_columns(prepared: PreparedRow, place: int, kind: Kind, config: DataCurationConfig) -> dict[str, Any]:
+    """Return the columns of a row in both files."""
+    row, text = prepared.row, prepared.row.text()
+    columns = {
+        **{name: row.content.get(name) for name in CONTENT_COLUMNS[kind]},
+        "place": place,
+        "own_id": row.own_id,
+        "source": row.source,
+        "meta": to_json(row.meta),
+        "file": row.file,
+        "line": row.line,
+        "reason": prepared.rejection.reason if prepared.rejection else None,
+        "detail": prepared.rejection.detail if prepared.rejection else None,
+        "digest": row.digest(),
+        "language": prepared.language,
+        "characters": len(text),
+    }
+    if prepared.rejection:
+        return columns
+    words, answer = normalize_words(text), normalize_answer(row, config.answer_min_words)
+    prompt = normalize_words(row.prompt()) if kind in ("preference", "unpaired") else None
+    values = {
+        "exact": build_exact_key(kind, text),
+        "words": words,
+        "answer": answer,
+        "prompt": prompt,
+        "group": prepared.group,
+    }
+    hashes = {  # of 128 bits: among a billion texts, the probability of a collision is 1e-21
+        f"{name}_hash": hashlib.blake2b(value.encode(), digest_size=16).digest()
+        for name, value in values.items()
+        if value is not None
+    }
+    return {**columns, "words": words, "answer": answer, **hashes}
+
+
+# --- worker processes -------------------------------------------------------------------------------------------------
+
+
+def get_raw_path(folder: Path, number: int) -> Path:
+    """Return the path of a chunk's records for a worker."""
+    return folder / f"raw-{number:09}.jsonl"
+
+
+def get_summary_path(folder: Path, number: int) -> Path:
+    """Return the path of the summary that a worker writes."""
+    return folder / f"done-{number:09}.json"
+
+
+def write_settings(folder: Path, config: DataCurationConfig, benchmarks: Sequence[Source]) -> None:
+    """Write the workers' settings."""
+    settings = {"config": config.model_dump(mode="json"), "benchmarks": [one.model_dump() for one in benchmarks]}
+    (folder / SETTINGS_FILENAME).write_text(json.dumps(settings), encoding="utf-8")
+
+
+def write_raw_chunk(folder: Path, number: int, records: Iterable[Record | UnreadableRecord]) -> None:
+    """Write a chunk's records for a worker."""
+    with get_raw_path(folder, number).open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(vars(one)) + "\n" for one in records)
+
+
+def prepare_raw_chunk(folder: str, number: int) -> int:
+    """Prepare a chunk written by `write_raw_chunk`; return its number of rows."""
+    path = Path(folder)
+    config, benchmarks = _load_settings((path / SETTINGS_FILENAME).read_text(encoding="utf-8"))
+    with get_raw_path(path, number).open(encoding="utf-8") as file:
+        lines = map(json.loads, file)
+        records = (UnreadableRecord(**fields) if "reason" in fields else Record(**fields) for fields in lines)
+        summary = prepare_chunk(number, records, config, benchmarks, path)
+    partial = get_summary_path(path, number).with_suffix(".half")
+    partial.write_text(json.dumps(asdict(summary)), encoding="utf-8")
+    partial.replace(get_summary_path(path, number))
+    return summary.rows
+
+
+def collect_chunk(folder: Path, number: int) -> ChunkSummary:
+    """Return a worker's summary; remove its files except the prepared rows."""
+    fields = json.loads(get_summary_path(folder, number).read_text(encoding="utf-8"))
+    get_raw_path(folder, number).unlink()
+    get_summary_path(folder, number).unlink()
+    fields["kinds"] = {kind: tuple(location) for kind, location in fields["kinds"].items()}
+    fields["unread"] = [UnreadableRecord(**one) for one in fields["unread"]]
+    return ChunkSummary(**fields)
+
+
+@functools.lru_cache(maxsize=1)
+def _load_settings(settings: str) -> tuple[DataCurationConfig, EvaluationIndex | None]:
+    """Return the configuration and the index of the evaluation sets. Each process builds the index once."""
+    fields = json.loads(settings)
+    config = DataCurationConfig(**fields["config"])
+    sets = [Source(**one) for one in fields["benchmarks"]]
+    return config, EvaluationIndex.build(sets, config, SilentReporter()) if sets else None
+
+
+def run_worker(folder: str, descriptor: int) -> None:
+    """Prepare chunks until standard input ends.
+
+    The result of each chunk is a line on `descriptor`: the chunk's number, or an error as JSON.
+    """
+    process_control.die_with_process(os.getppid())
+    answers = os.fdopen(descriptor, "w", encoding="utf-8")
+    for line in sys.stdin:
+        try:
+            prepare_raw_chunk(folder, int(line))
+            answer: object = int(line)
+        except TunelineError as error:
+            answer = error.as_dict()
+        except Exception as error:
+            machine_error = translate_system_error(error, [Path(folder)])
+            if machine_error is None:
+                raise
+            answer = machine_error.as_dict()
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    run_worker(sys.argv[1], int(sys.argv[2]))

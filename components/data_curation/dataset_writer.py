@@ -1,0 +1,90 @@
+"""Writes the dataset's files chunk by chunk, and collects the statistics for the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.common.personal_data.names_config import NamesConfig
+from components.data_curation import parquet_files
+from components.data_curation.comparison.split_assignment import SPLITS
+from components.data_curation.filters.reject_reasons import Rejection
+from components.data_curation.parquet_files import ParquetRowWriter
+from components.data_curation.prepared_chunks import PreparedRows
+from components.data_curation.report_statistics import CurationStatistics
+from components.data_curation.rows import CONTENT_COLUMNS, extract_text
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from components.data_curation.row_verdicts import RowVerdicts
+
+SPLIT_FILES = {name: f"{name}.parquet" for name in SPLITS}
+
+
+def write_dataset(
+    prepared: PreparedRows, verdicts: RowVerdicts, output: Path, names: NamesConfig | None = None
+) -> CurationStatistics:
+    """Write the splits, the rejected rows and the quarantine: the payload of the dataset.
+
+    Args:
+        prepared: all rows.
+        verdicts: their splits and rejections.
+        output: the dataset's folder.
+        names: the configuration for masking names in the report's examples.
+
+    Returns:
+        The statistics of kept, rejected and unreadable rows.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    statistics = CurationStatistics(names=names or NamesConfig())
+    with ExitStack() as stack:
+        schema = parquet_files.build_split_schema(prepared.kind)
+        writers = {
+            split: stack.enter_context(ParquetRowWriter(output / file, schema)) for split, file in SPLIT_FILES.items()
+        }
+        rejected_file = output / "rejected.parquet"
+        rejected_writer = stack.enter_context(ParquetRowWriter(rejected_file, parquet_files.build_rejected_schema()))
+        for table, splits in _iterate_verdicts(prepared, verdicts):
+            for split, writer in writers.items():
+                writer.add(table.filter(pyarrow.array([one == split for one in splits], pyarrow.bool_())))
+            is_kept = pyarrow.array([bool(split) for split in splits], pyarrow.bool_())
+            dropped = table.filter(compute.invert(is_kept))
+            texts = [extract_text(content) for content in dropped.select(CONTENT_COLUMNS[prepared.kind]).to_pylist()]
+            rejected = dropped.select(["id", "file", "line", "reason", "detail", "source"])
+            rejected = rejected.rename_columns(["id", "source", "line", "reason", "detail", "own_source"])
+            rejected = rejected.append_column("text", pyarrow.array(texts, pyarrow.large_string()))
+            rejected_writer.add(rejected)
+            for row in table.filter(is_kept).select(["file", "characters", "language"]).to_pylist():
+                statistics.count_kept(**row)
+            for row in rejected.select(["reason", "detail", "source", "line", "text"]).to_pylist():
+                rejection = Rejection(row["reason"], row["detail"])
+                statistics.count_rejected(rejection, row["source"], row["line"], row["text"])
+    with (output / "quarantine.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+        for record in prepared.unread:
+            file.write(json.dumps({"file": record.file, "line": record.line, "why": record.reason}) + "\n")
+            statistics.count_unreadable(record)
+    return statistics
+
+
+def _iterate_verdicts(prepared: PreparedRows, verdicts: RowVerdicts) -> Iterator[tuple[pyarrow.Table, list[str]]]:
+    """Yield each chunk's rows with ids, reasons and details, and their splits ("" for rejected rows)."""
+    import pyarrow
+
+    rejections = verdicts.duplicate_rejections
+    for begin, table in prepared.iterate_tables():
+        end = begin + len(table)
+        repeated = {row - begin: rejections[row] for row in range(begin, end) if row in rejections}
+        for column in ("reason", "detail"):
+            values = table[column].to_pylist()
+            for row, rejection in repeated.items():
+                values[row] = getattr(rejection, column)
+            position = table.schema.get_field_index(column)
+            table = table.set_column(position, column, pyarrow.array(values, pyarrow.string()))
+        ids = pyarrow.array(verdicts.ids[begin:end], pyarrow.string())
+        yield table.append_column("id", ids), verdicts.splits[begin:end]

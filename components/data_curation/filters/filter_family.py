@@ -1,0 +1,52 @@
+"""Registration of row filters: a filter is a function with a reject reason and a configuration switch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from components.data_curation.config import DataCurationConfig
+from components.data_curation.filters.measured_row import MeasuredRow
+from components.data_curation.filters.reject_reasons import Rejection, register_reason
+
+Section = TypeVar("Section")
+Check = Callable[[MeasuredRow, Section], str | None]
+
+
+@dataclass
+class FilterFamily(Generic[Section]):
+    """Filters that share a report group, a section of the configuration and the rows they apply to.
+
+    Filters run in the order of their registration, and the first one that returns a detail rejects the row.
+    """
+
+    group: str
+    section: Callable[[DataCurationConfig], Section]
+    applies: Callable[[MeasuredRow, Section], bool] = lambda row, config: True
+    filters: list[tuple[str, str, Check[Section]]] = field(default_factory=list)
+
+    def register(self, reason: str, switch: str = "", group: str = "") -> Callable[[Check[Section]], Check[Section]]:
+        """Register the decorated function, which returns the detail of a rejection or None.
+
+        Args:
+            reason: the name of the reject reason.
+            switch: the key of the section that enables the filter; "" for a filter that always runs.
+            group: the group in the report; "" for the family's group.
+        """
+        register_reason(reason, group or self.group)
+
+        def add(check: Check[Section]) -> Check[Section]:
+            self.filters.append((reason, switch, check))
+            return check
+
+        return add
+
+    def find_rejection(self, row: MeasuredRow, config: DataCurationConfig) -> Rejection | None:
+        """Return the rejection by the first filter that rejects the row, or None."""
+        section = self.section(config)
+        if self.applies(row, section):
+            for reason, switch, check in self.filters:
+                if (not switch or getattr(section, switch)) and (detail := check(row, section)):
+                    return Rejection(reason, detail)
+        return None

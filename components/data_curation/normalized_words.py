@@ -1,0 +1,29 @@
+"""Normalized texts for the comparison of rows."""
+
+from __future__ import annotations
+
+import re
+
+from components.data_curation.rows import Row
+
+# A word is a run of letters, digits and underscores; in scripts without spaces (Han, kana, Hangul), one character.
+WORD_PATTERN = re.compile(r"[぀-ヿ㐀-䶿一-鿿가-힯]|[^\W぀-ヿ㐀-䶿一-鿿가-힯]+")
+
+
+def normalize_words(text: str) -> str:
+    """Return the lower-case words of a text with single spaces; a text without words keeps its punctuation."""
+    return " ".join(WORD_PATTERN.findall(text.lower())) or " ".join(text.split())
+
+
+def build_exact_key(kind: str, text: str) -> str:
+    """Return the key that exact duplicates share: kind and text, ignoring case and white space."""
+    return f"{kind}: " + " ".join(text.casefold().split())
+
+
+def normalize_answer(row: Row, min_words: int) -> str | None:
+    """Return the words of the answers, or of a pair's chosen answer; None for kind text and for short answers."""
+    if row.kind == "text":
+        return None
+    answers = row.answers()
+    words = normalize_words("\n".join(answers[:1] if row.kind == "preference" else answers))
+    return words if words.count(" ") + 1 >= min_words else None

@@ -1,0 +1,84 @@
+"""The lines of a file as a stream, with bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from components.data_curation.reading.raw_records import TruncatedFileError, too_long_message
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """A file's name and its decompressed bytes in pieces."""
+
+    file: str
+    chunks: Iterator[bytes]
+
+    def read_all(self) -> tuple[bytes, str]:
+        """Return all readable bytes, and the reason if the file is truncated ("" if it is complete)."""
+        pieces: list[bytes] = []
+        try:
+            pieces.extend(self.chunks)  # keeps the pieces before an exception
+        except TruncatedFileError as error:
+            return b"".join(pieces), str(error)
+        return b"".join(pieces), ""
+
+
+@dataclass(frozen=True)
+class MissingLine:
+    """A line that cannot be read.
+
+    Attributes:
+        reason: the reason in the quarantine.
+        has_odd_quotes: whether the line opens or closes a quoted CSV cell.
+        is_file_end: whether the file is truncated at this line.
+    """
+
+    reason: str
+    has_odd_quotes: bool = False
+    is_file_end: bool = False
+
+
+def read_lines(content: FileContent, max_bytes: int) -> Iterator[tuple[int, bytes | MissingLine]]:
+    """Yield the lines with their numbers. A line of more than `max_bytes` is a MissingLine and not held in memory."""
+    number, parts, size = 1, [b""], 0  # the parts of the current line
+    try:
+        for chunk in content.chunks:
+            first, *others = chunk.split(b"\n")
+            parts, size = append_bounded(parts, size, first, max_bytes)
+            for line in others:
+                yield number, join_line(parts, size, max_bytes)
+                number, parts, size = number + 1, [line], len(line)
+    except TruncatedFileError as error:
+        yield number, MissingLine(str(error), is_file_end=True)
+        return
+    if size:
+        yield number, join_line(parts, size, max_bytes)
+
+
+def append_bounded(parts: list[bytes], size: int, part: bytes, max_bytes: int) -> tuple[list[bytes], int]:
+    """Append a part to a line. Of a line that is too long, keep only the parity of its quotation marks."""
+    size += len(part)
+    parts.append(part)
+    if size > max_bytes:
+        parts[:] = [b'"' * _has_odd_quotes(b"".join(parts))]
+    return parts, size
+
+
+def join_line(parts: list[bytes], size: int, max_bytes: int) -> bytes | MissingLine:
+    """Return the line that `append_bounded` collected."""
+    line = parts[0] if len(parts) == 1 else b"".join(parts)
+    return MissingLine(too_long_message(max_bytes), _has_odd_quotes(line)) if size > max_bytes else line
+
+
+def _has_odd_quotes(line: bytes) -> bool:
+    return line.count(b'"') % 2 == 1
+
+
+def decode_line(line: bytes) -> str:
+    """Decode a line as UTF-8. Raises ValueError with the reason for the quarantine."""
+    try:
+        return line.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: byte 0x{line[error.start]:02x} at position {error.start}") from None

@@ -1,0 +1,129 @@
+"""Data classes shared by listing, reading and parsing: source files, raw records and unreadable records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+MAX_JSON_DEPTH = 200  # nesting levels; Python's own limit depends on the depth of the calling code
+TOO_DEEP_MESSAGE = f"nested deeper than {MAX_JSON_DEPTH} levels"
+MAX_QUOTED_CHARACTERS = 80  # a longer name is described by its length
+COMPRESSION_SUFFIXES = (".gz", ".zst")
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FileLocation:
+    """A listed file without its digest. The fields are those of `Source`."""
+
+    uri: str
+    bytes: int
+    called: str = ""
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.called or Path(self.uri).name
+
+
+class Source(BaseModel):
+    """A source file with its digest and size at the time of listing.
+
+    Attributes:
+        uri: an absolute path, or an s3:// or hf:// address.
+        sha256: the digest of the file's bytes (hex).
+        bytes: the size of the file.
+        called: the file's name if `uri` does not contain it, as for a cached file; otherwise "".
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    uri: str
+    sha256: str
+    bytes: int
+    called: str = ""
+
+    @property
+    def name(self) -> str:
+        """The file's name, the only part of its location that artifacts record."""
+        return self.called or Path(self.uri).name
+
+
+@dataclass(frozen=True)
+class Record:
+    """A readable record of a file.
+
+    Attributes:
+        file: the file's name.
+        line: the line of the record from 1; in JSON arrays, Parquet files and web archives, the record's number.
+        fields: the record's keys and values.
+        extracted_from: html, warc or wet if the text was extracted; otherwise "".
+    """
+
+    file: str
+    line: int
+    fields: JsonObject
+    extracted_from: str = ""
+
+
+@dataclass(frozen=True)
+class UnreadableRecord:
+    """A record or a part of a file that cannot be read, with the reason. quarantine.jsonl lists it."""
+
+    file: str
+    line: int
+    reason: str
+
+
+class TruncatedFileError(Exception):
+    """The rest of a file cannot be read: its compressed data is truncated or damaged, or the file is not text."""
+
+
+def file_suffix(path: Path) -> str:
+    """Return the suffix in lower case, ignoring a compression suffix: .jsonl for rows.jsonl and rows.jsonl.gz."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+def too_long_message(limit: int) -> str:
+    """Return the quarantine reason for a line, a record or a page that exceeds max_line_bytes."""
+    return f"longer than the {limit:,} bytes of data_curation.max_line_bytes"
+
+
+def check_depth(text: str, value: object) -> None:
+    """Raise ValueError if the parsed `value` of the JSON `text` is nested deeper than MAX_JSON_DEPTH."""
+    if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
+        return
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        containers = (item for item in level if isinstance(item, dict | list))
+        level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+    if level:
+        raise ValueError(TOO_DEEP_MESSAGE)
+
+
+def parse_json(text: str) -> Any:
+    """Parse the JSON text of a field. Raises ValueError if it is invalid or nested too deeply."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP_MESSAGE) from None
+    check_depth(text, value)
+    return value
+
+
+def quote_name(text: str) -> str:
+    """Quote a name from the data for an error message.
+
+    A long name is described by its length, because redaction does not recognize a truncated address. Invisible
+    characters are replaced by spaces for the same reason.
+    """
+    if len(text) > MAX_QUOTED_CHARACTERS:
+        return f"a text of {len(text)} characters"
+    return "'" + " ".join("".join(character if character.isprintable() else " " for character in text).split()) + "'"

@@ -1,0 +1,216 @@
+"""report.html of a dataset: numbers of kept, rejected and unreadable rows, with reasons and examples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from components.common.reporting.html_report import (
+    plot_bars,
+    plot_flow,
+    render_cards,
+    render_page,
+    render_paragraph,
+    render_table,
+    render_tiles,
+)
+from components.data_curation.filters import row_filters  # noqa: F401  registers the reasons of all filters
+from components.data_curation.filters.reject_reasons import DUPLICATE_GROUP, REJECT_REASONS, get_reason_group
+from components.data_curation.reading.raw_records import Source
+from components.data_curation.report_statistics import (
+    KEPT,
+    LENGTH_CLASSES,
+    LONGEST_CLASS,
+    QUARANTINED,
+    REJECTED,
+    CurationStatistics,
+)
+from components.data_curation.token_statistics import TokenStatistics
+
+MAX_SHOWN_FILES = 40
+MAX_SHOWN_LANGUAGES = 12
+UNREADABLE = "unreadable"
+BLUE, GREEN, ORANGE, GREY = "#4472b0", "#2f8f5b", "#c9772b", "#8a93a3"
+ACTION_DESCRIPTIONS = {"redact": "replaced by a placeholder", "drop": "row rejected", "keep": "counted only"}
+
+
+def render(summary: Mapping[str, Any], sources: Sequence[Source], statistics: CurationStatistics) -> str:
+    """Return the report as an HTML page. `summary` is the manifest's summary: rows, splits and rows_kind."""
+    rows, splits = summary["rows"], summary["splits"]
+    figures = {"rows in": rows["in"], "kept": rows["kept"], "rejected": sum(rows["rejected"].values())}
+    if rows["quarantined"]:
+        figures[UNREADABLE] = rows["quarantined"]
+    if tokens := statistics.tokens:
+        figures["tokens, estimated" if tokens.is_estimated else "tokens"] = tokens.total
+    shares = [[name, count, f"{count / rows['kept']:.1%}"] for name, count in splits.items()]
+    sections = {
+        "Overview": render_tiles(figures) + "".join(render_paragraph(note) for note in statistics.notes),
+        **_render_rows(rows, splits),
+        **_render_findings(statistics),
+        "Splits": render_table(["split", "rows", "share"], shares)
+        + render_paragraph("Rows with equal or similar texts or answers are always in the same split.", "soft"),
+        "Tokens": _render_tokens(tokens) if tokens else "",
+        **_render_texts(rows["rejected"], statistics),
+        **_render_files(sources, rows["quarantined"], statistics),
+    }
+    subtitle = f"{rows['kept']:,} of {rows['in']:,} rows kept; row kind: {summary['rows_kind']}"
+    return render_page("Data curation", subtitle, sections)
+
+
+def _render_rows(rows: Mapping[str, Any], splits: Mapping[str, int]) -> dict[str, str]:
+    """Return the sections on the row flow, the reject reasons and the duplicates."""
+    rejected = rows["rejected"]
+    groups: Counter[str] = Counter()
+    for reason, count in rejected.items():
+        groups[get_reason_group(reason)] += count
+    results = {KEPT: rows["kept"], **dict(groups.most_common()), UNREADABLE: rows["quarantined"]}
+    results = {name: count for name, count in results.items() if count}
+    filled = {name: count for name, count in splits.items() if count}
+    links = [("read", name, count) for name, count in results.items()]
+    links += [(KEPT, name, count) for name, count in filled.items()]
+    colours = {"read": BLUE, **dict.fromkeys(results, ORANGE), UNREADABLE: GREY}
+    colours |= dict.fromkeys((KEPT, *filled), GREEN)
+    flow_caption = "Every row is counted once: kept, rejected for one reason, or unreadable."
+    reasons = render_paragraph("No row was rejected.")
+    if rejected:
+        caption = "rejected.parquet contains every rejected row with its reason and the measured value."
+        reasons = plot_bars(_rank(rejected), x="rows", caption=caption, colours=dict.fromkeys(rejected, ORANGE))
+    repeated = [
+        [reason, REJECT_REASONS[reason].meaning, count, f"{count / rows['in']:.1%}"]
+        for reason, count in rejected.items()
+        if get_reason_group(reason) == DUPLICATE_GROUP
+    ]
+    duplicates = (
+        render_table(["reason", "meaning", "rows", "share"], repeated)
+        if repeated
+        else render_paragraph("No duplicates.")
+    )
+    return {
+        "Row flow": plot_flow([{"read": rows["in"]}, results, filled], links, colours, caption=flow_caption),
+        "Reject reasons": reasons,
+        "Duplicates": duplicates,
+    }
+
+
+def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
+    """Return the sections on evaluation sets and personal data."""
+    contaminated = statistics.contaminated_rows
+    sets = [
+        [name, contaminated[name], counts["items"], counts["too_short"]]
+        for name, counts in sorted(statistics.evaluation_sets.items(), key=lambda item: -contaminated[item[0]])
+    ]
+    kinds = [
+        [kind.replace("_", " "), count.found, count.rows, ACTION_DESCRIPTIONS.get(count.action, count.action)]
+        for kind, count in sorted(statistics.personal.items(), key=lambda item: (-item[1].found, item[0]))
+    ]
+    sets_note = (
+        "A row that shares a word n-gram with an item is rejected; its detail in rejected.parquet identifies the item. "
+        "Items that are too short, or consist of common phrases only, are not searched for."
+    )
+    kinds_note = "Counts cover all rows, including rejected rows. The report does not contain the values."
+    sets_table = render_table(["evaluation set", "rejected rows", "items", "not searched for"], sets)
+    kinds_table = render_table(["kind", "found", "in rows", "action"], kinds)
+    no_sets = "data_curation.decontamination.sets is empty: rows were not compared with evaluation items."
+    return {
+        "Evaluation sets": sets_table + render_paragraph(sets_note, "soft") if sets else render_paragraph(no_sets),
+        "Personal data and secrets": kinds_table + render_paragraph(kinds_note, "soft")
+        if kinds
+        else render_paragraph("No personal data or secrets found."),
+    }
+
+
+def _render_tokens(tokens: TokenStatistics) -> str:
+    """Render the token figures, the length histogram and the packing for the training length."""
+    figures = {"mean tokens per row": tokens.mean, "median": tokens.percentiles[50]}
+    figures |= {f"{p}th percentile": count for p, count in tokens.percentiles.items() if p != 50}
+    tops = sorted({*(1 << n for n in range(40)), *tokens.histogram, tokens.max_length})
+    shown = tops[tops.index(min(tokens.histogram)) : tops.index(max(tokens.histogram)) + 1]
+    names = {top: f"{max((end for end in tops if end < top), default=0) + 1:,}–{top:,}" for top in shown}
+    bars = {name: tokens.histogram.get(top, 0) for top, name in names.items()}
+    truncated = {name: ORANGE for top, name in names.items() if top > tokens.max_length}
+    length = f"than the training length of {tokens.max_length:,}"
+    legend = f"Orange: longer {length}, and truncated." if truncated else f"No row is longer {length}."
+    packing = [
+        ["training length", f"{tokens.max_length:,} tokens"],
+        ["truncated rows", f"{tokens.truncated_rows:.1%}"],
+        ["truncated tokens", f"{tokens.truncated_tokens:.1%}"],
+        ["utilization, one row per sequence", f"{tokens.unpacked_utilization:.1%}; the rest is padding"],
+        [
+            "utilization, packed",
+            f"{tokens.packed_utilization:.1%}, in {tokens.sequences:,} sequences instead of {tokens.measured:,}",
+        ],
+        ["rows that the chat template rejects", f"{tokens.refused_by_template:,}"],
+    ]
+    basis = f"a sample of {tokens.sampled:,} of" if tokens.is_estimated else "all"
+    skipped = tokens.sampled - tokens.measured - tokens.refused_by_template
+    without = f", without {skipped:,} answers labelled bad" if skipped else ""
+    note = (
+        f"Counted in {basis} {tokens.rows:,} rows{without}, with the chat template and tokenizer of {tokens.model}. "
+        "Packing is best-fit-decreasing and does not split rows."
+    )
+    return (
+        render_tiles({**figures, "longest": tokens.longest})
+        + plot_bars(bars, x="rows", caption=f"Rows by length in tokens. {legend}", colours=truncated)
+        + render_table(["", ""], packing)
+        + render_paragraph(note, "soft")
+    )
+
+
+def _render_texts(rejected: Mapping[str, int], statistics: CurationStatistics) -> dict[str, str]:
+    """Return the sections on lengths, languages and examples of rejected rows, most frequent reasons first."""
+    lengths = {f"up to {top:,}": statistics.lengths[top] for top in LENGTH_CLASSES}
+    lengths[f"more than {LENGTH_CLASSES[-1]:,}"] = statistics.lengths[LONGEST_CLASS]
+    ranked = list(_rank(statistics.languages).items())
+    shown, others = ranked[:MAX_SHOWN_LANGUAGES], ranked[MAX_SHOWN_LANGUAGES:]
+    languages = {"undetermined" if code == "und" else code: count for code, count in shown}
+    if others:
+        languages[f"{len(others)} others"] = sum(count for _, count in others)
+    caption = "ISO 639 codes, identified by fastText's lid.176. Undetermined: too little text, or program code."
+    html = ""
+    for reason, examples in sorted(statistics.examples.items(), key=lambda item: (-rejected.get(item[0], 0), item[0])):
+        html += f'<h3 class="reason">{escape(reason)} · {rejected.get(reason, len(examples)):,} rows</h3>'
+        html += render_cards({f"{example.location}: {example.detail}": example.text for example in examples})
+    return {
+        "Lengths": plot_bars(lengths, x="kept rows", caption="Characters of all messages of a row."),
+        "Languages": plot_bars(languages, x="kept rows", caption=caption) if languages else "",
+        "Examples of rejected rows": html,
+    }
+
+
+def _render_files(sources: Sequence[Source], quarantined: int, statistics: CurationStatistics) -> dict[str, str]:
+    """Return the sections on files. Files with the same name are counted together, as in rejected.parquet."""
+    unreadable = ""
+    if statistics.unread:
+        records = [[record.file, record.line, record.reason] for record in statistics.unread]
+        note = f"{quarantined:,} in total; quarantine.jsonl lists them all."
+        unreadable = render_table(["file", "line", "reason"], records) + render_paragraph(note, "soft")
+    sizes: Counter[str] = Counter()
+    for source in sources:
+        sizes[source.name] += source.bytes
+    lines = []
+    for name in {**sizes, **statistics.by_source}:
+        results = statistics.by_source.get(name, Counter())
+        counts = [results.total(), results[KEPT], results[REJECTED], results[QUARANTINED]]
+        lines.append([name, *counts, sizes.get(name)])
+    header = ["file", "rows", "kept", "rejected", UNREADABLE, "bytes"]
+    digests = [[source.name, source.sha256] for source in sources]
+    return {
+        "Unreadable records": unreadable,
+        "Sources": _render_first_files(header, lines),
+        "Source digests": _render_first_files(["file", "sha256"], digests),
+    }
+
+
+def _render_first_files(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    table = render_table(header, lines[:MAX_SHOWN_FILES])
+    if len(lines) > MAX_SHOWN_FILES:
+        note = f"The first {MAX_SHOWN_FILES} of {len(lines):,}; manifest.json lists them all."
+        table += render_paragraph(note, "soft")
+    return table
+
+
+def _rank(counts: Mapping[str, int]) -> dict[str, int]:
+    """Sort counts in descending order, and equal counts by name."""
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,97 @@
+"""Counts and examples for the report, collected row by row while the dataset is written.
+
+They contain no personal data, even if the dataset keeps it: examples are masked, and findings are only counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from components.common import personal_data
+from components.common.personal_data.names_config import NamesConfig
+from components.data_curation.filters.decontamination import find_contaminating_set
+from components.data_curation.filters.reject_reasons import Rejection
+from components.data_curation.reading.raw_records import UnreadableRecord
+from components.data_curation.token_statistics import TokenStatistics
+
+MAX_EXAMPLES_PER_REASON = 3
+MAX_EXAMPLE_CHARACTERS, MAX_EXAMPLE_LINES = 300, 12
+MAX_UNREADABLE_RECORDS = 20
+LENGTH_CLASSES = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800)  # upper bounds in characters
+LONGEST_CLASS = 0  # key of the rows above the last upper bound
+KEPT, REJECTED, QUARANTINED = "kept", "rejected", "quarantined"
+
+
+@dataclass(frozen=True)
+class RejectedExample:
+    """A rejected row for display: its location, the detail, and the start of its text."""
+
+    detail: str
+    location: str
+    text: str
+
+
+@dataclass
+class PersonalDataCount:
+    """Personal data of one kind: findings, rows with findings, and the action (redact, drop or keep)."""
+
+    found: int = 0
+    rows: int = 0
+    action: str = ""
+
+
+@dataclass
+class CurationStatistics:
+    """Counts and examples of a curation.
+
+    Attributes:
+        names: the configuration for masking names.
+        lengths: the number of kept rows per length class, see LENGTH_CLASSES.
+        languages: the number of kept rows per language.
+        by_source: per file, the number of rows per result.
+        personal: the findings per kind of personal data.
+        examples: per reject reason, the first rejected rows.
+        unread: the first unreadable records.
+        evaluation_sets: per evaluation set, the numbers of items and of unsearchable items.
+        contaminated_rows: per evaluation set, the number of rejected rows.
+        tokens: the token statistics; None if a note gives the reason.
+        notes: sentences for the overview.
+    """
+
+    names: NamesConfig = field(default_factory=NamesConfig)
+    lengths: Counter[int] = field(default_factory=Counter)
+    languages: Counter[str] = field(default_factory=Counter)
+    by_source: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    personal: dict[str, PersonalDataCount] = field(default_factory=dict)
+    examples: dict[str, list[RejectedExample]] = field(default_factory=dict)
+    unread: list[UnreadableRecord] = field(default_factory=list)
+    evaluation_sets: dict[str, dict[str, int]] = field(default_factory=dict)
+    contaminated_rows: Counter[str] = field(default_factory=Counter)
+    tokens: TokenStatistics | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def count_kept(self, file: str, characters: int, language: str = "") -> None:
+        """Count a kept row of a file."""
+        self.by_source[file][KEPT] += 1
+        self.lengths[next((top for top in LENGTH_CLASSES if characters <= top), LONGEST_CLASS)] += 1
+        if language:
+            self.languages[language] += 1
+
+    def count_rejected(self, rejection: Rejection, file: str, line: int, text: str) -> None:
+        """Count a rejected row. The first rows of each reason become examples, with personal data masked."""
+        self.by_source[file][REJECTED] += 1
+        if evaluation_set := find_contaminating_set(rejection):
+            self.contaminated_rows[evaluation_set] += 1
+        examples = self.examples.setdefault(rejection.reason, [])
+        if len(examples) < MAX_EXAMPLES_PER_REASON:
+            detail, masked = (personal_data.mask(part, self.names) for part in (rejection.detail, text))
+            start = "\n".join(masked.split("\n", MAX_EXAMPLE_LINES)[:MAX_EXAMPLE_LINES])[:MAX_EXAMPLE_CHARACTERS]
+            shown = masked if masked == start else f"{start} …"
+            examples.append(RejectedExample(detail, f"{file}:{line}", shown))
+
+    def count_unreadable(self, unread: UnreadableRecord) -> None:
+        """Count an unreadable record."""
+        self.by_source[unread.file][QUARANTINED] += 1
+        if len(self.unread) < MAX_UNREADABLE_RECORDS:
+            self.unread.append(unread)

@@ -1,0 +1,292 @@
+"""Token statistics of a dataset: total, lengths, truncation at the training length, and packing.
+
+Rows are rendered with the model's chat template and tokenized as in training, but without transformers and torch, which
+the curation image does not contain.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from heapq import nsmallest
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.common.models import chat_templates, conversation_rows, model_loading
+from components.common.runtime import cpu_cores
+from components.common.runtime.errors import TunelineError
+from components.common.runtime.reporters import Reporter
+from components.data_curation.config import TokensConfig
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PERCENTILES = (50, 90, 99)
+BATCH_ROWS = 1000
+SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+# transformers uses these marks to find the assistant's text; they do not change the rendered text.
+GENERATION_MARK = re.compile(r"(\{%[-+]?)\s*(end)?generation\s*([-+]?%\})")
+
+
+@dataclass(frozen=True)
+class TokenStatistics:
+    """Token counts of a dataset. All figures except `total` cover the measured rows.
+
+    Attributes:
+        model: the base model.
+        max_length: the training length in tokens.
+        rows: the number of rows.
+        sampled: the number of rows in the sample.
+        measured: `sampled` without answers labelled bad, which training skips, and rows that the template rejects.
+        refused_by_template: the number of rows that the chat template rejects.
+        total: the number of tokens, extrapolated to all rows.
+        mean: the mean number of tokens per row.
+        longest: the number of tokens of the longest row.
+        percentiles: tokens per row by percentile.
+        histogram: the number of rows per class; the upper bounds are powers of two, and `max_length`.
+        truncated_rows: the share of rows longer than `max_length`.
+        truncated_tokens: the share of tokens beyond `max_length`.
+        sequences: the number of sequences of `max_length` for packed rows.
+        packed_utilization: the share of tokens that are not padding if rows are packed.
+        unpacked_utilization: the share of tokens that are not padding if each row is padded.
+    """
+
+    model: str
+    max_length: int
+    rows: int
+    sampled: int
+    measured: int
+    refused_by_template: int
+    total: int
+    mean: float
+    longest: int
+    percentiles: dict[int, int]
+    histogram: dict[int, int]
+    truncated_rows: float
+    truncated_tokens: float
+    sequences: int
+    packed_utilization: float
+    unpacked_utilization: float
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the figures come from a sample."""
+        return self.sampled < self.rows
+
+
+def measure_tokens(
+    splits: Sequence[Path], kind: str, config: TokensConfig, reporter: Reporter
+) -> TokenStatistics | str:
+    """Return the token statistics of a dataset, or a sentence with the reason if tokens were not counted.
+
+    At most `config.sample` rows are tokenized: those with the smallest hashes of their ids, so that the choice does not
+    depend on the order of the rows. For preference and labelled rows, only the text that training uses is counted.
+
+    Args:
+        splits: the splits' Parquet files.
+        kind: the kind of the rows.
+        config: the model whose tokenizer is used, the training length and the size of the sample.
+        reporter: receives the progress.
+    """
+    from pyarrow import parquet
+
+    if not (base_model := config.base_model):
+        return "Tokens were not counted: no base model is set (data_curation.tokens.base_model)."
+    try:
+        folder = model_loading.find_local_tokenizer(base_model)
+    except TunelineError as error:
+        return f"Tokens were not counted: {error.message}."
+    if not folder:
+        return f"Tokens were not counted: the tokenizer.json of {base_model} is not on this machine."
+    ids = [row for path in splits for row in parquet.read_table(path, columns=["id"])["id"].to_pylist()]
+    hashes = [blake2b(row.encode(errors="surrogatepass"), digest_size=8).digest() for row in ids]
+    chosen = set(nsmallest(config.sample, range(len(ids)), key=lambda row: (hashes[row], row)))
+    reporter.step("counting tokens")
+    try:
+        texts = _render_texts(splits, kind, chosen, ChatTemplate.load(folder))
+        tokenizer, lengths, refused, done = _load_tokenizer(folder), list[int](), 0, 0
+        while batch := list(islice(texts, BATCH_ROWS)):
+            rendered = [text for text in batch if text is not None]
+            encodings = tokenizer.encode_batch_fast(rendered, add_special_tokens=False)
+            lengths += [len(encoding.ids) for encoding in encodings]
+            refused += len(batch) - len(rendered)
+            done += len(batch)
+            reporter.progress(done, len(chosen), "rows")
+    except (OSError, ValueError, TypeError) as error:
+        return f"Tokens were not counted: the tokenizer of {base_model} cannot be used: {_get_first_line(error)}"
+    if not lengths:
+        return (
+            "Tokens were not counted: no sampled row is used in training and accepted by the chat template of "
+            f"{base_model}."
+        )
+    return compute_statistics(
+        lengths, config.max_length, model=base_model, rows=len(ids), sampled=len(chosen), refused_by_template=refused
+    )
+
+
+def _get_first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def compute_statistics(
+    lengths: Sequence[int], max_length: int, *, model: str, rows: int, sampled: int, refused_by_template: int = 0
+) -> TokenStatistics:
+    """Compute the statistics from the lengths in tokens of the measured rows (at least one row)."""
+    ordered, tokens = sorted(lengths), sum(lengths)
+    truncated = [min(length, max_length) for length in lengths]
+    kept, sequences = sum(truncated), count_packed_sequences(truncated, max_length)
+    histogram: Counter[int] = Counter()
+    for length in ordered:
+        power = 1 << max(length - 1, 0).bit_length()
+        histogram[max_length if length <= max_length < power else power] += 1
+    return TokenStatistics(
+        model=model,
+        max_length=max_length,
+        rows=rows,
+        sampled=sampled,
+        measured=len(lengths),
+        refused_by_template=refused_by_template,
+        total=round(tokens * rows / sampled),
+        mean=tokens / len(lengths),
+        longest=ordered[-1],
+        percentiles={p: ordered[max(math.ceil(p / 100 * len(ordered)), 1) - 1] for p in PERCENTILES},
+        histogram=histogram,
+        truncated_rows=sum(length > max_length for length in lengths) / len(lengths),
+        truncated_tokens=(tokens - kept) / max(tokens, 1),
+        sequences=sequences,
+        packed_utilization=kept / (sequences * max_length),
+        unpacked_utilization=kept / (len(lengths) * max_length),
+    )
+
+
+def count_packed_sequences(lengths: Sequence[int], capacity: int) -> int:
+    """Return the number of sequences of `capacity` tokens for rows of these lengths, packed best-fit-decreasing.
+
+    TRL packs the same way (Ding et al., Fewer Truncations Improve Language Modeling, 2024, arXiv 2404.10830). No
+    length may exceed the capacity.
+    """
+    free: list[int] = []  # free tokens of each sequence, sorted
+    for length in sorted(lengths, reverse=True):
+        best = bisect_left(free, length)
+        space = free.pop(best) if best < len(free) else capacity
+        insort(free, space - length)
+    return len(free)
+
+
+def _render_texts(splits: Sequence[Path], kind: str, chosen: set[int], template: ChatTemplate) -> Iterator[str | None]:
+    """Yield the rendered texts of the chosen rows (indices over all splits); None if the template rejects a row."""
+    from pyarrow import parquet
+
+    begin = 0
+    for path in splits:
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=BATCH_ROWS):
+            wanted = [number for number in range(batch.num_rows) if begin + number in chosen]
+            begin += batch.num_rows
+            for row in batch.take(wanted).to_pylist() if wanted else []:
+                if kind == "text":
+                    yield row["text"] + template.end_token
+                elif (messages := conversation_rows.extract_conversation(kind, row)) is not None:
+                    yield template.render(messages, json.loads(row["tools"]) if row.get("tools") else None)
+
+
+def _load_tokenizer(folder: Path) -> Tokenizer:
+    """Load the tokenizer without truncation and padding, and set its number of threads."""
+    threads = cpu_cores.get_thread_count()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if threads > 1 else "false")
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # tokenizers raises bare exceptions
+        raise ValueError(f"tokenizer.json cannot be read: {_get_first_line(error)}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A model's chat templates by name, and its special tokens."""
+
+    templates: Mapping[str, Callable[..., str]]
+    tokens: Mapping[str, str]
+
+    @property
+    def end_token(self) -> str:
+        """The end-of-sequence token; "" if it is not set."""
+        return self.tokens.get("eos_token", "")
+
+    @staticmethod
+    def load(folder: Path) -> ChatTemplate:
+        """Load the templates of a model folder, or the default template. Raises ValueError for an invalid template."""
+        path = folder / "tokenizer_config.json"
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = settings if isinstance(settings, dict) else {}
+        source = settings.get("chat_template")
+        if (template := folder / "chat_template.jinja").is_file():
+            source = template.read_text(encoding="utf-8")
+        sources = {"default": chat_templates.DEFAULT_CHAT_TEMPLATE}
+        if isinstance(source, list):
+            sources |= {entry["name"]: entry["template"] for entry in source}
+        elif isinstance(source, str) and source:
+            sources["default"] = source
+        tokens = {}
+        for name in SPECIAL_TOKENS:
+            value = settings.get(name)
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if isinstance(text, str) and text:
+                tokens[name] = text
+        return ChatTemplate({name: _compile_template(text) for name, text in sources.items()}, tokens)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: object = None) -> str | None:
+        """Render a conversation; return None if the template rejects it, as in training."""
+        from jinja2 import TemplateError
+
+        render = self.templates.get("tool_use" if tools else "default") or self.templates["default"]
+        try:
+            return render(
+                messages=list(messages), tools=tools, documents=None, add_generation_prompt=False, **self.tokens
+            )
+        except (TemplateError, TypeError):
+            return None
+
+
+def _compile_template(source: str) -> Callable[..., str]:
+    """Compile a template in a sandbox with the functions that transformers provides. Raises ValueError."""
+    from datetime import datetime
+
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def to_json(
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    sandbox.filters["tojson"] = to_json
+    sandbox.globals["raise_exception"] = raise_exception
+    sandbox.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    plain = GENERATION_MARK.sub(lambda mark: f"{mark[1]} {'endif' if mark[2] else 'if true'} {mark[3]}", source)
+    try:
+        return sandbox.from_string(plain).render
+    except jinja2.TemplateError as error:
+        raise ValueError(f"invalid chat template: {error}") from None

@@ -1,0 +1,149 @@
+"""Selection and loading of inference engines, with one model in memory at a time."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Literal
+
+from components.common.models import compute_devices, model_loading
+from components.common.models.model_loading import LoadableModel
+from components.common.runtime.errors import EngineMissingError
+from components.common.runtime.reporters import Reporter
+from components.evaluation import forward_pass, vllm_engine
+from components.evaluation.prefix_trees import TokenTree
+from components.evaluation.task_interface import Engine
+from components.evaluation.transformers_engine import TransformersEngine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+EngineName = Literal["auto", "transformers", "vllm"]
+PROBE_TOKENS = 24  # tokens scored to compare a merged adapter with the separate adapter
+
+
+def open_engines(
+    tuned: LoadableModel,
+    base: LoadableModel | None,
+    *,
+    batch_tokens: int,
+    reporter: Reporter,
+    engine: EngineName = "auto",
+    input_limit: int | None = None,
+) -> Generator[tuple[LoadableModel, Engine]]:
+    """Yield each model with its engine, the base first if it is given.
+
+    The generator closes an engine before it yields the next one. An adapter and its base share the loaded weights:
+    the base is yielded before the adapter is attached. Both use the tuned model's tokenizer and therefore receive the
+    same tokens. Call `model_loading.prepare_torch` first.
+    """
+    tokenizer = model_loading.load_tokenizer(tuned.tokenizer)
+    if resolve_engine(engine, tuned) == "vllm":
+        yield from vllm_engine.open_engines(tuned, base, tokenizer, reporter, input_limit)
+        return
+    loaded = None
+    if base:
+        reporter.step("loading the base model")
+        loaded = model_loading.load_model(base)
+        base_engine = TransformersEngine(loaded, tokenizer, batch_tokens, input_limit)
+        yield base, base_engine
+        base_engine.close()
+    if base is None or tuned.adapter is None or base.sha256 != tuned.base.sha256:
+        loaded = None
+        gc.collect()
+    reporter.step("loading the model" if loaded is None else "attaching the adapter")
+    loaded = load_tuned(tuned, loaded, reporter)
+    tuned_engine = TransformersEngine(loaded, tokenizer, batch_tokens, input_limit)
+    yield tuned, tuned_engine
+    tuned_engine.close()
+
+
+def read_context_length(model: LoadableModel) -> int | None:
+    """Return a model's context length in tokens, less its virtual tokens; None if its configuration sets no limit."""
+    config = model_loading.load_configuration(model.base.path).get_text_config(decoder=True)
+    positions = getattr(config, "max_position_embeddings", None)
+    if not positions:
+        return None
+    virtual_tokens = 0
+    if model.adapter:
+        settings = json.loads((model.adapter / model_loading.ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        virtual_tokens = int(settings.get("num_virtual_tokens") or 0)
+    return int(positions) - virtual_tokens
+
+
+def resolve_engine(engine: EngineName, model: LoadableModel) -> Literal["transformers", "vllm"]:
+    """Return the engine to use.
+
+    "auto" selects vLLM if an NVIDIA GPU is available and vLLM is installed and supports the model; else transformers.
+
+    Raises:
+        EngineMissingError: `engine` is "vllm", and vLLM is not installed or does not support the model.
+    """
+    installed = check_vllm_installed(engine)
+    if engine == "transformers":
+        return engine
+    can_serve = vllm_engine.can_serve(model)
+    if engine == "auto":
+        return "vllm" if installed and can_serve and compute_devices.select_device() == "cuda" else "transformers"
+    if not can_serve:
+        raise EngineMissingError(
+            "evaluation.engine is vllm, which does not support the virtual tokens of the model's adapter",
+            hint="Set evaluation.engine to transformers.",
+        )
+    return engine
+
+
+def check_vllm_installed(engine: EngineName) -> bool:
+    """Return whether vLLM is installed.
+
+    Raises:
+        EngineMissingError: `engine` is "vllm", and vLLM is not installed.
+    """
+    installed = importlib.util.find_spec("vllm") is not None
+    if engine == "vllm" and not installed:
+        raise EngineMissingError(
+            "evaluation.engine is vllm, and vLLM is not installed",
+            hint="Install vLLM (pip install vllm), or set evaluation.engine to transformers.",
+        )
+    return installed
+
+
+def load_tuned(tuned: LoadableModel, loaded: PreTrainedModel | None, reporter: Reporter) -> PreTrainedModel:
+    """Return the tuned model, on the base's weights if they are already loaded.
+
+    In float32, a low-rank adapter is merged into the weights, because a separate adapter makes a forward pass on a
+    CPU a third slower. The merged model is compared with the separate adapter. The adapter is not merged if the
+    results differ (for example, because the embedding is shared with the head), or in any other precision.
+    """
+    import torch
+
+    if tuned.adapter is None:
+        return model_loading.load_model(tuned)
+    attached = (
+        model_loading.load_model(tuned)
+        if loaded is None
+        else model_loading.attach_adapter(loaded, tuned.adapter).eval()
+    )
+    in_float32 = all(parameter.dtype == torch.float32 for parameter in attached.parameters())
+    if not in_float32 or forward_pass.count_virtual_tokens(attached) or not hasattr(attached, "merge_and_unload"):
+        return attached
+    separate = _score_probe(attached)
+    merged = attached.merge_and_unload(safe_merge=True)
+    if forward_pass.is_close(merged, separate, _score_probe(merged)):
+        return merged
+    reporter.note("the adapter is not merged into the weights, because the merged model gives different results")
+    del attached, merged
+    gc.collect()
+    return model_loading.load_model(tuned)
+
+
+def _score_probe(model: PreTrainedModel) -> list[float]:
+    """Return the log-likelihoods of tokens spread over the vocabulary, each given the preceding tokens."""
+    vocabulary = int(forward_pass.get_decoder_config(model).vocab_size)
+    nodes = list(range(PROBE_TOKENS))
+    ids = [(node * 7919 + 1) % vocabulary for node in nodes]
+    tree = TokenTree(ids, [node - 1 for node in nodes], nodes, list(enumerate([*ids[1:], ids[0]])))
+    return forward_pass.score_trees(model, [tree], forward_pass.PrefixCache())[0].logprobs

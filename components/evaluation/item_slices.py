@@ -1,0 +1,44 @@
+"""Slices of a task's items by source, category and number of input tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from components.evaluation.task_interface import Item
+
+# Upper bounds of the length buckets in tokens. The bounds are fixed, so that all evaluations have the same slices.
+LENGTH_BUCKET_ENDS = (64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def group_by_slice(items: Sequence[Item], by: str) -> dict[str, list[int]]:
+    """Return the indices of the items by slice, ordered by length or name.
+
+    Items without a value for `by` are omitted.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, item in enumerate(items):
+        name = get_length_bucket(item.length) if by == "length" else getattr(item, by)
+        if name:
+            groups.setdefault(name, []).append(index)
+    return dict(sorted(groups.items(), key=lambda group: items[group[1][0]].length if by == "length" else group[0]))
+
+
+def iterate_slices(items: Sequence[Item], kinds: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
+    """Yield the name and the item indices of every slice of these kinds.
+
+    A kind with a single slice is skipped. A name consists of the kind and its value, such as "source words".
+    """
+    for by in kinds:
+        groups = group_by_slice(items, by)
+        if len(groups) > 1:
+            yield from ((f"{by} {name}", indices) for name, indices in groups.items())
+
+
+def get_length_bucket(tokens: int) -> str:
+    """Return the name of the length bucket for this number of tokens; "" for 0 tokens."""
+    lower = 0
+    for upper in LENGTH_BUCKET_ENDS:
+        if 0 < tokens <= upper:
+            return f"{lower + 1} to {upper} tokens"
+        lower = upper
+    return f"over {lower} tokens" if tokens else ""

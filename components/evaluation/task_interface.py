@@ -1,0 +1,133 @@
+"""Data exchanged by tasks and engines: items, metrics, scores and requests to a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.runtime.reporters import Reporter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Request = Mapping[str, Any]  # JSON values that a task needs to query a model about one item
+
+UNANSWERED_FIGURE = "unanswered"  # number of transient failures; a rerun may succeed
+
+
+@dataclass(frozen=True)
+class Item:
+    """One test case.
+
+    `request` holds the JSON values that the task needs to query a model. It is part of the task's digest.
+    """
+
+    id: str
+    prompt: str  # human-readable
+    reference: str = ""  # expected answer, if any
+    source: str = ""
+    category: str = ""
+    length: int = 0  # input tokens
+    request: Request = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Definition of a metric, computed over items as Σ score / Σ weight.
+
+    Attributes:
+        better: Direction of an improvement.
+        is_binary: Whether each item scores exactly 0 or 1.
+        exponential: Whether the metric is exp(Σ score / Σ weight), such as a perplexity.
+        per_token: Whether the metric is comparable only between models with the same tokenizer.
+    """
+
+    better: Literal["higher", "lower"] = "higher"
+    is_binary: bool = False
+    exponential: bool = False
+    per_token: bool = False
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one model on one task.
+
+    Attributes:
+        values: By metric, one number per item in the order of the items; NaN if the item could not be measured.
+        weights: Item weights (tokens, bytes) of the metrics that are not a mean over items.
+        answers: One text per item, None for an item without an answer; empty if the task generates no answers.
+        figures: Counts that no gate rule compares, such as the number of failed judgements.
+    """
+
+    values: Mapping[str, Sequence[float]]
+    weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    answers: Sequence[str | None] = ()
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Token ids with one flag per token in `scored`.
+
+    A flagged token is scored given all preceding tokens. The first token is never scored.
+    """
+
+    ids: Sequence[int]
+    scored: Sequence[bool]
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Log-likelihood of a continuation.
+
+    Attributes:
+        logprob: Sum over the scored tokens in nats.
+        tokens: Number of scored tokens.
+        greedy: Whether every scored token is the model's most likely token.
+    """
+
+    logprob: float
+    tokens: int
+    greedy: bool
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Greedy decoding of up to `max_new_tokens` tokens. A stop text ends the answer and is removed from it."""
+
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+class Engine(Protocol):
+    """A loaded model that computes log-likelihoods and generates answers."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+
+    @property
+    def max_input_tokens(self) -> int | None:
+        """Context length in tokens (prompt and answer); None if the model declares no limit."""
+
+    def compute_likelihoods(self, continuations: Sequence[Continuation], reporter: Reporter) -> list[Likelihood]:
+        """Return one likelihood per continuation, in order. Shared prefixes are computed once."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], decoding: Decoding, reporter: Reporter) -> list[str]:
+        """Return one answer per prompt (token ids), in order, decoded without special tokens."""
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """Inputs of a task in addition to its settings.
+
+    `max_length` is the maximum length of a dataset row in tokens; longer rows are truncated.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    dataset: Artifact | None
+    max_length: int
+    seed: int
+    reporter: Reporter

@@ -1,0 +1,222 @@
+"""Training callbacks: metrics, TensorBoard, checkpoint completion, early stopping, and stopping on a signal."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.common.runtime.reporters import Reporter
+from components.fine_tuning import checkpoints, training_health
+from components.fine_tuning.config import FineTuningConfig
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+LOG_FILENAME = "training.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+# Metric names of TRL's trainers and of tuneline, whose names include the split.
+METRIC_NAMES = {
+    "loss": "train_loss",
+    "eval_loss": "validation_loss",
+    "grad_norm": "gradient_norm",
+    "learning_rate": "learning_rate",
+    "num_input_tokens_seen": "tokens",
+    "epoch": "epoch",
+    "rewards/margins": "reward_margin",
+    "rewards/accuracies": "preference_accuracy",
+    "eval_rewards/margins": "validation_reward_margin",
+    "eval_rewards/accuracies": "validation_preference_accuracy",
+}
+LogLine = dict[str, Any]
+
+
+@dataclass(eq=False)
+class TrainingEvents:
+    """Handlers of the trainer's events.
+
+    Attributes:
+        config: The recipe.
+        folder: Folder of checkpoints and log.
+        reporter: Receives progress and metrics.
+        stop: Event that stops the training after the current step.
+        get_step_rows: Function that returns the row ids of a step, counted from 1.
+        trainer: The trainer, set once it is built.
+        on_first_step: Function called before the first step, after the trainer has wrapped the model.
+    """
+
+    config: FineTuningConfig
+    folder: Path
+    reporter: Reporter
+    stop: threading.Event
+    get_step_rows: Callable[[int], Sequence[str]]
+    trainer: Trainer = None
+    on_first_step: Callable[[], None] = field(default=lambda: None)
+    board: SummaryWriter | None = None
+    tokens_seen: int = 0
+    last_step_end: float = 0.0
+    step_start: float = 0.0
+    step_seconds: float = 0.0
+    is_stall_reported: bool = False
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        trainer = self.trainer
+        trainer.order.set_epoch(int(state.epoch or 0))  # transformers skips this with several processes
+        checkpoint = self.folder / f"checkpoint-{state.global_step}"
+        if state.global_step and (checkpoint / checkpoints.TRAINABLE_FILENAME).exists():
+            checkpoints.restore_trainable(trainer.model, checkpoint)
+        if self.trainer.is_world_process_zero():
+            from tensorboardX import SummaryWriter
+
+            log_path = self.folder / LOG_FILENAME
+            truncate_log(log_path, state.global_step)
+            # TensorBoard discards points from `purge_step` on; a resumed training logs them again.
+            purge_step = state.global_step + 1 if state.global_step else 0
+            self.board = SummaryWriter(str(self.folder / TENSORBOARD_FOLDER), purge_step=purge_step, write_to_disk=True)
+            if not state.global_step:
+                for line in read_log(log_path)[:1]:
+                    values = {name: value for name, value in line.items() if name not in ("step", "time")}
+                    self._write_scalars(values, 0)
+        self.tokens_seen, self.last_step_end = state.num_input_tokens_seen, time.perf_counter()
+        self.reporter.progress(state.global_step, state.max_steps, "steps")
+
+    def on_step_begin(self, *_: object, **__: object) -> None:
+        if not self.step_start:
+            self.on_first_step()
+        self.step_start = time.perf_counter()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        import torch
+
+        accelerator = self.trainer.accelerator
+        if accelerator.device.type != "cpu":  # wait for the device, which computes asynchronously
+            getattr(torch, accelerator.device.type).synchronize()
+        self.step_seconds = time.perf_counter() - self.step_start
+        self.reporter.progress(state.global_step, state.max_steps, "steps")
+        # All processes stop after the same step, even if only one received the signal.
+        requests = torch.tensor([float(self.stop.is_set())], device=accelerator.device)
+        if accelerator.reduce(requests, "sum").item():
+            control.should_save = control.should_training_stop = True
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: object,
+    ) -> None:
+        if not logs or not {"loss", "eval_loss"} & logs.keys():
+            return  # the trainer's final summary
+        values = {METRIC_NAMES[name]: float(value) for name, value in logs.items() if name in METRIC_NAMES}
+        if "train_loss" in values:
+            # Measured from the end of the previous step.
+            now, trainer = time.perf_counter(), self.trainer
+            seconds, tokens = now - self.last_step_end, state.num_input_tokens_seen - self.tokens_seen
+            waited, trainer.waited = trainer.waited, 0.0
+            self.last_step_end, self.tokens_seen = now, state.num_input_tokens_seen
+            values |= {
+                "tokens_per_second": tokens / (self.step_seconds + waited),
+                "seconds": seconds,
+                "step_seconds": self.step_seconds,
+                "waited_seconds": waited,
+            }
+        if self.trainer.is_world_process_zero():
+            self.reporter.metrics(values, state.global_step)
+            line = {"step": state.global_step, "time": time.time(), **values}
+            with (self.folder / LOG_FILENAME).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            self._write_scalars(values, state.global_step)
+        rates = [entry["learning_rate"] for entry in state.log_history if "learning_rate" in entry]
+        rate = rates[-1] if rates else self.config.learning_rate
+        training_health.check_finite(values, state.global_step, rate, self.get_step_rows)
+        losses = _list_losses(state)
+        if not self.is_stall_reported and len(losses) == training_health.STALL_CHECK_STEP:
+            self.is_stall_reported = self._report_stall(losses)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        if has_stopped_early(state.log_history, self.config.early_stopping):
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        trainer, checkpoint = self.trainer, self.folder / f"checkpoint-{state.global_step}"
+        trainer.accelerator.wait_for_everyone()  # each process writes its random state
+        if self.trainer.is_world_process_zero():
+            # The trainer saves whole models and sharded adapters, but not every trained tensor of other adapters.
+            if not self.config.adaptation_spec.trains_all_weights and not self.config.is_sharded:
+                checkpoints.save_trainable(trainer.model, checkpoint)
+            checkpoints.mark_complete(checkpoint)
+            checkpoints.rotate(self.folder, self.config.keep_checkpoints)
+        trainer.accelerator.wait_for_everyone()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        if self.board is not None:
+            self.board.close()
+        if not self.is_stall_reported:
+            self._report_stall(_list_losses(state))
+
+    def _report_stall(self, losses: Sequence[float]) -> bool:
+        sentence = training_health.describe_stall(losses)
+        if sentence:
+            self.reporter.note(sentence)
+        return bool(sentence)
+
+    def _write_scalars(self, values: Mapping[str, float], step: int) -> None:
+        if self.board is not None:
+            for name, value in values.items():
+                self.board.add_scalar(name, value, step)
+            self.board.flush()
+
+
+def build_callback(
+    config: FineTuningConfig,
+    folder: Path,
+    reporter: Reporter,
+    stop: threading.Event,
+    get_step_rows: Callable[[int], Sequence[str]],
+) -> TrainingEvents:
+    """Return a callback for transformers' Trainer; for the arguments see `TrainingEvents`."""
+    from transformers import TrainerCallback
+
+    class TrainingCallback(TrainingEvents, TrainerCallback):  # type: ignore[misc] # transformers is untyped here
+        """`TrainingEvents`, with no-op handlers for all other events."""
+
+    return TrainingCallback(config, folder, reporter, stop, get_step_rows)
+
+
+def _list_losses(state: TrainerState) -> list[float]:
+    return [entry["loss"] for entry in state.log_history if "loss" in entry]
+
+
+def has_stopped_early(history: Sequence[LogLine], max_validations: int | None) -> bool:
+    """Return whether the last `max_validations` validations did not lower the loss; False for None."""
+    losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
+    if max_validations is None or not losses:
+        return False
+    return len(losses) - 1 - losses.index(min(losses)) >= max_validations
+
+
+def truncate_log(path: Path, step: int) -> None:
+    """Remove log lines of steps that a resumed training repeats, and an incomplete line."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    kept = [
+        line
+        for line in lines
+        if line.endswith("}") and json.loads(line)["step"] <= step and (step or "train_loss" not in line)
+    ]
+    path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+
+def read_log(path: Path) -> list[LogLine]:
+    """Return the lines of a training's log, except an incomplete line; empty if the log does not exist."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines

@@ -1,0 +1,96 @@
+"""Model card: base model, data, recipe, losses and licences of a tuned model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
+from components.common.models import licences, model_loading
+from components.common.models.model_loading import LocalBaseModel
+from components.fine_tuning.config import FineTuningConfig
+
+CARD_FILENAME = "README.md"
+UNSTATED = "not stated"
+BASE_LICENCES = {model_loading.EMBEDDED_SOURCE: model_loading.EMBEDDED_LICENCE}
+SOURCE_LICENCES = {"demo:": "PSF-2.0"}  # by URI prefix
+
+
+def render_card(
+    config: FineTuningConfig,
+    summary: dict[str, Any],
+    dataset: Artifact,
+    base: LocalBaseModel,
+    inputs: Sequence[ArtifactInput],
+    seed: int,
+) -> str:
+    """Return the card in Markdown, with the front matter that model hubs read."""
+    base_licence, data_licence = find_base_licence(config, base), find_data_licence(config, dataset)
+    library = "transformers" if config.merge or config.adaptation_spec.trains_all_weights else "peft"
+    licence_lines = [f"license: {base_licence.lower()}"] if base_licence != UNSTATED else []
+    front_matter = [f"library_name: {library}", *licence_lines, "pipeline_tag: text-generation", "tags: [tuneline]"]
+    rows, parameters = summary["rows"], summary["parameters"]
+    packed = f" packed rows of {config.max_length} tokens" if config.packing else ""
+    # Local paths are reduced to the file name.
+    uris = [item.uri if re.match(r"[a-z0-9]+:", item.uri) else Path(item.uri).name for item in inputs]
+    losses = {"training loss, last step": summary["train_loss"]}
+    for key in ("validation_loss_before", "validation_loss"):
+        if summary[key] is not None:
+            losses[key.replace("_", " ")] = summary[key]
+    tables: dict[str, list[tuple[str, object]]] = {
+        "Recipe": [
+            ("objective", config.objective),
+            ("adaptation", config.adaptation + (", merged" if config.merge else "")),
+            ("trained parameters", f"{parameters['trainable']:,} of {parameters['all']:,}"),
+            (
+                "optimizer steps",
+                f"{summary['steps']:,}, weights from step {summary['best_step'] or summary['steps']:,}",
+            ),
+            ("rows per step", f"{config.rows_per_step}{packed}"),
+            ("learning rate", f"{config.learning_rate:g}, {config.schedule}, {config.warmup_steps} steps of warm-up"),
+            ("tokens per row", f"at most {config.max_length}"),
+            ("seed", seed),
+        ],
+        "Losses": [*((name, f"{loss:.4f}") for name, loss in losses.items()), ("loss function", summary["loss"])],
+        "Inputs": [
+            *((item.kind, f"`{item.content_sha256}` {uri}") for item, uri in zip(inputs, uris, strict=True)),
+            (
+                "training rows",
+                f"{rows['train']:,}, {rows['truncated']:,} of them truncated; {rows['without_answer']:,} more omitted",
+            ),
+            ("tokens", f"{summary['tokens']:,}"),
+        ],
+        "Licences": [("base model", base_licence), ("training data", data_licence)],
+    }
+    parts = ["\n".join(["---", *front_matter, "---"]), f"# {config.objective} × {config.adaptation} on {base.name}"]
+    for title, entries in tables.items():
+        lines = [f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in entries]
+        parts.append("\n".join([f"## {title}\n", "| | |", "|---|---|", *lines]))
+    parts.append(
+        "Redistribution of this model is subject to both licences. "
+        "For the quality of its answers, see the model's evaluation."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def find_base_licence(config: FineTuningConfig, base: LocalBaseModel) -> str:
+    """Return the base model's licence: from the recipe, from the embedded model, or from the model's own card."""
+    return (
+        config.card.base_licence
+        or BASE_LICENCES.get(base.origin or base.uri)
+        or licences.read_model_card(base.path).id
+        or UNSTATED
+    )
+
+
+def find_data_licence(config: FineTuningConfig, dataset: Artifact) -> str:
+    """Return the data licence: from the recipe, or the licence that all sources share."""
+    if config.card.data_licence:
+        return config.card.data_licence
+    found = {
+        next((licence for prefix, licence in SOURCE_LICENCES.items() if source.uri.startswith(prefix)), UNSTATED)
+        for source in dataset.manifest.inputs
+    }
+    return found.pop() if len(found) == 1 else UNSTATED

@@ -1,0 +1,67 @@
+"""Encoding of dataset rows as training examples, with counts of tokens, truncated rows and omitted rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.common.runtime.reporters import Reporter
+from components.fine_tuning.objectives import IGNORED_LABEL, Example, Objective, Row, RowMapping
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+READ_BATCH_ROWS = 1000
+
+
+@dataclass
+class RowCounts:
+    """Counts of a split. `tokens`: tokens of all examples, without padding; `learned`: tokens that the loss covers."""
+
+    rows: int = 0
+    examples: int = 0
+    truncated: int = 0
+    without_answer: int = 0
+    tokens: int = 0
+    learned: int = 0
+
+
+def read_rows(path: Path, mapping: RowMapping, limit: int | None = None) -> Iterator[Row]:
+    """Yield the training rows of a split in order, up to `limit`; each has the id of its dataset row."""
+    import pyarrow.parquet as parquet
+
+    file = parquet.ParquetFile(path)
+    columns = [name for name in ("id", *mapping.columns) if name in file.schema_arrow.names]
+    rows = (row for batch in file.iter_batches(READ_BATCH_ROWS, columns=columns) for row in batch.to_pylist())
+    yield from islice(({"id": row["id"], **expanded} for row in rows for expanded in mapping.expand(row)), limit)
+
+
+def encode_rows(
+    rows: Iterable[Row],
+    objective: Objective,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    counts: RowCounts,
+    reporter: Reporter,
+    total: int | None = None,
+) -> Iterator[Example]:
+    """Encode the rows, yield their examples and update `counts`."""
+    for row in rows:
+        encoded = objective.encode(tokenizer, row, max_length)
+        counts.rows += 1
+        counts.truncated += encoded.truncated and bool(encoded.examples)
+        counts.without_answer += not encoded.examples
+        for example in encoded.examples:
+            counts.examples += 1
+            counts.tokens += example["length"]
+            if "labels" in example:
+                counts.learned += sum(label != IGNORED_LABEL for label in example["labels"][1:])
+            else:
+                answers = (example.get(f"{name}_ids", ()) for name in ("chosen", "rejected", "completion"))
+                counts.learned += sum(map(len, answers))
+            yield {"ids": [row.get("id", "")], **example}
+        reporter.progress(counts.rows, total, "rows")

@@ -1,0 +1,205 @@
+"""A model's files in MLflow: upload (of a manifest and a pointer if the files are large) and download."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.common.artifacts import artifact_folder
+from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.common.reporting import mlflow_tracking
+from components.common.runtime.errors import ArtifactDamagedError, RegistryError, translate_system_error
+from components.common.workspace import artifact_store
+from components.model_registry import mlflow_retry
+from components.model_registry.model_versions import MODEL_SHA256_TAG, TAG_PREFIX
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
+    from mlflow.entities.model_registry import ModelVersion
+
+POINTER_FILENAME = "pointer.json"
+MAX_UPLOAD_SECONDS = 86_400.0  # an older unfinished upload is abandoned
+EVALUATION_TAG = f"{TAG_PREFIX}evaluation_sha256"  # tag of a logged model: digest of its evaluation
+UPLOAD_IN_PROGRESS = "uploading"
+EVALUATION_FOLDER = "evaluation"  # folder of the evaluation within the logged model
+
+
+def log_model(
+    client: MlflowClient, name: str, model: Artifact, evaluation: Artifact, copy_limit_mb: int
+) -> LoggedModel:
+    """Upload a model as a logged model, or return the finished logged model of an interrupted registration.
+
+    The files are uploaded unchanged, and the model is never loaded.
+
+    Raises:
+        RegistryError: MLflow does not list the files after the upload; MLflow itself accepts an empty model.
+    """
+    experiment = mlflow_tracking.get_experiment_id(client)
+    found = client.search_logged_models([experiment], filter_string=f"tags.`{MODEL_SHA256_TAG}` = '{model.sha256}'")
+    earlier = [logged for logged in found if logged.name == name]
+    finished = next((logged for logged in earlier if str(logged.status) == "READY"), None)
+    if finished:
+        log_evaluation(client, finished.model_id, evaluation)
+        return finished
+    # Killed uploads leave unfinished models. A recent unfinished model may belong to an upload in progress.
+    for unfinished in earlier:
+        if unfinished.creation_timestamp < (time.time() - MAX_UPLOAD_SECONDS) * 1000:
+            client.delete_logged_model(unfinished.model_id)
+    logged = _create_logged_model(client, experiment, name, model.sha256)
+    if sum(file.bytes for file in model.manifest.files) <= copy_limit_mb * 10**6:
+        client.log_model_artifacts(logged.model_id, str(model.path))
+        _check_upload(client, logged.model_id, [file.path for file in model.manifest.files], "model")
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            for file in (artifact_folder.MANIFEST_FILENAME, "report.html"):
+                if (model.path / file).exists():
+                    shutil.copyfile(model.path / file, Path(folder) / file)
+            pointer = {"content_sha256": model.sha256, "store_uri": artifact_store.get_artifact_uri(model)}
+            (Path(folder) / POINTER_FILENAME).write_text(json.dumps(pointer, indent=2) + "\n", encoding="utf-8")
+            client.log_model_artifacts(logged.model_id, folder)
+        _check_upload(client, logged.model_id, [POINTER_FILENAME], "model")
+    log_evaluation(client, logged.model_id, evaluation)
+    return client.finalize_logged_model(logged.model_id, "READY")
+
+
+def log_evaluation(client: MlflowClient, model_id: str, evaluation: Artifact) -> None:
+    """Upload the evaluation to a logged model, replacing an earlier evaluation.
+
+    Raises:
+        RegistryError: MLflow does not list the files after the upload.
+    """
+    if client.get_logged_model(model_id).tags.get(EVALUATION_TAG) == evaluation.sha256:
+        return
+    # If this upload is killed, the next upload is not skipped.
+    client.set_logged_model_tags(model_id, {EVALUATION_TAG: UPLOAD_IN_PROGRESS})
+    client.log_model_artifacts(model_id, str(evaluation.path), EVALUATION_FOLDER)
+    files = [file.path for file in evaluation.manifest.files]
+    _check_upload(client, model_id, files, "evaluation", EVALUATION_FOLDER)
+    client.set_logged_model_tags(model_id, {EVALUATION_TAG: evaluation.sha256})
+
+
+def _create_logged_model(client: MlflowClient, experiment: str, name: str, model_sha256: str) -> LoggedModel:
+    """Create a logged model without files. If the response is lost, a retry finds the model by its token."""
+    token = uuid.uuid4().hex
+    tags = {MODEL_SHA256_TAG: model_sha256, f"{TAG_PREFIX}token": token, **mlflow_tracking.build_owner_tags()}
+
+    def create() -> LoggedModel:
+        run = os.environ.get("MLFLOW_RUN_ID")
+        return client.create_logged_model(experiment, name=name, source_run_id=run, tags=tags)
+
+    def find_created() -> LoggedModel | None:
+        condition = f"tags.`{TAG_PREFIX}token` = '{token}'"
+        return next(iter(client.search_logged_models([experiment], filter_string=condition)), None)
+
+    return mlflow_retry.retry(create, find_created)
+
+
+def _check_upload(
+    client: MlflowClient, model_id: str, files: Iterable[str], kind: str, folder: str | None = None
+) -> None:
+    """Raise RegistryError if MLflow does not list the manifest, or a file's top-level folder, in `folder`."""
+    listed = {Path(file.path).name for file in client.list_logged_model_artifacts(model_id, folder)}
+    missing = sorted({artifact_folder.MANIFEST_FILENAME, *(Path(file).parts[0] for file in files)} - listed)
+    if missing:
+        raise RegistryError(
+            f"MLflow does not list uploaded files of the {kind}: {', '.join(missing)}",
+            hint="Check the artifact store and the log of the MLflow server.",
+        )
+
+
+def fetch_model(name: str, version: str, sha256: str, store_uri: str, folder: Path) -> Artifact:
+    """Copy a registered model's files into `folder` and verify every digest.
+
+    Raises:
+        RegistryError: the files are neither in MLflow nor at the pointer's location.
+        ArtifactDamagedError: the files differ from the registered files.
+    """
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    _download(name, version, part)
+    if (part / POINTER_FILENAME).exists():
+        shutil.rmtree(part)
+        path = artifact_store.resolve_artifact_uri(store_uri)
+        if path is None or not (path / artifact_folder.MANIFEST_FILENAME).exists():
+            raise RegistryError(
+                f"the files of {name} version {version} are neither in MLflow nor at "
+                f"{store_uri or 'a recorded artifact store'}",
+                hint="Mount that artifact store, or register the model again with a higher "
+                "model_registry.copy_limit_mb.",
+            )
+        shutil.copytree(path, part)
+    shutil.rmtree(part / EVALUATION_FOLDER, ignore_errors=True)
+    found = artifact_folder.read(part, "model")
+    if found.sha256 != sha256:
+        raise ArtifactDamagedError(
+            f"the files of {name} version {version} have the digest {found.sha256}; the version records {sha256}",
+            hint="Register the model again.",
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+    return Artifact(folder, found.manifest)
+
+
+def fetch_artifact(version: ModelVersion, kind: str, folder: Path) -> Artifact:
+    """Fetch a version's model or evaluation from MLflow and verify every digest.
+
+    Raises:
+        RegistryError: the kind is a package, which MLflow does not store.
+    """
+    name, number, tags = version.name, str(version.version), version.tags
+    if kind == "model":
+        return fetch_model(name, number, tags[MODEL_SHA256_TAG], tags.get(f"{TAG_PREFIX}store_uri", ""), folder)
+    if kind == EVALUATION_FOLDER:
+        return artifact_folder.read(_download(name, number, folder, EVALUATION_FOLDER) / EVALUATION_FOLDER, kind)
+    raise RegistryError(
+        f"{tags.get(f'{TAG_PREFIX}{kind}_store_uri', 'the store')} is not on this machine",
+        hint="Run the command on a machine that mounts the artifact store, or set --workdir.",
+    )
+
+
+def read_logged_manifest(name: str, version: str) -> Manifest:
+    """Return the manifest that MLflow stores with a model version's files. Raises RegistryError if it is missing."""
+    mlflow = mlflow_tracking.connect()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            mlflow.artifacts.download_artifacts(
+                artifact_uri=f"models:/{name}/{version}/{artifact_folder.MANIFEST_FILENAME}", dst_path=folder
+            )
+        except (OSError, mlflow.exceptions.MlflowException) as error:
+            raise _missing_files_error(name, version, str(error)) from None
+        return artifact_folder.read_manifest(Path(folder))
+
+
+def _missing_files_error(name: str, version: str, reason: str) -> RegistryError:
+    first_line = reason.partition("\n")[0] or "no reason is given"
+    return RegistryError(
+        f"MLflow does not return the files of {name} version {version}: {first_line}",
+        hint="Restore MLflow's artifact store from a backup.",
+    )
+
+
+def _download(name: str, version: str, part: Path, within: str = "") -> Path:
+    """Download the files of a version, or of its folder `within`, into `part`, and return `part`."""
+    mlflow = mlflow_tracking.connect()
+    part.mkdir(parents=True)
+    try:
+        mlflow.artifacts.download_artifacts(
+            artifact_uri=f"models:/{name}/{version}" + (f"/{within}" if within else ""), dst_path=str(part)
+        )
+    except (OSError, mlflow.exceptions.MlflowException) as error:
+        if mlflow_retry.is_unanswered(error):
+            raise mlflow_retry.build_user_error(error) from None
+        if system_error := translate_system_error(error, [part]):
+            raise system_error from None
+        raise _missing_files_error(name, version, str(error)) from None
+    if not (part / within / artifact_folder.MANIFEST_FILENAME).exists():
+        raise _missing_files_error(name, version, f"{artifact_folder.MANIFEST_FILENAME} is missing")
+    return part

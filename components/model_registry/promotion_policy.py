@@ -1,0 +1,178 @@
+"""Promotion policy: the approvers and the number of required approvals. Approvals are history entries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from components.common.runtime.errors import ConfigurationError, RegistryError
+from components.model_registry import alias_moves, registry_history
+from components.model_registry.config import ModelRegistryConfig, check_approval_count
+from components.model_registry.registry_history import DONE, Entry
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+
+class ApprovalNeededError(RegistryError):
+    """The policy requires more approvals, or another approver."""
+
+    kind = "approval_needed"
+
+
+class Policy(BaseModel):
+    """The approvers of promotions. Empty: everyone with write access to the registry."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    approvers: list[str] = Field(
+        [],
+        description="Names of the approvers, as passed with --by. Empty: everyone with write access to the registry.",
+    )
+    approvals_required: int = Field(1, ge=1, le=2, description="Number of approvals that a promotion requires.")
+
+    @model_validator(mode="after")
+    def _check_approval_count(self) -> Policy:
+        check_approval_count(self.approvers, self.approvals_required)
+        return self
+
+
+def read_policy(path: Path) -> Policy:
+    """Read a policy from a YAML file.
+
+    Raises:
+        ConfigurationError: the file is not a valid policy.
+    """
+    import yaml
+
+    try:
+        return Policy.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error}", hint="Pass a YAML file, such as mlflow/promotion-policy.yaml."
+        ) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise ConfigurationError(
+            f"{path}: {field + ': ' if field else ''}{first['msg'].removeprefix('Value error, ')}",
+            hint="Correct the file; mlflow/promotion-policy.yaml is an example.",
+        ) from None
+
+
+def build_policy(config: ModelRegistryConfig) -> Policy | None:
+    """Return the policy of a configuration; None if the configuration lists no approvers."""
+    if not config.approvers:
+        return None
+    return Policy(approvers=config.approvers, approvals_required=config.approvals_required)
+
+
+def get_effective_policy(entries: Sequence[Entry], configured: Policy | None = None) -> Policy:
+    """Return the last policy in the history, or else the configured policy."""
+    written = [entry for entry in entries if entry.kind == "policy" and entry.state == DONE]
+    try:
+        return Policy.model_validate_json(written[-1].reason) if written else configured or Policy()
+    except ValidationError:
+        raise RegistryError(
+            f"the policy in entry {written[-1].number} of the history is invalid, because the entry was edited",
+            hint="Restore the entry's tag tuneline.reason; `tuneline registry audit` reports the change.",
+        ) from None
+
+
+def set_policy(client: MlflowClient, model: str, policy: Policy, by: str) -> Entry:
+    """Set the policy. If the current policy lists approvers, `by` must be one of them.
+
+    Raises:
+        RegistryError: the policy is too long to store.
+        ApprovalNeededError: `by` is not an approver.
+    """
+    text = json.dumps(policy.model_dump())
+    if len(text) > registry_history.MAX_TEXT_CHARACTERS:
+        raise RegistryError(
+            f"the policy has {len(text)} characters; the limit is {registry_history.MAX_TEXT_CHARACTERS}",
+            hint="List fewer approvers.",
+        )
+
+    def check_authority(_: ModelVersion | None, earlier: Sequence[Entry]) -> None:
+        check_approver(get_effective_policy(earlier), by)
+
+    return alias_moves.move_alias(client, model, Entry(kind="policy", by=by, reason=text), check_authority)
+
+
+def check_approver(policy: Policy, by: str) -> None:
+    """Raise ApprovalNeededError if the policy lists approvers and `by` is not one of them."""
+    if policy.approvers and by not in policy.approvers:
+        raise ApprovalNeededError(
+            f"{by} is not an approver",
+            hint=f"Pass --by NAME with one of: {', '.join(policy.approvers)}.",
+        )
+
+
+def count_approvals(entries: Sequence[Entry], policy: Policy, intent: Entry) -> list[str]:
+    """Return the names of the people who have approved this move since the alias last moved; `intent.by` is the last.
+
+    Raises:
+        ApprovalNeededError: `intent.by` is not an approver.
+    """
+    check_approver(policy, intent.by)
+    given = [entry.by for entry in _list_approvals(entries, intent) if entry.by in policy.approvers]
+    return list(dict.fromkeys([*(by for by in given if by != intent.by), intent.by]))
+
+
+def recheck_approvals(
+    entries: Sequence[Entry], configured: Policy | None, intent: Entry, approved: Sequence[str]
+) -> None:
+    """Raise ApprovalNeededError if, in the current history, the approvals no longer satisfy the policy."""
+    policy = get_effective_policy(entries, configured)
+    now = count_approvals(entries, policy, intent)
+    if len(now) < policy.approvals_required or not set(approved) <= set(now):
+        raise ApprovalNeededError(
+            f"the policy or the approvals changed during the promotion: version {intent.to} is now approved by "
+            f"{', '.join(now)}",
+            hint="Run the same command again to list the missing approvals.",
+        )
+
+
+def collect_approvals(
+    client: MlflowClient, model: str, entries: Sequence[Entry], policy: Policy, intent: Entry
+) -> list[str]:
+    """Return the names of the people who have approved this move; `intent.by` is the last.
+
+    An approval applies to one version with one evaluation, one replaced version, and one setting of `force`. It expires
+    with the next move of the alias.
+
+    Raises:
+        ApprovalNeededError: more approvals are needed; the approval of `intent.by` is recorded.
+    """
+    approved = count_approvals(entries, policy, intent)
+    if len(approved) >= policy.approvals_required:
+        return approved
+    if all(entry.by != intent.by for entry in _list_approvals(entries, intent)):
+        alias_moves.move_alias(client, model, intent.model_copy(update={"kind": "approval"}))
+    missing = policy.approvals_required - len(approved)
+    others = ", ".join(name for name in policy.approvers if name not in approved)
+    raise ApprovalNeededError(
+        f"version {intent.to} of {model} is approved by {', '.join(approved)}, and {missing} more approval is needed",
+        hint=f"Have one of {others} run: tuneline promote {model} --version {intent.to} --by NAME",
+    )
+
+
+def _list_approvals(entries: Sequence[Entry], intent: Entry) -> list[Entry]:
+    """Return the approvals of this move since the alias last moved."""
+    last_move = max((entry.number for entry in registry_history.list_completed_moves(entries, intent.alias)), default=0)
+
+    def get_identity(entry: Entry) -> tuple[str | bool | None, ...]:
+        return entry.alias, entry.from_, entry.to, entry.digest, entry.evaluation, bool(entry.forced)
+
+    return [
+        entry
+        for entry in entries
+        if entry.number > last_move
+        and (entry.kind, entry.state) == ("approval", DONE)
+        and get_identity(entry) == get_identity(intent)
+    ]

@@ -1,0 +1,191 @@
+"""History of alias moves in MLflow: version n of the registered model NAME.history is entry n of NAME's history.
+
+The server's database assigns the numbers, without duplicates or gaps, and never reuses the number of a deleted entry.
+An entry is appended before its move (`pending`) and closed after the move (`done`, or `void` if the alias did not
+move). Only the lowest pending entry may move, so moves are serialized. A closed entry has a seal: a digest of its
+content and the previous seal. An audit detects later edits in the UI by the seals.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal, get_args
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from components.common.artifacts import hashing
+from components.common.workspace import liveness
+from components.model_registry import mlflow_retry, model_versions
+from components.model_registry.model_versions import HISTORY_SUFFIX, TAG_PREFIX
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+PENDING, DONE, VOID = "pending", "done", "void"
+Kind = Literal["register", "promote", "rollback", "foreign", "approval", "policy", "acknowledged"]
+MAX_TEXT_CHARACTERS = 4000  # MLflow limits a tag to 5000
+
+
+class Entry(BaseModel):
+    """An entry of the history.
+
+    Attributes:
+        number: assigned by the server; 0 before the assignment.
+        from_, to: version numbers before and after the move; None if the alias is not set.
+        by: name of the person who moves the alias.
+        account: MLflow user of the process.
+        digest, evaluation: digests of the model and of its evaluation.
+        forced: objections that a forced promotion overruled.
+        token: unique ID of the intent.
+        owner: host and process that wrote the entry.
+        seal: digest; empty until the entry is closed.
+    """
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+    number: int = 0
+    kind: Kind
+    alias: str = ""
+    from_: str | None = Field(None, alias="from")
+    to: str | None = None
+    by: str = ""
+    account: str = ""
+    at: str = ""
+    reason: str = ""
+    forced: str = ""
+    digest: str = ""
+    evaluation: str = ""
+    state: str = PENDING
+    note: str = ""
+    token: str = ""
+    owner: str = ""
+    seal: str = ""
+
+    @property
+    def is_move(self) -> bool:
+        """Whether the entry records a move of an alias."""
+        return self.kind in ("register", "promote", "rollback", "foreign")
+
+    def get_public_fields(self) -> dict[str, object]:
+        """Return the fields for `tuneline registry history`."""
+        return self.model_dump(by_alias=True, exclude={"token", "owner", "seal"})
+
+
+def get_history_name(model: str) -> str:
+    """Return the name of the registered model that stores the history of `model`."""
+    return model + HISTORY_SUFFIX
+
+
+def is_history_name(name: str) -> bool:
+    """Return whether the name is that of a history."""
+    return name.endswith(HISTORY_SUFFIX)
+
+
+def read(client: MlflowClient, model: str) -> list[Entry]:
+    """Return the entries of a model's history, oldest first."""
+    return [_parse_entry(version) for version in model_versions.search_versions(client, get_history_name(model))]
+
+
+def read_entry(client: MlflowClient, model: str, number: int) -> Entry:
+    """Return the current content of an entry."""
+    return _parse_entry(client.get_model_version(get_history_name(model), str(number)))
+
+
+def _parse_entry(version: ModelVersion) -> Entry:
+    tags = model_versions.get_tuneline_tags(version)
+    kind = tags.pop("kind", "")
+    fields = {key: value for key, value in tags.items() if key in TAG_FIELDS}
+    if kind not in get_args(Kind):
+        fields |= {"state": VOID, "note": "tuneline did not write this version"}
+        kind = "foreign"
+    return Entry(number=int(version.version), kind=kind, **fields)
+
+
+TAG_FIELDS = {field.alias or name for name, field in Entry.model_fields.items()} - {"number", "kind"}
+
+
+def append(client: MlflowClient, model: str, intent: Entry) -> Entry:
+    """Append an intent and return it with its number. If the response is lost, a retry finds the entry by its token."""
+    name = get_history_name(model)
+    purpose = f"The history of {model}: every version of this model is an entry of the history."
+    model_versions.ensure_model(client, name, f"{purpose} tuneline writes it; do not edit or delete versions.")
+    entry = intent.model_copy(
+        update={
+            "token": intent.token or uuid.uuid4().hex,
+            "owner": f"{liveness.identify_host()}/{liveness.identify_process()}",
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "account": os.environ.get("MLFLOW_TRACKING_USERNAME", ""),
+            "reason": intent.reason[:MAX_TEXT_CHARACTERS],
+            "forced": intent.forced[:MAX_TEXT_CHARACTERS],
+        }
+    )
+    fields = entry.model_dump(by_alias=True, exclude={"number"})
+    tags = {TAG_PREFIX + key: str(value) for key, value in fields.items() if value not in ("", None)}
+
+    def find_created() -> ModelVersion | None:
+        return next(iter(model_versions.search_versions(client, name, (f"{TAG_PREFIX}token", entry.token))), None)
+
+    source = f"tuneline-history:/{quote(model, safe='')}"
+    created = mlflow_retry.retry(
+        lambda: client.create_model_version(name, source, tags=tags, description=describe(entry), await_creation_for=0),
+        find_created,
+    )
+    return entry.model_copy(update={"number": int(created.version)})
+
+
+def close(
+    client: MlflowClient, model: str, entry: Entry, earlier_entries: Sequence[Entry], state: str, note: str = ""
+) -> Entry:
+    """Close an entry as done or void. Idempotent, so a killed call can be repeated. Earlier entries must be closed."""
+    closed = entry.model_copy(update={"state": state, "note": note[:MAX_TEXT_CHARACTERS]})
+    closed = closed.model_copy(
+        update={"seal": compute_seal(closed, earlier_entries[-1].seal if earlier_entries else "")}
+    )
+    fields = closed.model_dump(by_alias=True)
+    for key in ("from", "note", "seal", "state"):  # the state is set last: a pending entry can be closed again
+        if fields[key]:
+            client.set_model_version_tag(get_history_name(model), str(entry.number), TAG_PREFIX + key, fields[key])
+    return closed
+
+
+def compute_seal(entry: Entry, before: str) -> str:
+    """Return the SHA-256 of an entry's content and the previous seal, in hexadecimal digits."""
+    return hashing.digest({"before": before, **entry.model_dump(by_alias=True, exclude={"seal"})})
+
+
+def list_completed_moves(entries: Iterable[Entry], alias: str) -> list[Entry]:
+    """Return the completed moves of an alias, oldest first."""
+    return [entry for entry in entries if entry.alias == alias and entry.state == DONE and entry.is_move]
+
+
+def get_recorded_holder(entries: Iterable[Entry], alias: str) -> str | None:
+    """Return the version with an alias according to the history, or None."""
+    moves = list_completed_moves(entries, alias)
+    return moves[-1].to if moves else None
+
+
+def list_rollback_candidates(entries: Iterable[Entry], alias: str, initial: Sequence[str] = ()) -> list[str]:
+    """Return the versions that a rollback can restore, oldest first; a rollback restores the last one.
+
+    Args:
+        initial: versions that had the alias before the history began, oldest first.
+    """
+    versions = list(initial)
+    for move in list_completed_moves(entries, alias):
+        if move.kind == "rollback":
+            while versions and versions.pop() != move.to:
+                pass
+        elif move.from_ is not None:
+            versions.append(move.from_)
+    return versions
+
+
+def describe(entry: Entry) -> str:
+    """Return the description of an entry for MLflow's UI."""
+    move = f"{entry.kind}: {entry.alias or 'no alias'} → {entry.to or 'none'}"
+    return f"{move}, by {entry.by or 'unknown'} at {entry.at}{': ' + entry.reason if entry.reason else ''}"

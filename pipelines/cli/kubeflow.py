@@ -1,0 +1,145 @@
+"""`tuneline compile` and `tuneline submit`: the pipeline on Kubeflow."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from components.common.runtime.errors import UsageError
+from pipelines.cli.application import (
+    CaCertOption,
+    ConfigOption,
+    EndpointOption,
+    JsonOption,
+    NamespaceOption,
+    SetOption,
+    app,
+    open_reporter,
+    print_result,
+)
+
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option("-p", "--platform", help="platform.yaml: the cluster's images, volume, queue and secrets."),
+]
+PipelineOption = Annotated[
+    Literal["customization", "promotion", "data_curation", "fine_tuning", "evaluation", "triton_packaging"],
+    typer.Option(
+        "--pipeline",
+        help="customization: all stages. promotion: promote and deploy a version. Other values: a single stage.",
+    ),
+]
+
+
+@app.command("compile")
+def compile_(
+    output: Annotated[Path, typer.Option("-o", "--output", help="YAML file to write.")],
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    platform: ClusterOption = None,
+    pipeline: PipelineOption = "customization",
+    as_json: JsonOption = False,
+) -> None:
+    """Compile the pipeline to a YAML file for Kubeflow Pipelines. Equal input gives equal bytes."""
+    warnings = _compile(config, sets, platform, output, as_json, pipeline)
+    sha256 = hashlib.sha256(output.read_bytes()).hexdigest()
+    hint = f"run it: tuneline submit -f {output} --endpoint URL --experiment NAME, or upload it in the Kubeflow UI"
+    result = {"pipeline": str(output), "sha256": sha256, "warnings": warnings}
+    print_result(result, as_json, [f"wrote {output}; {hint}"])
+
+
+@app.command()
+def submit(
+    endpoint: EndpointOption,
+    experiment: Annotated[
+        str, typer.Option("--experiment", help="Experiment of the run; created if it does not exist.")
+    ],
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    platform: ClusterOption = None,
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", help="Compiled pipeline, instead of -c, --set and -p.")
+    ] = None,
+    pipeline_name: PipelineOption = "customization",
+    param: Annotated[
+        list[str], typer.Option("--param", metavar="NAME=VALUE", help="Parameter of the pipeline. Repeatable.")
+    ] = [],  # noqa: B006
+    namespace: NamespaceOption = "",
+    run_name: Annotated[
+        str, typer.Option("--run-name", help="Name of the run. Default: the pipeline's name and the time.")
+    ] = "",
+    service_account: Annotated[
+        str,
+        typer.Option(
+            "--service-account",
+            help="Kubernetes service account of the pods. Default: run.service_account of platform.yaml.",
+        ),
+    ] = "",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            help="File with the bearer token. Default: KF_PIPELINES_TOKEN, or the pod's projected token.",
+        ),
+    ] = None,
+    ca_cert: CaCertOption = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Follow the run; exit with status 1 unless it succeeds.")
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            min=0,
+            help="Timeout of --wait in seconds; then exit with status 75. The run continues. 0: no limit.",
+        ),
+    ] = 0.0,
+    poll: Annotated[float, typer.Option("--poll", min=0.05, help="Poll interval in seconds.")] = 5.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a run of the pipeline to Kubeflow. --wait follows the run until it ends."""
+    if file and (config or sets or platform):
+        raise UsageError(
+            "-f is a compiled pipeline, which -c, --set and -p cannot change",
+            hint="Leave out -c, --set and -p, or give --param name=value.",
+        )
+    from pipelines.config.platform_config import load_platform
+    from pipelines.kubeflow import submission
+
+    server = submission.KubeflowServer(endpoint, namespace, token_file, ca_cert)
+    if platform and not service_account:  # a compiled pipeline cannot contain the account
+        service_account = load_platform(platform).run.service_account
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline = file or Path(folder) / "pipeline.yaml"
+        warnings = [] if file else _compile(config, sets, platform, pipeline, as_json, pipeline_name)
+        run = submission.submit(
+            server, pipeline, experiment, run_name=run_name, service_account=service_account, parameters=param
+        )
+    if wait:
+        with open_reporter("", as_json) as reporter:
+            reporter.note(f"submitted {run.run_name}: {run.url}")
+            submission.wait_for_run(run, reporter, timeout=timeout, interval=poll)
+    lines = [f"{run.run_name}: {run.state}", f"details: {run.url}"]
+    print_result({**run.as_dict(), "warnings": warnings}, as_json, lines)
+
+
+def _compile(
+    config: Path | None, sets: list[str], platform: Path | None, output: Path, quiet: bool, pipeline: str
+) -> list[str]:
+    """Compile the pipeline with the paths of the pods; print and return the warnings."""
+    from pipelines.config.customization_config import load_customization
+    from pipelines.config.platform_config import load_platform
+    from pipelines.definition import compilation
+
+    cluster = load_platform(platform) if platform else None
+    customization = load_customization(config, sets, resolve_paths=False)
+    inputs = [path for path in (config, platform) if path]
+    warnings = compilation.write_pipeline(customization, cluster, output, inputs=inputs, pipeline=pipeline)
+    for warning in [] if quiet else warnings:
+        print(f"tuneline: {warning}", file=sys.stderr)
+    return warnings

@@ -1,0 +1,273 @@
+"""`tuneline curate`, `finetune`, `evaluate`, `package` and `serve`: single stages that read and write folders."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from components.common.runtime.errors import EXIT_REFUSED
+from pipelines.cli.application import (
+    DEFAULT_WORKDIR_PATH,
+    ConfigOption,
+    FailOnRefusalOption,
+    GrpcPortOption,
+    HostOption,
+    HttpPortOption,
+    JsonOption,
+    LauncherOption,
+    MetricsPortOption,
+    OutputOption,
+    OverwriteOption,
+    PlatformOption,
+    SetOption,
+    WorkdirOption,
+    app,
+    load_config,
+    load_launcher,
+    open_workdir,
+    print_result,
+)
+
+if TYPE_CHECKING:
+    from components.common.artifacts.artifact_folder import Artifact
+    from components.triton_packaging.triton_server import Server
+
+ModelArgument = Annotated[str, typer.Argument(help="Folder of a tuned model, or source of a base model.")]
+
+
+def _build_result(kind: str, output: Path, artifact: Artifact, *names: str) -> dict[str, Any]:
+    """Build the JSON object of a stage: folder, digest, and fields of the artifact's summary."""
+    summary = artifact.manifest.summary
+    return {kind: str(output), "sha256": artifact.sha256, **{name: summary[name] for name in names}}
+
+
+@app.command()
+def curate(
+    sources: Annotated[
+        list[str], typer.Argument(help="Files, globs or folders of raw text; demo:python-docs for the demo dataset.")
+    ],
+    output: OutputOption,
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    overwrite: OverwriteOption = False,
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
+) -> None:
+    """Clean, deduplicate and split raw text into a dataset."""
+    customization = load_config(config, sets)
+    from components.data_curation.stage import curate as curate_dataset
+    from pipelines.runs.run_summary import format_unreadable
+    from pipelines.steps import curation_inputs
+
+    customization.data_curation.sources = sources
+    with open_workdir("curate", as_json, workdir) as (reporter, work):
+        inputs = curation_inputs.list_inputs(customization, work, reporter)
+        earlier = curation_inputs.fetch_earlier_revisions(customization, inputs.earlier_revisions, work, reporter)
+        dataset = curate_dataset(
+            inputs.sources,
+            output,
+            customization.data_curation,
+            seed=customization.seed,
+            reporter=reporter,
+            overwrite=overwrite,
+            benchmarks=inputs.benchmarks,
+            earlier=earlier,
+        )
+    result = _build_result("dataset", output, dataset, "rows", "splits")
+    rows = result["rows"]
+    rejected = ", ".join(f"{count} {reason}" for reason, count in rows["rejected"].items()) or "none"
+    lines = [
+        f"{rows['kept']} of {rows['in']} rows kept; rejected: {rejected}; unreadable: {rows['quarantined']}",
+        *format_unreadable(output),
+        f"splits: {result['splits']}",
+        f"report: {output / 'report.html'}",
+    ]
+    print_result(result, as_json, lines)
+
+
+@app.command()
+def finetune(
+    dataset: Annotated[Path, typer.Argument(help="Folder of a curated dataset.")],
+    output: OutputOption,
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    platform: PlatformOption = None,
+    launcher: LauncherOption = "",
+    overwrite: OverwriteOption = False,
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
+) -> None:
+    """Tune the base model on a dataset. After an interruption, the same command resumes from the last checkpoint."""
+    customization, settings = load_config(config, sets), load_launcher(platform, launcher)
+    from components.common.artifacts import artifact_folder
+    from components.common.workspace import artifact_store
+    from components.fine_tuning.sweep import tune
+
+    with (
+        open_workdir("finetune", as_json, workdir) as (reporter, work),
+        artifact_store.keep_paths_in_use(dataset, customization.fine_tuning.base_model),
+    ):
+        model = tune(
+            artifact_folder.read(dataset, "dataset"),
+            output.absolute(),
+            customization.fine_tuning,
+            dataset_uri=str(dataset),
+            launcher_settings=settings,
+            seed=customization.seed,
+            state=work.state,
+            reporter=reporter,
+            overwrite=overwrite,
+        )
+    names = ("steps", "tokens", "train_loss", "validation_loss", "tokens_per_second", "resumed_from")
+    result = _build_result("model", output, model, *names)
+    lines = [f"{result['steps']} steps, {result['tokens']} tokens, training loss {result['train_loss']:.4f}"]
+    if sweep := model.manifest.summary.get("sweep"):
+        result["sweep"] = sweep["recipes"]
+        best = ", ".join(f"{key}={value}" for key, value in sweep["recipes"][0]["recipe"].items())
+        lines.insert(0, f"the best of {len(sweep['recipes'])} recipes: {best}")
+    print_result(result, as_json, [*lines, f"report: {output / 'report.html'}"])
+
+
+@app.command()
+def evaluate(
+    model: ModelArgument,
+    dataset: Annotated[Path, typer.Option("--dataset", help="Dataset that contains the test split.")],
+    output: OutputOption,
+    incumbent: Annotated[
+        str,
+        typer.Option(
+            "--incumbent", help="Folder of the deployed model, as a second baseline. Default: no second baseline."
+        ),
+    ] = "",
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    overwrite: OverwriteOption = False,
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    fail_on_refusal: FailOnRefusalOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Compare a model with its base and the incumbent, and decide whether it may be promoted."""
+    customization = load_config(config, sets)
+    from components.common.artifacts import artifact_folder
+    from components.common.models import model_loading
+    from components.common.workspace import artifact_store
+    from components.evaluation.stage import evaluate as evaluate_model
+
+    with (
+        open_workdir("evaluate", as_json, workdir) as (reporter, work),
+        artifact_store.keep_paths_in_use(model, dataset, *([incumbent] if incumbent else [])),
+    ):
+        candidate = model_loading.open_model(model, reporter)
+        incumbent_model = model_loading.open_model(incumbent, reporter) if incumbent else None
+        evaluation = evaluate_model(
+            candidate,
+            artifact_folder.read(dataset, "dataset"),
+            output,
+            customization.evaluation,
+            incumbent=incumbent_model,
+            seed=customization.seed,
+            state=work.state,
+            reporter=reporter,
+            overwrite=overwrite,
+        )
+    result = _build_result("evaluation", output, evaluation, "verdict", "reasons", "metrics")
+    lines = [f"verdict: {result['verdict']}", *result["reasons"], f"report: {output / 'report.html'}"]
+    print_result(result, as_json, lines)
+    return EXIT_REFUSED if fail_on_refusal and result["verdict"] == "refused" else 0
+
+
+@app.command()
+def package(
+    model: ModelArgument,
+    output: OutputOption,
+    adapter: Annotated[
+        list[str],
+        typer.Option(
+            "--adapter",
+            metavar="NAME=MODEL_DIR",
+            help="Additional adapter of the same base model; vllm only. Repeatable.",
+        ),
+    ] = [],  # noqa: B006
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    overwrite: OverwriteOption = False,
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
+) -> None:
+    """Build a Triton model repository and test it in a Triton server."""
+    customization = load_config(config, sets)
+    from components.common.models import model_loading
+    from components.common.workspace import artifact_store
+    from components.triton_packaging import adapter_placement
+    from components.triton_packaging.stage import package as package_model
+
+    folders = adapter_placement.parse_adapter_options(adapter)
+    with (
+        open_workdir("package", as_json, workdir) as (reporter, _),
+        artifact_store.keep_paths_in_use(model, *folders.values()),
+    ):
+        repository = package_model(
+            model_loading.open_model(model, reporter),
+            output,
+            customization.triton_packaging,
+            seed=customization.seed,
+            reporter=reporter,
+            overwrite=overwrite,
+            adapters={name: model_loading.open_model(folder, reporter) for name, folder in folders.items()},
+        )
+    result = _build_result("repository", output, repository, "model_name", "backend", "proof")
+    line = f"unproven: {repository.manifest.summary.get('unproven_because')}"
+    if proof := result["proof"]:
+        line = f"{proof['matched']} of {proof['golden_prompts']} golden prompts matched"
+    print_result(result, as_json, [line, f"serve the model: tuneline serve {output}"])
+
+
+@app.command()
+def serve(
+    repository: Annotated[Path, typer.Argument(help="Folder of a packaged Triton repository.")],
+    http_port: HttpPortOption = 8000,
+    grpc_port: GrpcPortOption = 8001,
+    metrics_port: MetricsPortOption = 8002,
+    host: HostOption = "127.0.0.1",
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a packaged model with a Triton server until Ctrl-C."""
+    from components.common.runtime import reporters
+    from components.common.workspace import artifact_store
+    from components.triton_packaging.package_serving import serve as serve_repository
+    from components.triton_packaging.triton_server import Ports
+
+    with (
+        open_workdir("serve", as_json, DEFAULT_WORKDIR_PATH) as (reporter, _),
+        artifact_store.keep_paths_in_use(repository),
+    ):
+
+        def print_addresses(server: Server) -> None:
+            reporters.close_reporter(reporter)
+            name = server.models[0] if server.models else "MODEL"
+            body = '{"text_input": "What does os.path.join do?"}'
+            lines = [
+                f"ready on {server.http_url} (gRPC {server.grpc_url}); stop it with Ctrl-C",
+                f"curl -s {server.http_url}/v2/models/{name}/generate -d '{body}'",
+            ]
+            result = {
+                "http": server.http_url,
+                "grpc": server.grpc_url,
+                "metrics": server.metrics_url,
+                "models": server.models,
+                "pid": os.getpid(),
+            }
+            print_result(result, as_json, lines)
+            sys.stdout.flush()
+
+        serve_repository(
+            repository,
+            ports=Ports(http_port, grpc_port, metrics_port),
+            host=host,
+            on_ready=print_addresses,
+            reporter=reporter,
+        )

@@ -1,0 +1,340 @@
+"""customization.yaml: one section per stage, each defined by a Pydantic model in the stage's package.
+
+This module copies the values that sections share.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from components.common.runtime.errors import ConfigurationError, UsageError
+from components.data_curation.config import DataCurationConfig
+from components.data_versioning.config import DataVersioningConfig
+from components.evaluation.config import EvaluationConfig
+from components.evaluation.tasks.task_registry import TASK_KINDS
+from components.fine_tuning.config import FineTuningConfig
+from components.model_registry.config import ModelRegistryConfig
+from components.triton_packaging.config import TritonPackagingConfig
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+Values = dict[str, Any]  # parsed YAML: sections, keys and values
+# Keys whose values are paths, or lists of paths.
+PATH_KEYS = ("data_curation.tokens.base_model", "data_curation.personal_data.names.model", "fine_tuning.base_model")
+PATH_LIST_KEYS = ("data_curation.sources", "data_curation.decontamination.sets")
+MAX_VALUE_CHARACTERS = 200  # of a value that an error message repeats
+
+
+class Customization(BaseModel):
+    """A whole customization. The defaults run the demo."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    seed: int = Field(42, ge=0, lt=2**32, description="Seed for the split, the training and the confidence intervals.")
+    data_curation: DataCurationConfig = Field(
+        DataCurationConfig(), description="Data curation: from raw text to clean splits."
+    )
+    data_versioning: DataVersioningConfig = Field(DataVersioningConfig(), description="Storage of dataset versions.")
+    fine_tuning: FineTuningConfig = Field(FineTuningConfig(), description="Base model and training.")
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tasks, metrics and the promotion gate.")
+    triton_packaging: TritonPackagingConfig = Field(TritonPackagingConfig(), description="Package for Triton.")
+    model_registry: ModelRegistryConfig = Field(ModelRegistryConfig(), description="Registered model and promotion.")
+
+    @model_validator(mode="after")
+    def share_values(self) -> Customization:
+        """Copy fine-tuning's row length and tokenizer to evaluation and token limits, unless these set their own."""
+        tuning, tokens = self.fine_tuning, self.data_curation.tokens
+        for section, field, value in (
+            (self.evaluation, "max_length", tuning.max_length),
+            (tokens, "max_length", tuning.max_length),
+            (tokens, "base_model", tuning.base_model),
+        ):
+            if field not in section.model_fields_set or not getattr(section, field):
+                setattr(section, field, value)
+                section.model_fields_set.discard(field)  # an unset field continues to follow the shared value
+        return self
+
+
+def load_customization(
+    path: Path | None = None, overrides: Sequence[str] = (), *, resolve_paths: bool = True
+) -> Customization:
+    """Load a customization.
+
+    Args:
+        path: A YAML file; None for the defaults.
+        overrides: Strings `section.key=value` with values in YAML.
+        resolve_paths: Make relative paths absolute; False for a customization that runs on another machine.
+
+    Raises:
+        ConfigurationError: a value is invalid; the message contains file, field, value found and allowed values.
+        UsageError: an override is malformed.
+    """
+    values = read_sections(path) if path else {}
+    if path and resolve_paths:
+        _make_paths_absolute(values, path.absolute().parent)
+    for override in overrides:
+        _apply_override(values, override)
+    if resolve_paths:
+        _make_paths_absolute(values, Path.cwd())
+    return parse_values(values, str(path) if path else "the configuration")
+
+
+def check_consistency(config: Customization) -> None:
+    """Raise ConfigurationError if a recipe's model cannot be packaged as configured, before any stage runs."""
+    packaging, is_vllm = config.triton_packaging, config.triton_packaging.backend == "vllm"
+    for tuning in config.fine_tuning.recipes.values():
+        adaptation = tuning.adaptation_spec
+        if adaptation.is_prompt_based and (is_vllm or packaging.adapter == "merged"):
+            raise ConfigurationError(
+                f"fine_tuning.adaptation: virtual tokens ({tuning.adaptation}) can neither be merged into weights "
+                "nor be served by vLLM",
+                hint="Set triton_packaging.backend to python and triton_packaging.adapter to auto, "
+                "or use adaptation lora or full.",
+            )
+        if not adaptation.is_mergeable or tuning.merge:
+            continue
+        attached_automatically = is_vllm and adaptation.is_servable_by_vllm
+        attached = {"attached": True, "merged": False, "auto": attached_automatically}[packaging.adapter]
+        if packaging.weights == "referenced" and not attached:
+            raise ConfigurationError(
+                "triton_packaging.weights is 'referenced', but only the package would contain the merged weights",
+                hint="Set triton_packaging.adapter to attached, or triton_packaging.weights to copied.",
+            )
+        if not (is_vllm and attached):
+            continue
+        if not adaptation.is_servable_by_vllm:
+            raise ConfigurationError(
+                "triton_packaging.adapter: found 'attached'; vLLM cannot attach adapters of fine_tuning.adaptation "
+                f"{tuning.adaptation}",
+                hint="Set triton_packaging.adapter to auto or merged.",
+            )
+        if adaptation.is_low_rank and tuning.lora.dora:
+            raise ConfigurationError(
+                "fine_tuning.lora.dora: vLLM does not support DoRA in an attached adapter",
+                hint="Set triton_packaging.adapter to merged, or fine_tuning.lora.dora to false.",
+            )
+
+
+def parse_values(values: Values, source: str) -> Customization:
+    """Validate nested values; `source` is their origin in error messages."""
+    try:
+        return Customization.model_validate(values)
+    except ValidationError as error:
+        raise ConfigurationError(
+            describe_validation_error(error, source, Customization),
+            hint="See docs/configuration.md, or run `tuneline init` to write a commented file.",
+        ) from None
+
+
+def read_sections(path: Path) -> Values:
+    """Return the sections of a YAML file. Raises ConfigurationError if it is missing, unreadable or not a mapping."""
+    try:
+        values = _load_yaml(_read_text(path))
+    except yaml.YAMLError as error:
+        has_tab = TAB_PROBLEM in str(getattr(error, "problem", ""))
+        raise ConfigurationError(
+            f"{path} is not YAML: {_describe_yaml_error(error)}",
+            hint="Indent with spaces: YAML allows no tabs."
+            if has_tab
+            else "Correct the line; `tuneline init` writes an example.",
+        ) from None
+    if values is not None and not isinstance(values, dict):
+        kind = YAML_TYPE_NAMES.get(type(values), "a value")
+        raise ConfigurationError(
+            f"{path} contains {kind}; expected a mapping of sections",
+            hint="Run `tuneline init` to write an example.",
+        )
+    return values or {}
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file. Rejects pipes and devices, which could block or never end."""
+    if path.is_dir():
+        raise ConfigurationError(
+            f"{path} is a folder, not a file", hint=f"Give a file in it, for example {path / 'customization.yaml'}."
+        )
+    if not path.exists():
+        name = "platform.yaml" if "platform" in path.name else "customization.yaml"
+        raise ConfigurationError(
+            f"{path} does not exist", hint=f"Check the path; `tuneline init` writes a commented {name}."
+        )
+    if not path.is_file():
+        raise ConfigurationError(
+            f"{path} is a pipe or a device, not a file", hint="Write the configuration to a file and give its path."
+        )
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error.strerror}",
+            hint=f"Grant this user read access; `ls -l {path}` shows the permissions.",
+        ) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigurationError(
+            f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} in line {line}",
+            hint="Save the file as UTF-8; `iconv` converts from another encoding.",
+        ) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader that rejects duplicate keys; PyYAML's keeps the last value."""
+
+
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[object, object]:
+    keys: set[str] = set()
+    for key, _ in node.value:
+        if key.value in keys and isinstance(key, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value}", problem_mark=key.start_mark)
+        keys.add(str(key.value))
+    loader.flatten_mapping(node)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
+
+
+def _load_yaml(text: str) -> object:
+    return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+
+
+def _describe_yaml_error(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return " ".join(str(error).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}: {'unexpected tab' if TAB_PROBLEM in problem else problem}"
+
+
+TAB_PROBLEM = "'\\t'"
+YAML_TYPE_NAMES: dict[type, str] = {
+    list: "a list",
+    str: "a string",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+}
+
+
+def _apply_override(values: Values, override: str) -> None:
+    """Set one `section.key=value` in the nested values."""
+    name, separator, text = override.partition("=")
+    keys = name.strip().split(".")
+    if not separator or not all(keys):
+        raise UsageError(
+            f"--set {override} is not of the form section.key=value",
+            hint="Use the form --set fine_tuning.max_steps=100.",
+        )
+    try:
+        value = _load_yaml(text)
+    except yaml.YAMLError as error:
+        raise UsageError(
+            f"--set {override}: the value is not YAML: {_describe_yaml_error(error)}",
+            hint="Close every bracket and quote; quote a string with special characters: --set 'section.key=\"a: b\"'.",
+        ) from None
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+[eE][+-]?\d+", value):
+        value = float(value)  # YAML 1.1 reads 5e-4 as text; it expects 5.0e-4
+    section = values
+    for key in keys[:-1]:
+        if not isinstance(section.get(key), dict):
+            section[key] = {}
+        section = section[key]
+    section[keys[-1]] = value
+
+
+def _make_paths_absolute(values: Values, base: Path) -> None:
+    """Resolve relative paths from `base`: the file's folder for those in a file, the current folder for others."""
+    for kind, keys in ((str, PATH_KEYS), (list, PATH_LIST_KEYS)):
+        for key in keys:
+            section, name = find_section(values, key)
+            if section and isinstance(section.get(name), kind):
+                section[name] = _make_absolute(section[name], base)
+    section, name = find_section(values, "evaluation.tasks")
+    tasks = section.get(name) if section else None
+    for task in tasks if isinstance(tasks, list) else ():
+        if isinstance(task, dict) and (entry := TASK_KINDS.get(str(task.get("kind")))):
+            for name in [name for name, value in task.items() if entry.settings.is_file_path(name, value)]:
+                task[name] = _make_absolute(task[name], base)
+
+
+def find_section(values: Values, key: str) -> tuple[Values | None, str]:
+    """Return the section that holds `section.key`, None if it is missing or not a mapping, and the key in it."""
+    *sections, name = key.split(".")
+    found: object = values
+    for section in sections:
+        found = found.get(section) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None, name
+
+
+def _make_absolute(value: object, base: Path) -> object:
+    """Return a path from `base`; a URI (demo:, embedded:, hf://) and other values unchanged."""
+    if isinstance(value, list):
+        return [_make_absolute(item, base) for item in value]
+    if not isinstance(value, str) or not value or re.match(r"[a-z0-9]+:", value):
+        return value
+    return str(base / Path(value).expanduser())
+
+
+def describe_validation_error(
+    error: ValidationError, source: str, model: type[BaseModel], hidden: Sequence[str] = ()
+) -> str:
+    """Return a line with each field, the value found (not for sections in `hidden`) and the allowed values."""
+    problems = []
+    for problem in error.errors():
+        location = problem["loc"]
+        field = ".".join(str(part) for part in location) or "top level"
+        if problem["type"] == "extra_forbidden":
+            problems.append(f"{field}: unknown key{_suggest_key(location, model)}")
+        elif location and location[0] in hidden:
+            problems.append(f"{field}: {_describe_expected(problem)}")
+        else:
+            value = problem["input"]
+            text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+            found = text if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + " …"
+            problems.append(f"{field}: found {found}; {_describe_expected(problem)}")
+    return f"{source}: " + "; ".join(problems)
+
+
+# Pydantic's error types and the values that are allowed instead.
+EXPECTED_VALUES = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a string",
+    "list_type": "a list, for example [one, two]",
+    "too_short": "a list with {min_length} or more entries",
+    "model_type": "a mapping of keys, for example section.key=value",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+}
+
+
+def _describe_expected(problem: ErrorDetails) -> str:
+    expected = EXPECTED_VALUES.get(problem["type"])
+    if expected is None:
+        return problem["msg"].removeprefix("Value error, ")
+    return f"expected {expected.format(**problem.get('ctx', {}))}"
+
+
+def _suggest_key(location: tuple[int | str, ...], model: Any) -> str:
+    """Return the nearest key for a misspelled one, or the allowed keys."""
+    for part in location[:-1]:
+        field = model.model_fields.get(str(part)) if hasattr(model, "model_fields") else None
+        model = field.annotation if field else None
+    names = list(model.model_fields) if hasattr(model, "model_fields") else []
+    matches = difflib.get_close_matches(str(location[-1]), names, n=1)
+    return f" (did you mean {matches[0]}?)" if matches else f" (allowed: {', '.join(names)})" if names else ""

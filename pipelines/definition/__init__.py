@@ -1,0 +1,1 @@
+"""The customization, single-stage and promotion pipelines, their parameters and their pod specifications."""

@@ -1,0 +1,88 @@
+"""Compilation of a customization and a platform to the file that Kubeflow Pipelines runs."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from components.common.artifacts import output_paths
+from components.common.runtime.errors import UsageError
+from pipelines.config.customization_config import Customization, check_consistency
+from pipelines.config.platform_config import Platform
+from pipelines.definition import run_parameters
+
+# in every compiled pipeline, in no other file of tuneline
+COMPILED_HEADER = re.compile(r"^pipelineInfo:", re.MULTILINE)
+NO_VOLUME_WARNING = (
+    "without -p platform.yaml the pods share no volume and cannot read one another's artifacts; "
+    "`tuneline init` writes a commented platform.yaml"
+)
+SINGLE_STAGE_PIPELINES = ("data_curation", "fine_tuning", "evaluation", "triton_packaging")
+PIPELINE_NAMES = ("customization", "promotion", *SINGLE_STAGE_PIPELINES)
+
+
+def write_pipeline(
+    config: Customization,
+    platform: Platform | None,
+    output: Path,
+    *,
+    inputs: Iterable[Path] = (),
+    pipeline: str = "customization",
+) -> list[str]:
+    """Write the compiled pipeline atomically and return warnings. Equal input gives equal bytes.
+
+    Args:
+        inputs: The files that were read; `output` must not be one of them.
+        pipeline: One of PIPELINE_NAMES.
+
+    Raises:
+        ConfigurationError: a path is relative.
+        UsageError: `output` has no YAML suffix, cannot be written, or contains anything but a compiled pipeline.
+    """
+    if output.suffix not in (".yaml", ".yml"):
+        raise UsageError(
+            f"{output} does not end in .yaml or .yml", hint="Choose a name that Kubeflow accepts: -o pipeline.yaml."
+        )
+    output_paths.check_file(output, inputs=inputs)
+    existing = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
+    if existing and not COMPILED_HEADER.search(existing):
+        raise UsageError(
+            f"{output} exists and is not a compiled pipeline", hint=f"Choose another file with -o, or remove {output}."
+        )
+    output_paths.write_file(output, compile_pipeline(config, platform, pipeline))
+    if platform is None:
+        return [NO_VOLUME_WARNING]
+    mount = platform.volume.mount
+    mounted = tuple(f"{folder}/" for folder in (mount, *(claim.mount for claim in platform.claims)))
+    # An image may contain such a path, but it is probably a path of this machine.
+    return [
+        f"{key}: {path} is not on the shared volume, which pods mount at {mount}"
+        for key, paths in run_parameters.list_paths(config).items()
+        for path in paths
+        if path.startswith("/") and not path.startswith(mounted)
+    ]
+
+
+def compile_pipeline(config: Customization, platform: Platform | None = None, pipeline: str = "customization") -> str:
+    """Return one of PIPELINE_NAMES as YAML; a second document contains Kubernetes settings."""
+    check_consistency(config)
+    run_parameters.require_absolute_paths(config)
+    logging.getLogger("kfp").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")
+        from kfp import compiler
+
+        from pipelines.definition import customization_pipeline, promotion_pipeline, stage_pipelines
+
+        builders: dict[str, Callable[[Customization, Platform | None], object]] = {
+            "customization": customization_pipeline.build,
+            "promotion": promotion_pipeline.build,
+            **{stage: stage_pipelines.build(stage) for stage in SINGLE_STAGE_PIPELINES},
+        }
+        path = Path(folder) / "pipeline.yaml"
+        compiler.Compiler().compile(builders[pipeline](config, platform), str(path))
+        return path.read_text(encoding="utf-8")

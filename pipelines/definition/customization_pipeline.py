@@ -1,0 +1,184 @@
+"""The customization pipeline: platform check, input resolution, then the stages.
+
+Packaging and promotion are gated on the evaluation.
+"""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import List, NamedTuple  # noqa: UP035 - kfp reads List[str], not list[str]
+
+from kfp import dsl
+
+from components.common.runtime.container_images import EVALUATION_IMAGE
+from components.data_curation.component import data_curation
+from components.data_versioning.component import data_versioning
+from components.evaluation.component import evaluation
+from components.fine_tuning.component import fine_tuning
+from components.model_registry.component import promotion, registration
+from components.triton_packaging.component import triton_packaging
+from pipelines.config.customization_config import Customization
+from pipelines.config.platform_config import Platform
+from pipelines.definition import pod_spec, run_parameters
+from pipelines.steps import platform_check
+
+
+class PipelineOutputs(NamedTuple):
+    """Outputs of the pipeline: digests by kind, the dataset's revision, the verdict."""
+
+    dataset: str
+    version: str
+    model: str
+    evaluation: str
+    verdict: str
+
+
+@dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
+def check_the_platform(wanted: str, found: dsl.Output[dsl.Markdown]):  # type: ignore[no-untyped-def]
+    """Check that pods can use the volume, space, secrets and MLflow of platform.yaml. `wanted`: names and paths."""
+    import json
+    from pathlib import Path
+
+    from components.common import pipeline_step
+    from pipelines.steps import platform_check
+
+    with pipeline_step.step_context(platform_check.STEP_NAME, tracked=False) as s:
+        platform_check.check_platform(json.loads(wanted), s.workdir, s.reporter, Path(found.path))
+
+
+@dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
+def resolve(  # kfp copies this source into the step, so its parameters and outputs are written out in full
+    sources: List[str],  # noqa: UP006
+    base_model: str,
+    model_name: str,
+    adaptation: str,
+    max_steps: int,
+    epochs: float,
+    learning_rate: float,
+    batch_size: int,
+    max_length: int,
+    seed: int,
+    auto_promote: bool,
+    configuration: str,
+    compiled: str,
+) -> NamedTuple(
+    "Plans",
+    [
+        ("data_curation", str),
+        ("data_versioning", str),
+        ("fine_tuning", str),
+        ("evaluation", str),
+        ("triton_packaging", str),
+        ("model_registry", str),
+    ],
+):
+    """Resolve all inputs and give each stage a plan with their digests. `compiled`: the parameters' defaults."""
+    given = dict(locals())
+    import json
+
+    from components.common import pipeline_step
+    from pipelines.definition import run_parameters
+    from pipelines.steps.input_resolution import resolve_plans
+
+    with pipeline_step.step_context("resolve") as s:
+        config = run_parameters.combine_parameters(given, json.loads(compiled), configuration)
+        plans = resolve_plans(config, s.workdir, s.reporter).as_json()
+    return tuple(plans.values())
+
+
+@dsl.component(base_image=EVALUATION_IMAGE, install_kfp_package=False)
+def report(dataset: str, version: str, model: str, evaluation: str, registered: str, page: dsl.Output[dsl.HTML]):  # type: ignore[no-untyped-def]
+    """Write the run's report: data, training, evaluation, package proof, lineage, time and cost."""
+    import json
+
+    from components.common import pipeline_step
+    from pipelines.steps import report_data
+
+    with pipeline_step.step_context("report") as s:
+        digests = {"dataset": dataset, "model": model, "evaluation": evaluation}
+        report_data.publish_report(s, digests, json.loads(version), json.loads(registered), page.path)
+
+
+def add_platform_check(task: dsl.PipelineTask, platform: Platform | None) -> None:
+    """Run the platform check before the task: a broken platform fails within seconds. Local runs need no check."""
+    if platform:
+        wanted = json.dumps(platform_check.describe_expected(platform))
+        task.after(pod_spec.configure_task(check_the_platform(wanted=wanted), platform, cached=False))
+
+
+def build(config: Customization, platform: Platform | None = None) -> Callable[..., dsl.PipelineTask]:
+    """Return the pipeline function that kfp compiles, with this customization as its parameters' defaults.
+
+    Args:
+        platform: The cluster whose pods the tasks are configured for; None for kfp.local.
+    """
+    default = run_parameters.default_parameters(config)
+    compiled = json.dumps(default, sort_keys=True)
+    configure = partial(pod_spec.configure_task, platform=platform)
+
+    @dsl.pipeline(
+        name="tuneline-customization",
+        description="Customize a language model on your own text and deploy it.",
+        pipeline_config=pod_spec.pipeline_config(platform),
+    )
+    def customization(
+        sources: List[str] = default["sources"],  # noqa: UP006
+        base_model: str = default["base_model"],
+        model_name: str = default["model_name"],
+        adaptation: str = default["adaptation"],
+        max_steps: int = default["max_steps"],
+        epochs: float = default["epochs"],
+        learning_rate: float = default["learning_rate"],
+        batch_size: int = default["batch_size"],
+        max_length: int = default["max_length"],
+        seed: int = default["seed"],
+        auto_promote: bool = default["auto_promote"],
+        configuration: str = run_parameters.dump_remaining_keys(config),
+    ) -> PipelineOutputs:
+        """Curate, version, fine-tune, evaluate; package, register and promote an accepted candidate.
+
+        Args:
+            sources: Training text: files, globs and folders as pods see them, for example ["/data/raw/*.jsonl"]. demo:python-docs is the demo dataset.
+            base_model: Base model: a folder on the volume in the Hugging Face layout, store:<sha256> as printed by tuneline models import, hf://org/name@revision, or embedded:smollm2-135m-instruct.
+            model_name: Name of the registered model in MLflow; the run registers a new version.
+            adaptation: Trained parameters. lora: a small update with frozen weights. full: every weight (16 bytes per parameter).
+            max_steps: Number of optimizer steps. 0: train for `epochs` instead.
+            epochs: Passes over the training rows; used only if max_steps is 0.
+            learning_rate: Peak learning rate. Too high diverges; full needs about a tenth of lora's.
+            batch_size: Rows per optimizer step, a multiple of fine_tuning.micro_batch_size (2 unless `configuration` sets it).
+            max_length: Tokens per row in training and evaluation; longer rows are truncated and counted. Memory grows with it.
+            seed: Seed of the split, the training and the intervals. Equal seeds and inputs give equal models.
+            auto_promote: Promote an accepted and proven version to champion at once. False: a person promotes it.
+            configuration: All other keys, as the text of a customization.yaml, for example {evaluation: {max_items: 200}}. A parameter changed in this form overrides its default; a key with two different values is rejected.
+        """
+        given = {name: value for name, value in locals().items() if name in {*default, "configuration"}}
+        plans = configure(resolve(**given, compiled=compiled), cached=False)
+        add_platform_check(plans, platform)
+        curated = configure(data_curation(plan=plans.outputs["data_curation"]))
+        dataset = curated.outputs["dataset"]
+        # Versioning checks that the remote still has the revision, which no cache key can express.
+        versioned = configure(data_versioning(plan=plans.outputs["data_versioning"], dataset=dataset), cached=False)
+        version = versioned.outputs["version"]
+        tuned = configure(fine_tuning(plan=plans.outputs["fine_tuning"], dataset=dataset, version=version))
+        model = tuned.outputs["model"]
+        evaluated = configure(evaluation(plan=plans.outputs["evaluation"], model=model, dataset=dataset))
+        lineage = {
+            "version": version,
+            "dataset": dataset,
+            "model": model,
+            "evaluation": evaluated.outputs["evaluation"],
+        }
+        registry = plans.outputs["model_registry"]
+        with dsl.If(evaluated.outputs["verdict"] == "accepted", name="accepted"):
+            packaged = configure(triton_packaging(plan=plans.outputs["triton_packaging"], model=model))
+            registered = configure(
+                registration(plan=registry, repository=packaged.outputs["repository"], **lineage), cached=False
+            )
+            promoted = configure(promotion(plan=registry, registered=registered.outputs["registered"]), cached=False)
+        with dsl.Else(name="not-accepted"):
+            kept = configure(registration(plan=registry, **lineage), cached=False)
+        outcome = dsl.OneOf(promoted.outputs["registered"], kept.outputs["registered"])
+        configure(report(**lineage, registered=outcome), cached=False)
+        return PipelineOutputs(dataset, version, model, lineage["evaluation"], evaluated.outputs["verdict"])
+
+    return customization  # type: ignore[no-any-return] # kfp's decorators are untyped

@@ -1,0 +1,112 @@
+"""The promotion pipeline: promote a version, then deploy it to Triton; a failed deployment restores the alias."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+
+from kfp import dsl
+
+from components.common.runtime.container_images import SERVING_IMAGE
+from pipelines.config.customization_config import Customization
+from pipelines.config.platform_config import Platform
+from pipelines.definition import pod_spec
+
+
+@dsl.component(base_image=SERVING_IMAGE, install_kfp_package=False)
+def promote(model_name: str, version: str, alias: str, by: str, reason: str, force: bool, configuration: str) -> str:
+    """Move the alias after the checks of `tuneline promote`. Return the promotion as JSON."""
+    import json
+
+    from components.common import pipeline_step
+    from pipelines.deployment import watcher
+
+    with pipeline_step.step_context("promote") as s:
+        moved = watcher.promote(
+            model_name,
+            version,
+            alias=alias,
+            by=by,
+            reason=reason,
+            force=force,
+            configuration=configuration,
+            reporter=s.reporter,
+        )
+        s.report_result(**moved)
+    return json.dumps(moved)
+
+
+@dsl.component(base_image=SERVING_IMAGE, install_kfp_package=False)
+def deploy(promoted: str, triton_url: str, triton_grpc_url: str, served_as: str) -> str:
+    """Fetch and verify the version, load it beside the current one, test it, switch. Return the deployment as JSON."""
+    import json
+
+    from components.common import pipeline_step
+    from pipelines.deployment import watcher
+
+    with pipeline_step.step_context("deploy") as s:
+        served = watcher.deploy_promoted(
+            json.loads(promoted),
+            triton_url,
+            triton_grpc_url,
+            served_as=served_as,
+            folder=s.workdir.root,
+            reporter=s.reporter,
+        )
+        s.report_result(**served)
+    return json.dumps(served)
+
+
+def build(config: Customization, platform: Platform | None = None) -> Callable[..., dsl.PipelineTask]:
+    """Return the pipeline function that kfp compiles, with the model's name and approvers as defaults."""
+    policy = config.model_registry.model_dump(include={"approvers", "approvals_required"})
+
+    configure = partial(pod_spec.configure_task, platform=platform, cached=False)  # a promotion always runs
+
+    @dsl.pipeline(
+        name="tuneline-promotion",
+        description="Promote a model version and deploy it without losing a request.",
+        pipeline_config=pod_spec.pipeline_config(platform),
+    )
+    def promotion(
+        version: str,
+        by: str,
+        model_name: str = config.model_registry.name,
+        alias: str = "champion",
+        reason: str = "",
+        force: bool = False,
+        triton_url: str = "",
+        triton_grpc_url: str = "",
+        served_as: str = "",
+        configuration: str = json.dumps(policy, sort_keys=True),
+    ) -> str:
+        """Promote a version, and deploy it if a Triton server is given.
+
+        Args:
+            version: The version's number in the registry.
+            by: User who promotes, recorded in the history; an approver, if approvers are configured.
+            model_name: The registered model.
+            alias: The alias to move.
+            reason: Reason, recorded in the history. Required for a forced promotion.
+            force: Promote despite failed checks.
+            triton_url: HTTP address of a Triton server in explicit mode, http://triton:8000. Empty: `tuneline deploy --watch` follows the alias.
+            triton_grpc_url: The same server's gRPC address, for example triton:8001.
+            served_as: The model's name in Triton. Empty: the name of the first package deployed there.
+            configuration: Approvers, used if the registry has no policy.
+        """
+        moved = configure(
+            promote(
+                model_name=model_name,
+                version=version,
+                alias=alias,
+                by=by,
+                reason=reason,
+                force=force,
+                configuration=configuration,
+            )
+        )
+        with dsl.If(triton_url != "", name="into-service"):
+            urls = {"triton_url": triton_url, "triton_grpc_url": triton_grpc_url}
+            configure(deploy(promoted=moved.output, served_as=served_as, **urls))
+        return moved.output  # type: ignore[no-any-return] # kfp's outputs are untyped
+
+    return promotion  # type: ignore[no-any-return] # kfp's decorators are untyped

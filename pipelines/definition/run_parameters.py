@@ -1,0 +1,177 @@
+"""Parameters of a run in the Kubeflow UI: eleven typed parameters, and `configuration` for every other key.
+
+Defaults are fixed when the pipeline is compiled, so a run can detect changed parameters. A changed parameter
+overrides its default. The same key in `configuration` overrides an unchanged parameter. A conflict is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from components.common.runtime.errors import ConfigurationError
+from pipelines.config.customization_config import YAML_TYPE_NAMES, Customization, Values, find_section, parse_values
+
+PARAMETER_KEYS: dict[str, str] = {
+    "sources": "data_curation.sources",
+    "base_model": "fine_tuning.base_model",
+    "model_name": "model_registry.name",
+    "adaptation": "fine_tuning.adaptation",
+    "max_steps": "fine_tuning.max_steps",
+    "epochs": "fine_tuning.epochs",
+    "learning_rate": "fine_tuning.learning_rate",
+    "batch_size": "fine_tuning.batch_size",
+    "max_length": "fine_tuning.max_length",
+    "seed": "seed",
+    "auto_promote": "model_registry.auto_promote",
+}
+PARAMETERS_SOURCE = "the run's parameters"
+
+
+class _SingleLineDumper(yaml.SafeDumper):
+    """Writes multi-line strings with escapes."""
+
+
+_SingleLineDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\n" in text else None),
+)
+
+
+def default_parameters(config: Customization) -> Values:
+    """Return the parameters' values by name. `max_steps: null` becomes 0: Kubeflow cannot omit an integer."""
+    values = config.model_dump(mode="json")
+    parameters = {name: reduce(getitem, key.split("."), values) for name, key in PARAMETER_KEYS.items()}
+    return {**parameters, "max_steps": parameters["max_steps"] or 0}
+
+
+def dump_remaining_keys(config: Customization) -> str:
+    """Return the keys without a parameter that differ from their defaults, as one line of YAML; "" for no such key.
+
+    kfp writes a default into a comment at the head of the compiled file, where a second line would end the comment.
+    """
+    stated = config.model_dump(mode="json", exclude_unset=True)
+    for key in PARAMETER_KEYS.values():
+        section, field = find_section(stated, key)
+        if section:
+            section.pop(field, None)
+    defaults = default_parameters(config)
+    return _dump_differences(config, stated, combine_parameters(defaults, defaults, ""))
+
+
+def dump_customization(config: Customization) -> str:
+    """Return every key that differs from tuneline's defaults, as one line of YAML."""
+    return _dump_differences(config, config.model_dump(mode="json", exclude_unset=True), Customization())
+
+
+def _dump_differences(config: Customization, stated: Values, implied: Customization) -> str:
+    different = _select_differing(stated, config.model_dump(mode="json"), implied.model_dump(mode="json"))
+    options: Values = {"default_flow_style": True, "sort_keys": False, "allow_unicode": True, "width": 10**6}
+    return str(yaml.dump(different, Dumper=_SingleLineDumper, **options)).strip() if different else ""
+
+
+def _select_differing(stated: Values, full: Values, implied: Values) -> Values:
+    """Return the stated values that differ from the implied ones; a list counts as one value."""
+    different: Values = {}
+    for name, value in stated.items():
+        if isinstance(value, dict):
+            if inner := _select_differing(value, full[name], implied[name]):
+                different[name] = inner
+        elif full[name] != implied[name]:
+            different[name] = value
+    return different
+
+
+def parse_customization(text: str) -> Customization:
+    """Parse the text of a customization.yaml. Raises ConfigurationError as `combine_parameters` does."""
+    return require_absolute_paths(parse_values(_parse_sections(text), PARAMETERS_SOURCE))
+
+
+def combine_parameters(given: Mapping[str, Any], compiled: Mapping[str, Any], text: str) -> Customization:
+    """Return the customization of a run.
+
+    Args:
+        given: The run's parameters by name.
+        compiled: The parameters' defaults at compile time.
+        text: The parameter `configuration`, YAML.
+
+    Raises:
+        ConfigurationError: a key has two different values, a value is invalid, or a path is relative.
+    """
+    values = _parse_sections(text)
+    for name, key in PARAMETER_KEYS.items():
+        value = None if name == "max_steps" and given[name] == 0 else given[name]
+        changed, (section, field) = given[name] != compiled[name], find_section(values, key)
+        stated = section is not None and field in section
+        if changed and section and stated and _validate_value(key, section[field]) != value:
+            raise ConfigurationError(
+                f"{key} is set twice: the parameter {name} is {json.dumps(given[name])}, "
+                f"`configuration` has {json.dumps(section[field])}",
+                hint=f"Remove {key} from `configuration`, or leave the parameter {name} at its default.",
+            )
+        if changed or not stated:
+            for part in key.split(".")[:-1]:
+                values[part] = {} if values.get(part) is None else values[part]
+            section, _ = find_section(values, key)
+            if section is not None:  # otherwise the section is not a mapping, which validation reports
+                section[field] = value
+    return require_absolute_paths(parse_values(values, PARAMETERS_SOURCE))
+
+
+def list_paths(config: Customization) -> dict[str, list[str]]:
+    """Return the values of a customization that may be paths, by key."""
+    tasks = {
+        f"evaluation.tasks[{i}]": list(task.list_file_paths().values())
+        for i, task in enumerate(config.evaluation.tasks)
+    }
+    return {
+        "data_curation.sources": config.data_curation.sources,
+        "fine_tuning.base_model": [config.fine_tuning.base_model],
+        **tasks,
+    }
+
+
+def require_absolute_paths(config: Customization) -> Customization:
+    """Return the customization. Raises ConfigurationError for a relative path: pods share no current folder."""
+    for key, paths in list_paths(config).items():
+        for path in paths:
+            if not path.startswith("/") and not re.match(r"[a-z0-9]+:", path):
+                raise ConfigurationError(
+                    f"{key}: {path} is a relative path; pods require absolute paths",
+                    hint="Give the path on the shared volume as pods see it, for example /data/raw/tickets.jsonl.",
+                )
+    return config
+
+
+def _parse_sections(text: str) -> Values:
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"the parameter `configuration` is not YAML: {' '.join(str(error).split())}", hint="Correct the line."
+        ) from None
+    if values is not None and not isinstance(values, dict):
+        raise ConfigurationError(
+            f"the parameter `configuration` is {YAML_TYPE_NAMES.get(type(values), 'a value')}; "
+            "expected a YAML mapping of sections",
+            hint="Give the text of a customization.yaml, for example `evaluation: {max_items: 200}`.",
+        )
+    return values or {}
+
+
+def _validate_value(key: str, value: object) -> object:
+    """Return the value as its field parses it (YAML 1.1 reads 5e-4 as text), or unchanged if the field rejects it."""
+    model: Any = Customization
+    for part in key.split("."):
+        model = model.model_fields[part].annotation
+    try:
+        return TypeAdapter(model).validate_python(value)
+    except ValidationError:
+        return value

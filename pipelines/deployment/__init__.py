@@ -1,0 +1,1 @@
+"""Deployment of registered versions: a Triton server that follows a registry alias."""

@@ -1,0 +1,1 @@
+"""Operation of a tuneline installation: machine checks, garbage collection and storage probes."""

@@ -1,0 +1,1 @@
+"""Garbage collection: inventory of all stored items, retention plan, and deletion of unreferenced items."""

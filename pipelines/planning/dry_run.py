@@ -1,0 +1,599 @@
+"""Dry run: the rows, tokens, steps, memory, disk and time of a run, estimated without running it.
+
+Sources are listed, read, cleaned and tokenized; nothing is written, converted or registered. `basis` in the result
+gives the origin of each figure.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from components.common import pipeline_step
+from components.common.artifacts import artifact_folder, hashing
+from components.common.artifacts.artifact_folder import Manifest
+from components.common.launch import launcher_settings
+from components.common.models import model_loading
+from components.common.models import model_shape as shape_of
+from components.common.models.model_loading import ModelOutline
+from components.common.models.model_shape import ModelShape
+from components.common.reporting import stage_cost
+from components.common.runtime import filesystem
+from components.common.runtime.errors import InputError, TunelineError
+from components.common.runtime.reporters import Reporter
+from components.common.workspace import artifact_store
+from components.common.workspace.artifact_store import Workdir
+from components.data_curation.stage import CurationResult, Source, check_splits, preview_curation, summarize_rows
+from components.data_versioning.stage import list_versions
+from components.evaluation.tasks.task_preflight import TaskWorkload
+from components.evaluation.tasks.task_registry import TASK_KINDS
+from components.fine_tuning import acceleration
+from components.fine_tuning import training_plan as training
+from components.fine_tuning.row_encoding import RowCounts, encode_rows
+from components.fine_tuning.training import count_parameters
+from components.model_registry.stage import champion
+from pipelines.config.customization_config import Customization
+from pipelines.planning import resource_formulas
+from pipelines.steps import curation_inputs
+from pipelines.steps.curation_inputs import CurationInputs
+from pipelines.steps.input_resolution import (
+    build_plans,
+    check_evaluation_tasks,
+    drop_placement,
+    format_unproven_warning,
+    get_unproven_reason,
+    select_incumbent,
+)
+from pipelines.steps.stage_names import STAGE_BY_ARTIFACT
+
+MAX_SAMPLED_ROWS = 2000  # training rows that are tokenized
+GB = 10**9
+DAFT_START_SECONDS = 5.0  # the engine's child process starts and compares some thousand rows
+ESTIMATED_STAGES = tuple(STAGE_BY_ARTIFACT.values())
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Token counts of the training rows, or of a sample of them."""
+
+    rows: int
+    counts: RowCounts  # of the tokenized rows
+    lengths: list[int]  # tokens of each tokenized row that is trained on
+
+    @property
+    def is_sample(self) -> bool:
+        return self.counts.rows < self.rows
+
+    @property
+    def rows_per_sampled_row(self) -> float:
+        return self.rows / self.counts.rows if self.counts.rows else 1.0
+
+    @property
+    def trained_rows(self) -> int:
+        """Rows of the training split that have an answer to train on."""
+        return round(len(self.lengths) * self.rows_per_sampled_row)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens per trained row."""
+        return statistics.fmean(self.lengths) if self.lengths else 0.0
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds of a stage's work without its start (None: unknown), and the basis of the estimate."""
+
+    seconds: float | None
+    basis: str
+
+
+@dataclass(frozen=True)
+class RunSurvey:
+    """Inputs of the estimate."""
+
+    config: Customization
+    workdir: Workdir
+    sources: list[Source]
+    outline: ModelOutline
+    curated: CurationResult
+    reading_seconds: float
+    tokens: TokenCounts
+    shape: ModelShape
+    task_checks: Sequence[TaskWorkload]
+    cached: dict[str, str]
+    missing_revisions: list[str]
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        tuning, rows = self.config.fine_tuning, self.tokens.trained_rows
+        return training.count_steps(training.count_batched_rows(rows, rows * self.tokens.mean_length, tuning), tuning)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every weight is trained."""
+        return self.config.fine_tuning.adaptation_spec.trains_all_weights
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens trained on in all steps."""
+        tuning, tokens = self.config.fine_tuning, self.tokens
+        if not tokens.lengths:
+            return 0
+        if not tokens.is_sample:
+            return training.count_tokens(tokens.lengths, tuning, self.config.seed)
+        packed = tuning.rows_per_step * tuning.max_length
+        unpacked = min(tuning.rows_per_step, tokens.trained_rows) * tokens.mean_length
+        return round(self.steps * (packed if tuning.packing else unpacked))
+
+    @cached_property
+    def recipes(self) -> list[RunSurvey]:
+        """The survey of each recipe of a sweep; without a sweep, this survey alone."""
+        if not self.config.fine_tuning.sweep.vary:
+            return [self]
+        shapes: dict[str, ModelShape] = {}
+        surveys = []
+        for recipe in self.config.fine_tuning.recipes.values():
+            # Counting a large model's parameters is slow; only the adaptation and the sections change them.
+            values = recipe.model_dump(mode="json").items()
+            key = hashing.digest({n: value for n, value in values if n == "adaptation" or isinstance(value, dict)})
+            if key not in shapes:
+                shapes[key] = ModelShape.from_configuration(
+                    self.outline.config, count_parameters(self.outline.config, recipe)
+                )
+            config = self.config.model_copy(update={"fine_tuning": recipe})
+            surveys.append(replace(self, config=config, shape=shapes[key]))
+        return surveys
+
+    @property
+    def largest(self) -> RunSurvey:
+        """The recipe that trains the most parameters; the best recipe is not known yet."""
+        return max(self.recipes, key=lambda recipe: recipe.shape.trainable)
+
+    def sum_concurrent(self, sizes: Iterable[int]) -> int:
+        """Return the largest possible sum of the recipes' sizes over recipes that run at the same time."""
+        return sum(sorted(sizes, reverse=True)[: self.config.fine_tuning.sweep.parallel])
+
+
+def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) -> Json:
+    """Return the object that `tuneline run --dry-run --json` prints.
+
+    Raises:
+        ConfigurationError: a source or a model does not exist.
+        InputError: no row can be read.
+    """
+    survey = survey_run(config, workdir, reporter)
+    reporter.step("estimating")
+    tokens, lengths, shape = survey.tokens, survey.tokens.lengths, survey.largest.shape
+    counts, tokenized = summarize_rows(survey.curated), tokens.counts
+    memory, disk, times = _estimate_memory(survey), _estimate_disk(survey), _estimate_times(survey)
+    start = resource_formulas.START_SECONDS
+    seconds: dict[str, float | None] = dict.fromkeys(ESTIMATED_STAGES, 0.0)  # 0 for a cached stage
+    for stage, estimate in times.items():
+        seconds[stage] = None if estimate.seconds is None else round(start[stage] + estimate.seconds, 1)
+    seconds["other_steps"] = round(sum(start[name] for name in start if name not in ESTIMATED_STAGES), 1)
+    return {
+        "dry_run": True,
+        "rows": {
+            **counts["rows"],
+            "formats": survey.curated.prepared.count_formats(),
+            "splits": counts["splits"],
+        },
+        "tokens": {
+            "tokenised_rows": tokenized.rows,
+            "mean": round(tokens.mean_length, 2),
+            "longest": max(lengths, default=0),
+            "cut_share": round(tokenized.truncated / tokenized.rows, 4) if tokenized.rows else 0.0,
+            "without_answer": round(tokenized.without_answer * tokens.rows_per_sampled_row),
+            "an_epoch": round(sum(lengths) * tokens.rows_per_sampled_row),
+            "trained": sum(recipe.trained_tokens for recipe in survey.recipes),
+        },
+        "steps": sum(recipe.steps for recipe in survey.recipes),
+        "parameters": {"all": shape.parameters, "trainable": shape.trainable},
+        "memory": memory,
+        "disk": disk,
+        "seconds": {**seconds, "total": None if None in seconds.values() else _sum_known(seconds)},
+        "stages": [{"name": stage, "cached": stage in survey.cached} for stage in ESTIMATED_STAGES],
+        "basis": _describe_basis(survey, times),
+        "warnings": _list_warnings(survey, memory, disk),
+    }
+
+
+def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> RunSurvey:
+    """Resolve the inputs as a run does, read the rows and tokenize them; write to a temporary folder only."""
+    state = workdir.state
+    with tempfile.TemporaryDirectory(prefix="tuneline-dry-run-") as name:
+        scratch = Workdir(Path(name).resolve())
+        with artifact_store.override_state_folder(scratch.root / "state"):
+            reporter.step("resolving the sources")
+            inputs = curation_inputs.list_inputs(config, workdir, reporter, scratch)
+            # In a plan, sources that were built or fetched in the temporary folder have their path in the workdir.
+            final_folders = {scratch.state: state, scratch.root: workdir.root}
+            sources = []
+            for source in inputs.sources:
+                uri = source.uri
+                for folder, final in final_folders.items():
+                    uri = uri.replace(f"{folder}/", f"{final.resolve()}/")
+                sources.append(source.model_copy(update={"uri": uri}))
+            planned = replace(inputs, sources=sources)
+            reporter.step("resolving the base model")
+            outline = model_loading.load_outline(config.fine_tuning.base_model)
+            shape = ModelShape.from_configuration(outline.config, count_parameters(outline.config, config.fine_tuning))
+            workloads = check_evaluation_tasks(config, lambda: (outline.tokenizer, outline.config), reporter)
+            repository = curation_inputs.repository_root(config, workdir, scratch)
+            cached = _find_cached_stages(config, workdir, planned, outline, repository, workloads)
+            earlier = curation_inputs.load_stored_revisions(inputs.earlier_revisions, workdir)
+            started = time.monotonic()
+            with preview_curation(
+                inputs.sources,
+                config.data_curation,
+                seed=config.seed,
+                reporter=reporter,
+                benchmarks=inputs.benchmarks,
+                earlier=earlier,
+            ) as curated:
+                reading_seconds = time.monotonic() - started
+                reporter.step("tokenizing the training rows")
+                tuning, count, rows = config.fine_tuning, 0, []
+                mapping = tuning.objective_spec.get_mapping(curated.kind, "the sources contain")
+                # Sample at most MAX_SAMPLED_ROWS rows, evenly spread.
+                interval = math.ceil(curated.verdicts.count_splits()["train"] / MAX_SAMPLED_ROWS) or 1
+                for content in curated.iterate_contents("train"):
+                    for row in mapping.expand(content):
+                        if count % interval == 0:
+                            rows.append(row)
+                        count += 1
+                sample = RowCounts()
+                examples = encode_rows(
+                    rows,
+                    tuning.objective_spec,
+                    outline.tokenizer,
+                    max_length=tuning.max_length,
+                    counts=sample,
+                    reporter=reporter,
+                    total=len(rows),
+                )
+                lengths = [example["length"] for example in examples]
+    compared = {revision.label for revision in earlier}
+    return RunSurvey(
+        config,
+        workdir,
+        inputs.sources,
+        outline,
+        curated,
+        reading_seconds,
+        TokenCounts(count, sample, lengths),
+        shape,
+        workloads,
+        cached,
+        missing_revisions=[tag for tag, _ in inputs.earlier_revisions if tag not in compared],
+    )
+
+
+def _find_cached_stages(
+    config: Customization,
+    workdir: Workdir,
+    inputs: CurationInputs,
+    outline: ModelOutline,
+    repository: Path,
+    workloads: Sequence[TaskWorkload],
+) -> dict[str, str]:
+    """Return the digests of the stage results in the store, found by the cache keys of the steps."""
+    cached: dict[str, str] = {}
+    if outline.base is None:
+        return cached
+    incumbent = champion(config.model_registry.name)
+    plans = build_plans(
+        config,
+        inputs,
+        outline.base.sha256,
+        lambda key: select_incumbent(incumbent, key),
+        get_unproven_reason(config),
+        workloads,
+    )
+
+    def find_result(stage: str, parameters: Json) -> str:
+        sha256 = artifact_store.find_by_key(
+            workdir.store, stage, pipeline_step.compute_cache_key(stage, parameters), use=False
+        )
+        if sha256 is not None:
+            cached[stage] = sha256
+        return sha256 or ""
+
+    if dataset := find_result("data_curation", drop_placement(plans.data_curation)):
+        versions = list_versions(config.data_versioning, workdir=repository)
+        revisions = [v.uri.rpartition("@")[2] for v in versions if v.content_sha256 == dataset]
+        tuning = {"plan": drop_placement(plans.fine_tuning), "dataset": dataset, "revision": (revisions or [""])[-1]}
+        model = find_result("fine_tuning", tuning) if revisions else ""
+        if model and find_result("evaluation", {"plan": plans.evaluation, "model": model, "dataset": dataset}):
+            find_result("triton_packaging", {"plan": plans.triton_packaging, "model": model})
+    return cached
+
+
+def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> list[str]:
+    """Return the reasons for which the run would fail, be rejected, or produce less than expected."""
+    tuning, warnings = survey.config.fine_tuning, []
+    for recipe in [] if _describe_remote_training() else survey.recipes:
+        try:
+            acceleration.check_machine(recipe.config.fine_tuning)
+        except TunelineError as error:
+            warnings.append(f"{error.message}. {error.hint}")
+    warnings = list(dict.fromkeys(warnings))
+    try:
+        check_splits(survey.curated, survey.config.data_curation)
+    except InputError as error:
+        warnings.append(f"{error.message}. {error.hint}")
+    if reason := get_unproven_reason(survey.config):
+        warnings.append(format_unproven_warning(reason))
+    for task in survey.config.evaluation.tasks:
+        row_kind = TASK_KINDS[task.kind].row_kind
+        if row_kind not in ("", survey.curated.kind) and "data" not in task.list_file_paths():
+            warnings.append(
+                f"task {task.name} requires {row_kind} rows, but the sources contain {survey.curated.kind} rows. "
+                "Set the task's data to a file."
+            )
+    if survey.tokens.counts.rows and not survey.tokens.lengths:
+        warnings.append(
+            f"no training row has an answer within {tuning.max_length} tokens. Raise fine_tuning.max_length."
+        )
+    context = survey.outline.config.get_text_config().max_position_embeddings
+    if tuning.max_length > context:
+        warnings.append(f"fine_tuning.max_length is {tuning.max_length}; the model's context is {context} tokens")
+    return warnings + _list_shortages(survey.workdir, memory, disk)
+
+
+def _list_shortages(workdir: Workdir, memory: Json, disk: dict[str, int]) -> list[str]:
+    name, warnings = memory["largest_stage"], []
+    largest, free = memory["stages"][name], memory["free"]
+    if largest > free:
+        lower = "Lower fine_tuning.micro_batch_size or max_length."
+        action = lower if name == "fine_tuning" else "Use a larger machine."
+        warnings.append(f"{name} requires about {_format_gb(largest)} of memory; {_format_gb(free)} are free. {action}")
+    if disk["total"] > disk["free"]:
+        needed, available = _format_gb(disk["total"]), _format_gb(disk["free"])
+        warnings.append(f"the run requires about {needed} of disk in {workdir.root}; {available} are free")
+    return warnings
+
+
+def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str, str]:
+    """Return the origin of each figure."""
+    tokens, max_length = survey.tokens, survey.config.fine_tuning.max_length
+    rows = "every source is read, cleaned and compared for exact duplicates; near-duplicates are not counted"
+    if survey.missing_revisions:
+        rows += f"; not compared with {', '.join(survey.missing_revisions)}, which a run fetches first"
+    sample = f"all {tokens.rows:,} training rows"
+    if tokens.is_sample:
+        sample = f"{tokens.counts.rows:,} evenly spread rows of {tokens.rows:,}"
+    steps = []
+    for recipe in survey.recipes:
+        tuning = recipe.config.fine_tuning
+        per_step = f"{tuning.rows_per_step}{' packed rows' if tuning.packing else ''} per step"
+        epochs = f"{tuning.epochs:g} epochs of {recipe.tokens.trained_rows:,} rows, {per_step}"
+        steps.append("fine_tuning.max_steps" if tuning.max_steps else epochs)
+    start = resource_formulas.START_SECONDS
+    return {
+        "rows": rows,
+        "tokens": f"{sample}, with the base model's tokenizer and chat template, truncated at {max_length} tokens",
+        "steps": _combine_bases(steps),
+        "memory": "formulas of components/common/models/model_shape.py and pipelines/planning/resource_formulas.py; "
+        "measured peaks of training were within 16% of them",
+        "disk": "raw bytes for the dataset; 4 bytes per parameter for weights and 8 for the optimizer's state",
+        **{
+            f"seconds.{stage}": item.basis if item.seconds is None else f"{start[stage]:.0f} s to start; {item.basis}"
+            for stage, item in times.items()
+        },
+        "seconds.other_steps": "start of the command and of its other steps, measured on two cores of an AMD EPYC",
+    }
+
+
+def _combine_bases(bases: Sequence[str]) -> str:
+    """Return the basis of a sum over recipes."""
+    combined = "; ".join(dict.fromkeys(bases))
+    return combined if len(bases) == 1 else f"{len(bases)} recipes together: {combined}"
+
+
+def _estimate_memory(survey: RunSurvey) -> Json:
+    """Return the peak bytes of the stages that load the model; `training` has the parts of the largest recipe."""
+    import torch
+
+    config, shape, gpu = survey.config, survey.largest.shape, torch.cuda.is_available()
+    trainings = []
+    for recipe in survey.recipes:
+        tuning, lengths = recipe.config.fine_tuning, recipe.tokens.lengths
+        length = tuning.max_length if tuning.packing else max(lengths, default=tuning.max_length)
+        trainings.append(
+            shape_of.estimate_training_memory(
+                recipe.shape, rows=tuning.micro_batch_size, length=length, dropout=tuning.has_lora_dropout, gpu=gpu
+            )
+        )
+    batch_tokens = config.evaluation.batch_tokens
+    proven = get_unproven_reason(config) is None
+    peaks = {
+        "fine_tuning": survey.sum_concurrent(parts["total"] for parts in trainings),
+        "evaluation": resource_formulas.estimate_evaluation_memory(shape, batch_tokens=batch_tokens, gpu=gpu),
+        "triton_packaging": resource_formulas.estimate_packaging_memory(shape, proven=proven),
+    }
+    local = peaks.keys() - ({"fine_tuning"} if _describe_remote_training() else set())
+    return {
+        "training": max(trainings, key=lambda parts: parts["total"]),
+        "stages": peaks,
+        "largest_stage": max(sorted(local), key=lambda name: peaks[name]),
+        "free": int(torch.cuda.mem_get_info()[0]) if gpu else int(psutil.virtual_memory().available),
+        "device": "gpu" if gpu else "cpu",
+    }
+
+
+def _describe_remote_training() -> str:
+    """Describe where the training runs; "" for this machine. Elsewhere memory and speed differ."""
+    launcher = launcher_settings.load_settings()
+    nodes = f"{launcher.nodes} {'node' if launcher.nodes == 1 else 'nodes'}"
+    return "" if launcher.entry.uses_this_machine else f"{launcher.kind}, {nodes}"
+
+
+def _estimate_disk(survey: RunSurvey) -> dict[str, int]:
+    """Return the bytes that a run adds to the workdir, and the free bytes."""
+    import torch
+
+    config, checkpoints, sizes = survey.config, [], []
+    for recipe in survey.recipes:
+        tuning = recipe.config.fine_tuning
+        # the oldest checkpoint is removed after the newest checkpoint is complete
+        kept = min(math.ceil(recipe.steps / tuning.checkpoint_every), tuning.keep_checkpoints + 1)
+        checkpoints.append(resource_formulas.estimate_checkpoint_bytes(recipe.shape, full=recipe.is_full) * kept)
+        parameters = recipe.shape.parameters if recipe.is_full or tuning.merge else recipe.shape.trainable
+        sizes.append(parameters * shape_of.FLOAT32_BYTES)
+    # MLflow has a copy of a small model; a sweep stores every recipe's model
+    copies = 2 if max(sizes) <= config.model_registry.copy_limit_mb * 10**6 else 1
+    model = copies * max(sizes) + (sum(sizes) if config.fine_tuning.sweep.vary else 0)
+    dataset = 2 * sum(source.bytes for source in survey.sources)  # in the store and in the data repository's remote
+    weight = shape_of.BFLOAT16_BYTES if torch.cuda.is_available() else shape_of.FLOAT32_BYTES
+    parts = {
+        "checkpoints": ("fine_tuning", survey.sum_concurrent(checkpoints)),
+        "dataset": ("data_curation", dataset),
+        "model": ("fine_tuning", model),
+        "repository": ("triton_packaging", survey.largest.shape.parameters * weight),
+    }
+    sizes_by_part = {name: 0 if stage in survey.cached else size for name, (stage, size) in parts.items()}
+    free = shutil.disk_usage(filesystem.find_nearest_existing_path(survey.workdir.root)).free
+    return {**sizes_by_part, "total": sum(sizes_by_part.values()), "free": free}
+
+
+def _sum_known(seconds: dict[str, float | None]) -> float:
+    return round(sum(value for value in seconds.values() if value is not None), 1)
+
+
+def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
+    """Return the work of each stage that is not cached."""
+    store, base = survey.workdir.store, survey.outline.base
+    history: list[Manifest] = []  # the artifacts of this base model, newest first
+    manifests = store.glob(f"*/{artifact_folder.MANIFEST_FILENAME}")
+    for path in sorted(manifests, key=lambda path: path.stat().st_mtime, reverse=True):
+        with suppress(TunelineError):
+            manifest = artifact_folder.read_manifest(path.parent)
+            recorded = manifest.find_input("base_model")
+            if base and recorded and recorded.content_sha256 == base.sha256:
+                history.append(manifest)
+    reading = f"measured reading time {survey.reading_seconds:.1f} s, and {DAFT_START_SECONDS:.0f} s for Daft"
+    times = {
+        "data_curation": StageTime(survey.reading_seconds + DAFT_START_SECONDS, reading),
+        "triton_packaging": StageTime(None, "unknown until a package of this base model has been built here"),
+    }
+    for manifest in history:
+        if manifest.kind == "repository" and (cost := stage_cost.read_cost(store, manifest.content_sha256)):
+            basis = "time of the newest package of this base model in this store"
+            times["triton_packaging"] = StageTime(cost["seconds"], basis)
+            break
+    if "evaluation" not in survey.cached:  # if the evaluation is cached, its inputs are cached
+        tokens = survey.config.fine_tuning.micro_batch_size * max(8, round(survey.tokens.mean_length))
+        matmul_rate = resource_formulas.measure_matmul_rate(survey.shape, rows=tokens)
+        rate = resource_formulas.TRAINING_EFFICIENCY * matmul_rate
+        trainings = [_estimate_training_time(recipe, history, rate) for recipe in survey.recipes]
+        # the recipes of a sweep share this machine: concurrent or not, they take the same time together
+        times["fine_tuning"] = StageTime(
+            sum(seconds for seconds, _ in trainings), _combine_bases([basis for _, basis in trainings])
+        )
+        if remote := _describe_remote_training():
+            times["fine_tuning"] = StageTime(None, f"trained by a launcher ({remote}) at an unknown speed")
+        work = "every item of its tasks, read by candidate and base"
+        times["evaluation"] = StageTime(_count_evaluation_operations(survey) / rate, _describe_rate(rate, work))
+    return {stage: times[stage] for stage in ESTIMATED_STAGES if stage not in survey.cached}
+
+
+def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate: float) -> tuple[float, str]:
+    """Return seconds and their basis: the newest similar training on this machine, or a formula."""
+    tuning, hardware = survey.config.fine_tuning, model_loading.describe_arithmetic()
+    same = ("objective", "adaptation", "max_length", "micro_batch_size", "packing")
+    for manifest in history:
+        if (
+            manifest.kind == "model"
+            and manifest.summary.get("arithmetic") == hardware
+            and all(manifest.config.get(name) == getattr(tuning, name) for name in same)
+            and manifest.summary.get("tokens_per_second")
+        ):
+            speed, digest = float(manifest.summary["tokens_per_second"]), manifest.content_sha256[:12]
+            basis = f"{speed:.1f} tokens/s, as in the newest similar training here, {digest}"
+            return survey.trained_tokens / speed, basis
+    operations = survey.trained_tokens * shape_of.estimate_training_flops(survey.shape, survey.tokens.mean_length)
+    return operations / rate, _describe_rate(rate, "operations per training token")
+
+
+def _describe_rate(rate: float, work: str) -> str:
+    speed = f"{rate / GB:.2g} GFLOP/s: half the rate of a matrix product, measured here for a second"
+    return f"{work} by formula, within a factor of 2 or 3, at {speed}"
+
+
+def _count_evaluation_operations(survey: RunSurvey) -> float:
+    """Count operations for every task's items, read by candidate and base, and for their longest answers."""
+    workloads = {workload.settings.name: workload for workload in survey.task_checks}
+    mean_length, tokens = survey.tokens.mean_length, 0.0
+    for task in survey.config.evaluation.tasks:
+        workload = workloads.get(task.name)
+        items = survey.curated.verdicts.count_splits()["test"]
+        items = min(items, task.max_items) if task.max_items else items
+        if workload and workload.items is not None:  # the task's own items; otherwise rows of the planned dataset
+            tokens += workload.input_tokens + workload.output_tokens
+        else:
+            tokens += task.estimate_tokens(items, mean_length)
+    return 2 * tokens * shape_of.estimate_forward_flops(survey.shape, mean_length)
+
+
+def _format_gb(size: float) -> str:
+    return f"{size / GB:.1f} GB"
+
+
+def format_estimate(result: Json) -> list[str]:
+    """Return the estimate as lines of text."""
+    rows, tokens, memory, disk, basis = (result[name] for name in ("rows", "tokens", "memory", "disk", "basis"))
+    rejected = ", ".join(f"{n} {reason}" for reason, n in rows["rejected"].items()) or "none"
+    formats = ", ".join(f"{n} {name}" for name, n in rows["formats"].items())
+    splits = ", ".join(f"{n} {name}" for name, n in rows["splits"].items())
+    parts, parameters = memory["training"], result["parameters"]
+    purposes = ("weights", "gradients", "optimizer", "activations", "logits")
+    purposes_text = ", ".join(f"{name} {_format_gb(parts[name])}" for name in purposes)
+    largest = memory["largest_stage"]
+    return [
+        "dry run: nothing was written",
+        f"rows      {rows['kept']} of {rows['in']} kept; rejected: {rejected}; unreadable: {rows['quarantined']}; "
+        f"formats: {formats}",
+        f"          {splits} (near-duplicates not removed)",
+        f"tokens    {tokens['mean']:g} per row, at most {tokens['longest']}; {tokens['cut_share']:.1%} of the rows are "
+        f"truncated ({basis['tokens']})",
+        f"training  {result['steps']} steps ({basis['steps']}), {tokens['trained']:,} tokens, "
+        f"{parameters['trainable']:,} of {parameters['all']:,} parameters",
+        f"memory    {_format_gb(parts['total'])} for the training: {purposes_text}",
+        f"          {_format_gb(memory['stages'][largest])} for the largest stage, {largest}; "
+        f"{_format_gb(memory['free'])} free",
+        f"disk      {_format_gb(disk['total'])}, checkpoints {_format_gb(disk['checkpoints'])} of it; "
+        f"{_format_gb(disk['free'])} free",
+        *_format_times(result),
+        *(f"warning: {warning}" for warning in result["warnings"]),
+    ]
+
+
+def _format_times(result: Json) -> list[str]:
+    cached = {stage["name"] for stage in result["stages"] if stage["cached"]}
+    lines, unknown = [], []
+    seconds = {stage: value for stage, value in result["seconds"].items() if stage != "total"}
+    for stage, value in seconds.items():
+        basis = result["basis"].get(f"seconds.{stage}", "")
+        text = f"{value:,.0f} s ({basis})" if value is not None else basis
+        lines.append(f"{stage:<18}{'cached' if stage in cached else text}")
+        if value is None:
+            unknown.append(f"{stage} ({basis})")
+    if unknown:
+        lines.append(f"at least {_sum_known(seconds):,.0f} s, without {'; '.join(unknown)}")
+    else:
+        lines.append(f"about {result['seconds']['total']:,.0f} s in total")
+    return [f"{'' if i else 'time':<10}{line}" for i, line in enumerate(lines)]

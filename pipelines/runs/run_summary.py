@@ -1,0 +1,46 @@
+"""Text that `tuneline run` prints at the end of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def format_run(result: dict[str, Any]) -> list[str]:
+    """Return lines with the stages, the verdict and its reasons, the report, and the command that serves the model."""
+    stages, artifacts, registered = result["stages"], result["artifacts"], result["mlflow"]
+    evaluation = json.loads((Path(artifacts["evaluation"]) / "evaluation.json").read_text(encoding="utf-8"))
+    aliases = ", ".join(registered["aliases"]) or "no alias"
+    lines = [
+        *(f"  {s['name']:<18}" + (" cached" if s["cached"] else f"{s['seconds']:7.1f} s") for s in stages),
+        "",
+        f"verdict: {result['verdict']}",
+        *(f"  {reason}" for reason in evaluation["reasons"]),
+        *format_unreadable(Path(artifacts["dataset"])),
+        f"model: {registered['model_name']} version {registered['model_version']} ({aliases})",
+        f"report: {result['report']}",
+    ]
+    if artifacts["repository"]:
+        command = "tuneline" if shutil.which("tuneline") else os.path.relpath(sys.argv[0])
+        lines.append(f"serve the model: {command} serve {artifacts['repository']}")
+    lines.append(f"browse the runs: make ui   (or: mlflow ui --backend-store-uri {registered['tracking_uri']})")
+    cached = ", ".join(stage["name"] for stage in stages if stage["cached"])
+    return [*lines, f"total: {result['seconds']:.0f} s" + (f"; cached: {cached}" if cached else "")]
+
+
+def format_unreadable(dataset: Path) -> list[str]:
+    """Return the number of unreadable records, the first record and the file that lists all; [] if there are none."""
+    quarantine = dataset / "quarantine.jsonl"
+    records = quarantine.read_text(encoding="utf-8").splitlines()
+    if not records:
+        return []
+    first = json.loads(records[0])
+    count = "1 record" if len(records) == 1 else f"{len(records):,} records"
+    return [
+        f"unreadable: {count} skipped, the first at {first['file']}:{first['line']}: {first['why']}",
+        f"  all records: {quarantine}",
+    ]

@@ -1,0 +1,114 @@
+"""Inputs of data curation: raw files, evaluation sets for decontamination, and previously published revisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.common.personal_data.named_entities import compute_model_digest
+from components.common.runtime.reporters import Reporter
+from components.common.workspace import artifact_store
+from components.common.workspace.artifact_store import Workdir
+from components.data_curation.reading.source_files import list_evaluation_sets
+from components.data_curation.stage import EarlierRevision, Source, list_sources, plan_earlier_revisions
+from components.data_versioning import stage as versioning
+from components.data_versioning.git_repository import is_url
+from pipelines.config.customization_config import Customization
+
+DEMO_SOURCE = "demo:python-docs"
+Revisions = Sequence[tuple[str, str]]  # (tag, content_sha256)
+
+
+@dataclass(frozen=True)
+class CurationInputs:
+    """Files with their digests, earlier revisions, and the digest of the named-entity model ("" if disabled)."""
+
+    sources: list[Source]
+    benchmarks: list[Source]
+    earlier_revisions: list[tuple[str, str]]
+    names_model: str
+
+    def as_plan(self) -> dict[str, object]:
+        """Return the inputs as JSON values for the data curation plan."""
+        return {
+            "sources": [source.model_dump() for source in self.sources],
+            "benchmarks": [source.model_dump() for source in self.benchmarks],
+            "earlier": [list(revision) for revision in self.earlier_revisions],
+            "names_model": self.names_model,
+        }
+
+
+def list_inputs(
+    config: Customization, workdir: Workdir, reporter: Reporter, scratch: Workdir | None = None
+) -> CurationInputs:
+    """List the inputs and their digests.
+
+    Args:
+        scratch: The workdir for built or fetched files; default: `workdir`.
+
+    Raises:
+        ConfigurationError: a source does not exist.
+    """
+    curation, target = config.data_curation, scratch or workdir
+    fetched = target.state / "data_curation" / "sources"
+    sources = list_sources(
+        expand_demo_source(curation.sources, target),
+        Path.cwd(),
+        obtain=lambda uri: versioning.fetch_source(uri, fetched, reporter),  # dvc:// sources
+    )
+    benchmarks = list_evaluation_sets(curation.decontamination.sets, Path.cwd())
+    names_model, earlier = compute_model_digest(curation.personal_data.names), []
+    if curation.published != "ignore":
+        root = repository_root(config, workdir, target)
+        published = versioning.list_manifests(config.data_versioning, workdir=root)
+        earlier = plan_earlier_revisions(sources, benchmarks, published, curation, config.seed)
+    return CurationInputs(sources, benchmarks, earlier, names_model)
+
+
+def repository_root(config: Customization, workdir: Workdir, scratch: Workdir) -> Path:
+    """Return the workdir root for reading the data repository; a remote repository is mirrored to `scratch`."""
+    return (scratch if is_url(config.data_versioning.repository) else workdir).root
+
+
+def load_stored_revisions(earlier: Revisions, workdir: Workdir) -> list[EarlierRevision]:
+    """Return the earlier revisions whose datasets are in the store."""
+    return [
+        EarlierRevision(tag, artifact_store.load_artifact(workdir.store, sha256, "dataset"))
+        for tag, sha256 in earlier
+        if artifact_store.has_artifact(workdir.store, sha256)
+    ]
+
+
+def fetch_earlier_revisions(
+    config: Customization, earlier: Revisions, workdir: Workdir, reporter: Reporter
+) -> list[EarlierRevision]:
+    """Return the datasets of the earlier revisions from the store; fetch missing datasets first."""
+    for tag, sha256 in earlier:
+        if not artifact_store.has_artifact(workdir.store, sha256):
+            reporter.step(f"fetching {tag}")
+            with artifact_store.job_folder(workdir.store) as folder:
+                dataset = versioning.fetch(
+                    tag, folder / "earlier", config.data_versioning, workdir=workdir.root, reporter=reporter
+                )
+                artifact_store.add_artifact(workdir.store, dataset)
+    return [
+        EarlierRevision(tag, artifact_store.load_artifact(workdir.store, sha256, "dataset")) for tag, sha256 in earlier
+    ]
+
+
+def demo_dataset_path(workdir: Workdir) -> Path:
+    """Return the path of the demo dataset's raw file."""
+    return workdir.root / "demo" / "python-docs.jsonl"
+
+
+def expand_demo_source(sources: list[str], workdir: Workdir) -> list[str]:
+    """Replace demo:python-docs with the path of a file that is built from this machine's Python."""
+    if DEMO_SOURCE not in sources:
+        return sources
+    from data.python_docs import build
+
+    path = demo_dataset_path(workdir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    build(path)
+    return [str(path) if source == DEMO_SOURCE else source for source in sources]

@@ -1,0 +1,259 @@
+"""Input resolution, the first step of a run: digests of all inputs of the customization.
+
+The step is never cached. It computes the digests of the sources, each stage's code, the base model and the champion. A
+stage's plan contains exactly the inputs that its result depends on, so the plan is a complete cache key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from components.common.artifacts import code_digest, hashing
+from components.common.launch import launcher_settings
+from components.common.models import model_loading
+from components.common.runtime.reporters import Reporter
+from components.common.workspace import artifact_store
+from components.common.workspace.artifact_store import Workdir
+from components.evaluation import engine_loading
+from components.evaluation.tasks import file_digests, task_preflight
+from components.evaluation.tasks.task_preflight import TaskWorkload
+from components.model_registry.stage import RegisteredModel, champion, find_by_digest
+from components.triton_packaging import triton_installation
+from pipelines.config.customization_config import Customization, check_consistency
+from pipelines.steps import curation_inputs
+from pipelines.steps.curation_inputs import CurationInputs
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+PROOF_DISABLED = "triton_packaging.prove is off"
+PLACEMENT_KEYS = ("engine", "ray_address", "workers")  # settings of data_curation that do not affect its result
+Plan = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StagePlans:
+    """One plan per stage."""
+
+    data_curation: Plan
+    data_versioning: Plan
+    fine_tuning: Plan
+    evaluation: Plan
+    triton_packaging: Plan
+    model_registry: Plan
+
+    def as_json(self) -> dict[str, str]:
+        """Return the plans as canonical JSON by stage, so that equal plans give equal parameters."""
+        return {stage: hashing.canonical_json(plan).decode() for stage, plan in asdict(self).items()}
+
+
+def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -> StagePlans:
+    """Resolve all inputs. Raises ConfigurationError for a source or a model that does not exist."""
+    check_consistency(config)
+    reporter.step("resolving the sources")
+    inputs = curation_inputs.list_inputs(config, workdir, reporter)
+    curation_inputs.fetch_earlier_revisions(config, inputs.earlier_revisions, workdir, reporter)
+    reporter.step("resolving the base model")
+    base = model_loading.resolve_base_model(config.fine_tuning.base_model, reporter)
+    workloads = _check_tasks_with(base, config, reporter)
+    reporter.step("resolving the champion")
+    reason = get_unproven_reason(config)
+    if reason:
+        reporter.note(format_unproven_warning(reason))
+
+    def find_incumbent(finetune_key: str) -> str | None:
+        return _fetch_incumbent(config, workdir, finetune_key, reporter)
+
+    return build_plans(config, inputs, base.sha256, find_incumbent, reason, workloads)
+
+
+def _check_tasks_with(
+    base: model_loading.LocalBaseModel, config: Customization, reporter: Reporter
+) -> list[TaskWorkload]:
+    return check_evaluation_tasks(
+        config, lambda: (model_loading.load_tokenizer(base.path), model_loading.load_configuration(base.path)), reporter
+    )
+
+
+def check_evaluation_tasks(
+    config: Customization,
+    load_base: Callable[[], tuple[PreTrainedTokenizerBase, PretrainedConfig]],
+    reporter: Reporter,
+) -> list[TaskWorkload]:
+    """Return the workload of the evaluation's tasks, after checking all that can be checked without a dataset.
+
+    Raises the errors that the evaluation would otherwise raise after the training.
+
+    Args:
+        load_base: Returns the base model's tokenizer and configuration.
+    """
+    evaluation = config.evaluation
+    engine_loading.check_vllm_installed(evaluation.engine)
+    if not task_preflight.should_check_tasks(evaluation.tasks):
+        return []
+    reporter.step("checking the evaluation's tasks")
+    tokenizer, configuration = load_base()
+    context = getattr(configuration.get_text_config(decoder=True), "max_position_embeddings", None)
+    return task_preflight.check_tasks(
+        evaluation.tasks, tokenizer, config.seed, evaluation.max_length, reporter, context
+    )
+
+
+def build_plans(
+    config: Customization,
+    inputs: CurationInputs,
+    base_sha256: str,
+    find_incumbent: Callable[[str], str | None],
+    unproven_reason: str | None,
+    workloads: Sequence[TaskWorkload],
+) -> StagePlans:
+    """Return the plans for resolved inputs.
+
+    Args:
+        find_incumbent: Returns the digest of the model to compare with for a recipe's key.
+        unproven_reason: The reason why the package cannot be proven on this machine; None if it can be proven.
+    """
+    curation, tuning = build_curation_plan(config, inputs), build_fine_tuning_plan(config, base_sha256)
+    # On another device the same recipe gives a model that differs in its last bits, so the device is part of the key.
+    finetune_key = hashing.digest(
+        [drop_placement(curation), drop_placement(tuning), model_loading.describe_arithmetic()]
+    )
+    incumbent = find_incumbent(finetune_key)
+    return StagePlans(
+        data_curation=curation,
+        data_versioning=_build_plan("data_versioning", config),
+        fine_tuning=tuning,
+        evaluation=build_evaluation_plan(config, incumbent, workloads),
+        triton_packaging=build_packaging_plan(config, unproven_reason),
+        model_registry={
+            **_build_plan("model_registry", config),
+            "finetune_key": finetune_key,
+            "incumbent": incumbent,
+        },
+    )
+
+
+def build_curation_plan(config: Customization, inputs: CurationInputs) -> Plan:
+    """Return the curation plan. `where` holds the settings that do not affect the result."""
+    plan = {**_build_plan("data_curation", config), **inputs.as_plan()}
+    return {**plan, "where": {name: plan["config"].pop(name) for name in PLACEMENT_KEYS}}
+
+
+def drop_placement(plan: Plan) -> Plan:
+    """Return a plan without `where`, for the cache key."""
+    return {name: value for name, value in plan.items() if name != "where"}
+
+
+def build_fine_tuning_plan(config: Customization, base_sha256: str) -> Plan:
+    """Return the fine-tuning plan. Of a sweep, `where` holds the settings that do not affect the result."""
+    launcher = launcher_settings.load_settings()
+    plan = {
+        **_build_plan("fine_tuning", config),
+        "base_sha256": base_sha256,
+        "threads": os.environ.get("TUNELINE_THREADS", ""),
+        **({"launcher": launcher.describe_hardware()} if not launcher.entry.uses_this_machine else {}),
+    }
+    sweep = plan["config"].get("sweep")
+    return {**plan, "where": {"parallel": sweep.pop("parallel")}} if sweep else plan
+
+
+def build_evaluation_plan(config: Customization, incumbent: str | None, workloads: Sequence[TaskWorkload]) -> Plan:
+    """Return the evaluation plan; `incumbent` is the digest of the model to compare with."""
+    plan = {
+        **_build_plan("evaluation", config),
+        "incumbent": incumbent,
+        "files": file_digests.digest_task_files(config.evaluation.tasks),
+    }
+    if others := {load.settings.name: load.digest for load in workloads if not load.is_identified_by_files}:
+        plan["asked"] = others
+    return plan
+
+
+def build_packaging_plan(config: Customization, unproven_reason: str | None) -> Plan:
+    """Return the packaging plan."""
+    return {**_build_plan("triton_packaging", config), "unproven": unproven_reason}
+
+
+def plan_stage_as_json(stage: str, config: Customization, workdir: Workdir, reporter: Reporter) -> tuple[str, str]:
+    """Return the plan of a stage that runs alone and the data versioning plan, as canonical JSON.
+
+    The plan equals the stage's plan in a whole run, but only the stage's own inputs are resolved. The evaluation plan
+    compares with the champion. Raises ConfigurationError for an input that does not exist.
+    """
+    check_consistency(config)
+    if stage == "data_curation":
+        inputs = curation_inputs.list_inputs(config, workdir, reporter)
+        curation_inputs.fetch_earlier_revisions(config, inputs.earlier_revisions, workdir, reporter)
+        plan = build_curation_plan(config, inputs)
+    elif stage == "triton_packaging":
+        plan = build_packaging_plan(config, get_unproven_reason(config))
+    else:
+        base = model_loading.resolve_base_model(config.fine_tuning.base_model, reporter)
+        if stage == "fine_tuning":
+            plan = build_fine_tuning_plan(config, base.sha256)
+        else:
+            workloads = _check_tasks_with(base, config, reporter)
+            plan = build_evaluation_plan(config, _fetch_incumbent(config, workdir, "", reporter), workloads)
+    versioning = _build_plan("data_versioning", config)
+    return hashing.canonical_json(plan).decode(), hashing.canonical_json(versioning).decode()
+
+
+def get_unproven_reason(config: Customization) -> str | None:
+    """Return the reason why the package cannot be proven on this machine; None if it can be proven."""
+    return (
+        triton_installation.unprovable_reason(config.triton_packaging.backend)
+        if config.triton_packaging.prove
+        else PROOF_DISABLED
+    )
+
+
+def format_unproven_warning(reason: str) -> str:
+    """Return the warning about an unproven package."""
+    action = (
+        "Set triton_packaging.prove to true to prove it."
+        if reason == PROOF_DISABLED
+        else triton_installation.installation_hint()
+    )
+    return f"the model will be packaged unproven and not be promoted: {reason}. {action}"
+
+
+def _build_plan(stage: str, config: Customization) -> Plan:
+    return {
+        "config": getattr(config, stage).model_dump(mode="json"),
+        "seed": config.seed,
+        "code": code_digest.code_sha256(stage),
+    }
+
+
+def select_incumbent(found: RegisteredModel | None, finetune_key: str) -> str | None:
+    """Return the digest of the model to compare the candidate with: the champion.
+
+    If the champion was trained with the current recipe, the candidate will be identical to it. In this case, return the
+    model that the champion was compared with, so that the cached evaluation of the champion applies.
+    """
+    if found is None:
+        return None
+    return found.incumbent_sha256 if found.finetune_key == finetune_key else found.model_sha256
+
+
+def _fetch_incumbent(config: Customization, workdir: Workdir, finetune_key: str, reporter: Reporter) -> str | None:
+    """Return the digest of the model to compare with, fetched from the registry if this store lacks it."""
+    found = champion(config.model_registry.name)
+    incumbent = select_incumbent(found, finetune_key)
+    if found is None or incumbent is None or artifact_store.has_artifact(workdir.store, incumbent):
+        return incumbent
+    holder = found if incumbent == found.model_sha256 else find_by_digest(found.name, incumbent)
+    if holder is None:
+        reporter.note(
+            f"the incumbent of version {found.version} is in neither this store nor the registry; "
+            "the version is compared with itself"
+        )
+        holder = found
+    if not artifact_store.has_artifact(workdir.store, holder.model_sha256):
+        reporter.note(f"fetching version {holder.version} of {holder.name} from the registry for the comparison")
+        with artifact_store.job_folder(workdir.store) as folder:
+            artifact_store.add_artifact(workdir.store, holder.fetch(folder / "incumbent"))
+    return holder.model_sha256

@@ -1,0 +1,207 @@
+"""Data of a run's report: one record from the run's artifacts, whose digests are verified on loading."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from components.common.artifacts import artifact_folder
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.personal_data import mask
+from components.common.pipeline_step import Step
+from components.common.reporting import mlflow_tracking, stage_cost
+from components.common.runtime import reporters
+from components.common.workspace import artifact_store
+from pipelines.steps import registry_outcome, report_page
+from pipelines.steps.stage_names import STAGE_BY_ARTIFACT
+
+REPORT_SCHEMA = "tuneline/report/v1"
+EXAMPLES_PER_REASON = 2
+MAX_EXAMPLE_CHARACTERS = 400
+MAX_ANSWERS = 6
+MAX_UNREADABLE = 10
+BATCH_ROWS = 1000
+Record = dict[str, Any]
+Values = Mapping[str, Any]
+
+
+def collect_report_data(
+    store: Path, digests: Mapping[str, str], version: Values, registered: Values, events: Path | None = None
+) -> Record:
+    """Return the record of a run.
+
+    Args:
+        digests: Digests of the artifacts by kind; the digest of a missing artifact is empty.
+        version: The dataset's revision.
+        registered: The registration's result for the model version.
+        events: The run's event file; None on a cluster.
+
+    Raises:
+        ArtifactDamagedError: a digest does not match.
+    """
+    found = {kind: artifact_store.load_artifact(store, sha256, kind) for kind, sha256 in digests.items() if sha256}
+    evaluation = json.loads((found["evaluation"].path / "evaluation.json").read_text(encoding="utf-8"))
+    stages = []
+    for line in _read_lines(events) if events else ():
+        event = reporters.parse_event(line)
+        if event and event["event"] == "finished":
+            stages.append({"name": event["stage"], "cached": bool(event["cached"]), **_select_cost(event)})
+    costs = {
+        STAGE_BY_ARTIFACT[kind]: spent
+        for kind, artifact in found.items()
+        if (spent := stage_cost.read_cost(store, artifact.sha256))
+    }
+    package: Record | None = None
+    if repository := found.get("repository"):
+        proof = json.loads((repository.path / "proof.json").read_text(encoding="utf-8"))
+        package_summary = repository.manifest.summary
+        package = {
+            "sha256": repository.sha256,
+            "model_name": package_summary["model_name"],
+            "backend": package_summary["backend"],
+            "proof": package_summary["proof"],  # None if no server could prove the package
+            "unproven_because": package_summary.get("unproven_because"),
+            "answers": proof.get("answers", []),
+        }
+    moved, model = registered.get("moved") or {}, found["model"]
+    return {
+        "schema": REPORT_SCHEMA,
+        "run": events.parent.name if events else None,
+        "verdict": registry_outcome.determine_verdict(evaluation["verdict"], registered),
+        "reasons": evaluation["reasons"],
+        "registered": {
+            "name": registered["name"],
+            "version": registered["version"],
+            "aliases": registry_outcome.list_aliases(registered, moved),
+            "replaced": moved.get("from"),
+        },
+        "data": _describe_dataset(found["dataset"]),
+        "revision": {name: version.get(name) for name in ("tag", "rev", "md5", "uri")},
+        "training": {
+            "sha256": model.sha256,
+            **model.manifest.summary,
+            "curve": [json.loads(line) for line in _read_lines(model.path / "training.jsonl")],
+        },
+        "evaluation": {
+            "sha256": found["evaluation"].sha256,
+            "metrics": evaluation["metrics"],
+            "rules": evaluation["rules"],
+            "items": evaluation["items"],
+            "answer_tokens": evaluation["answer_tokens"],
+            "answers": _sample_answers(found["evaluation"].path / "predictions.parquet"),
+        },
+        "package": package,
+        "lineage": _list_links(found, version, registered),
+        "stages": stages,
+        "spent": _sum_costs(stages) if events else None,
+        "costs": costs,
+        "cost_to_make": _sum_costs(costs.values()),
+        "produced_by": model.manifest.produced_by,
+        "recipe": {"seed": model.manifest.seed, **model.manifest.config},
+    }
+
+
+def _describe_dataset(dataset: Artifact) -> Record:
+    """Return the dataset's summary and the first rejected rows of each reason."""
+    # Personal data is masked, because the report is shared more widely than the dataset.
+    manifest, summary = dataset.manifest, dataset.manifest.summary
+    counts: Counter[str] = Counter()
+    rejected = []
+    for row in _read_rows(dataset.path / "rejected.parquet", ["reason", "detail", "source", "line", "text"]):
+        counts[row["reason"]] += 1
+        if counts[row["reason"]] <= EXAMPLES_PER_REASON:
+            rejected.append({**row, "detail": mask(row["detail"]), "text": _shorten(mask(row["text"]))})
+    unreadable = islice(_read_lines(dataset.path / "quarantine.jsonl"), MAX_UNREADABLE)
+    return {
+        "sha256": dataset.sha256,
+        "sources": [{"uri": i.uri, "sha256": i.content_sha256} for i in manifest.inputs if i.kind == "raw"],
+        "rows": summary["rows"],
+        "splits": summary["splits"],
+        "kind": summary["rows_kind"],
+        "dropped": sorted(rejected, key=lambda row: str(row["reason"])),
+        "unreadable": [json.loads(line) for line in unreadable],
+    }
+
+
+def _sample_answers(path: Path) -> list[Record]:
+    """Return the first items with generated answers: prompt, reference, and each model's answer."""
+    columns = ["prompt", "reference", "base_answer", "candidate_answer", "incumbent_answer"]  # missing ones are skipped
+    rows = (row for row in _read_rows(path, columns) if row["candidate_answer"] is not None)
+    return [
+        {name: _shorten(value) for name, value in row.items() if value is not None} for row in islice(rows, MAX_ANSWERS)
+    ]
+
+
+def _read_rows(path: Path, columns: list[str]) -> Iterator[Record]:
+    import pyarrow.parquet as parquet
+
+    for batch in parquet.ParquetFile(path).iter_batches(BATCH_ROWS, columns=columns):
+        yield from batch.to_pylist()
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8") as file:
+        yield from (line for line in file if line.strip())
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_EXAMPLE_CHARACTERS else text[:MAX_EXAMPLE_CHARACTERS] + " …"
+
+
+def _list_links(found: Mapping[str, Artifact], version: Values, registered: Values) -> list[Record]:
+    """Return the links from the registered version to the raw files: {"kind", "sha256", "uri", "inputs"}."""
+    uri = f"models:/{registered['name']}/{registered['version']}"
+    newest = [found[kind].sha256 for kind in ("repository", "evaluation", "model") if kind in found]
+    links: list[Record] = [{"kind": "version", "sha256": "", "uri": uri, "inputs": newest}]
+    # Excludes inputs that a dataset was only compared with.
+    used = {
+        kind: {i.content_sha256: i for i in artifact.manifest.inputs if i.kind not in ("earlier", "evaluation_set")}
+        for kind, artifact in found.items()
+    }
+    for kind in ("evaluation", "repository", "model", "dataset"):
+        if kind in found:
+            sha256 = found[kind].sha256
+            links.append({"kind": kind, "sha256": sha256, "uri": f"store:{sha256}", "inputs": list(used[kind])})
+    known = {link["sha256"] for link in links}
+    for sha256, source in {sha256: i for inputs in used.values() for sha256, i in inputs.items()}.items():
+        if sha256 not in known:
+            links.append({"kind": source.kind, "sha256": sha256, "uri": source.uri, "inputs": []})
+    for link in links:
+        if link["kind"] == "dataset":
+            link["uri"] = str(version.get("uri", ""))
+    return links
+
+
+def _select_cost(values: Values) -> stage_cost.Cost:
+    return {name: float(values[name]) for name in ("seconds", "cpu_seconds", "gpu_seconds")}
+
+
+def _sum_costs(costs: Iterable[Values]) -> stage_cost.Cost:
+    """Add costs in milliseconds, so that the order does not change the sum."""
+    total: Counter[str] = Counter()
+    for values in costs:
+        total.update({name: round(value * 1000) for name, value in _select_cost(values).items()})
+    return {name: total[name] / 1000 for name in ("seconds", "cpu_seconds", "gpu_seconds")}
+
+
+def publish_report(step: Step, digests: Mapping[str, str], version: Values, registered: Values, shown: str) -> None:
+    """Write report.html and report.json to the run's folder and MLflow run, and the page to `shown` for Kubeflow."""
+    step.reporter.step("collecting the report's data")
+    repository = registered["tags"].get("tuneline.repository_sha256", "")
+    all_digests = {**digests, "repository": repository}
+    record = collect_report_data(step.workdir.store, all_digests, version, registered, step.run_events_path)
+    html = report_page.render_report(record)
+    path = Path(shown)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html, encoding="utf-8")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = step.run_events_path.parent if step.run_events_path else Path(scratch)
+        text = json.dumps(record, indent=2, ensure_ascii=False, default=str)
+        artifact_folder.write_atomically(folder / "report.json", text + "\n")
+        artifact_folder.write_atomically(folder / "report.html", html)
+        mlflow_tracking.log_files(step.mlflow_run, folder / "report.html", folder / "report.json")

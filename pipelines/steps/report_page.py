@@ -1,0 +1,226 @@
+"""report.html of a run: verdict, data, training, evaluation, package, lineage and cost on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components.common.reporting import html_report
+from components.common.reporting.mlflow_tracking import flatten
+from pipelines.steps.stage_names import REPORTED_STAGES
+
+Record = Mapping[str, Any]
+GREEN, ORANGE, RED = "#2f8f5b", "#d98b2b", "#b3261e"
+ARTIFACT_TITLES = {
+    "version": "registered version",
+    "repository": "Triton package",
+    "evaluation": "evaluation",
+    "model": "tuned model",
+    "base_model": "base model",
+    "dataset": "dataset",
+    "raw": "raw file",
+    "incumbent": "previous champion",
+    "gguf": "weights",
+}
+ANSWER_TITLES = {
+    "reference": "reference",
+    "base_answer": "base",
+    "candidate_answer": "candidate",
+    "incumbent_answer": "champion",
+}
+
+
+def render_report(record: Record) -> str:
+    """Return the page for a record of pipelines.steps.report_data."""
+    model, evaluation, recorded = record["registered"], record["evaluation"], record["produced_by"]
+    answers = []
+    for answer in evaluation["answers"]:
+        texts = {title: answer[key] for key, title in ANSWER_TITLES.items() if key in answer}
+        answers.append(html_report.render_cards(texts, prompt=answer["prompt"]))
+    settings = [[name, str(value)] for name, value in flatten(record["recipe"]).items()]
+    versions = {"tuneline": recorded["tuneline"], "git commit": recorded["git_commit"], **recorded["packages"]}
+    sections = {
+        "Verdict": _render_verdict(record),
+        "Data": _render_data(record["data"]),
+        "Training": _render_training(record["training"]),
+        "Evaluation": _render_comparison(evaluation),
+        "Sample answers": "".join(answers) or html_report.render_paragraph("No answers were generated.", "soft"),
+        "Package": _render_package(record["package"], record["verdict"]),
+        "Lineage": _render_lineage(record["lineage"], record["revision"]),
+        "Cost": _render_cost(record),
+        "Recipe": html_report.render_table(["setting", "value"], settings)
+        + html_report.render_table(["software", "version"], [list(item) for item in versions.items()]),
+    }
+    title = f"{model['name']} version {model['version']}: {record['verdict']}"
+    return html_report.render_page(title, f"run {record['run']}" if record["run"] else "a run on a cluster", sections)
+
+
+def _render_verdict(record: Record) -> str:
+    model, evaluation = record["registered"], record["evaluation"]
+    task = "held_out" if "held_out" in evaluation["metrics"] else next(iter(evaluation["metrics"]))
+    metric, values = next(iter(evaluation["metrics"][task].items()))
+    label = "held-out" if task == "held_out" else task
+    figures = {
+        "verdict": record["verdict"],
+        "aliases": ", ".join(model["aliases"]) or "none",
+        f"{label} {metric} of the base": values["base"],
+        f"{label} {metric} of the candidate": values["candidate"],
+        f"{label} items": values["n"],
+    }
+    failed = {rule["reason"] for rule in evaluation["rules"] if not rule["holds"]}
+    notes = [
+        html_report.render_paragraph(reason, "bad" if reason in failed else "good") for reason in record["reasons"]
+    ]
+    if record["verdict"] == "unchanged":
+        notes.append(
+            html_report.render_paragraph("The model was already the champion before this run; no alias moved.")
+        )
+    if model["replaced"]:
+        notes.append(html_report.render_paragraph(f"It replaced version {model['replaced']} as the champion."))
+    return html_report.render_tiles(figures) + "".join(notes)
+
+
+def _render_data(data: Record) -> str:
+    rows, splits = data["rows"], data["splits"]
+    outcome = {"kept": rows["kept"], **rows["rejected"]}
+    if rows["quarantined"]:
+        outcome["unreadable"] = rows["quarantined"]
+    links = [("rows in", name, count) for name, count in outcome.items()]
+    links += [("kept", name, count) for name, count in splits.items()]
+    plot = html_report.plot_flow(
+        [{"rows in": rows["in"]}, outcome, splits],
+        links,
+        {"kept": GREEN, "unreadable": RED, **dict.fromkeys(rows["rejected"], ORANGE)},
+        caption="Every input row is counted once: kept, rejected for the reason shown, or unreadable. "
+        "Each kept row is in one split.",
+    )
+    sources = html_report.render_table(["source", "sha256"], [[s["uri"], s["sha256"]] for s in data["sources"]])
+    examples = {f"{d['reason']} · {d['detail']} · {d['source']}:{d['line']}": d["text"] for d in data["dropped"]}
+    examples |= {f"unreadable · {u['file']}:{u['line']}": u["why"] for u in data["unreadable"]}
+    if not examples:
+        return plot + sources + html_report.render_paragraph("No row was rejected or unreadable.", "soft")
+    note = "Examples of rejected rows; rejected.parquet and quarantine.jsonl of the dataset list every row."
+    return plot + sources + html_report.render_paragraph(note, "soft") + html_report.render_cards(examples)
+
+
+def _render_training(training: Record) -> str:
+    series = {}
+    for name in ("train_loss", "validation_loss"):
+        if points := [(entry["step"], entry[name]) for entry in training["curve"] if name in entry]:
+            series[name.replace("_", " ")] = ([x for x, _ in points], [y for _, y in points])
+    rows, parameters = training["rows"], training["parameters"]
+    tiles = html_report.render_tiles(
+        {
+            "optimizer steps": training["steps"],
+            "tokens trained on": training["tokens"],
+            "tokens per second": training["tokens_per_second"],
+            "trainable parameters": parameters["trainable"],
+            "all parameters": parameters["all"],
+            "truncated rows": rows["truncated"],
+        }
+    )
+    text = f"Trained on {training['learned']} of {rows['train']:,} rows"
+    text += f"; {rows['without_answer']:,} more were skipped because no answer fits in the maximum length."
+    if training["resumed_from"]:
+        text += f" The training was interrupted and resumed from step {training['resumed_from']:,}."
+    plot = ""
+    if series:
+        caption = "Cross-entropy on the assistant's tokens."
+        plot = html_report.plot_lines(series, x="optimizer step", y="loss, nats per token", caption=caption)
+    return tiles + html_report.render_paragraph(text) + plot
+
+
+def _render_comparison(evaluation: Record) -> str:
+    gains = {}
+    for rule in evaluation["rules"]:
+        if rule["gain"]:  # evaluations of earlier releases have no slices
+            metric = f"{rule['metric']}, worst slice" if rule.get("slices") else rule["metric"]
+            gains[f"{metric} against {rule['against']}"] = tuple(rule["gain"])
+    plot = ""
+    if gains:
+        caption = "Gain of the candidate with its 95% confidence interval. Positive: the candidate is better."
+        plot = html_report.plot_intervals(gains, x="gain", caption=caption)
+    rows = []
+    for task, by_metric in evaluation["metrics"].items():
+        for metric, values in by_metric.items():
+            scores = [values[role] for role in ("base", "candidate", "incumbent")]
+            rows.append([f"{task}.{metric}", *scores, *(values["ci95"] or (None, None)), values["n"]])
+    head = ["metric", "base", "candidate", "champion", "candidate − base, from", "to (95%)", "items"]
+    rules = [["passed" if rule["holds"] else "failed", rule["reason"]] for rule in evaluation["rules"]]
+    return plot + html_report.render_table(head, rows) + html_report.render_table(["rule", "finding"], rules)
+
+
+def _render_package(package: Record | None, verdict: str) -> str:
+    if package is None:
+        return html_report.render_paragraph(
+            f"The candidate was {verdict}; only accepted candidates are packaged.", "soft"
+        )
+    proof = package["proof"]
+    if proof is None:
+        reason = package["unproven_because"]
+        return html_report.render_paragraph(f"Not proven: {reason}. An unproven package is not promoted.", "bad")
+    tiles = html_report.render_tiles(
+        {
+            "Triton": proof["server_version"],
+            "seconds to ready": proof["ready_seconds"],
+            "golden prompts": proof["golden_prompts"],
+            "matched": proof["matched"],
+        }
+    )
+    text = (
+        "A Triton server loaded the package. Its answers to the golden prompts over HTTP and gRPC match those of the "
+        "model before packaging."
+    )
+    answers = [[answer["prompt"], answer["text"], answer["match"]] for answer in package["answers"]]
+    return (
+        tiles
+        + html_report.render_paragraph(text, "good")
+        + html_report.render_table(["prompt", "answer", "match"], answers)
+    )
+
+
+def _render_lineage(links: Sequence[Record], revision: Record) -> str:
+    by_digest = {link["sha256"]: link for link in links}
+
+    def label(sha256: str) -> tuple[str, str, str]:
+        link = by_digest[sha256]
+        kind, uri = str(link["kind"]), str(link["uri"])
+        return ARTIFACT_TITLES.get(kind, kind), sha256 or uri, "" if uri.startswith(("store:", "models:")) else uri
+
+    # Each link appears once, below the earliest artifact built from it: an evaluation also lists the model's dataset.
+    shown: set[str] = set()
+    children: dict[str, list[str]] = {}
+    for sha256, link in reversed(by_digest.items()):
+        children[sha256] = [name for name in link["inputs"] if name not in shown]
+        shown.update(children[sha256])
+    note = f"Dataset version {revision['tag']}, commit {revision['rev']}. Each digest is the sha256 of the content; "
+    return html_report.render_tree("", children, label) + html_report.render_paragraph(
+        f"{note}`tuneline lineage` verifies them.", "soft"
+    )
+
+
+def _render_cost(record: Record) -> str:
+    """Render the costs. On a cluster, pods share no event log, so only the recorded costs of artifacts are shown."""
+    ran, is_local = {stage["name"]: stage for stage in record["stages"]}, record["spent"] is not None
+    costs: list[tuple[str, str, Mapping[str, float]]] = []
+    for stage in REPORTED_STAGES:
+        spent, recorded = ran.get(stage), record["costs"].get(stage)
+        if spent and not spent["cached"]:
+            costs.append((stage, "ran", spent))
+        elif recorded:
+            costs.append((stage, "cached; cost of the original run" if is_local else "recorded cost", recorded))
+        elif spent:
+            costs.append((stage, "ran, reused a result", spent))
+    if is_local:
+        costs.append(("all steps of this run", "", record["spent"]))
+    costs.append(("all artifacts of this run", "built in this or earlier runs", record["cost_to_make"]))
+    rows = [
+        [stage, note, cost["seconds"], cost["cpu_seconds"] / 3600, cost["gpu_seconds"] / 3600]
+        for stage, note, cost in costs
+    ]
+    note = (
+        "CPU time is summed over cores and child processes. GPU time is wall time on every GPU in use. "
+        "The time of killed steps is not included."
+    )
+    head = ["stage", "", "wall seconds", "CPU hours", "GPU hours"]
+    return html_report.render_table(head, rows) + html_report.render_paragraph(note, "soft")

@@ -1,0 +1,39 @@
+"""Names and display labels of the pipeline's steps, and the stage that creates each kind of artifact."""
+
+from __future__ import annotations
+
+STAGE_LABELS = {
+    "resolve": "resolve",
+    "data_curation": "curate",
+    "data_versioning": "version",
+    "fine_tuning": "fine-tune",
+    "evaluation": "evaluate",
+    "triton_packaging": "package",
+    "registration": "register",
+    "promotion": "promote",
+    "report": "report",
+}
+# Display names in the Kubeflow UI.
+STEP_TITLES = {
+    "check_the_platform": "Check the platform",
+    "resolve": "Plan the run",
+    "plan_one": "Plan the stage",
+    "data_curation": "Curate the data",
+    "data_versioning": "Version the dataset",
+    "fine_tuning": "Fine-tune the model",
+    "evaluation": "Evaluate against base and champion",
+    "triton_packaging": "Package for Triton and prove",
+    "registration": "Register the version",
+    "promotion": "Promote to champion",
+    "report": "Write the report",
+    "promote": "Promote the version",
+    "deploy": "Deploy to Triton",
+}
+CONDITIONAL_STAGES = ("triton_packaging", "promotion")
+STAGE_BY_ARTIFACT = {
+    "dataset": "data_curation",
+    "model": "fine_tuning",
+    "evaluation": "evaluation",
+    "repository": "triton_packaging",
+}
+REPORTED_STAGES = tuple(stage for stage in STAGE_LABELS if stage != "report")  # the report step is still running

@@ -1,0 +1,177 @@
+"""Chat templates: which tokens are prompt and which are the assistant's answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.common.models import chat_templates, model_loading
+from components.common.runtime.errors import InputError
+from tests.tiny import tiny_model
+
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 2 + 2?"},
+    {"role": "assistant", "content": "Four."},
+    {"role": "user", "content": "And 3 + 3?"},
+    {"role": "assistant", "content": "Six, naïvely."},
+]
+REWRITING_TEMPLATE = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return model_loading.load_tokenizer(tiny_model(tmp_path_factory.mktemp("tiny")))
+
+
+def decode_answers(tokenizer: Any, encoded: chat_templates.EncodedConversation) -> str:
+    return str(tokenizer.decode([t for t, a in zip(encoded.input_ids, encoded.answer_mask, strict=True) if a]))
+
+
+def with_template(tokenizer: Any, template: str) -> Any:
+    tokenizer = model_loading.load_tokenizer(Path(tokenizer.name_or_path))
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def decode_completion(tokenizer: Any, completion: chat_templates.EncodedCompletion) -> tuple[str, str]:
+    return str(tokenizer.decode(completion.prompt_ids)), str(tokenizer.decode(completion.answer_ids))
+
+
+def test_answer_mask_covers_exactly_the_assistant_turns(tokenizer: Any) -> None:
+    encoded = chat_templates.encode_conversation(tokenizer, CONVERSATION, max_length=10_000)
+    assert decode_answers(tokenizer, encoded) == "Four.<|im_end|>Six, naïvely.<|im_end|>"
+    assert tokenizer.decode(encoded.input_ids) == chat_templates.render_conversation(tokenizer, CONVERSATION)
+    assert not encoded.truncated
+
+
+def test_long_conversation_is_truncated_and_flagged(tokenizer: Any) -> None:
+    full = chat_templates.encode_conversation(tokenizer, CONVERSATION, max_length=10_000)
+    truncated = chat_templates.encode_conversation(tokenizer, CONVERSATION, max_length=20)
+    assert truncated.truncated
+    assert (truncated.input_ids, truncated.answer_mask) == (full.input_ids[:20], full.answer_mask[:20])
+
+
+def test_prompt_ends_with_opening_of_assistant_turn(tokenizer: Any) -> None:
+    prompt = tokenizer.decode(chat_templates.encode_prompt(tokenizer, CONVERSATION[:2]))
+    assert chat_templates.render_conversation(tokenizer, CONVERSATION).startswith(prompt)
+    assert prompt.endswith("assistant\n")
+
+
+def test_default_template_ends_answers(tokenizer: Any) -> None:
+    tokenizer = with_template(tokenizer, chat_templates.DEFAULT_CHAT_TEMPLATE)
+    encoded = chat_templates.encode_conversation(tokenizer, CONVERSATION, max_length=10_000)
+    assert decode_answers(tokenizer, encoded) == f" Four.{tokenizer.eos_token} Six, naïvely.{tokenizer.eos_token}"
+
+
+def test_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:
+    tokenizer = with_template(tokenizer, REWRITING_TEMPLATE)
+    with pytest.raises(InputError, match="rewrites earlier turns"):
+        chat_templates.encode_conversation(tokenizer, CONVERSATION, max_length=100)
+
+
+def test_default_template_writes_one_line_per_message(tokenizer: Any) -> None:
+    """Transformers compiles templates with trim_blocks, which drops the newline after a tag."""
+    with_default = with_template(tokenizer, chat_templates.DEFAULT_CHAT_TEMPLATE)
+    end = with_default.eos_token
+    lines = [
+        "System: Be brief.",
+        "User: What is 2 + 2?",
+        f"Assistant: Four.{end}",
+        "User: And 3 + 3?",
+        f"Assistant: Six, naïvely.{end}",
+    ]
+    assert chat_templates.render_conversation(with_default, CONVERSATION) == "".join(f"{line}\n" for line in lines)
+    assert (
+        chat_templates.render_conversation(with_default, CONVERSATION[:4], prompt=True)
+        == "".join(f"{line}\n" for line in lines[:4]) + "Assistant:"
+    )
+
+
+def test_completion_separates_prompt_and_answer(tokenizer: Any) -> None:
+    completion = chat_templates.encode_completion(tokenizer, CONVERSATION[:2], CONVERSATION[2:3])
+    prompt, answer = decode_completion(tokenizer, completion)
+    assert prompt == chat_templates.render_conversation(tokenizer, CONVERSATION[:2], prompt=True)
+    assert answer == "Four.<|im_end|>"
+    assert completion.prompt_ids == chat_templates.encode_prompt(tokenizer, CONVERSATION[:2])
+    assert chat_templates.render_conversation(tokenizer, CONVERSATION[:3]) == f"{prompt}{answer}\n", (
+        "the template's line break is in neither"
+    )
+
+
+def test_earlier_answers_are_part_of_prompt(tokenizer: Any) -> None:
+    prompt, answer = decode_completion(
+        tokenizer, chat_templates.encode_completion(tokenizer, CONVERSATION[:4], CONVERSATION[4:])
+    )
+    assert prompt == chat_templates.render_conversation(tokenizer, CONVERSATION[:4], prompt=True)
+    assert "Four.<|im_end|>" in prompt
+    assert answer == "Six, naïvely.<|im_end|>"
+
+
+def test_two_answers_share_prompt_tokens(tokenizer: Any) -> None:
+    first, second = (
+        chat_templates.encode_completion(tokenizer, CONVERSATION[:2], [{"role": "assistant", "content": text}])
+        for text in ("Four.", "五")
+    )
+    assert first.prompt_ids == second.prompt_ids
+    assert first.answer_ids != second.answer_ids
+
+
+def test_completion_matches_last_turn_of_conversation(tokenizer: Any) -> None:
+    completion, conversation = (
+        chat_templates.encode_completion(tokenizer, CONVERSATION[:4], CONVERSATION[4:]),
+        chat_templates.encode_conversation(tokenizer, CONVERSATION, max_length=10_000),
+    )
+    prompt_length, answer_length = len(completion.prompt_ids), len(completion.answer_ids)
+    assert [*completion.prompt_ids, *completion.answer_ids] == conversation.input_ids[: prompt_length + answer_length]
+    assert conversation.answer_mask[prompt_length:] == [1] * answer_length + [0] * (
+        len(conversation.answer_mask) - prompt_length - answer_length
+    )
+
+
+def test_tools_are_part_of_completion_prompt(tokenizer: Any) -> None:
+    template = str(tokenizer.chat_template)
+    with_tools = with_template(tokenizer, "{% if tools %}{{ tools | tojson }}{% endif %}" + template)
+    prompt, answer = decode_completion(
+        with_tools, chat_templates.encode_completion(with_tools, CONVERSATION[:2], CONVERSATION[2:3], [{"name": "add"}])
+    )
+    assert prompt.startswith('[{"name": "add"}]')
+    assert answer == "Four.<|im_end|>"
+
+
+def test_token_across_prompt_and_answer_belongs_to_prompt(tokenizer: Any) -> None:
+    bare_template = with_template(tokenizer, "{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    question, reply = [{"role": "user", "content": "Open t"}], [{"role": "assistant", "content": "he list."}]
+    completion = chat_templates.encode_completion(bare_template, question, reply)
+    assert decode_completion(bare_template, completion) == ("Open the", " list.")
+    encoded = chat_templates.encode_conversation(bare_template, [*question, *reply], max_length=100)
+    assert decode_answers(bare_template, encoded) == " list."
+
+
+def test_completion_with_rewriting_template_is_refused(tokenizer: Any) -> None:
+    rewriting = with_template(tokenizer, REWRITING_TEMPLATE)
+    with pytest.raises(InputError, match="rewrites earlier turns"):
+        chat_templates.encode_completion(rewriting, CONVERSATION[:2], CONVERSATION[2:3])
+
+
+def test_text_is_enclosed_in_beginning_and_end_tokens(tokenizer: Any) -> None:
+    tokenizer = model_loading.load_tokenizer(Path(tokenizer.name_or_path))
+    words = tokenizer("naïve 漢字")["input_ids"]
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    assert chat_templates.encode_text(tokenizer, "naïve 漢字") == [begin, *words, end]
+    tokenizer.bos_token = tokenizer.eos_token
+    assert chat_templates.encode_text(tokenizer, "naïve 漢字") == [*words, end], (
+        "a token that is both BOS and EOS is added at the end only"
+    )
+    tokenizer.bos_token = None
+    assert chat_templates.encode_text(tokenizer, "naïve 漢字") == [*words, end]
+    tokenizer.eos_token = None
+    assert chat_templates.encode_text(tokenizer, "naïve 漢字") == words
+
+
+def test_conversation_refused_by_template_is_input_error(tokenizer: Any) -> None:
+    strict = with_template(tokenizer, "{{ raise_exception('System role not supported') }}")
+    with pytest.raises(InputError, match="System role not supported"):
+        chat_templates.encode_conversation(strict, CONVERSATION, max_length=100)

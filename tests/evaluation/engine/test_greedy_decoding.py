@@ -1,0 +1,96 @@
+"""Batched answers equal those of separate prompts; in float32 the tiny model has no ties between tokens."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from components.common.runtime.reporters import SilentReporter
+from components.evaluation import greedy_decoding
+from components.evaluation.task_interface import Decoding
+from components.evaluation.transformers_engine import TransformersEngine
+
+SHORT = Decoding(max_new_tokens=12)
+
+
+def build_prompts() -> list[list[int]]:
+    """Build prompts of many lengths; some share a prefix and one occurs twice."""
+    rng = random.Random(4)
+    header = rng.choices(range(250), k=80)
+    prompts = [rng.choices(range(250), k=length) for length in (1, 3, 9, 9, 14, 30)]
+    prompts += [[*header, *rng.choices(range(250), k=20 + item)] for item in range(14)]
+    return [*prompts, prompts[2]]
+
+
+def generate_separately(model: Any, engine: TransformersEngine, decoding: Decoding) -> list[str]:
+    import torch
+
+    texts = []
+    for prompt in build_prompts():
+        ids = list(prompt)
+        with torch.inference_mode():
+            for _ in range(decoding.max_new_tokens):
+                following = int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+                if following == engine.tokenizer.eos_token_id:
+                    break
+                ids.append(following)
+        texts.append(engine.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def expected(loaded_model: Any, engine: TransformersEngine) -> list[str]:
+    return generate_separately(loaded_model, engine, SHORT)
+
+
+@pytest.mark.parametrize("batch_tokens", [64, 2048])
+def test_answers_equal_those_of_separate_prompts(
+    loaded_model: Any, engine: TransformersEngine, expected: list[str], batch_tokens: int
+) -> None:
+    assert (
+        TransformersEngine(loaded_model, engine.tokenizer, batch_tokens).generate(
+            build_prompts(), SHORT, SilentReporter()
+        )
+        == expected
+    )
+    assert len(set(expected)) > 10
+
+
+def test_answers_are_independent_of_order(engine: TransformersEngine, expected: list[str]) -> None:
+    assert engine.generate(build_prompts()[::-1], SHORT, SilentReporter()) == expected[::-1]
+
+
+def test_stop_text_ends_answer_and_is_removed(engine: TransformersEngine, expected: list[str]) -> None:
+    longest = max(expected, key=len)
+    stop = (longest[2:5], "never written")
+    answers = engine.generate(build_prompts(), Decoding(12, stop), SilentReporter())
+    assert answers == [greedy_decoding.truncate_at_stop(text, stop) for text in expected]
+    assert answers[expected.index(longest)] == longest[: longest.index(stop[0])]
+
+
+def test_stop_text_ends_generation_early(engine: TransformersEngine, loaded_model: Any, expected: list[str]) -> None:
+    prompt, text = build_prompts()[5], expected[5]
+    passes: list[int] = []
+    hook = loaded_model.register_forward_pre_hook(lambda module, inputs: passes.append(1))
+    engine.generate([prompt], Decoding(12, (text[:1],)), SilentReporter())
+    hook.remove()
+    assert len(passes) < 6
+
+
+def test_model_generation_config_is_ignored(base_model: Any, engine: TransformersEngine, expected: list[str]) -> None:
+    from components.common.models import model_loading
+
+    model = model_loading.load_model(base_model)
+    model.generation_config.update(
+        repetition_penalty=5.0, do_sample=True, temperature=3.0, min_new_tokens=12, no_repeat_ngram_size=1
+    )
+    assert (
+        TransformersEngine(model, engine.tokenizer, 512).generate(build_prompts(), SHORT, SilentReporter()) == expected
+    )
+
+
+def test_first_stop_text_counts_and_empty_is_ignored() -> None:
+    assert greedy_decoding.truncate_at_stop("one two three", ("three", "two")) == "one "
+    assert greedy_decoding.truncate_at_stop("one two", ("", "four")) == "one two"

@@ -1,0 +1,108 @@
+"""Confidence intervals have their nominal coverage, and tests agree with reference implementations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from components.evaluation import significance
+
+OPTIONS = {"samples": 4000, "seed": 1}
+
+
+def test_estimate_is_difference_per_token() -> None:
+    interval = significance.estimate_gain([20.0, 40.0], [10.0, 30.0], [10, 10], **OPTIONS).compute_interval(0.95)
+    assert (interval.value, interval.low, interval.high) == (1.0, 1.0, 1.0)
+
+
+def test_interval_has_nominal_coverage() -> None:
+    generator = np.random.default_rng(0)
+    covered = 0
+    for trial in range(200):
+        other = generator.normal(3.0, 1.0, 120)
+        candidate = other + generator.normal(-0.1, 0.5, 120)
+        interval = significance.estimate_gain(other, candidate, [1] * 120, samples=1000, seed=trial).compute_interval(
+            0.95
+        )
+        covered += interval.low <= 0.1 <= interval.high
+    assert 0.90 <= covered / 200 <= 0.99
+
+
+def test_paired_items_detect_small_difference() -> None:
+    other = np.random.default_rng(3).normal(100.0, 50.0, 200)
+    assert significance.estimate_gain(other, other - 1.0, [50] * 200, **OPTIONS).compute_lower_bound(0.95) > 0
+
+
+def test_same_seed_gives_same_interval() -> None:
+    values = list(np.random.default_rng(5).normal(1, 1, 50))
+    pair = (values, [v + 0.1 for v in values], [3] * 50)
+    assert significance.estimate_gain(*pair, **OPTIONS).compute_interval(0.9) == significance.estimate_gain(
+        *pair, **OPTIONS
+    ).compute_interval(0.9)
+
+
+def test_perplexity_gain_is_difference_of_exponentials() -> None:
+    estimate = significance.estimate_gain([4.0, 4.0], [2.0, 2.0], [2, 2], exponential=True, **OPTIONS)
+    assert estimate.value == pytest.approx(math.exp(2) - math.exp(1))
+
+
+@pytest.mark.parametrize("exponential", [False, True])
+def test_percentiles_match_scipy(exponential: bool) -> None:
+    generator = np.random.default_rng(2)
+    other, candidate, tokens = (
+        generator.normal(30, 3, 50),
+        generator.normal(29, 3, 50),
+        generator.integers(5, 30, 50).astype(float),
+    )
+
+    def gain(c: np.ndarray, o: np.ndarray, w: np.ndarray, axis: int = -1) -> np.ndarray:
+        a, b = o.sum(axis) / w.sum(axis), c.sum(axis) / w.sum(axis)
+        return np.exp(a) - np.exp(b) if exponential else a - b
+
+    ours = significance.estimate_gain(other, candidate, tokens, samples=2000, seed=9, exponential=exponential)
+    theirs = stats.bootstrap(
+        (candidate, other, tokens), gain, paired=True, n_resamples=2000, method="percentile", vectorized=True,
+        rng=np.random.Generator(np.random.PCG64(9)),
+    )  # fmt: skip
+    interval = ours.compute_interval(0.95)
+    assert ours.value == pytest.approx(gain(candidate, other, tokens), rel=1e-9)
+    assert (interval.low, interval.high) == pytest.approx(tuple(theirs.confidence_interval), rel=1e-9)
+
+
+@pytest.mark.parametrize("exponential", [False, True])
+def test_standard_error_matches_bootstrap(exponential: bool) -> None:
+    generator = np.random.default_rng(4)
+    tokens = generator.integers(5, 30, 400).astype(float)
+    other, candidate = tokens * generator.normal(3, 0.3, 400), tokens * generator.normal(2.9, 0.3, 400)
+    estimate = significance.estimate_gain(other, candidate, tokens, samples=4000, seed=3, exponential=exponential)
+    assert estimate.standard_error == pytest.approx(float(np.std(estimate.estimates)), rel=0.05)
+
+
+def test_holm_correction_matches_textbook() -> None:
+    assert significance.apply_holm_correction([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert significance.apply_holm_correction([0.6, 0.9]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("first", "second"), [(8, 2), (0, 5), (3, 3), (25, 40)])
+def test_mcnemar_is_exact_binomial_test_of_discordant_items(first: int, second: int) -> None:
+    candidate = [1.0] * first + [0.0] * second + [1.0] * 7 + [0.0] * 4
+    other = [0.0] * first + [1.0] * second + [1.0] * 7 + [0.0] * 4
+    result = significance.run_mcnemar_test(candidate, other)
+    tail_probability = sum(math.comb(first + second, k) for k in range(min(first, second) + 1)) / 2 ** (first + second)
+    assert (result.only_candidate, result.only_other) == (first, second)
+    assert result.p == pytest.approx(min(1.0, 2 * tail_probability))
+
+
+def test_mcnemar_of_equal_models_is_one() -> None:
+    assert significance.run_mcnemar_test([1.0, 0.0], [1.0, 0.0]).p == 1.0
+
+
+def test_harm_p_value_is_small_only_beyond_allowed_loss() -> None:
+    generator = np.random.default_rng(6)
+    other = generator.normal(0, 1, 80)
+    worse = significance.estimate_gain(other - 1 + generator.normal(0, 0.5, 80), other, [1] * 80, **OPTIONS)
+    assert worse.compute_harm_p_value(0.0) < 0.001
+    assert worse.compute_harm_p_value(2.0) > 0.99

@@ -1,0 +1,54 @@
+"""Shared setup of commands: the screen is released before a result or an error is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from components.common.runtime import reporters
+from components.common.runtime.errors import UsageError
+from components.common.runtime.reporters import SilentReporter
+from pipelines.cli import application
+
+
+class ScreenReporter(SilentReporter):
+    """A reporter that occupies the screen until it is closed."""
+
+    is_active = True
+
+    def close(self) -> None:
+        self.is_active = False
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> ScreenReporter:
+    reporter = ScreenReporter()
+    monkeypatch.setattr(reporters, "create_console_reporter", lambda **_: reporter)
+    monkeypatch.setenv("TUNELINE_WORKDIR", "before")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///before.db")
+    return reporter
+
+
+def test_screen_is_released_after_a_command(screen: ScreenReporter, tmp_path: Path) -> None:
+    with application.open_workdir("curate", False, tmp_path) as (reporter, work):
+        assert reporter is screen
+        assert screen.is_active
+        assert work.root == tmp_path
+    assert not screen.is_active
+
+
+def test_screen_is_released_before_an_error_is_raised(screen: ScreenReporter, tmp_path: Path) -> None:
+    with pytest.raises(UsageError), application.open_workdir("curate", False, tmp_path):
+        raise UsageError("wrong")
+    assert not screen.is_active
+
+
+def test_workdir_is_created_only_for_writing_commands(screen: ScreenReporter, tmp_path: Path) -> None:
+    workdir = tmp_path / "wd"
+    with application.open_workdir("lineage", False, workdir, "sqlite:///given.db") as (_, work):
+        assert work.tracking_uri == "sqlite:///given.db"
+        assert not workdir.exists()
+    with application.open_workdir("promote", False, workdir, "", writes=True) as (_, work):
+        assert work.tracking_uri == "sqlite:///given.db"
+        assert workdir.is_dir()

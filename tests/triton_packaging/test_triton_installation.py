@@ -1,0 +1,117 @@
+"""Requirements of the embedded Triton server and the errors when they are not met."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components.common.runtime.errors import EngineMissingError
+from components.common.runtime.reporters import SilentReporter
+from components.triton_packaging import serving_env, triton_installation, triton_server
+
+
+def test_old_glibc_error_names_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.31"))
+    assert (
+        triton_installation.unavailable_reason()
+        == "the embedded Triton requires glibc 2.35 or newer; this machine has glibc 2.31"
+    )
+
+
+def test_other_c_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert "another C library" in (triton_installation.unavailable_reason() or "")
+
+
+def test_unsupported_processor_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert "this machine is Linux aarch64" in (triton_installation.unavailable_reason() or "")
+
+
+def test_missing_wheel_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(triton_installation, "find_wheel_folder", lambda: None)
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    assert "nvidia-pytriton" in (triton_installation.unavailable_reason() or "")
+    assert "nvidia-pytriton" in triton_installation.installation_hint()
+    with (
+        pytest.raises(EngineMissingError, match="nvidia-pytriton"),
+        triton_server.running_server(tmp_path, log=tmp_path / "log"),
+    ):
+        pass
+
+
+def test_missing_serving_environment_error_names_the_create_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TUNELINE_SERVING_ENV", str(tmp_path / "nowhere"))
+    assert serving_env.missing_reason() == f"the serving environment in {tmp_path / 'nowhere'} does not exist"
+    assert "components.triton_packaging.serving_env" in serving_env.CREATE_HINT
+
+
+def test_python_without_numpy_1_wheel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0, "final", 0))
+    assert "no wheel for Python 3.13" in (serving_env.missing_reason() or "")
+    with pytest.raises(EngineMissingError, match=r"3\.13"):
+        serving_env.create_environment()
+
+
+def test_incomplete_serving_environment_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TUNELINE_SERVING_ENV", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").touch()
+    assert "incomplete" in (serving_env.missing_reason() or "")
+
+
+@pytest.mark.triton
+def test_serving_environment_has_numpy_1_and_writes_no_bytecode() -> None:
+    code = (
+        "import numpy, sys, transformers; print(numpy.__version__, transformers.__version__, sys.dont_write_bytecode)"
+    )
+    process = subprocess.run(
+        [str(serving_env.get_environment_folder() / "bin" / "python3"), "-I", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    import transformers
+
+    assert process.stdout.split() == ["1.26.4", transformers.__version__, "True"]
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
+def test_port_in_use_is_reported_before_the_server_starts(service: str, tmp_path: Path) -> None:
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
+        ports = triton_server.Ports(**{service: port})
+        starting = triton_server.running_server(tmp_path, log=tmp_path / "log", ports=ports, reporter=SilentReporter())
+        with pytest.raises(EngineMissingError, match=f"port {port} on 127.0.0.1 is already in use"), starting:
+            pass
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.triton
+def test_same_port_for_two_services_is_rejected(tmp_path: Path) -> None:
+    starting = triton_server.running_server(tmp_path, log=tmp_path / "log", ports=triton_server.Ports(23456, 23456))
+    with pytest.raises(EngineMissingError, match="gRPC port 23456"), starting:
+        pass
+
+
+@pytest.mark.triton
+def test_only_shared_memory_of_ended_processes_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    monkeypatch.setattr(triton_server, "SHARED_MEMORY_FOLDER", tmp_path)
+    abandoned, living = tmp_path / f"tuneline_{ended.pid}_ab_region", tmp_path / f"tuneline_{os.getpid()}_cd_region"
+    abandoned.touch()
+    living.touch()
+    triton_server._remove_abandoned_shared_memory()
+    assert (abandoned.exists(), living.exists()) == (False, True)
