@@ -33,6 +33,8 @@ PORTS = (
 )
 DISABLED_SERVICES = ("s3.port.iceberg=0", "s3.port.lance=0", "master.telemetry=false")
 LIMITS = ("master.volumeSizeLimitMB=256", "volume.max=200", "volume.minFreeSpace=10MiB")
+# Every bucket is a collection with its own volumes, seven by default: 28 buckets would use up the limit.
+VOLUMES_PER_BUCKET = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
 CLIENT_VARIABLE_PREFIXES = (
     "AWS_",
     "S3_",
@@ -97,6 +99,7 @@ def run_server(folder: Path) -> Iterator[S3]:
         process = subprocess.Popen(
             _build_command(ports),
             cwd=folder,
+            env={**os.environ, **VOLUMES_PER_BUCKET},
             stdout=log,
             stderr=log,
             start_new_session=True,
