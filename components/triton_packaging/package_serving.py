@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.errors import ArtifactDamagedError, UsageError
+from components.common.runtime.process_control import until_signal
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.job_folders import private_folder
@@ -91,26 +90,3 @@ def list_model_names(artifact: Artifact) -> list[str]:
     name = str(artifact.manifest.summary["model_name"])
     names = (name, stream_model_name(name))
     return [model for model in names if (artifact.path / model / CONFIG_FILENAME).exists()]
-
-
-class _StopSignal(BaseException):
-    """Ends the block of `until_signal`."""
-
-
-@contextmanager
-def until_signal() -> Iterator[None]:
-    """End the block without an error at the first SIGINT or SIGTERM; ignore later signals."""
-    received: list[int] = []
-
-    def stop(number: int, _: object) -> None:
-        received.append(number)
-        if len(received) == 1:
-            raise _StopSignal
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with suppress(_StopSignal):
-            yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -71,7 +71,7 @@ def deploy(
             f"found only {'--url' if url else '--grpc-url'}; --url and --grpc-url describe one server",
             hint="Give both options, or omit both options to start a server.",
         )
-    from components.triton_packaging.package_serving import until_signal
+    from components.common.runtime.process_control import until_signal
     from components.triton_packaging.triton_server import Ports, ServerAddress
     from pipelines.deployment import watcher
 

@@ -28,12 +28,12 @@ from components.common.runtime.errors import (
     TunelineError,
     UsageError,
 )
+from components.common.runtime.process_control import until_signal
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders
 from components.model_registry import promotion, servable_versions
 from components.model_registry.promotion_policy import Policy
 from components.model_registry.servable_versions import AliasTarget
-from components.triton_packaging import package_serving
 from components.triton_packaging.deployment import deployment_state, repository_api, version_switch
 from components.triton_packaging.deployment import serving_folder as layout
 from components.triton_packaging.deployment.deployment_state import DeploymentState, RefusedVersion, ServedVersion
@@ -401,7 +401,7 @@ def serve_and_follow(deployment: Deployment, options: ServerOptions) -> None:
         RegistryError: the alias has no version that can be served, and `follow` is false.
     """
     exits: list[float] = []
-    with package_serving.until_signal():
+    with until_signal():
         while True:
             try:
                 error, ports = _run_server(deployment, options, is_restart=bool(exits))

@@ -106,6 +106,38 @@ def test_stop_signal_is_never_lost_and_keeps_exit_code(name: str, moment: str, o
     assert (result.returncode, result.stderr) == (75, "")
 
 
+SERVING_PROGRAM = """
+import os, signal, sys, time
+from components.common.runtime import process_control
+def stop():
+    os.kill(os.getpid(), signal.{name})
+    time.sleep(0.001)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
+with process_control.until_signal():
+    try:
+        exec(compile({code!r}, "x", "exec"), globals())
+        time.sleep(60)
+    finally:
+        stop()  # a second signal does not interrupt the clean-up
+        time.sleep(0.3)
+        print("cleared up")
+assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
+time.sleep(0.3)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("moment", STOP_MOMENTS)
+def test_block_ends_once_at_signal_and_restores_handlers(name: str, moment: str, tmp_path: Path) -> None:
+    """A watcher did not stop when its signal arrived while a finalizer of the database ran."""
+    (tmp_path / "serving.py").write_text(SERVING_PROGRAM.format(name=name, code=STOP_MOMENTS[moment]))
+    command = [sys.executable, "-m", "serving"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (3, "cleared up\n", "")
+
+
 def test_stop_signal_leaves_popen_block_at_once() -> None:
     """The main thread of a run is in such a block and must signal the step; on other exceptions, subprocess waits for the child."""
     code = """

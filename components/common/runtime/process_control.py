@@ -157,6 +157,26 @@ def acknowledge_stop() -> None:
 
 
 @contextmanager
+def until_signal() -> Iterator[None]:
+    """End the block without an error at the first SIGINT or SIGTERM; ignore later signals. For the main thread.
+
+    A shell without job control starts background processes with SIGINT ignored; the block ends on SIGINT nevertheless.
+    """
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    install_stop_handlers(once=True)
+    try:
+        yield
+    except KeyboardInterrupt:
+        acknowledge_stop()
+    finally:
+        acknowledge_stop()  # a signal can arrive just before the block ends with another error
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def handle_stop_signals(stop_requested: threading.Event) -> Iterator[None]:
     """Set `stop_requested` on SIGTERM and Ctrl-C; a second Ctrl-C raises KeyboardInterrupt.
 
