@@ -1,7 +1,7 @@
 """A pipeline step: runs a stage's function within a run.
 
-Progress and errors are written to the run's events, output to the run's logs, metrics to a nested MLflow run, and the
-result to the artifact store. A step is killed when its run ends.
+The step writes progress and errors to the run's events, and output to the run's logs. Metrics go to a nested MLflow
+run, the result to the artifact store. A step is killed when its run ends.
 """
 
 from __future__ import annotations

@@ -229,8 +229,8 @@ class InstructionConfig(_Section):
 
     broken_roles: bool = Field(
         True,
-        description="Drop conversations with turns out of order: an answer before any question, two consecutive "
-        "questions, a system turn that is not first, or a last turn that is not the assistant's.",
+        description="Drop conversations with turns out of order: an answer before any question, two questions in a "
+        "row, a system turn after the first, or a last turn not by the assistant.",
     )
     placeholders: bool = Field(
         True, description="Drop placeholder answers (nooutput, nan, only dots). Reject reason: empty_answer."

@@ -87,8 +87,8 @@ def measure_tokens(
 ) -> TokenStatistics | str:
     """Return the token statistics of a dataset, or a sentence with the reason if tokens were not counted.
 
-    At most `config.sample` rows are tokenized: those with the smallest hashes of their ids, so that the choice does not
-    depend on the order of the rows. For preference and labelled rows, only the text that training uses is counted.
+    At most `config.sample` rows are tokenized: those with the smallest hashes of their ids. The choice therefore does
+    not depend on the order of the rows. For preference and labelled rows, only the text that training uses is counted.
 
     Args:
         splits: the splits' Parquet files.

@@ -72,7 +72,11 @@ class Remote:
 
 
 def translate_error(remote: Remote, error: Exception, logged: list[str]) -> TunelineError:
-    """Convert an error to a system error, such as DiskFullError, or else to DataVersioningError with DVC's message."""
+    """Convert an error to a system error, such as DiskFullError, or else to DataVersioningError with DVC's message.
+
+    Args:
+        logged: messages that DVC logged during the operation.
+    """
     first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
     message = "; ".join(dict.fromkeys([first_line, *logged]))
     folders = [] if "://" in remote.url else [Path(remote.url)]

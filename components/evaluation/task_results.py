@@ -105,8 +105,9 @@ class TaskResult:
     def compute_exact_lower_bound(self, metric: str, other: str | float, confidence: float) -> float | None:
         """Return the lower bound of a gain over another model from exact bounds on the shares of items won and lost.
 
-        The bound is None unless the metric is binary and fewer than MIN_DISCORDANT_ITEMS items differ: resamples of a
-        small number of differences underestimate rare ones. Each bound has half the error probability (Bonferroni).
+        The shares have Clopper-Pearson bounds, each with half the error probability (Bonferroni). The bound is None
+        unless `other` is a model, the metric is binary and fewer than MIN_DISCORDANT_ITEMS items differ. The bootstrap
+        underestimates rare differences, since resamples of few differences often contain none.
         """
         own = self.get_values("candidate", metric)
         others = self.get_values(other, metric) if isinstance(other, str) else []

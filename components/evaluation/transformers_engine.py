@@ -1,7 +1,7 @@
 """The default inference engine: one transformers model in this process, queried in batches.
 
-Log-likelihoods equal those of separately scored sequences within 1e-4 nats per token in float32, and within the
-precision of bfloat16: batching changes only the order of summation. The order of the requests has no effect.
+Log-likelihoods equal those of separately scored sequences within 1e-4 nats per token in float32, or within the
+precision of bfloat16. Batching changes only the order of summation. The order of the requests has no effect.
 """
 
 from __future__ import annotations

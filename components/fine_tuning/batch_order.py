@@ -16,8 +16,8 @@ def order_epoch(lengths: Sequence[int], batch: int, *, seed: int, epoch: int) ->
     """Return the row indices of one epoch.
 
     Rows are shuffled, sorted by length within pools of POOL_BATCHES batches and cut into batches; then the batches are
-    shuffled. The length grouping of transformers is unsuitable: it depends on the global random state, which a resumed
-    training does not have at that point, and orders each pool from long to short rows.
+    shuffled. The length grouping of transformers is unsuitable: it orders each pool from long to short rows, and
+    depends on the global random state. A resumed training does not have the same state at that point.
 
     Args:
         lengths: Tokens of each row.

@@ -56,8 +56,8 @@ class LoraConfig(Section):
     )
     dora: bool = Field(
         False,
-        description="true: train magnitude and direction of the weights separately (DoRA, Liu et al., arXiv "
-        "2402.09353), which is closer to full fine-tuning at low ranks, but slower; false: plain LoRA.",
+        description="Train magnitude and direction of the weights separately (DoRA, Liu et al., arXiv "
+        "2402.09353). DoRA is closer to full fine-tuning at low ranks, but slower. false: plain LoRA.",
     )
 
     def build_peft_options(self, peft_type: str, tokenizer: str) -> dict[str, object]:
@@ -225,8 +225,8 @@ class FineTuningConfig(Section):
     learning_rate: float = Field(
         5e-4,
         gt=0,
-        description="Peak learning rate. Training diverges if it is too high. full, dpo and kto need about a tenth of "
-        "the rate of lora, virtual tokens about ten times that rate.",
+        description="Peak learning rate. Training diverges if it is too high. Relative to lora, full, dpo and kto "
+        "need about a tenth of the rate; virtual tokens need about ten times the rate.",
     )
     schedule: Literal["linear", "cosine", "constant_with_warmup"] = Field(
         "linear", description="Decay of the learning rate after warm-up."

@@ -30,8 +30,8 @@ def merge(model: PeftModel) -> PreTrainedModel:
     difference = compute_relative_difference(before, _compute_logits(merged))
     if not difference <= MAX_LOGIT_DIFFERENCE:
         raise TrainingError(
-            "the merged model differs from base and adapter: relative difference of the logits is "
-            f"{difference:.2g}; expected at most {MAX_LOGIT_DIFFERENCE:g}",
+            "the merged model differs from the base model with its adapter: the relative difference of the logits "
+            f"is {difference:.2g}; expected at most {MAX_LOGIT_DIFFERENCE:g}",
             hint="Set fine_tuning.merge to false, which publishes the adapter.",
         )
     return merged

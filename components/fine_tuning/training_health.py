@@ -36,8 +36,8 @@ def check_finite(
 def describe_stall(losses: Sequence[float]) -> str | None:
     """Return a warning if the loss does not fall; None if the loss falls or the training has fewer than 15 steps.
 
-    The loss falls if the mean of its last third is lower than that of its first third by more than one standard error
-    of their difference.
+    The loss falls if its mean over the last third of the steps is more than one standard error lower than over the
+    first third.
     """
     third = len(losses) // 3
     if third < 5:

@@ -45,7 +45,7 @@ def get_timeout_seconds() -> float:
     except ValueError:
         raise ConfigurationError(
             f"{TIMEOUT_VARIABLE} is {given!r}; expected a number of seconds",
-            hint=f"Set a number, or unset the variable. Default: {DEFAULT_TIMEOUT_SECONDS:.0f}.",
+            hint=f"Set a number, or unset the variable for the default, {DEFAULT_TIMEOUT_SECONDS:.0f}.",
         ) from None
 
 

@@ -158,15 +158,15 @@ def get_alias_holder(client: MlflowClient, name: str, alias: str) -> ModelVersio
 
 
 def get_version_by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersion:
-    """Return the version with an alias. Raises RegistryError, with a list of the existing aliases and versions."""
+    """Return the version with an alias. Raises RegistryError, which lists the existing aliases and versions."""
     found = get_alias_holder(client, name, alias)
     if found is None:
         numbers = ", ".join(str(v.version) for v in list_versions(client, name)) or "none yet"
         aliases = sorted(require_model(client, name).aliases.items())
         held = ", ".join(f"{other} (version {number})" for other, number in aliases) or "none"
         raise RegistryError(
-            f"{name} has no alias {alias}",
-            hint=f"Choose an existing alias or version. Aliases: {held}. Versions: {numbers}.",
+            f"{name} has no alias {alias}; aliases: {held}; versions: {numbers}",
+            hint="Choose an existing alias or version.",
         )
     return found
 

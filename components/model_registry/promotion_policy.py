@@ -132,8 +132,8 @@ def recheck_approvals(
     now = count_approvals(entries, policy, intent)
     if len(now) < policy.approvals_required or not set(approved) <= set(now):
         raise ApprovalNeededError(
-            f"the policy or the approvals changed during the promotion: version {intent.to} is now approved by "
-            f"{', '.join(now)}",
+            "the policy or the approvals changed during the promotion: current approvals of version "
+            f"{intent.to}: {', '.join(now) or 'none'}",
             hint="Run the same command again to list the missing approvals.",
         )
 

@@ -68,8 +68,8 @@ def list_serving_objections(name: str, version: str, alias: str, in_service: str
 
     Repeats the checks of `promote`: the version is accepted and proven, and every file matches its registered digest.
     The comparison with the deployed model is checked only if the alias was moved outside of tuneline to a version that
-    never had it; `promote` checks it otherwise, and a rollback does not require it. Objections that a forced promotion
-    overruled are omitted.
+    never had it. Otherwise `promote` has checked it, or a rollback does not require it. Objections that a forced
+    promotion overruled are omitted.
 
     Args:
         in_service: digest of the deployed model; None if no model is deployed.

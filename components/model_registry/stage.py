@@ -35,7 +35,7 @@ __all__ = [
     "RegisteredModel",
     "Registration",
     "auto_promote",
-    "champion",
+    "find_champion",
     "get_registered",
     "promote",
     "register",
@@ -227,7 +227,7 @@ def auto_promote(
         return None
 
 
-def champion(name: str, alias: str = CHAMPION) -> RegisteredModel | None:
+def find_champion(name: str, alias: str = CHAMPION) -> RegisteredModel | None:
     """Return the version with the alias; None if the registry, the model or the alias does not exist yet.
 
     Raises:

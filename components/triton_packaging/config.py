@@ -65,12 +65,12 @@ class TritonPackagingConfig(BaseModel):
     adapter: Literal["auto", "merged", "attached"] = Field(
         "auto",
         description="Merge an adapter into the weights, or attach it when the model is loaded. "
-        "auto: merged for python, attached for vllm and for adapters that cannot be merged (virtual tokens).",
+        "auto: merged for python; attached for vllm, and for adapters that cannot be merged (virtual tokens).",
     )
     weights: Literal["copied", "referenced"] = Field(
         "copied",
         description="copied: store the weights in the package, as links if possible. referenced: store only the paths "
-        "and digests of the folders with the weights or with base model and adapter; do not move these folders.",
+        "and digests of the folders with the weights or with base model and adapter. Do not move these folders.",
     )
     publish_to: str = Field(
         "",

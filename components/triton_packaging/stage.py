@@ -50,8 +50,8 @@ def package(
     """Write a Triton model repository into `output`, prove it, and publish it as an artifact of kind repository.
 
     The payload is everything in the model folders; report.html and proof.json are not part of it. If Triton or a
-    requirement of the backend is missing, the package is published without proof: the summary's `proof` is null and
-    `unproven_because` contains the reason.
+    requirement of the backend is missing, the package is published without proof. The summary's `proof` is then null,
+    and `unproven_because` contains the reason.
 
     Args:
         adapters: additional models with the same base, by adapter name; only the vLLM backend supports them.

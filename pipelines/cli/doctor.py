@@ -43,7 +43,7 @@ def doctor(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> int:
-    """Check this machine, or a cluster (-p), for the requirements of tuneline. Show how to meet missing ones."""
+    """Check this machine, or a cluster (-p), for the requirements of tuneline. Show how to fix each failed check."""
     from components.common.reporting.check_findings import all_passed
 
     if platform is None:

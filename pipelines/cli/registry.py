@@ -92,7 +92,7 @@ def promote(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Move an alias to an intact and proven version that the gate accepted against the current champion."""
+    """Move an alias to an intact version that passed its serving test and was accepted against the current champion."""
     if force and not reason.strip():
         raise UsageError("--force requires --reason", hint="Give the reason, which the history records, with --reason.")
     policy_ = _load_policy(config, sets)

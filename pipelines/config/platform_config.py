@@ -450,7 +450,8 @@ class Platform(StrictModel):
         for name in variables:
             if not VARIABLE_NAME_PATTERN.fullmatch(name):
                 raise ValueError(
-                    f"{name} is not a valid name of an environment variable; expected letters, digits and _"
+                    f"{name} is not a valid name of an environment variable; expected letters A to Z, digits and _, "
+                    "without a digit in front"
                 )
         return variables
 

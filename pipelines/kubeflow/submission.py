@@ -1,7 +1,7 @@
 """Submit a compiled pipeline to Kubeflow Pipelines, and follow the run to its end.
 
-kfp.Client makes the REST calls. A token comes from an environment variable or a file; a token file is read again for
-every call, because the kubelet renews a projected token. Tokens and passwords are masked in the server's messages.
+kfp.Client makes the REST calls. A token comes from an environment variable or a file. The file is read again for every
+call, because the kubelet renews a projected token. Tokens and passwords are masked in the server's messages.
 """
 
 from __future__ import annotations

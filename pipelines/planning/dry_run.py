@@ -42,7 +42,7 @@ from components.fine_tuning import acceleration
 from components.fine_tuning import training_plan as training
 from components.fine_tuning.row_encoding import RowCounts, encode_rows
 from components.fine_tuning.training import count_parameters
-from components.model_registry.stage import champion
+from components.model_registry.stage import find_champion
 from pipelines.config.customization_config import Customization
 from pipelines.planning import resource_formulas
 from pipelines.steps import curation_inputs
@@ -294,7 +294,7 @@ def _find_cached_stages(
     cached: dict[str, str] = {}
     if outline.base is None:
         return cached
-    incumbent = champion(config.model_registry.name)
+    incumbent = find_champion(config.model_registry.name)
     plans = build_plans(
         config,
         inputs,

@@ -33,7 +33,7 @@ def format_run(result: dict[str, Any]) -> list[str]:
 
 
 def format_unreadable(dataset: Path) -> list[str]:
-    """Return the number of unreadable records, the first record and the file that lists all; [] if there are none."""
+    """Return lines about unreadable records: their number, the first one and the file; [] if every record is readable."""
     quarantine = dataset / "quarantine.jsonl"
     records = quarantine.read_text(encoding="utf-8").splitlines()
     if not records:

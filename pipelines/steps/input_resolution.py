@@ -20,7 +20,7 @@ from components.common.workspace.artifact_store import Workdir
 from components.evaluation import engine_loading
 from components.evaluation.tasks import file_digests, task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
-from components.model_registry.stage import RegisteredModel, champion, find_by_digest
+from components.model_registry.stage import RegisteredModel, find_by_digest, find_champion
 from components.triton_packaging import triton_installation
 from pipelines.config.customization_config import Customization, check_consistency
 from pipelines.steps import curation_inputs
@@ -241,7 +241,7 @@ def select_incumbent(found: RegisteredModel | None, finetune_key: str) -> str | 
 
 def _fetch_incumbent(config: Customization, workdir: Workdir, finetune_key: str, reporter: Reporter) -> str | None:
     """Return the digest of the model to compare with, fetched from the registry if this store lacks it."""
-    found = champion(config.model_registry.name)
+    found = find_champion(config.model_registry.name)
     incumbent = select_incumbent(found, finetune_key)
     if found is None or incumbent is None or artifact_store.has_artifact(workdir.store, incumbent):
         return incumbent

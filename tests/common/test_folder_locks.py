@@ -73,8 +73,8 @@ def test_busy_folder_error_names_process_and_host(tmp_path: Path) -> None:
         with pytest.raises(BusyError) as error, job_folders.folder_lock(tmp_path):
             pytest.fail("two jobs hold the lock")
         machine = liveness.identify_host().rpartition("-")[0]
-        assert error.value.message == f"process {child.pid} on {machine} works in {tmp_path} right now"
-        assert "run the same command again" in error.value.hint
+        assert error.value.message == f"process {child.pid} on {machine} has locked {tmp_path}"
+        assert error.value.hint == "Rerun the command after that process has ended."
         with pytest.raises(BusyError), job_folders.folder_lock(tmp_path):
             pytest.fail("two jobs hold the lock")
         assert list_entries(tmp_path) == before, "a refused job adds and removes nothing"
@@ -130,7 +130,7 @@ def test_lock_of_other_host_with_heartbeat_is_kept(tmp_path: Path) -> None:
     heartbeat.start()
     try:
         with (
-            pytest.raises(BusyError, match=r"^process 17 on other\.machine works in"),
+            pytest.raises(BusyError, match=r"^process 17 on other\.machine has locked"),
             job_folders.folder_lock(tmp_path),
         ):
             pytest.fail("two jobs hold the lock")

@@ -263,7 +263,7 @@ def test_unclosed_quote_before_quoted_cells_loses_only_its_line(read_source):
     ]
 
 
-def test_quoted_cell_may_contain_line_breaks_and_doubled_quotes(read_source):
+def test_quoted_cell_can_contain_line_breaks_and_doubled_quotes(read_source):
     rows = [["q", 'He said:\n\n"""Go,""\nand went"'], ["two\r\nlines", 'b"'], ["q3", '"\n"'], ["q4", "a4"]]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([["question", "answer"], *rows])

@@ -18,7 +18,7 @@ from components.common.runtime.reporters import SilentReporter
 from components.model_registry import mlflow_retry, registry_history
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.history_audit import audit
-from components.model_registry.stage import Registration, champion, promote, register, rollback
+from components.model_registry.stage import Registration, find_champion, promote, register, rollback
 from tests.engines import postgresql
 from tests.engines.postgresql import PostgreSQL
 from tests.engines.production_mlflow import ADMIN, ProductionServer, create_configuration
@@ -66,7 +66,7 @@ def test_register_promote_roll_back_and_fetch(client: Any, customize: Customizat
     for artifacts in (first, second):
         promote("helper", register_artifacts(artifacts, "helper").version, reporter=SilentReporter())
     assert rollback("helper", reporter=SilentReporter()).to == "1"
-    assert champion("helper").fetch(tmp_path / "fetched").sha256 == first.model.sha256
+    assert find_champion("helper").fetch(tmp_path / "fetched").sha256 == first.model.sha256
     result = audit("helper", reporter=SilentReporter())
     assert (result.clean, result.aliases["champion"]) == (True, "1")
 
@@ -95,11 +95,11 @@ def test_killed_promotion_leaves_a_valid_champion_and_clean_audit(client: Any, c
     promote("killed", versions[0], reporter=SilentReporter())
     exit_code, write, outcomes = -signal.SIGKILL, 0, set()
     while exit_code:
-        target = versions[1] if champion("killed").version == versions[0] else versions[0]
+        target = versions[1] if find_champion("killed").version == versions[0] else versions[0]
         exit_code = promote_and_kill("killed", target, write)
         assert exit_code in (0, -signal.SIGKILL)
-        outcomes.add(champion("killed").version == target)
-        assert champion("killed").version in versions
+        outcomes.add(find_champion("killed").version == target)
+        assert find_champion("killed").version in versions
         result = audit("killed", reporter=SilentReporter())
         assert (result.clean, result.findings) == (True, [])
         write += 1
@@ -124,7 +124,7 @@ def test_read_only_database_is_reported_and_champion_is_unchanged(
             register_artifacts(second, "kept")
         with pytest.raises(NotWritableError, match="its database is read-only"):
             promote("kept", "1", alias="staging", force=True, reason="the test", reporter=SilentReporter())
-        assert champion("kept").version == "1"
+        assert find_champion("kept").version == "1"
     finally:
         database.execute("ALTER DATABASE mlflow SET default_transaction_read_only = off", end_sessions)
     assert register_artifacts(second, "kept").version == "2"
@@ -182,7 +182,7 @@ def test_missing_permission_is_reported_and_nothing_is_written(
     with pytest.raises(RegistryError, match="denied the request") as error:
         promote("guarded", "1", reporter=SilentReporter())
     assert "EDIT" in error.value.hint
-    assert champion("guarded") is None
+    assert find_champion("guarded") is None
     assert audit("guarded", reporter=SilentReporter()).clean, "read permission suffices for an audit"
 
     process = production_server.run_script("grant.sh", "guarded", "owner", "EDIT")

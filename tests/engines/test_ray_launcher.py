@@ -328,7 +328,7 @@ def test_too_few_nodes_are_reported(cluster: Cluster, dataset: Artifact, tiny: P
     recorder = Recorder()
     with pytest.raises(
         TunelineError,
-        match="did not have 3 free nodes with 1 CPU each within 6 s; 2 of its 2 nodes have these resources in total",
+        match="timeout after 6 s: the Ray job requires 3 free nodes with 1 CPU each; nodes of this size: 2 of 2",
     ) as error:
         train(dataset, tmp_path / "model", build_recipe(tiny, processes=3, batch_size=6), launcher, recorder)
     assert error.value.kind == "engine_missing"

@@ -180,7 +180,7 @@ def test_concurrent_training_of_same_model_is_rejected(dataset: Artifact, tiny: 
     )
     job_folder = tmp_path / "state" / "fine_tuning" / key
     job_folder.mkdir(parents=True)
-    with job_folders.folder_lock(job_folder), pytest.raises(BusyError, match="works in"):
+    with job_folders.folder_lock(job_folder), pytest.raises(BusyError, match="has locked"):
         tune(dataset, tiny, tmp_path)
     assert tune(dataset, tiny, tmp_path)[0].sha256
 

@@ -14,7 +14,7 @@ from components.model_registry import alias_moves, promotion_policy, registry_hi
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.promotion_policy import ApprovalNeededError, Policy
 from components.model_registry.registry_history import Entry
-from components.model_registry.stage import auto_promote, champion, promote, register, rollback
+from components.model_registry.stage import auto_promote, find_champion, promote, register, rollback
 from tests.model_registry.conftest import NAME, Customization, build
 from tests.pipelines.command import ROOT
 
@@ -40,7 +40,7 @@ def test_two_required_approvals_must_come_from_different_users(versions: Any) ->
         with pytest.raises(ApprovalNeededError, match="approved by ann, and 1 more approval is needed") as error:
             promote(NAME, "1", by="ann", policy=TWO_APPROVALS, reporter=SilentReporter())
         assert "bob, cara" in error.value.hint
-    assert champion(NAME) is None
+    assert find_champion(NAME) is None
     assert promote(NAME, "1", by="cara", policy=TWO_APPROVALS, reporter=SilentReporter()).to == "1"
     entries = registry_history.read(versions, NAME)
     assert [entry.by for entry in entries if entry.kind == "approval"] == ["ann"]
@@ -117,7 +117,7 @@ def test_pipeline_skips_promotion_when_approvers_are_configured(versions: Any) -
         "helper version 1 is not promoted: pipeline is not an approver. Pass --by NAME with one of: ann"
     )
     assert auto_promote(ModelRegistryConfig(name=NAME), "1", incumbent_sha256=None, reporter=NoteRecorder()) is not None
-    assert champion(NAME).version == "1"
+    assert find_champion(NAME).version == "1"
 
 
 @pytest.mark.mlflow
@@ -137,7 +137,7 @@ def test_pipeline_does_not_repromote_a_rolled_back_version(versions: Any) -> Non
         f"{NAME} version 2 is not promoted: bob rolled the champion back from it (it swears). "
         f"To promote it anyway: tuneline promote {NAME} --version 2"
     ]
-    assert champion(NAME).version == "1"
+    assert find_champion(NAME).version == "1"
 
 
 @pytest.mark.mlflow
@@ -166,7 +166,7 @@ def test_policy_change_during_a_pending_promotion_applies(
     monkeypatch.setattr(alias_moves, "move_alias", move_after_policy_change)
     with pytest.raises(ApprovalNeededError, match=r"ann is not an approver|changed during the promotion"):
         promote(NAME, "1", by="ann", reporter=SilentReporter())
-    assert champion(NAME) is None
+    assert find_champion(NAME) is None
 
 
 @pytest.mark.mlflow
@@ -182,7 +182,7 @@ def test_policy_change_during_a_pending_rollback_applies(versions: Any, monkeypa
     monkeypatch.setattr(alias_moves, "move_alias", move_after_policy_change)
     with pytest.raises(ApprovalNeededError, match="ann is not an approver"):
         rollback(NAME, by="ann", reporter=SilentReporter())
-    assert champion(NAME).version == "2"
+    assert find_champion(NAME).version == "2"
 
 
 def test_policy_with_too_few_approvers_is_rejected() -> None:

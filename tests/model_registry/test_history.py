@@ -17,7 +17,7 @@ from components.model_registry import alias_moves, registry_history
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.history_audit import Audit, audit
 from components.model_registry.registry_history import Entry
-from components.model_registry.stage import champion, promote, register, rollback
+from components.model_registry.stage import find_champion, promote, register, rollback
 from tests.model_registry.conftest import NAME, Customization, kill_before_write
 
 pytestmark = pytest.mark.mlflow
@@ -42,7 +42,7 @@ def test_history_records_user_time_versions_and_reason(versions: Any) -> None:
     assert list_moves(versions) == [("promote", None, "1"), ("promote", "1", "2"), ("rollback", "2", "1")]
     last = registry_history.read(versions, NAME)[-1]
     assert (last.by, last.reason, last.state) == ("ann", "it answers in French", "done")
-    assert last.digest == champion(NAME).model_sha256
+    assert last.digest == find_champion(NAME).model_sha256
     assert last.at > "2020"
     assert list_moves(versions, "candidate")[:3] == [
         ("register", None, "1"),
@@ -70,8 +70,8 @@ def test_killed_promotion_leaves_a_valid_champion_and_clean_audit(
             promote(NAME, "2", reporter=SilentReporter())
         if not kills:
             break
-        champions.add(champion(NAME).version)
-        assert champion(NAME).version in ("1", "2")
+        champions.add(find_champion(NAME).version)
+        assert find_champion(NAME).version in ("1", "2")
         result = run_audit()
         assert (result.clean, result.findings) == (True, [])
         assert len(result.notes) == (1 if registry_history.read(versions, NAME)[-1].state == "pending" else 0)
@@ -96,11 +96,11 @@ def test_next_rollback_completes_a_killed_one(versions: Any, monkeypatch: pytest
     for write in count():
         with kill_before_write(monkeypatch, write) as kills:
             rollback(NAME, reporter=SilentReporter())
-        assert champion(NAME).version in ("3", "2")
+        assert find_champion(NAME).version in ("3", "2")
         assert run_audit().clean
         if not kills:
             break
-        if champion(NAME).version == "2":
+        if find_champion(NAME).version == "2":
             assert rollback(NAME, reporter=SilentReporter()).to == "1"
             promote(NAME, "2", reporter=SilentReporter())
             promote(NAME, "3", reporter=SilentReporter())
@@ -157,7 +157,7 @@ def test_audit_reports_alias_moved_in_ui_and_repair_records_it(versions: Any) ->
     assert finding.what == "champion is at version 3; the history records version 1"
     assert run_audit(repair=True, by="ann").clean
     assert list_moves(versions)[-1] == ("foreign", "1", "3")
-    assert champion(NAME).version == "3", "a repair moves nothing"
+    assert find_champion(NAME).version == "3", "a repair moves nothing"
     assert rollback(NAME, reporter=SilentReporter()).to == "1"
 
 

@@ -12,7 +12,7 @@ from components.common.runtime.errors import RegistryError
 from components.common.runtime.reporters import SilentReporter
 from components.common.runtime.user_name import get_user_name
 from components.model_registry.config import ModelRegistryConfig
-from components.model_registry.stage import Promotion, champion, promote, register, rollback
+from components.model_registry.stage import Promotion, find_champion, promote, register, rollback
 from tests.model_registry.conftest import NAME, Customization, CustomizationArtifacts
 
 pytestmark = pytest.mark.mlflow
@@ -40,7 +40,7 @@ def test_promotion_records_user_time_and_previous_version(versions: Any) -> None
     )
     assert datetime.fromisoformat(tags["tuneline.champion.at"]).tzinfo is not None
     assert "tuneline.champion.forced" not in tags
-    assert champion(NAME).version == "2"
+    assert find_champion(NAME).version == "2"
 
 
 def test_promoting_the_champion_again_changes_nothing(versions: Any) -> None:
@@ -63,7 +63,7 @@ def test_refused_unproven_or_unpackaged_version_is_not_promoted(versions: Any, v
     promote(NAME, "1", reporter=SilentReporter())
     with pytest.raises(RegistryError, match=objection):
         promote(NAME, version, reporter=SilentReporter())
-    assert champion(NAME).version == "1"
+    assert find_champion(NAME).version == "1"
     assert "tuneline.champion.by" not in versions.get_model_version(NAME, version).tags
 
 
@@ -71,7 +71,7 @@ def test_force_needs_a_reason_and_is_recorded(versions: Any) -> None:
     for reason in ("", "  "):
         with pytest.raises(RegistryError, match="requires a reason"):
             promote(NAME, "4", force=True, reason=reason, reporter=SilentReporter())
-    assert champion(NAME) is None
+    assert find_champion(NAME) is None
     assert promote(NAME, "4", force=True, reason="the gate's data is wrong", reporter=SilentReporter()).to == "4"
     tags = versions.get_model_version(NAME, "4").tags
     assert tags["tuneline.champion.reason"] == "the gate's data is wrong"
@@ -91,7 +91,7 @@ def test_rollback_returns_to_each_previous_champion(versions: Any) -> None:
     assert rollback(NAME, reporter=SilentReporter()).to == "1"
     with pytest.raises(RegistryError, match=r"had the alias champion of .* before version 1 exists"):
         rollback(NAME, reporter=SilentReporter())
-    assert champion(NAME).version == "1"
+    assert find_champion(NAME).version == "1"
 
 
 def test_rollback_skips_versions_already_rolled_back(versions: Any) -> None:
@@ -118,7 +118,7 @@ def test_version_not_compared_with_current_champion_is_not_promoted(versions: An
     ) as error:
         promote(NAME, "3", reporter=SilentReporter())
     assert "against the current champion" in error.value.hint
-    assert champion(NAME).version == "1"
+    assert find_champion(NAME).version == "1"
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_artifact_changed_after_registration_is_not_promoted(artifacts: Customiz
         RegistryError, match=rf"its {kind} cannot be verified \(weights/payload.bin of the {kind} in .* has changed"
     ):
         promote(NAME, "1", reporter=SilentReporter())
-    assert champion(NAME) is None
+    assert find_champion(NAME) is None
 
 
 def test_promotion_verifies_mlflow_copies_when_store_is_absent(artifacts: CustomizationArtifacts) -> None:
@@ -188,7 +188,7 @@ def test_unknown_version_or_model_error_lists_existing_ones(versions: Any) -> No
 
 def test_custom_alias_is_promoted_and_reserved_alias_is_rejected(versions: Any) -> None:
     assert as_dict(promote(NAME, "1", alias="staging", reporter=SilentReporter()))["alias"] == "staging"
-    assert champion(NAME) is None
+    assert find_champion(NAME) is None
     with pytest.raises(RegistryError, match="MLflow rejected the request"):
         promote(NAME, "2", alias="latest", reporter=SilentReporter())
 

@@ -16,7 +16,7 @@ from components.common.runtime.errors import ArtifactDamagedError, EngineMissing
 from components.common.runtime.reporters import SilentReporter
 from components.model_registry import lineage_tags, model_files
 from components.model_registry.config import ModelRegistryConfig
-from components.model_registry.stage import Registration, champion, promote, register
+from components.model_registry.stage import Registration, find_champion, promote, register
 from pipelines.cli.registry import _replace_name
 from tests.mlflow_server import free_port, mlflow_server
 from tests.model_registry.conftest import Customization, CustomizationArtifacts
@@ -65,7 +65,7 @@ def test_registered_files_match_the_model(registry: Any, customize: Customizatio
     register_artifacts(artifacts)
     promote("helper", "1", reporter=SilentReporter())
     shutil.rmtree(artifacts.model.path)
-    fetched = champion("helper").fetch(tmp_path / "fetched")
+    fetched = find_champion("helper").fetch(tmp_path / "fetched")
     assert fetched.path == tmp_path / "fetched"
     assert artifact_folder.read(fetched.path, "model").sha256 == artifacts.model.sha256
     assert sorted(p.name for p in fetched.path.iterdir()) == ["manifest.json", "report.html", "weights"]
@@ -77,7 +77,7 @@ def test_changed_registered_file_is_rejected_by_name(registry: Any, customize: C
     [registered_file] = (tmp_path / "mlflow-artifacts").rglob("artifacts/weights/payload.bin")
     registered_file.write_text("something else")
     with pytest.raises(ArtifactDamagedError, match=r"weights/payload\.bin"):
-        champion("helper").fetch(tmp_path / "fetched")
+        find_champion("helper").fetch(tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()
 
 
@@ -93,10 +93,10 @@ def test_large_model_is_registered_by_manifest_and_pointer(
         "content_sha256": artifacts.model.sha256,
         "store_uri": artifacts.model.path.as_uri(),
     }
-    assert champion("helper").fetch(tmp_path / "fetched").sha256 == artifacts.model.sha256
+    assert find_champion("helper").fetch(tmp_path / "fetched").sha256 == artifacts.model.sha256
     shutil.rmtree(artifacts.model.path)
     with pytest.raises(RegistryError, match="are neither in MLflow nor at") as error:
-        champion("helper").fetch(tmp_path / "again")
+        find_champion("helper").fetch(tmp_path / "again")
     assert "copy_limit_mb" in error.value.hint
 
 
@@ -232,15 +232,15 @@ def test_version_belongs_to_its_mlflow_run(
 
 
 def test_champion_is_none_before_promotion(registry: Any, customize: Customization) -> None:
-    assert champion("helper") is None
+    assert find_champion("helper") is None
     register_artifacts(customize("one"))
-    assert champion("helper") is None
+    assert find_champion("helper") is None
 
 
 def test_champion_lookup_creates_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert champion("helper") is None
+    assert find_champion("helper") is None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'none.db'}")
-    assert champion("helper") is None
+    assert find_champion("helper") is None
     assert not (tmp_path / "none.db").exists()
 
 
@@ -250,7 +250,7 @@ def test_champion_not_registered_by_tuneline_is_reported(registry: Any) -> None:
     registry.create_model_version("helper", f"models:/{logged_model.model_id}", model_id=logged_model.model_id)
     registry.set_registered_model_alias("helper", "champion", "1")
     with pytest.raises(RegistryError, match="was not registered by tuneline"):
-        champion("helper")
+        find_champion("helper")
 
 
 def test_registration_without_server_names_the_missing_setting(
@@ -280,7 +280,7 @@ def test_real_server_registers_promotes_and_returns_the_model(
     assert (registration.version, registration.aliases) == ("1", ["candidate", "challenger"])
     assert register_artifacts(artifacts).version == "1"
     assert promote("helper", "1", reporter=SilentReporter()).to == "1"
-    version = champion("helper")
+    version = find_champion("helper")
     assert (version.version, version.model_sha256) == ("1", artifacts.model.sha256)
     assert version.fetch(tmp_path / "fetched").sha256 == artifacts.model.sha256
 

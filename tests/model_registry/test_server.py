@@ -21,7 +21,7 @@ from components.common.runtime.reporters import SilentReporter
 from components.model_registry import registry_history
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.history_audit import audit
-from components.model_registry.stage import Registration, champion, promote, register
+from components.model_registry.stage import Registration, find_champion, promote, register
 from tests.mlflow_server import mlflow_server
 from tests.model_registry import fault_proxy
 from tests.model_registry.conftest import Customization, CustomizationArtifacts
@@ -207,7 +207,7 @@ def test_server_loss_during_promotion_leaves_a_valid_champion(
     proxy.rule = lambda method, path: PASS
     assert audit(name, reporter=SilentReporter()).clean
     assert promote(name, version, reporter=SilentReporter()).to == version
-    assert champion(name).version == version
+    assert find_champion(name).version == version
     assert audit(name, reporter=SilentReporter()).notes == []
 
 

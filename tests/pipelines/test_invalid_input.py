@@ -1102,7 +1102,7 @@ REPRODUCTION_ERRORS = {  # the tests are in test_reproduction.py
     "the base model of … version … is missing or has changed: …": ("lineage", 1),
     "the dataset … of … version … is no longer in any store and was not published": ("lineage", 1),
     "the data repository … has no published revision … of …": ("data_versioning", 1),
-    "process … on … works in …/reproduce/… right now": ("busy", 1),
+    "process … on … has locked …/reproduce/…": ("busy", 1),
 }
 REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engines with a server that requires authentication
     "version … of … cannot be promoted: its evaluation compared it with …, and the champion is …": ("registry", 1),
@@ -1167,7 +1167,7 @@ JOB_ERRORS = {  # the tests are in tests/common/test_kubernetes_jobs.py, test_sl
     "sbatch is not installed on this machine": ("engine_missing", 1),
     "sbatch: …": ("launcher", 1),
     "Slurm has not answered for 3600 s: …": ("engine_missing", 1),
-    "--… of the batch script is not supported by slurmrestd": ("configuration", 2),
+    "slurmrestd does not support --… of the batch script. Supported options: …": ("configuration", 2),
     "launcher.slurm.rest: the server at … is not slurmrestd: …": ("configuration", 2),
     "launcher.slurm.rest: the certificate of … is not trusted: …": ("configuration", 2),
     "SLURM_JWT contains no token": ("access", 1),

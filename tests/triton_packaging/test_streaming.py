@@ -147,7 +147,7 @@ def test_invalid_http_request_gets_documented_status_and_message(
     ("model", "fields", "status", "message"),
     [
         ("tiny", {"text_input": ""}, "INVALID_ARGUMENT", "text_input is empty"),
-        ("tiny", {"max_tokens": 3}, "INVALID_ARGUMENT", "give either"),
+        ("tiny", {"max_tokens": 3}, "INVALID_ARGUMENT", "send exactly one"),
         ("tiny", {"text_input": ["a", "b"]}, "INVALID_ARGUMENT", "unexpected shape"),
         ("nobody", {"text_input": "a"}, "NOT_FOUND", "unknown model"),
         ("tiny_stream", {"text_input": "a"}, "UNIMPLEMENTED", "decoupled"),

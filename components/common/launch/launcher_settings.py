@@ -124,7 +124,17 @@ def replace_kind(settings: LauncherSettings, kind: str) -> LauncherSettings:
 
 
 def _format_errors(error: ValidationError) -> str:
-    return "; ".join(": ".join([".".join(map(str, item["loc"])), item["msg"]]).strip(": ") for item in error.errors())
+    """Return each field, the value found (not of `environment`, which may contain secrets) and what is expected."""
+    problems = []
+    for item in error.errors():
+        field = ".".join(map(str, item["loc"]))
+        message = item["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
+        if item["type"] == "extra_forbidden":
+            message = "unknown key"
+        elif field and item["loc"][0] != "environment" and isinstance(item["input"], (str, int, float)):
+            message = f"found {item['input']!r}; {message}"
+        problems.append(f"{field}: {message}" if field else message)
+    return "; ".join(problems)
 
 
 def to_environment(settings: LauncherSettings) -> dict[str, str]:

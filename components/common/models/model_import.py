@@ -237,5 +237,5 @@ def _download(offer: SourceContent, folder: Path, reporter: Reporter) -> None:
             (folder / name).unlink()
             raise ArtifactDamagedError(
                 f"downloaded {name} of {offer.source}: digest {found[:12]}; expected {expected[:12]}",
-                hint="Run the same command again. If the error persists, the file is damaged on the hub or its mirror.",
+                hint="Run the same command again; if the error persists, report the file to the owner of the model.",
             )

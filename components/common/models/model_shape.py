@@ -50,9 +50,10 @@ def estimate_training_memory(shape: ModelShape, *, rows: int, length: int, dropo
 
     Frozen weights are float32 on a CPU and bfloat16 on a GPU. Trained weights are float32 with Adam's two moments: 16
     bytes per parameter (4 weights, 4 gradients, 8 optimizer), as in EleutherAI's cookbook for mixed precision.
-    Activations follow Korthikanti et al. (arXiv 2205.05198): 9h + 4i numbers per token and layer with a gated MLP,
-    without the attention matrix, which scaled dot-product attention does not store. Dropout before a low-rank update
-    adds the adapted inputs and their masks: 12h + 2i. Logits are float32: 4·V bytes per token, LOGIT_COPIES times.
+    Activations follow Korthikanti et al. (arXiv 2205.05198): 9h + 4i numbers per token and layer with a gated MLP. The
+    attention matrix is left out, because scaled dot-product attention does not store it. Dropout before a low-rank
+    update adds the adapted inputs and their masks: 12h + 2i. Logits are float32: 4·V bytes per token, LOGIT_COPIES
+    times.
 
     Args:
         rows: number of rows in memory at once.

@@ -38,7 +38,7 @@ def find(text: str, names_config: NamesConfig | None = None) -> list[Finding]:
     findings: list[Finding] = []
     has_digits = SEVEN_DIGITS.search(text) is not None
     for kind, detector in DETECTORS.items():
-        if (has_digits or not detector.needs_digits) and detector.may_contain(text):
+        if (has_digits or not detector.needs_digits) and detector.can_contain(text):
             findings += [Finding(kind, start, end) for start, end in detector.find_spans(text)]
     if names_config and names_config.model:
         findings += [Finding(*name) for name in named_entities.find_names(text, names_config)]
@@ -57,8 +57,8 @@ def redact(
 ) -> tuple[str, Counter[str]]:
     """Replace findings of `kinds` by placeholders, and count all findings by kind.
 
-    The search is repeated until the text contains no finding of `kinds`, because a placeholder can move a number closer
-    to a word that labels it. Redaction is therefore idempotent.
+    A placeholder can move a number closer to a word that labels it. The search is therefore repeated until the text
+    contains no finding of `kinds`, and redaction is idempotent.
 
     Args:
         preceding_text: context before the text, such as its field name; searched, but not redacted.

@@ -95,7 +95,7 @@ def find_api_keys(text: str) -> Iterator[Span]:
             rest = found.group().partition(sign)[2]
             if compute_entropy(rest) >= TOKEN_ENTROPY and (sign != "sk-" or MIXED.search(rest)):
                 yield found.span()
-    if may_contain_assignment(text):
+    if can_contain_assignment(text):
         for found in ASSIGNED.finditer(text):  # values of 16 or more characters
             value = found["value"]
             least = HEX_ENTROPY if HEX.fullmatch(value) else ENTROPY
@@ -103,7 +103,7 @@ def find_api_keys(text: str) -> Iterator[Span]:
                 yield found.span("value")
 
 
-def may_contain_assignment(text: str) -> bool:
+def can_contain_assignment(text: str) -> bool:
     """Return whether the text contains a name from NAMES and an assignment operator."""
     if "=" not in text and ":" not in text and "earer " not in text:
         return False
@@ -111,9 +111,9 @@ def may_contain_assignment(text: str) -> bool:
     return any(name in lower for name in NAMES)
 
 
-def may_contain_key(text: str) -> bool:
+def can_contain_key(text: str) -> bool:
     """Return whether the text contains a prefix of an API key or an assigned secret."""
-    return may_contain_assignment(text) or any(
+    return can_contain_assignment(text) or any(
         sign in text for mark, signs in MARKS.items() if mark in text for sign in signs
     )
 

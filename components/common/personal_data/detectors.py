@@ -96,13 +96,13 @@ class Detector:
     """The detector of a kind of personal data.
 
     Attributes:
-        may_contain: fast check before the search; default: search every non-empty text.
+        can_contain: fast check before the search; default: search every non-empty text.
         needs_digits: search only texts that match SEVEN_DIGITS.
     """
 
     placeholder: str
     find_spans: Callable[[str], Iterable[Span]]
-    may_contain: Callable[[str], bool] = bool
+    can_contain: Callable[[str], bool] = bool
     needs_digits: bool = False
 
 
@@ -244,7 +244,7 @@ DETECTORS: dict[str, Detector] = {
     "url_credentials": Detector(
         "<URL_CREDENTIALS>", credentials.find_url_credentials, lambda text: "://" in text and "@" in text
     ),
-    "api_key": Detector("<API_KEY>", credentials.find_api_keys, credentials.may_contain_key),
+    "api_key": Detector("<API_KEY>", credentials.find_api_keys, credentials.can_contain_key),
     "email": Detector("<EMAIL>", find_emails, lambda text: "@" in text),
     "iban": Detector("<IBAN>", find_ibans),
     "credit_card": Detector("<CREDIT_CARD>", find_cards, needs_digits=True),

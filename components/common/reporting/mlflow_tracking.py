@@ -110,7 +110,7 @@ def _check_server(address: str) -> None:
                 make_url(address).get_dialect().import_dbapi()
         except ImportError as error:
             raise EngineMissingError(
-                f"the tracking store {public_address} requires the Python module {error.name}",
+                f"the tracking store {public_address} requires the Python module {error.name}, which is not installed",
                 hint=f"Install the database driver that provides the module {error.name}.",
             ) from None
 

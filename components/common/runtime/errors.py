@@ -141,8 +141,8 @@ def translate_system_error(error: BaseException, folders: Sequence[Path] = ()) -
     """Return a DiskFullError or NotWritableError with the folder; None for any other error.
 
     The error of a failed write may lack the path. Candidates are the paths in the error, `folders`, and the folders to
-    which tuneline writes. On a full disk, the first full candidate is reported, or else the candidate with the least
-    free space, since the incomplete file may have been deleted.
+    which tuneline writes. On a full disk, the first full candidate is reported. If no candidate is full, because the
+    incomplete file was deleted, the one with the least free space is reported.
     """
     chain = list(iterate_exception_chain(error))
     named = [Path(os.fsdecode(e.filename)) for e in chain if isinstance(e, OSError) and e.filename]

@@ -56,8 +56,8 @@ except ProcessLookupError:
 def start_group_guard(leader: int) -> subprocess.Popen[bytes]:
     """Start a guard process that kills a process group after its leader has ended, and then exits.
 
-    For an engine whose children may outlive it. If Triton is killed, its Python stubs can deadlock: one thread holds
-    the GIL and waits for the server, while the thread that has detected the server's end waits for the GIL.
+    For an engine whose children may outlive it. If Triton is killed, its Python stubs can deadlock. One thread holds
+    the GIL and waits for the server. The thread that has detected the server's end waits for the GIL.
     """
     return _start_guard(_GROUP_GUARD, str(leader))
 
@@ -148,8 +148,8 @@ def install_stop_handlers(*, once: bool = False) -> None:
 def acknowledge_stop() -> None:
     """Stop raising KeyboardInterrupt, so that the process can exit with its own exit code.
 
-    After a KeyboardInterrupt has left the exec() of a string (used by dataclasses and torch), CPython 3.11 ends the
-    process by SIGINT, regardless of handlers and exit code. The next exec() of a string resets that state
+    dataclasses and torch call exec() with a string. After a KeyboardInterrupt has left this exec(), CPython 3.11 ends
+    the process by SIGINT, regardless of handlers and exit code. The next exec() of a string resets that state
     (run_eval_code_obj in pythonrun.c).
     """
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,7 +1,7 @@
 """Reporters of a stage's progress.
 
-Destinations are a progress bar on a terminal, plain lines in a log, events in a file that the run's process reads, and
-metrics in MLflow. Reports are written to standard error; standard output is reserved for results.
+Destinations: a progress bar on a terminal, plain lines in a log, events in the run's file, metrics in MLflow. Reports
+are written to standard error; standard output is reserved for results.
 """
 
 from __future__ import annotations

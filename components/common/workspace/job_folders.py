@@ -150,8 +150,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
             if owner and _is_owner_alive(lock, owner):
                 host, process = owner.rsplit(".", 2)[:2]
                 raise BusyError(
-                    f"process {process.partition('-')[0]} on {host.rpartition('-')[0]} works in {folder} right now",
-                    hint="Wait until that process has ended, or end it. Then run the same command again.",
+                    f"process {process.partition('-')[0]} on {host.rpartition('-')[0]} has locked {folder}",
+                    hint="Rerun the command after that process has ended.",
                 )
             with _flock(folder):
                 _remove_stale_lock(lock, owner)

@@ -10,9 +10,9 @@
 S3 writes objects atomically, and only the manifest's object can change its content. Two writers of the same artifact
 therefore cannot publish the report of one writer with the manifest of the other, and readers need no lock.
 
-A job that uses an artifact records the use before it lists leases; a job that removes an artifact writes its lease
-before it reads uses. At least one of them therefore detects the other: the removal is cancelled, or the user waits for
-the end of the removal and builds the artifact again.
+A job that uses an artifact records the use before it lists leases. A job that removes an artifact writes its lease
+before it reads uses. At least one of them therefore detects the other. Either the removal is cancelled, or the using
+job waits for the end of the removal and builds the artifact again.
 """
 
 from __future__ import annotations

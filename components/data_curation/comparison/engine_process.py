@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -76,8 +77,9 @@ def run_engine(folder: Path, arguments: Sequence[str], is_complete: Callable[[],
     tail = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-400:]
     raise EngineMissingError(
         f"the Daft engine ended twice without a result (exit code {code}): {tail or 'no output'}",
-        hint="If the exit code is -9 (out of memory), curate fewer rows at once or use a larger machine; otherwise "
-        "run `tuneline doctor`, which checks the engine.",
+        hint="The system killed the engine, probably for lack of memory: curate fewer rows, or use a larger machine."
+        if code == -signal.SIGKILL
+        else "Run `tuneline doctor` to check the engine.",
     )
 
 

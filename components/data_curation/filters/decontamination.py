@@ -1,11 +1,11 @@
 """Decontamination: rejects rows that share text with an evaluation item.
 
 An item is one record of an evaluation set with all its texts: question, answer, choices. Texts are compared as
-normalized words, and n-grams never cross the fields of a record. The n-gram length of 13 words, and 8 as the minimum
-for shorter texts, follow Brown et al., Language Models are Few-Shot Learners, 2020 (arXiv 2005.14165), appendix C. They
-remove matches from web pages; here the whole row is rejected, because a row of instruction data is short. They ignore
-n-grams in more than 10 training documents; here `ignore_common` counts evaluation items, so that a row's result is
-independent of other rows.
+normalized words, and n-grams never cross the fields of a record. N-grams have 13 words, in shorter texts at least 8, as
+in Brown et al., Language Models are Few-Shot Learners, 2020 (arXiv 2005.14165), appendix C. Brown et al. remove matches
+from web pages; here the whole row is rejected, because a row of instruction data is short. They ignore n-grams in more
+than 10 training documents; here `ignore_common` counts evaluation items, so that a row's result is independent of other
+rows.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _BlockFilter:
     blocks: np.ndarray
     tables: Sequence[_NgramTable]
 
-    def may_match(self, words: Words) -> bool:
+    def can_match(self, words: Words) -> bool:
         """Return whether a table may contain an n-gram of these words."""
         import numpy as np
 
@@ -142,7 +142,7 @@ class EvaluationIndex:
         words = _split_words(normalize_words(text))
         shared: dict[int, set[bytes]] = defaultdict(set)
         for block_filter in self.block_filters:
-            if block_filter.may_match(words):
+            if block_filter.can_match(words):
                 for table in block_filter.tables:
                     self._match_ngrams(words, table, shared)
         enough = [item for item, grams in shared.items() if len(grams) >= self.min_overlap * self.ngram_counts[item]]

@@ -1,7 +1,7 @@
 """Registry of file readers: splits a file into records with the reader for the file's suffix.
 
-A record is a line of JSONL, an element of a JSON array, a row of CSV or Parquet, or a unit of a text file. A part that
-cannot be read becomes an `UnreadableRecord` with its location and the reason.
+A record is a JSONL line, an element of a JSON array, a CSV or Parquet row, or a unit of a text file. A part that cannot
+be read becomes an `UnreadableRecord` with its location and the reason.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Web pages: the main text of HTML, and the pages of WARC and WET archives as a stream.
 
-Every document of an archive (response, resource, conversion) becomes a record or an unreadable record; records that
+Every document of an archive (response, resource, conversion) becomes a record or an unreadable record. Records that
 describe the crawl (warcinfo, request, metadata, revisit) are skipped. The format is ISO 28500 (WARC 1.1).
 """
 
@@ -148,8 +148,8 @@ def _load_trafilatura() -> ModuleType:
 def decode_page(data: bytes, charset: str = "") -> str:
     """Decode a page with the first encoding that applies.
 
-    The order is: the encoding of the byte-order mark; UTF-8 if the bytes are valid; the encoding that the server
-    (`charset`) or the page declares, if it decodes most of the page; the detected encoding.
+    First the encoding of the byte-order mark, then UTF-8 if the bytes are valid. Next the encoding that the server
+    (`charset`) or the page declares, if it decodes most of the page; last the detected encoding.
     """
     for mark, name in BYTE_ORDER_MARKS.items():
         if data.startswith(mark):

@@ -232,8 +232,10 @@ def _read_csv(file: Path, suffix: str) -> Iterator[LocatedValue]:
         for row in reader:
             location = f"{file}:{reader.line_num}"
             if None in row or None in row.values():
+                header = len(reader.fieldnames or ())
+                found = header - list(row.values()).count(None) + len(row.get(None, ()))
                 raise InputError(
-                    f"{location}: the row and the header have different numbers of fields",
+                    f"{location}: the row has {found} fields; expected {header}, as in the header",
                     hint="Quote fields that contain a delimiter.",
                 )
             yield location, dict(row)

@@ -56,8 +56,12 @@ def load_model(server: ServerAddress, model: str, version: str, *, timeout: floa
 
     Replaced versions answer requests until then.
 
+    Args:
+        timeout: seconds for the load request, and again for the version to become ready.
+
     Raises:
-        ModelLoadError: the model does not load. Earlier versions remain loaded.
+        ModelLoadError: the model does not load, or is not ready in time. Earlier versions remain loaded.
+        EngineMissingError: the server does not answer.
     """
     _post(server, model, "load", timeout)
     if not _wait_until(lambda: is_ready(server, model, version), timeout):

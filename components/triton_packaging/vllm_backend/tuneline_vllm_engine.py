@@ -77,9 +77,9 @@ class VllmEngine:
     def __init__(self, arguments: Mapping[str, object], adapters: Mapping[str, str]) -> None:
         """Start the engine with the contents of the model files.
 
-        Triton's documentation writes booleans as "true" and "false"; these strings are converted. On a CPU one adapter
-        slot is added: vLLM's CPU build (0.32) computes requests without an adapter (index -1) with the adapter in the
-        last slot if they share a batch with others. An empty last slot has no effect on them.
+        Triton's documentation writes booleans as "true" and "false"; these strings are converted. On a CPU, one adapter
+        slot is added. vLLM's CPU build (0.32) has a defect: it computes a request without an adapter (index -1) with
+        the adapter in the last slot, if the batch contains others. An empty last slot has no effect on them.
         """
         from vllm import AsyncEngineArgs
         from vllm.platforms import current_platform

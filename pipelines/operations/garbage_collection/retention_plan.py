@@ -56,7 +56,7 @@ class Root:
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """The items that may be deleted: of these kinds, and unused for at least `older_than` seconds."""
+    """Limits of a deletion: only items of `kinds` that have been unused for at least `older_than` seconds."""
 
     older_than: float
     kinds: Collection[Kind] = DEFAULT_KINDS

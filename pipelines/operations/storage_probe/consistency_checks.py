@@ -82,7 +82,7 @@ def check_clock(side: Participant) -> Figures:
 
 
 def check_names(side: Participant) -> Figures:
-    """Check case sensitivity, the longest name, and whether unusual names are listed as given."""
+    """Measure case sensitivity, the maximum length of a name in bytes, and the unusual names that are changed or rejected."""
     folder, fs = side.folder_for(), side.fs
 
     def is_accepted(name: str) -> bool:

@@ -163,7 +163,7 @@ NFS_RULES = [
         ),
         False,
         "wrong for programs that lock files across hosts, such as stock dvc or SQLite: a lock excludes processes of"
-        " this host only; tuneline itself requires no locks",
+        " this host only. tuneline itself requires no locks",
         "Mount without nolock and local_lock, and open the firewall for the lock service (NFSv3: NLM and NSM; NFSv4:"
         " port 2049 alone).",
     ),

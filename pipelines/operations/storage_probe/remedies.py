@@ -16,8 +16,8 @@ REMEDIES = {
     " below it.",
     "permissions": "Allow this user and group to write: check `security.run_as_user`, `run_as_group` and `fs_group` in"
     " platform.yaml, the folder's group and mode, and the export rules.",
-    "stale handles": "Retry the read, which can fail over NFS when another host replaces or deletes the file, or, if"
-    " the reads of all files fail, unmount the storage and mount it again.",
+    "stale handles": "Retry the read: over NFS, it fails once if another host replaces the file. If all reads fail,"
+    " mount the storage again.",
     "I/O errors": "Check dmesg on the host, or mount with hard instead of soft: with soft, a slow server causes I/O"
     " errors.",
     "inodes": "Remove small files, or add inodes.",
@@ -40,9 +40,8 @@ REMEDIES = {
     " flush data.",
     "exclusive names": "Use NFSv3, or 4.1 and later, with hard, or another POSIX volume; otherwise, two jobs can lock"
     " the same folder.",
-    "locks": "Do not run stock dvc, SQLite or other programs that lock files here from several hosts, or mount NFS"
-    " without nolock and local_lock and open the firewall for the lock service (NFSv3: NLM and NSM); tuneline itself"
-    " requires no file locks.",
+    "locks": "Run stock dvc, SQLite and other programs that lock files here on one host only, or mount NFS without"
+    " nolock and local_lock and open the firewall for NLM and NSM (NFSv3). tuneline itself requires no file locks.",
     "deleted while read": "Do not manually delete files that a job on another host may read; over NFS, such"
     " a read fails.",
     "fio": "Run fio manually on the storage, or skip it with --no-fio.",

@@ -1112,7 +1112,7 @@ def test_server_other_than_kubernetes_is_reported(
 ) -> None:
     file = kubeconfig(tmp_path / "page", cluster.external.mlflow, token=cluster.external.mlflow_token)
     finding = check_connection(monkeypatch, file)
-    assert "expected the API of Kubernetes" in finding["found"]
+    assert "expected a JSON object of the API of Kubernetes" in finding["found"]
 
 
 def test_private_image_is_not_checked_without_readable_pull_secrets(

@@ -1,8 +1,8 @@
 """Job status of a TrainJob or a RayJob, computed from its Kubernetes objects by pure functions.
 
-Sources: the conditions of trainer.kubeflow.org/v1alpha1 (Suspended, Complete, Failed) and of a child JobSet's jobs; the
-deployment and job status of ray.io/v1; Kueue's conditions of a Workload (QuotaReserved, Admitted, Evicted); a pod's
-PodScheduled and DisruptionTarget.
+Sources: the conditions of a trainer.kubeflow.org/v1alpha1 TrainJob (Suspended, Complete, Failed) and of its JobSet's
+jobs. The deployment and job status of a ray.io/v1 RayJob. Kueue's conditions of a Workload (QuotaReserved, Admitted,
+Evicted). A pod's PodScheduled and DisruptionTarget.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 
 It reserves a placement group with one bundle per node, each on a different machine, and runs launch.node_runner in a
 Ray actor on each node: Ray assigns the accelerators and reports the loss of a machine. After the loss of a node or a
-process, the entry point ends the other nodes and restarts the command from its last checkpoint, up to `resumes` times.
+process, the entry point ends the other nodes. It then restarts the command from its last checkpoint, up to `resumes`
+times.
 
 SIGTERM (`ray job stop`) or the file `stop` in the folder, with the text `save` or `now`, stops the training. Exit
 codes: 0: success; 75: interrupted, the work was saved and can resume; 1: failure. The outcome files contain the reason.
@@ -283,7 +284,7 @@ def _wait_for_nodes(job: _Job, is_ready: Callable[[], bool], bundle: dict[str, f
     def describe_cluster() -> str:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         fitting = sum(all(node.get(name, 0) >= amount for name, amount in bundle.items()) for node in nodes)
-        return f"{fitting} of its {len(nodes)} nodes have these resources in total"
+        return f"nodes of this size: {fitting} of {len(nodes)}"
 
     amounts = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
     count, limit = job.command.nodes, job.settings.ray.wait_seconds
@@ -295,8 +296,8 @@ def _wait_for_nodes(job: _Job, is_ready: Callable[[], bool], bundle: dict[str, f
             raise _StoppedError
         if limit and waited > limit:
             raise EngineMissingError(
-                f"the Ray cluster did not have {demand} within {limit:.0f} s; {describe_cluster()}",
-                hint=f"Add nodes, or reduce launcher.nodes or the resources in launcher.ray. {RESUME_HINT}",
+                f"timeout after {limit:.0f} s: the Ray job requires {demand}; {describe_cluster()}",
+                hint=f"Reduce launcher.nodes or launcher.ray, or add nodes. {RESUME_HINT}",
             )
         if not is_noted and waited > NOTE_DELAY_SECONDS:
             is_noted = True

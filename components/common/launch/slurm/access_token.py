@@ -21,7 +21,7 @@ TOKEN_VARIABLE = "SLURM_JWT"
 TOKEN_PATTERN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 RENEW_HINT = (
     "Create a token with `scontrol token lifespan=SECONDS` on a login node, and store it in the secret for SLURM_JWT "
-    "or in the file launcher.slurm.rest_token_file, which may be renewed while a job runs."
+    "or in launcher.slurm.rest_token_file. The file may be renewed while a job runs."
 )
 
 

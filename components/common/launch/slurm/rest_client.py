@@ -1,7 +1,7 @@
 """Slurm client for slurmrestd, Slurm's REST API; requires neither Slurm's commands nor a login node.
 
-The client detects the API version by trial. It distinguishes an unresponsive service (the controller, slurmrestd or a
-proxy in front of it; a repeated call may succeed), a rejected token, and a call that Slurm rejects.
+The client detects the API version by trial. It distinguishes an unresponsive service, a rejected token and a call that
+Slurm rejects. The unresponsive service is the controller, slurmrestd or a proxy; a repeated call may succeed.
 """
 
 from __future__ import annotations

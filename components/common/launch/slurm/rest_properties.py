@@ -1,7 +1,7 @@
 """The directives of a batch script as job properties in JSON, since slurmrestd does not read the script.
 
-Names and types follow the OpenAPI specifications of slurmrestd: up to v0.0.38 they are those of sbatch, since v0.0.39
-those of Slurm's data parsers (lists of flags, numbers that may be unset).
+Names and types follow the OpenAPI specifications of slurmrestd. Up to v0.0.38, they are those of sbatch. Since v0.0.39,
+they are those of Slurm's data parsers (lists of flags, numbers that may be unset).
 """
 
 from __future__ import annotations
@@ -57,19 +57,18 @@ def parse_script(text: str, version: int) -> Properties:
     properties: Properties = {}
     for name, value in _parse_directives(text):
         if name not in SUPPORTED_OPTIONS:
-            supported = ", ".join(sorted(SUPPORTED_OPTIONS))
-            hint = f"Remove the option, or use Slurm's commands (launcher.slurm.ssh); slurmrestd supports {supported}."
-            raise ConfigurationError(f"--{name} of the batch script is not supported by slurmrestd", hint=hint)
+            raise ConfigurationError(
+                f"slurmrestd does not support --{name} of the batch script. Supported options: "
+                f"{', '.join(sorted(SUPPORTED_OPTIONS))}",
+                hint="Remove the option, or set launcher.slurm.ssh to submit with Slurm's commands.",
+            )
         try:
             properties |= _convert(name, value, version)
         except ValueError:
             option = f"--{name}={value}" if value else f"--{name}"
-            hint = (
-                "Correct the value (see `man sbatch`), or use Slurm's commands (launcher.slurm.ssh); API "
-                f"v0.0.{version} may not support the option."
-            )
             raise ConfigurationError(
-                f"{option} of the batch script is not supported by slurmrestd", hint=hint
+                f"slurmrestd's API v0.0.{version} does not support {option} of the batch script",
+                hint="Correct the value (see `man sbatch`), or set launcher.slurm.ssh to submit with Slurm's commands.",
             ) from None
     # sbatch computes the numbers of tasks and cores, slurmctld does not.
     nodes = str(properties.get("nodes", 1))
