@@ -229,7 +229,7 @@ def remove_run(run_id: str) -> None:
 
 
 def list_unversioned_models(older_than: float, owner: str | None) -> list[TrackedItem]:
-    """Return the logged models that no model version uses. Arguments and errors are those of `list_ended_runs`."""
+    """Return the logged models that no model version uses; arguments and errors as for `list_ended_runs`."""
     if is_registry_missing():
         return []
     items = []

@@ -233,7 +233,7 @@ def _wait_ready(
 
 
 def get_json(url: str, *, method: str = "GET", body: Mapping[str, object] | None = None, timeout: float = 60.0) -> Any:
-    """Return the server's JSON response.
+    """Return the server's JSON response; `timeout` in seconds.
 
     Raises:
         OSError: the server does not respond, or responds with an HTTP error.

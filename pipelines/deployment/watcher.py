@@ -101,6 +101,10 @@ def open_deployment(
 ) -> Iterator[Deployment]:
     """Open the deployment of a serving folder, and lock the folder.
 
+    Args:
+        served_as: name of the model on the server; empty: the recorded name, or else the name in the package.
+        timeout: seconds for a version to load.
+
     Raises:
         BusyError: another process has locked the folder.
         TunelineError: the folder serves another model or alias.

@@ -23,6 +23,9 @@ def try_release(server: ServerAddress, folder: Path, name: str, release: Release
 
     The server must use the model repository of the serving folder. The deployed release answers requests meanwhile.
 
+    Args:
+        timeout: seconds for each of its models to load.
+
     Raises:
         ModelLoadError: the release does not load.
         SmokeTestError: its answers differ from its proof.
@@ -48,6 +51,9 @@ def switch_version(
     requests to it, and unloads the old version after its last answer. `remove_retired_versions` removes the old files
     later. If an error is raised, the old release continues to answer requests.
 
+    Args:
+        timeout: seconds for each model to load.
+
     Raises:
         ModelLoadError: the new release does not load.
         EngineMissingError: the server does not answer.
@@ -66,6 +72,9 @@ def deploy_version(server: ServerAddress, folder: Path, name: str, release: Rele
 
     The engine model is loaded first. The old streaming model keeps the old engine model loaded until the new streaming
     model replaces it.
+
+    Args:
+        timeout: seconds for each model to load.
     """
     for model in serving_folder.install_release(folder, release, name):
         if repository_api.get_loaded_package(server, model, release.version) != release.package.sha256:
