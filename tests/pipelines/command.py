@@ -68,7 +68,7 @@ def run_in_process(*arguments: object, cwd: Path, **extra: str) -> subprocess.Co
     command = ["tuneline", *map(str, arguments)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", command)
-        patch.setattr(cli_main.process_control, "install_stop_handlers", lambda: None)
+        patch.setattr(cli_main.process_control, "install_stop_handlers", lambda **_: None)
         patch.chdir(cwd)
         os.environ.clear()
         os.environ.update(environment(**extra))
