@@ -2,9 +2,9 @@
 
 The result depends only on the chunk and the configuration. One process, several processes and the nodes of a Ray
 cluster therefore produce the same bytes. A prepared row contains the hashes that the comparison of rows uses.
-
-    python -m components.data_curation.chunk_worker FOLDER DESCRIPTOR      reads chunk numbers from standard input
 """
+
+#     python -m components.data_curation.chunk_worker FOLDER DESCRIPTOR      reads chunk numbers from standard input
 
 from __future__ import annotations
 

@@ -1,27 +1,27 @@
-"""The Daft engine: finds near-duplicate texts. Runs as a child process, on this machine or on a Ray cluster.
+"""The Daft engine: finds near-duplicate texts. Runs as a child process, on this machine or on a Ray cluster."""
 
-    python -m components.data_curation.engine similar FOLDER THRESHOLD [RAY_ADDRESS]
-    python -m components.data_curation.engine prepare FOLDER RAY_ADDRESS
-
-`prepare` distributes the row-level processing of chunk_worker.py over a Ray cluster. `similar` reads texts-*.parquet in
-FOLDER. Columns: `place` (a row's number), `words` (separated by single spaces), `answer` (the words of the answer, or
-null), and the 128-bit hashes `words_hash` and `answer_hash`. It writes pairs.parquet: the pairs of places with a
-Jaccard similarity of at least THRESHOLD between their word 5-grams. Of equal texts only the first is compared. Finally
-it writes result.json with the digest of pairs.parquet. Daft's native runner may crash while the interpreter exits,
-after its work is done. Therefore the process ends with os._exit, and the parent relies on the result file only.
-
-MinHash: A. Broder, On the resemblance and containment of documents, 1997. With 32 bands of 4 rows a pair of similarity
-s becomes a candidate with probability 1 − (1 − s⁴)³²: 0.9998 at 0.7. Every candidate is then compared exactly.
-Signatures are stored on disk, one column per band. Candidates are found band by band, so memory holds one band of all
-rows (24 bytes per row). On Ray the files' signatures and the bands are distributed over the nodes, which must all have
-access to FOLDER.
-
-Thousands of rows with a common long template share a bucket, and the number of pairs in a bucket is quadratic. In a
-bucket of more than MAX_FULL_BUCKET_ROWS rows, each row is paired with the bucket's first row. It is also paired with
-its NEIGHBOURHOOD_ROWS predecessors in the order of the next band. Source: the sorted neighbourhood of M. Hernández and
-S. Stolfo, The merge/purge problem for large databases, 1995. The pairs with the first row cover copies of one text;
-rows that are similar beyond the template also share other, smaller buckets.
-"""
+#     python -m components.data_curation.engine similar FOLDER THRESHOLD [RAY_ADDRESS]
+#     python -m components.data_curation.engine prepare FOLDER RAY_ADDRESS
+#
+# `prepare` distributes the row-level processing of chunk_worker.py over a Ray cluster. `similar` reads texts-*.parquet
+# in FOLDER. Columns: `place` (a row's number), `words` (separated by single spaces), `answer` (the words of the answer,
+# or null), and the 128-bit hashes `words_hash` and `answer_hash`. It writes pairs.parquet: the pairs of places with a
+# Jaccard similarity of at least THRESHOLD between their word 5-grams. Of equal texts only the first is compared.
+# Finally it writes result.json with the digest of pairs.parquet. Daft's native runner may crash while the interpreter
+# exits, after its work is done. Therefore the process ends with os._exit, and the parent relies on the result file
+# only.
+#
+# MinHash: A. Broder, On the resemblance and containment of documents, 1997. With 32 bands of 4 rows a pair of
+# similarity s becomes a candidate with probability 1 − (1 − s⁴)³²: 0.9998 at 0.7. Every candidate is then compared
+# exactly. Signatures are stored on disk, one column per band. Candidates are found band by band, so memory holds one
+# band of all rows (24 bytes per row). On Ray the files' signatures and the bands are distributed over the nodes, which
+# must all have access to FOLDER.
+#
+# Thousands of rows with a common long template share a bucket, and the number of pairs in a bucket is quadratic. In a
+# bucket of more than MAX_FULL_BUCKET_ROWS rows, each row is paired with the bucket's first row. It is also paired with
+# its NEIGHBOURHOOD_ROWS predecessors in the order of the next band. Source: the sorted neighbourhood of M. Hernández
+# and S. Stolfo, The merge/purge problem for large databases, 1995. The pairs with the first row cover copies of one
+# text; rows that are similar beyond the template also share other, smaller buckets.
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """The data repository: a bare git repository that jobs clone, commit to and push to.
 
 The repository is a folder, or a URL with a local mirror that is updated before every read. A job commits in its own
-clone and pushes commit and tag in one atomic transaction. If another job pushed first, git rejects the push and the job
-retries on the new commit. An interrupted job therefore leaves the repository unchanged.
+clone and pushes commit and tag in one atomic transaction.
 """
+
+# If another job pushed first, git rejects the push and the job retries on the new commit. An interrupted job therefore
+# leaves the repository unchanged.
 
 from __future__ import annotations
 
@@ -96,9 +98,7 @@ def run_git(folder: Path, *arguments: str, stdin: str = "") -> str:
 def _build_error(failure: str, result: subprocess.CompletedProcess[str], hint: str) -> TunelineError:
     message = result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}"
     if any(text in message for text in DISK_FULL_MESSAGES):
-        return DiskFullError(
-            f"{failure}: no space is left: {message}", hint="Free space on the disk, then run the same command again."
-        )
+        return DiskFullError(f"{failure}: no space is left: {message}", hint="Free space on the disk.")
     return DataVersioningError(f"{failure}: {message}", hint=hint)
 
 
@@ -289,7 +289,11 @@ def list_version_tags(repository: Path, prefix: str) -> dict[str, str]:
 
 
 def list_tags(repository: Path) -> dict[str, str]:
-    """Return every tag with its commit. Resolves tags that point to other tags."""
+    """Return every tag with its commit. Resolves tags that point to other tags.
+
+    Raises:
+        DataVersioningError: the object of a tag is missing.
+    """
     tags = run_git(repository, "for-each-ref", "--format=%(refname:strip=2)", "refs/tags").splitlines()
     queries = "".join(f"refs/tags/{tag}^{{}}\n" for tag in tags)
     commits = run_git(repository, "cat-file", "--batch-check=%(objectname)", stdin=queries).splitlines()

@@ -1,9 +1,10 @@
 """Row-by-row comparison of two revisions of a dataset.
 
 Rows are identified by id. An id is a digest of the content unless the source has ids. Only a row with an id from the
-source can therefore be `changed`: same id, different content. A row in a different split has `moved`. A row whose id
-changed with its content counts as removed and added.
+source can therefore be `changed`: same id, different content. A row in a different split has `moved`.
 """
+
+# A row whose id changed with its content counts as removed and added.
 
 from __future__ import annotations
 

@@ -61,8 +61,7 @@ def check_bucket(url: str, endpoint: str) -> None:
         except (BotoCoreError, ValueError) as error:
             raise DataVersioningError(
                 f"cannot reach {service} for {url}: {error}",
-                hint="Check data_versioning.endpoint_url (or AWS_ENDPOINT_URL) and the network, "
-                "then run the same command again.",
+                hint="Check data_versioning.endpoint_url (or AWS_ENDPOINT_URL) and the network.",
             ) from None
 
 

@@ -167,6 +167,7 @@ def fetch(
     Raises:
         DataVersioningError: the revision is unknown; the hint lists the published revisions.
         ArtifactDamagedError: objects are missing from the remote or damaged. `output` is unchanged.
+        OutputOccupiedError: `output` contains another artifact without `overwrite`, or other files.
     """
     store, version = _resolve(rev, config, workdir)
     key = str(store.read_manifest(version.rev).produced_by.get("key"))
@@ -266,7 +267,11 @@ def _translate_disk_errors(store: VersionStore) -> Iterator[None]:
 
 @contextmanager
 def fetched(version: Version, store: VersionStore, reporter: Reporter) -> Iterator[Artifact]:
-    """Fetch and verify a revision's dataset in a private folder, which is deleted at the end of the block."""
+    """Fetch and verify a revision's dataset in a private folder, which is deleted at the end of the block.
+
+    Raises:
+        ArtifactDamagedError: objects are missing or damaged, or the dataset differs from the revision's commit.
+    """
     with _translate_disk_errors(store), private_folder(store.jobs_folder, "fetch") as folder:
         reporter.step(f"fetching {version.tag}")
         store.remote.check()

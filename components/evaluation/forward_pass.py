@@ -1,9 +1,10 @@
 """Forward passes of a transformers model over token trees, which return the log-likelihoods of the targets.
 
-Logits are computed only at nodes that predict a target, because the head of a small model costs a third as much as
-its layers. `supports_branching` tests whether a model supports branches. A model without this support, such as a
-recurrent model, scores every sequence in a separate row.
+Logits are computed only at nodes that predict a target, because the head of a small model costs a third as much as its
+layers. `supports_branching` tests whether a model supports branches.
 """
+
+# A model without this support, such as a recurrent model, scores every sequence in a separate row.
 
 from __future__ import annotations
 

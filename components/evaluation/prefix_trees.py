@@ -1,10 +1,12 @@
 """Planning of forward passes: a prefix that sequences share is computed once, as the trunk of a token tree.
 
 A tree is one row of a batch. Its nodes are tokens, and a node attends only to its ancestors, so the branches of a row
-are independent. For example, the options of a question are branches after the question. A sequence without shared
-tokens is a tree without branches; short trees are packed into one row. If more sequences share a prefix than fit into
-one row, the prefix is computed separately. Its keys and values precede every row of its group.
+are independent. For example, the options of a question are branches after the question.
 """
+
+# A sequence without shared tokens is a tree without branches; short trees are packed into one row. If more sequences
+# share a prefix than fit into one row, the prefix is computed separately. Its keys and values precede every row of its
+# group.
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The promotion gate: rules over the measured gains, each with a result and a one-sentence reason.
 
 All rules must hold. The number of rules needs no correction: a candidate without the required gains passes all rules at
-most as often as a single rule. Source: intersection-union test, Berger, Technometrics 24, 1982. A rule over slices
-tests many slices for a loss, which needs Holm's correction.
+most as often as a single rule. Source: intersection-union test, Berger, Technometrics 24, 1982.
 """
+
+# A rule over slices tests many slices for a loss, which needs Holm's correction.
 
 from __future__ import annotations
 

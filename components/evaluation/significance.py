@@ -1,9 +1,10 @@
 """The difference between the metrics of two models on the same items, and its uncertainty.
 
 A metric over items is r = Σ score / Σ weight (weights are token counts for a loss, 1 for an accuracy), or exp(r). A
-gain is the difference of two models' metrics, positive if the candidate is better. The bootstrap is paired: both
-models are evaluated on the same resample of the items (Koehn, EMNLP 2004).
+gain is the difference of two models' metrics, positive if the candidate is better.
 """
+
+# The bootstrap is paired: both models are evaluated on the same resample of the items (Koehn, EMNLP 2004).
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """vLLM as the inference engine.
 
 Tested with vLLM 0.32 on a CPU with a base model (see docs/evaluation.md for the figures). Not tested: GPUs, bfloat16,
-adapters. Scores differ slightly between engines, and more in bfloat16, so all models of an evaluation use the same
-engine.
+adapters.
 """
+
+# Scores differ slightly between engines, and more in bfloat16, so all models of an evaluation use the same engine.
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Checkpoints: completeness, selection for a resume, and rotation.
 
 transformers resumes from the highest-numbered folder, even if it is incomplete. Therefore tuneline writes a marker with
-the digest of every file last. It resumes only from a folder that matches its marker. Pickled files are loaded with
-weights_only, after their digests are verified.
+the digest of every file last. It resumes only from a folder that matches its marker.
 """
+
+# Pickled files are loaded with weights_only, after their digests are verified.
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Isolation check: measures on the model to be trained whether rows in one packed sequence attend to each other.
 
 Packed rows have no mask. Position ids restart in each row, which should limit attention to the row. Some kernels and
-models ignore position ids: all kernels with an all-ones mask, and all models with prompt tuning. The check changes one
-row and requires bit-identical logits of the other rows.
+models ignore position ids: all kernels with an all-ones mask, and all models with prompt tuning.
 """
+
+# The check changes one row and requires bit-identical logits of the other rows.
 
 from __future__ import annotations
 

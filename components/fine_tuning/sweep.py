@@ -1,9 +1,11 @@
 """Sweep: trains several recipes on one dataset concurrently and publishes the model with the lowest validation loss.
 
 Each recipe has its own key, checkpoints and job, so a resumed sweep does not repeat trained recipes. One thread
-monitors each recipe. Only one thread at a time works in this process, because the libraries are not thread-safe; the
-training jobs run in separate processes.
+monitors each recipe.
 """
+
+# Only one thread at a time works in this process, because the libraries are not thread-safe; the training jobs run in
+# separate processes.
 
 from __future__ import annotations
 

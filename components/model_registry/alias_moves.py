@@ -1,9 +1,10 @@
 """Moves of an alias in recoverable steps: append an entry, wait for earlier entries, set the alias, close the entry.
 
 MLflow moves an alias regardless of its current version, so moves are serialized: only the lowest pending entry of the
-history may move. If a process ends without closing its entry, the next process closes it: done if the alias moved, else
-void.
+history may move.
 """
+
+# If a process ends without closing its entry, the next process closes it: done if the alias moved, else void.
 
 from __future__ import annotations
 
@@ -50,6 +51,9 @@ def move_alias(client: MlflowClient, model: str, intent: Entry, check: Check = l
 
     Returns:
         The closed entry.
+
+    Raises:
+        BusyError: the alias moved outside of tuneline during each of ten attempts.
     """
     for _ in range(10):
         try:
@@ -137,7 +141,7 @@ def _perform(client: MlflowClient, model: str, entry: Entry, earlier: Sequence[E
             raise RegistryError(
                 f"moving {model}@{entry.alias} took over {OWNER_TIMEOUT_SECONDS / 4:.0f} seconds, and another "
                 "process closed the history entry",
-                hint=f"Check the alias with `tuneline registry audit {model}`, then run the same command again.",
+                hint=f"Check the alias with `tuneline registry audit {model}`.",
             )
 
     check_pending()

@@ -164,8 +164,7 @@ def build_user_error(error: BaseException, client: MlflowClient | None = None) -
     if is_readable:
         return TrackingUnavailableError(
             f"MLflow at {address} answers read requests but not write requests; {attempts}",
-            hint="Check in the server's log whether its database is read-only, full or locked, then run the same "
-            "command again.",
+            hint="Check in the server's log whether its database is read-only, full or locked.",
         )
     return TrackingUnavailableError(
         f"the MLflow server {address} stopped answering; {attempts}",

@@ -93,7 +93,11 @@ def list_versions(client: MlflowClient, name: str, tag: tuple[str, str] | None =
 
 
 def search_versions(client: MlflowClient, name: str, tag: tuple[str, str] | None = None) -> list[ModelVersion]:
-    """Return the versions as `list_versions` does; an empty list if the model does not exist."""
+    """Return the versions as `list_versions` does; an empty list if the model does not exist.
+
+    Raises:
+        RegistryError: the name contains a quotation mark.
+    """
     if "'" in name:
         raise RegistryError(
             f"the model name {name} contains a quotation mark", hint="Choose a name without quotation marks."

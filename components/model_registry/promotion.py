@@ -159,13 +159,13 @@ def _move(
             if now.tags.get(TAG_PREFIX + key) != to.tags.get(TAG_PREFIX + key):
                 raise RegistryError(
                     f"the tag {TAG_PREFIX}{key} of {to.name} version {to.version} changed during the promotion",
-                    hint="Check the version, then promote it again.",
+                    hint="Check the version before you promote it again.",
                 )
         if number != (str(planned.version) if planned else None) and not force:
             raise RegistryError(
                 f"the {intent.alias} of {to.name} changed during the promotion; "
                 f"now: {f'version {number}' if number else 'no version'}",
-                hint="Evaluate against the current champion, then promote again.",
+                hint="Evaluate the version against the current champion.",
             )
         check_permission(entries)
         # For readers of the version in MLflow; the history is authoritative.

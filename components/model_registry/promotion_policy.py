@@ -73,7 +73,11 @@ def build_policy(config: ModelRegistryConfig) -> Policy | None:
 
 
 def get_effective_policy(entries: Sequence[Entry], configured: Policy | None = None) -> Policy:
-    """Return the last policy in the history, or else the configured policy."""
+    """Return the last policy in the history, or else the configured policy.
+
+    Raises:
+        RegistryError: the recorded policy is invalid.
+    """
     written = [entry for entry in entries if entry.kind == "policy" and entry.state == DONE]
     try:
         return Policy.model_validate_json(written[-1].reason) if written else configured or Policy()

@@ -1,10 +1,11 @@
 """History of alias moves in MLflow: version n of the registered model NAME.history is entry n of NAME's history.
 
 The server's database assigns the numbers, without duplicates or gaps, and never reuses the number of a deleted entry.
-An entry is appended before its move (`pending`) and closed after the move (`done`, or `void` if the alias did not
-move). Only the lowest pending entry may move, so moves are serialized. A closed entry has a seal: a digest of its
-content and the previous seal. An audit detects later edits in the UI by the seals.
 """
+
+# An entry is appended before its move (`pending`) and closed after the move (`done`, or `void` if the alias did not
+# move). Only the lowest pending entry may move, so moves are serialized. A closed entry has a seal: a digest of its
+# content and the previous seal. An audit detects later edits in the UI by the seals.
 
 from __future__ import annotations
 

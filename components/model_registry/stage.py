@@ -187,7 +187,7 @@ def _create_version(
     if version is None:
         raise RegistryError(
             f"MLflow accepted a new version of {config.name}, but does not list it",
-            hint="Check the MLflow server's log, then register again.",
+            hint="Check the MLflow server's log.",
         )
     return version
 

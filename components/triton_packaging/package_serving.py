@@ -64,6 +64,10 @@ def verify_package(repository: Path) -> Artifact:
     """Verify the digests of a package and of the folders that it refers to, and reject added files.
 
     Triton would serve a version folder that was added after packaging.
+
+    Raises:
+        UsageError: the repository was not packaged by tuneline.
+        ArtifactDamagedError: a file was changed or added.
     """
     has_manifest = (repository / artifact_folder.MANIFEST_FILENAME).exists()
     if repository.is_dir() and not has_manifest and any(repository.glob(f"*/{CONFIG_FILENAME}")):

@@ -1,9 +1,10 @@
 """Copies a finished package to a shared folder or an S3 prefix that a cluster's Triton reads.
 
-A copy is stored under its content digest, so files that a server reads never change. manifest.json is written last:
-a copy without it is unfinished. The environment configures the S3 service and credentials (AWS_ENDPOINT_URL,
-AWS_ACCESS_KEY_ID, AWS_PROFILE, …).
+A copy is stored under its content digest, so files that a server reads never change. manifest.json is written last: a
+copy without it is unfinished.
 """
+
+# The environment configures the S3 service and credentials (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_PROFILE, …).
 
 from __future__ import annotations
 

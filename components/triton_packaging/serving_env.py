@@ -1,12 +1,11 @@
 """The serving environment: the virtual environment that Triton's python backend imports from.
 
 The backend's stub was built against numpy 1 and crashes on strings with numpy 2. The backend therefore uses a separate
-environment: numpy 1.26, and a .pth file that adds all other packages of tuneline's environment. `make` creates it:
-
-    python -m components.triton_packaging.serving_env
-
-The environment is in `<sys.prefix>/serving`, or in the folder in TUNELINE_SERVING_ENV. Stages do not install it.
+environment: numpy 1.26, and a .pth file that adds all other packages of tuneline's environment.
 """
+
+# `make` creates it with `python -m components.triton_packaging.serving_env`. The environment is in
+# `<sys.prefix>/serving`, or in the folder in TUNELINE_SERVING_ENV. Stages do not install it.
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ def create_environment(package_folders: Sequence[str] = ()) -> Path:
     if defect := _find_defect():
         raise TunelineError(
             f"the serving environment in {get_environment_folder()} does not work: {defect}",
-            hint="Install tuneline's packaging extra, then run this command again.",
+            hint="Install tuneline's packaging extra.",
         )
     return get_environment_folder()
 
@@ -121,7 +120,7 @@ def _run(command: list[str]) -> None:
         last = ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1]
         raise TunelineError(
             f"python {' '.join(command[1:4])} failed: {last}",
-            hint="Check that pip can reach its package index, then run this command again.",
+            hint="Check that pip can reach its package index.",
         )
 
 

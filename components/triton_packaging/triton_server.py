@@ -215,7 +215,7 @@ def _wait_ready(
                 if state == "UNAVAILABLE" and reason not in ("", "unloaded"):
                     raise ModelLoadError(
                         f"Triton did not load {name}: {reason}{_log_excerpt(log)}",
-                        hint="Fix the error in the log lines above, then package the model again.",
+                        hint="Fix the error in the log lines above.",
                     )
                 if state == "":
                     raise ModelLoadError(

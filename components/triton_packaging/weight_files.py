@@ -66,6 +66,9 @@ def write_adapter(model: LoadableModel, folder: Path) -> None:
     """Write the model's adapter for PEFT and vLLM.
 
     Weight files are linked if possible. In the configuration, the base model's name replaces local paths.
+
+    Raises:
+        ValueError: the model has no adapter.
     """
     if model.adapter is None:
         raise ValueError("the model has no adapter")

@@ -51,7 +51,7 @@ KeepVersionsOption = Annotated[
 OwnRemoteOption = Annotated[
     bool,
     typer.Option(
-        "--own-remote", help="Declare that a DVC remote outside the workdir is used by this data repository only."
+        "--own-remote", help="Declare that only this data repository uses the DVC remote outside the workdir."
     ),
 ]
 NoRepositoryOption = Annotated[

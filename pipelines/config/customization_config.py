@@ -124,7 +124,7 @@ def check_consistency(config: Customization) -> None:
 
 
 def parse_values(values: Values, source: str) -> Customization:
-    """Validate nested values; `source` is their origin in error messages."""
+    """Validate nested values. Raises ConfigurationError, which gives `source` as their origin."""
     try:
         return Customization.model_validate(values)
     except ValidationError as error:

@@ -1,9 +1,10 @@
 """Pipelines of a single stage: from its input artifacts, given by digest, to its output artifact.
 
-A stage has the same plan as in a full run, so both reuse the same results in the store. The evaluation pipeline
-compares a model with the champion; a full run that repeats the champion's recipe compares the candidate with the
-champion's incumbent.
+A stage has the same plan as in a full run, so both reuse the same results in the store.
 """
+
+# The evaluation pipeline compares a model with the champion; a full run that repeats the champion's recipe compares the
+# candidate with the champion's incumbent.
 
 from collections.abc import Callable
 from functools import partial

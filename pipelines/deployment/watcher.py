@@ -1,9 +1,10 @@
 """Deployment of a registry alias: a Triton server serves the version that the alias points to, and follows its moves.
 
 The registry is polled, since its webhooks do not reach private addresses. A version is not served if it fails promote's
-checks, does not load, or does not answer its golden prompts. The current version then remains deployed, and the
-rejected version is tagged with the reason.
+checks, does not load, or does not answer its golden prompts.
 """
+
+# The current version then remains deployed, and the rejected version is tagged with the reason.
 
 from __future__ import annotations
 

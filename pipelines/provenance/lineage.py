@@ -178,7 +178,7 @@ def trace(reference: str, workdir: Workdir, config: DataVersioningConfig, report
 
 
 def parse_reference(reference: str) -> tuple[str, str]:
-    """Return the name, and the alias or version number."""
+    """Return the name, and the alias or version number. Raises UsageError if the reference is neither."""
     match = re.fullmatch(r"(?:models:/)?([^@/:]+)(?:[@/]([^@/:]+))?", reference)
     if not match:
         raise UsageError(

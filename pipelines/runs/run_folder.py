@@ -155,7 +155,7 @@ def describe_error(error: BaseException, workdir: Workdir | None = None) -> dict
 
 
 def stop_steps(run: Run) -> InterruptedRunError:
-    """Stop the running step with time to save its work; a second Ctrl-C or the timeout kills it.
+    """Stop the running steps, and wait while they save their work; a second Ctrl-C or the timeout kills them.
 
     Returns:
         The error to raise. All descendants of this process have ended.

@@ -74,7 +74,7 @@ def test_dvc_folder_is_listed_like_a_local_one(cache_folder, tmp_path):
 def test_dvc_source_without_a_fetcher_is_refused(tmp_path):
     message, hint = catch_refusal("dvc://repo@v1:raw/a.jsonl", tmp_path)
     assert message == "is in a DVC repository, which this command does not fetch"
-    assert hint == "Fetch the file or folder first, then use its local path."
+    assert hint == "Set the local path of a fetched file or folder."
     assert find_sources_by_name("a.jsonl", ["dvc://repo@v1:raw/a.jsonl"], tmp_path) == []
 
 

@@ -217,13 +217,13 @@ ERRORS = {
     "full disk": ExpectedError("no space left in {folder}: {free} MB free", FREE_SPACE_HINT, "disk_full", 1),
     "read-only folder": ExpectedError(
         "{folder} cannot be written: the file system is read-only",
-        "Grant this user write access, or choose another folder; then run the same command again.",
+        "Grant this user write access, or choose another folder.",
         "not_writable",
         1,
     ),
     "folder of another user": ExpectedError(
         "{folder} cannot be written: permission denied",
-        "Grant this user write access, or choose another folder; then run the same command again.",
+        "Grant this user write access, or choose another folder.",
         "not_writable",
         1,
     ),

@@ -1,9 +1,10 @@
 """Artifacts: folders with a manifest, published atomically.
 
 `claim_folder` marks a folder unfinished; `publish` flushes its files, and then writes manifest.json by rename. A folder
-without a manifest is never read, and `read` verifies every file. The protocol needs no locks and no renames across
-mounts, so it is also safe on NFS.
+without a manifest is never read, and `read` verifies every file.
 """
+
+# The protocol needs no locks and no renames across mounts, so it is also safe on NFS.
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The digest of the code that computes a stage's result, a part of every cache key.
 
 The digest covers the stage's component.py and the first-party modules that it imports, directly or indirectly. It also
-covers the installed versions of the third-party packages that these modules import. Other changes do not invalidate the
-stage's cached results.
+covers the installed versions of the third-party packages that these modules import.
 """
+
+# Other changes do not invalidate the stage's cached results.
 
 from __future__ import annotations
 

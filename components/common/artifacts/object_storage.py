@@ -161,7 +161,7 @@ def translate_s3_errors(uri: str) -> Iterator[None]:
             hint = f"Check {CREDENTIAL_VARIABLES}, and their permissions in {bucket}."
         else:
             problem = f"cannot be reached at {endpoint}: {message}"
-            hint = "Check AWS_ENDPOINT_URL and the network; then run the same command again."
+            hint = "Check AWS_ENDPOINT_URL and the network."
         raise EngineMissingError(f"{uri} {problem}", hint=hint) from None
 
 

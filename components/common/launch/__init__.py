@@ -1,9 +1,10 @@
 """Jobs that run a stage's command: starting, finding, watching and stopping them, and reading their logs.
 
 A launcher starts a command in a job folder on shared storage. In this folder, the job appends events to an event file
-and writes its result to an outcome file. Jobs of all launchers are therefore watched in the same way, and the watching
-process can be restarted.
+and writes its result to an outcome file.
 """
+
+# Jobs of all launchers are therefore watched in the same way, and the watching process can be restarted.
 
 from __future__ import annotations
 

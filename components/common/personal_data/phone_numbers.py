@@ -1,9 +1,10 @@
 """Detection of phone numbers in international and national format; dates, versions and amounts are excluded.
 
 A number counts as a phone number if it has the format of a phone number, or follows a word such as "call" or "fax".
-Formats: a plus sign with an assigned country code, an area code in brackets, North American groups, or a leading zero
-with groups.
 """
+
+# Formats: a plus sign with an assigned country code, an area code in brackets, North American groups, or a leading zero
+# with groups.
 
 from __future__ import annotations
 

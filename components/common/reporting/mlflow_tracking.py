@@ -169,6 +169,9 @@ def get_experiment_id(client: MlflowClient, artifact_root: Path | None = None) -
 
     With MLFLOW_RUN_ID, this is the experiment of that run; otherwise the experiment in MLFLOW_EXPERIMENT_NAME or
     "tuneline", which is created if it does not exist.
+
+    Raises:
+        UsageError: the tracking server does not return the run MLFLOW_RUN_ID.
     """
     from mlflow.exceptions import MlflowException
 

@@ -160,7 +160,7 @@ def translate_system_error(error: BaseException, folders: Sequence[Path] = ()) -
     denied = next((path for path in candidates if not os.access(find_nearest_existing_path(path), os.W_OK)), None)
     return NotWritableError(
         f"{_find_nearest_folder(denied) if denied else 'a folder'} cannot be written: {reason}",
-        hint="Grant this user write access, or choose another folder; then run the same command again.",
+        hint="Grant this user write access, or choose another folder.",
     )
 
 

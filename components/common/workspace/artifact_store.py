@@ -2,10 +2,10 @@
 
 Environment variables locate the folders of a workdir. Paths in the parameters of a step would make its cache key depend
 on the machine.
-
-A store is a folder, or a bucket with a local folder of copies. The bucket is authoritative: a copy that is damaged, or
-whose manifest differs from the bucket's manifest, is fetched again.
 """
+
+# A store is a folder, or a bucket with a local folder of copies. The bucket is authoritative: a copy that is damaged,
+# or whose manifest differs from the bucket's manifest, is fetched again.
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def keep_paths_in_use(*paths: Path | str) -> Iterator[None]:
 def seconds_since_use(folder: Path) -> float:
     """Return the seconds since an artifact was used; for a folder without a manifest, since its last change.
 
-    The time is measured by the file server's clock. Raises FileNotFoundError.
+    The file server's clock measures the time. Raises FileNotFoundError.
     """
     # Opening the manifest revalidates its attributes; an NFS client may cache the result of `stat` for a minute.
     try:

@@ -1,9 +1,10 @@
 """Liveness of processes: checked directly on this host, and by heartbeats on other hosts.
 
 A process can be checked directly only on its own machine and in its own container. The host's ID includes the boot and
-the container: host names are not unique (cloned machines, pods with host networking), and PIDs repeat in pods. The
-owner of a folder or lock renews its modification time from a thread: the heartbeat.
+the container: host names are not unique (cloned machines, pods with host networking), and PIDs repeat in pods.
 """
+
+# The owner of a folder or lock renews its modification time from a thread: the heartbeat.
 
 from __future__ import annotations
 

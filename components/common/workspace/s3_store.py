@@ -1,19 +1,18 @@
-"""The artifact store in a bucket.
+"""The artifact store in a bucket."""
 
-    <address>/<content_sha256>/<path>                     a payload file: every writer writes the same bytes
-    <address>/<content_sha256>/_beside/<sha256>/<path>    another file (a report, a log), by its own digest
-    <address>/<content_sha256>/manifest.json              written last: readers ignore an artifact without manifest
-    <address>/keys/<stage>/<key>                          digest of the artifact built for a cache key
-    <address>/used/<content_sha256>                       modification time: last use of the artifact
-    <address>/removing/<content_sha256>/<owner tag>       lease of a job that removes the artifact
-
-S3 writes objects atomically, and only the manifest's object can change its content. Two writers of the same artifact
-therefore cannot publish the report of one writer with the manifest of the other, and readers need no lock.
-
-A job that uses an artifact records the use before it lists leases. A job that removes an artifact writes its lease
-before it reads uses. At least one of them therefore detects the other. Either the removal is cancelled, or the using
-job waits for the end of the removal and builds the artifact again.
-"""
+#     <address>/<content_sha256>/<path>                     a payload file: every writer writes the same bytes
+#     <address>/<content_sha256>/_beside/<sha256>/<path>    another file (a report, a log), by its own digest
+#     <address>/<content_sha256>/manifest.json              written last: readers ignore an artifact without manifest
+#     <address>/keys/<stage>/<key>                          digest of the artifact built for a cache key
+#     <address>/used/<content_sha256>                       modification time: last use of the artifact
+#     <address>/removing/<content_sha256>/<owner tag>       lease of a job that removes the artifact
+#
+# S3 writes objects atomically, and only the manifest's object can change its content. Two writers of the same artifact
+# therefore cannot publish the report of one writer with the manifest of the other, and readers need no lock.
+#
+# A job that uses an artifact records the use before it lists leases. A job that removes an artifact writes its lease
+# before it reads uses. At least one of them therefore detects the other. Either the removal is cancelled, or the using
+# job waits for the end of the removal and builds the artifact again.
 
 from __future__ import annotations
 

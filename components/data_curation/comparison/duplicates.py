@@ -159,7 +159,12 @@ def _restrict_to_new_rows(graph: DuplicateGraph) -> tuple[np.ndarray, np.ndarray
 
 
 def find_clusters(rows: int, edges: np.ndarray) -> np.ndarray:
-    """Return the cluster number of every row (int64, (rows,)). Rows connected by a path of edges share a cluster."""
+    """Return the cluster number of every row (int64, (rows,)). Rows connected by a path of edges share a cluster.
+
+    Args:
+        rows: number of rows.
+        edges: connected pairs (int64, (edges, 2)); numbers from `rows` on are nodes that stand for no row.
+    """
     nodes = max(rows, int(edges.max(initial=-1)) + 1)
     graph = coo_array((np.ones(len(edges), dtype=np.int8), (edges[:, 0], edges[:, 1])), shape=(nodes, nodes))
     clusters: np.ndarray = connected_components(graph, directed=False)[1]

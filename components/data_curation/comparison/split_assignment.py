@@ -34,7 +34,7 @@ def assign_splits(
 ) -> tuple[list[str], dict[int, Rejection]]:
     """Assign every row to a split.
 
-    A cluster without published rows is assigned by the hash of the seed and its smallest content digest.
+    The hash of the seed and the smallest content digest decides the split of a cluster without published rows.
 
     Args:
         digests: the content digests of all rows.

@@ -1,12 +1,13 @@
 """Decontamination: rejects rows that share text with an evaluation item.
 
 An item is one record of an evaluation set with all its texts: question, answer, choices. Texts are compared as
-normalized words, and n-grams never cross the fields of a record. N-grams have 13 words, in shorter texts at least 8, as
-in Brown et al., Language Models are Few-Shot Learners, 2020 (arXiv 2005.14165), appendix C. Brown et al. remove matches
-from web pages; here the whole row is rejected, because a row of instruction data is short. They ignore n-grams in more
-than 10 training documents; here `ignore_common` counts evaluation items, so that a row's result is independent of other
-rows.
+normalized words, and n-grams never cross the fields of a record.
 """
+
+# N-grams have 13 words, in shorter texts at least 8, as in Brown et al., Language Models are Few-Shot Learners, 2020
+# (arXiv 2005.14165), appendix C. Brown et al. remove matches from web pages; here the whole row is rejected, because a
+# row of instruction data is short. They ignore n-grams in more than 10 training documents; here `ignore_common` counts
+# evaluation items, so that a row's result is independent of other rows.
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """The published heuristics for web text. docs/filters.md cites each threshold.
 
-Gopher: Rae et al. 2021, arXiv 2112.11446, A.1.1 and table A1. C4: Raffel et al. 2020, arXiv 1910.10683, 2.2.
-FineWeb: Penedo et al. 2024, arXiv 2406.17557. A word is the text between white space; rules that count words skip
-texts in scripts that are written without spaces. Cheap and frequent rules of a family run first.
+Gopher: Rae et al. 2021, arXiv 2112.11446, A.1.1 and table A1. C4: Raffel et al. 2020, arXiv 1910.10683, 2.2. FineWeb:
+Penedo et al. 2024, arXiv 2406.17557.
 """
+
+# A word is the text between white space; rules that count words skip texts in scripts that are written without spaces.
+# Cheap and frequent rules of a family run first.
 
 from __future__ import annotations
 

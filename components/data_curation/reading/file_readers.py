@@ -87,7 +87,7 @@ def read_records(source: Source, config: DataCurationConfig) -> Records:
     if digest.hexdigest() != source.sha256:
         raise InputError(
             f"{source.uri} changed while it was read",
-            hint="Wait until the file is complete, then run the command again.",
+            hint="Rerun the command when the file is complete.",
         )
 
 

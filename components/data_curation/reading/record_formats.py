@@ -1,9 +1,11 @@
 """Registry of record formats: recognizes the format of a record by its keys, and parses the record into rows.
 
 `@record_format` registers a parser with the predicate that recognizes its records. The first matching format in this
-file parses a record, so specific formats precede general ones. Sources of the formats: the Alpaca, Dolly, HH-RLHF and
-ShareGPT datasets, OpenAI's chat format, and the dataset formats of TRL and LLaMA-Factory.
+file parses a record, so specific formats precede general ones.
 """
+
+# Sources of the formats: the Alpaca, Dolly, HH-RLHF and ShareGPT datasets, OpenAI's chat format, and the dataset
+# formats of TRL and LLaMA-Factory.
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ CLIENT_PACKAGES = (
 CREDENTIAL_VARIABLES = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 CREDENTIAL_ERRORS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError")
 HF_MISSING_ERRORS = ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError")
-CHANGED_SOURCE_HINT = "Check that the source is still accessible, then run the command again."
+CHANGED_SOURCE_HINT = "Check that the source is still accessible."
 ERROR_PREFIX = "data_curation.sources: "
 
 

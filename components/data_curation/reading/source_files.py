@@ -49,7 +49,11 @@ def list_sources(patterns: Sequence[str], base: Path, obtain: DvcFetcher | None 
 
 
 def list_evaluation_sets(patterns: Sequence[str], base: Path) -> list[Source]:
-    """Return the files of the evaluation sets. Errors refer to data_curation.decontamination.sets."""
+    """Return the files of the evaluation sets. Errors refer to data_curation.decontamination.sets.
+
+    Raises:
+        ConfigurationError: a set does not exist or cannot be read.
+    """
     try:
         return list_sources(patterns, base)
     except ConfigurationError as error:
@@ -82,7 +86,7 @@ def _expand_pattern(pattern: str, base: Path, obtain: DvcFetcher | None) -> list
             hint = "Write dvc://repository@revision:path, with the path in the repository."
             raise _source_error(pattern, "is not a valid DVC address", hint)
         if obtain is None:
-            hint = "Fetch the file or folder first, then use its local path."
+            hint = "Set the local path of a fetched file or folder."
             raise _source_error(pattern, "is in a DVC repository, which this command does not fetch", hint)
         path = obtain(pattern)
         if not path.is_dir():

@@ -222,7 +222,11 @@ def count_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
 
 
 def get_start_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the token before a text without context: the start token, or else the end-of-sequence token."""
+    """Return the token before a text without context: the start token, or else the end-of-sequence token.
+
+    Raises:
+        InputError: the tokenizer has neither.
+    """
     token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if token is None:
         raise InputError(

@@ -1,10 +1,11 @@
 """Task kind `judge`: pairwise comparison of answers by another model.
 
-Each pair is judged in both orders, because judges are biased by position (Zheng et al., arXiv 2306.05685). An answer
-wins if both judgements prefer it and loses if both prefer the other answer; every other result is a tie, as in
-MT-bench. The score is 1, 0 or 1/2. A pair with a missing judgement scores NaN, so that the gate refuses the candidate.
-`unanswered` counts transient failures of the endpoint.
+Each pair is judged in both orders, because judges are biased by position (Zheng et al., arXiv 2306.05685).
 """
+
+# An answer wins if both judgements prefer it and loses if both prefer the other answer; every other result is a tie, as
+# in MT-bench. The score is 1, 0 or 1/2. A pair with a missing judgement scores NaN, so that the gate refuses the
+# candidate. `unanswered` counts transient failures of the endpoint.
 
 from __future__ import annotations
 

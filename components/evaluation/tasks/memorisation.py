@@ -1,10 +1,12 @@
 """Task kind `memorisation`: share of training rows that a model completes word for word.
 
 The prompt ends in the middle of a conversation's last answer, or in the middle of a plain text. A row is memorised if
-the next N tokens equal the row's. Source, with N = 50: Carlini et al., "Quantifying Memorization Across Neural Language
-Models" (ICLR 2023, arXiv 2202.07646). Rows with fewer than N tokens after the middle are not tested. The share is a
-lower bound: other prefixes or sampling may reproduce further rows.
+the next N tokens equal the row's.
 """
+
+# Source, with N = 50: Carlini et al., "Quantifying Memorization Across Neural Language Models" (ICLR 2023, arXiv
+# 2202.07646). Rows with fewer than N tokens after the middle are not tested. The share is a lower bound: other prefixes
+# or sampling may reproduce further rows.
 
 from __future__ import annotations
 

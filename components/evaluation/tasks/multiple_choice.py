@@ -1,9 +1,10 @@
 """Task kind `multiple_choice`: the answer is the option with the highest log-likelihood after the question.
 
 `acc` and `acc_norm` follow lm-eval (ConfigurableTask.process_results). `acc` selects the option with the highest summed
-log-likelihood, `acc_norm` the option with the highest log-likelihood per character, without the delimiter. Of equal
-options, the first is selected.
+log-likelihood, `acc_norm` the option with the highest log-likelihood per character, without the delimiter.
 """
+
+# Of equal options, the first is selected.
 
 from __future__ import annotations
 

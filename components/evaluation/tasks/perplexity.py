@@ -1,9 +1,10 @@
 r"""Task kind `perplexity`: perplexity of plain texts as in lm-eval, per word and per byte, and in bits per byte.
 
-Words are separated by white space (`re.split(r"\s+", text)`); bytes are those of UTF-8. Every token is scored once,
-the first token given the start token. A text longer than the context length is split into windows; the last window
-has as much context as fits.
+Words are separated by white space (`re.split(r"\s+", text)`); bytes are those of UTF-8. Every token is scored once, the
+first token given the start token.
 """
+
+# A text longer than the context length is split into windows; the last window has as much context as fits.
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """Task kind `toxicity`: share of answers with entries of a profanity list (better-profanity, 835 English entries, MIT).
 
 A word list ignores context and intent. It also flags texts that quote or explain a listed word, and words that are
-harmless in another context (medicine, names of animals). It does not detect insults, threats and hatred in plain
-words, deliberate misspellings, or other languages. A higher share than the base's is evidence of a regression; a share
-of zero is not evidence of the opposite. Classifiers (detoxify, Perspective) would need downloaded weights or a service.
+harmless in another context (medicine, names of animals).
 """
+
+# It does not detect insults, threats and hatred in plain words, deliberate misspellings, or other languages. A higher
+# share than the base's is evidence of a regression; a share of zero is not evidence of the opposite. Classifiers
+# (detoxify, Perspective) would need downloaded weights or a service.
 
 from __future__ import annotations
 

@@ -39,6 +39,9 @@ def get_loaded_package(server: ServerAddress, model: str, version: str) -> str:
     """Return the digest of the package that a version was loaded from; "" if it is not ready or has no digest.
 
     The digest is the parameter repository_sha256 of config.pbtxt.
+
+    Raises:
+        EngineMissingError: the server does not answer.
     """
     if not is_ready(server, model, version):
         return ""

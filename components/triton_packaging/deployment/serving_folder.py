@@ -1,14 +1,13 @@
-"""The serving folder of a deployment: verified copies of packages, and the models that Triton loads.
+"""The serving folder of a deployment: verified copies of packages, and the models that Triton loads."""
 
-    packages/<sha256>/                      a package as it was published, verified before every use
-    repository/<name>/config.pbtxt          the version to load, by number; rewritten at every switch
-    repository/<name>/<version>             a link to the package's version folder
-    repository/<name>_stream/…              the same for the streaming model
-    repository/<name>_candidate…            the same for a version in its smoke test
-    rooted/<sha256>/<name>/<version>        for the vLLM backend: model files with absolute paths into packages/<sha256>
-
-A version has the same number in Triton and in the registry, so `model_version` of an answer identifies it.
-"""
+#     packages/<sha256>/                      a package as it was published, verified before every use
+#     repository/<name>/config.pbtxt          the version to load, by number; rewritten at every switch
+#     repository/<name>/<version>             a link to the package's version folder
+#     repository/<name>_stream/…              the same for the streaming model
+#     repository/<name>_candidate…            the same for a version in its smoke test
+#     rooted/<sha256>/<name>/<version>        for the vLLM backend: model files with absolute paths into packages/<sha256>
+#
+# A version has the same number in Triton and in the registry, so `model_version` of an answer identifies it.
 
 from __future__ import annotations
 
@@ -114,6 +113,9 @@ def install_release(folder: Path, release: Release, name: str) -> list[str]:
     """Install this version and restrict Triton's version policy to it. Return the models to load, in order.
 
     The files of other versions are not deleted, so Triton can keep serving a loaded version.
+
+    Raises:
+        UsageError: a model of the package does not have exactly one version folder.
     """
     models = []
     for suffix in release.suffixes:

@@ -48,7 +48,7 @@ def smoke_test(server: ServerAddress, release: Release, name: str) -> int:
             try:
                 answer = request(server, config, reference)
             except ProofError as error:
-                hint = "Check the server's log, then package the model again."
+                hint = "Check the server's log."
                 raise SmokeTestError(error.message, hint=hint) from None
             except Exception as error:  # a broken model may return an invalid answer
                 raise SmokeTestError(

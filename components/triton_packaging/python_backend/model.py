@@ -2,15 +2,15 @@
 
 The files of this folder are copied into the model repository next to `weights/`. They import only numpy, torch,
 transformers and Triton's utilities. Limits and capacity are parameters of config.pbtxt.
-
-A request contains `text_input` (one user message, or raw text with apply_chat_template false) or `messages` (a JSON
-list of {"role", "content"}). Optional: max_tokens, temperature, top_p, top_k, seed and stop. Without a temperature, or
-with temperature 0, the answer is greedy. The response contains text_output, finish_reason ("stop" or "length"),
-prompt_tokens and completion_tokens (including the end token).
-
-This model returns complete answers. The package's second model streams answers: it connects to this model through a
-local socket, so that the weights are loaded once. A Triton model supports only one of the two modes.
 """
+
+# A request contains `text_input` (one user message, or raw text with apply_chat_template false) or `messages` (a JSON
+# list of {"role", "content"}). Optional: max_tokens, temperature, top_p, top_k, seed and stop. Without a temperature,
+# or with temperature 0, the answer is greedy. The response contains text_output, finish_reason ("stop" or "length"),
+# prompt_tokens and completion_tokens (including the end token).
+#
+# This model returns complete answers. The package's second model streams answers: it connects to this model through a
+# local socket, so that the weights are loaded once. A Triton model supports only one of the two modes.
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Triton python backend model that streams the answers of the package's engine model, without weights.
 
 The model is decoupled: each response contains new text, and the last response has a finish_reason. The model requests
-the socket address of the engine model of the same version once, through the server. It receives all answers from that
-socket.
+the socket address of the engine model of the same version once, through the server.
 """
+
+# It receives all answers from that socket.
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def create_sampler(request: GenerationRequest, device: torch.device) -> transfor
 class SeededSampler(transformers.LogitsProcessor):  # type: ignore[misc] # transformers is untyped
     """Samples the token with the request's own random state, and makes it the only finite score.
 
-    The process-wide random state is shared by all threads: seeding it would not make a request repeatable while others
+    All threads share the process-wide random state: seeding it would not make a request repeatable while others
     are answered.
     """
 

@@ -1,12 +1,11 @@
-"""Triton backend for vLLM, compatible with the files and requests of Triton's own vLLM backend.
+"""Triton backend for vLLM, compatible with the files and requests of Triton's own vLLM backend."""
 
-It serves packages with triton_packaging.backend vllm in the servers that `tuneline serve` and the proof start, which
-lack Triton's vLLM backend. model.json contains keyword arguments of vLLM's AsyncEngineArgs. multi_lora.json maps
-adapter names to folders. The model is decoupled: it sends a streamed answer in several responses.
-
-A request contains text_input, used verbatim without a chat template. Optional: stream, sampling_parameters (a JSON
-object as a string; its key lora_name selects the adapter), exclude_input_in_output and the return_* flags.
-"""
+# It serves packages with triton_packaging.backend vllm in the servers that `tuneline serve` and the proof start, which
+# lack Triton's vLLM backend. model.json contains keyword arguments of vLLM's AsyncEngineArgs. multi_lora.json maps
+# adapter names to folders. The model is decoupled: it sends a streamed answer in several responses.
+#
+# A request contains text_input, used verbatim without a chat template. Optional: stream, sampling_parameters (a JSON
+# object as a string; its key lora_name selects the adapter), exclude_input_in_output and the return_* flags.
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
 """The pods that Kubeflow creates for a compiled pipeline, reimplemented because its services are not on PyPI.
 
 Two parts of kubeflow/pipelines (at commit 00f7b52b28e0) build a pod. The API server's compiler creates the fields that
-every pod has. Source in backend/src/v2/compiler/argocompiler: container.go addContainerExecutorTemplate,
-security_context.go applySecurityContextToExecutorTemplate. The driver adds the fields that the pipeline's two documents
-set (backend/src/v2/driver: driver.go initPodSpecPatch, k8s.go extendPodSpecPatch and makeVolumeMountPatch). Omitted:
-additions of an administrator to all pods (proxies, CA certificates, user ids, a workflow patch). Also omitted: the
-containers `init` and `wait` of Argo Workflows, which the installation defines.
+every pod has.
 """
+
+# Source in backend/src/v2/compiler/argocompiler: container.go addContainerExecutorTemplate, security_context.go
+# applySecurityContextToExecutorTemplate. The driver adds the fields that the pipeline's two documents set
+# (backend/src/v2/driver: driver.go initPodSpecPatch, k8s.go extendPodSpecPatch and makeVolumeMountPatch). Omitted:
+# additions of an administrator to all pods (proxies, CA certificates, user ids, a workflow patch). Also omitted: the
+# containers `init` and `wait` of Argo Workflows, which the installation defines.
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Consistency checks: both participants run each step at the same time and return their observations.
 
 A step works below `side.folder_for()`, a folder per participant that exists before the step begins. A step waits for
-the partner's paths with `side.wait_for_path`, unless it measures their delay. `maker` is the rank that writes while the
-other rank observes.
+the partner's paths with `side.wait_for_path`, unless it measures their delay.
 """
+
+# `maker` is the rank that writes while the other rank observes.
 
 from __future__ import annotations
 

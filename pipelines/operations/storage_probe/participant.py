@@ -71,7 +71,11 @@ class Participant:
         return answer
 
     def exchange_results(self, measured: Figures) -> Figures:
-        """End the step: post this participant's measurements and return the partner's."""
+        """End the step: post this participant's measurements and return the partner's.
+
+        Raises:
+            PartnerError: the partner exits or does not respond.
+        """
         self.channel.post(f"{self.step}.end", measured)
         partner_measured: Figures = self.channel.wait((f"{self.step}.end",), self._timeout())[1]
         return partner_measured

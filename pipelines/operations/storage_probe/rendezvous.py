@@ -1,9 +1,10 @@
 """Rendezvous and messages of the two participants, through files in the probed folder.
 
 A message is a file that is written once: the SHA-256 of a JSON document, then the document. A reader retries while the
-file is missing or incomplete. Each poll first modifies the folder, which makes an NFS client revalidate names with the
-server.
+file is missing or incomplete.
 """
+
+# Each poll first modifies the folder, which makes an NFS client revalidate names with the server.
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ class MessageChannel:
                     if self._fs.stat(self._folder).st_mtime - last > self._max_silence:
                         raise PartnerError(
                             f"no heartbeat from the partner for {self._max_silence:.0f} seconds",
-                            hint="Read the output of the other side, then start both sides again.",
+                            hint="Read the output of the other side for the cause.",
                         )
                 next_heartbeat_check = time.monotonic() + HEARTBEAT_CHECK_SECONDS
             if time.monotonic() > deadline:

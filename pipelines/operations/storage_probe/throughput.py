@@ -1,9 +1,11 @@
 """Read and write rates of tuneline's typical workloads, measured on both participants at once.
 
-Each participant reads the file that its partner wrote, after it advised the kernel to drop its cached pages. On two
-hosts, the data therefore comes from the storage; on one host, the pages may still be cached, and the result reports
-this. The data is one random block, written repeatedly: storage cannot compress it, but can deduplicate its blocks.
+Each participant reads the file that its partner wrote, after it advised the kernel to drop its cached pages.
 """
+
+# On two hosts, the data therefore comes from the storage; on one host, the pages may still be cached, and the result
+# reports this. The data is one random block, written repeatedly: storage cannot compress it, but can deduplicate its
+# blocks.
 
 from __future__ import annotations
 

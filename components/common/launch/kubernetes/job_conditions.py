@@ -1,9 +1,10 @@
 """Job status of a TrainJob or a RayJob, computed from its Kubernetes objects by pure functions.
 
 Sources: the conditions of a trainer.kubeflow.org/v1alpha1 TrainJob (Suspended, Complete, Failed) and of its JobSet's
-jobs. The deployment and job status of a ray.io/v1 RayJob. Kueue's conditions of a Workload (QuotaReserved, Admitted,
-Evicted). A pod's PodScheduled and DisruptionTarget.
+jobs. The deployment and job status of a ray.io/v1 RayJob.
 """
+
+# Kueue's conditions of a Workload (QuotaReserved, Admitted, Evicted). A pod's PodScheduled and DisruptionTarget.
 
 from __future__ import annotations
 

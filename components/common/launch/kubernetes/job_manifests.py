@@ -1,9 +1,10 @@
 """The manifest of a TrainJob or a RayJob that runs a command.
 
-The pods meet the restricted Pod Security Standard unless the settings add capabilities. A TrainJob's runtime provides
-the rest of its pods: the manifest patches the runtime's job `node`, and the runtime injects the variables of torchrun
-(PET_…).
+The pods meet the restricted Pod Security Standard unless the settings add capabilities.
 """
+
+# A TrainJob's runtime provides the rest of its pods: the manifest patches the runtime's job `node`, and the runtime
+# injects the variables of torchrun (PET_…).
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Access to the API server of Kubernetes: connection, own namespace, error texts, and the calls of the launchers.
 
 Failures in transit or at the server (a broken connection, a timeout, 429, 5xx) raise RetryableError, and `retry`
-repeats such calls. The preflight checks of a cluster (pipelines.kubeflow.preflight) use the same connection functions
-with their own timeouts.
+repeats such calls.
 """
+
+# The preflight checks of a cluster (pipelines.kubeflow.preflight) use the same connection functions with their own
+# timeouts.
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Entry point of a Ray job, which runs a training on the cluster's nodes.
+"""Entry point of a Ray job, which runs a training on the cluster's nodes."""
 
-    python -P -m components.common.launch.ray.ray_entrypoint FOLDER
-
-It reserves a placement group with one bundle per node, each on a different machine, and runs launch.node_runner in a
-Ray actor on each node: Ray assigns the accelerators and reports the loss of a machine. After the loss of a node or a
-process, the entry point ends the other nodes. It then restarts the command from its last checkpoint, up to `resumes`
-times.
-
-SIGTERM (`ray job stop`) or the file `stop` in the folder, with the text `save` or `now`, stops the training. Exit
-codes: 0: success; 75: interrupted, the work was saved and can resume; 1: failure. The outcome files contain the reason.
-"""
+#     python -P -m components.common.launch.ray.ray_entrypoint FOLDER
+#
+# It reserves a placement group with one bundle per node, each on a different machine, and runs launch.node_runner in a
+# Ray actor on each node: Ray assigns the accelerators and reports the loss of a machine. After the loss of a node or a
+# process, the entry point ends the other nodes. It then restarts the command from its last checkpoint, up to `resumes`
+# times.
+#
+# SIGTERM (`ray job stop`) or the file `stop` in the folder, with the text `save` or `now`, stops the training. Exit
+# codes: 0: success; 75: interrupted, the work was saved and can resume; 1: failure. The outcome files contain the
+# reason.
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The launcher `ray`: a training on an existing Ray cluster, through Ray's job submission API and `ray_entrypoint`.
 
 The submission id is a digest of the job folder and the attempt. Ray accepts an id once: a restarted step finds its job,
-and a repeated request starts no second job. The job folder has the same path on all nodes. For token authentication,
-Ray's client reads RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
+and a repeated request starts no second job. The job folder has the same path on all nodes.
 """
+
+# For token authentication, Ray's client reads RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
 
 from __future__ import annotations
 

@@ -68,7 +68,11 @@ class RestClient:
         self._was_accepted = False
 
     def submit(self, script: Path) -> str:
-        """Submit a batch script, with its directives as properties of the job, and return the job's id."""
+        """Submit a batch script, with its directives as properties of the job, and return the job's id.
+
+        Raises:
+            RefusedError: slurmrestd returned no job id, or ignored properties of the job.
+        """
         text = script.read_text(encoding="utf-8")
         version = self._find_version()
         job = {"current_working_directory": str(script.parent), **rest_properties.parse_script(text, version)}
