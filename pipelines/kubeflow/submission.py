@@ -113,15 +113,16 @@ def submit(
 
     Args:
         server: the Kubeflow Pipelines server.
-        pipeline: compiled pipeline.
+        pipeline: path of the compiled pipeline.
         experiment: name of the experiment.
         run_name: name of the run; default: the pipeline's name with the time.
         service_account: service account of the pods.
         parameters: `name=value` texts; values are YAML of the type that the pipeline declares.
 
     Raises:
-        ConfigurationError: the file is not a compiled pipeline, or a token or certificate is missing.
-        UsageError: the pipeline does not accept a parameter.
+        ConfigurationError: the file is not a compiled pipeline, a parameter makes the configuration invalid, or a token
+            or certificate is missing.
+        UsageError: the pipeline does not accept a parameter, or the server rejects the request.
         EngineMissingError: the server does not answer.
         AccessError: the server does not accept the credentials.
     """
@@ -158,7 +159,14 @@ def submit(
 
 
 def get_health(server: KubeflowServer) -> dict[str, Any]:
-    """Return the server's health object: {"multi_user", "tag_name" (its version), …}. Raises as `submit` does."""
+    """Return the server's health object: {"multi_user", "tag_name" (the server's version), …}.
+
+    Raises:
+        ConfigurationError: a token or certificate is missing.
+        UsageError: the server rejects the request.
+        EngineMissingError: the server does not answer.
+        AccessError: the server does not accept the credentials.
+    """
     with _translate_errors(server), _suppress_output():
         api = _connect(server)._healthz_api.api_client
         answer = api.call_api(
@@ -173,7 +181,11 @@ def get_health(server: KubeflowServer) -> dict[str, Any]:
 
 
 def read_pipeline(pipeline: Path) -> dict[str, Any]:
-    """Return the pipeline specification of a compiled file. Raises ConfigurationError for any other file."""
+    """Return the pipeline specification of a compiled file.
+
+    Raises:
+        ConfigurationError: the file does not exist, is unreadable or is not a compiled pipeline.
+    """
     hint = "Pass a file that `tuneline compile -o pipeline.yaml` or the kfp compiler wrote."
     try:
         documents = list(yaml.safe_load_all(pipeline.read_text(encoding="utf-8")))
@@ -199,7 +211,18 @@ PARAMETER_TYPES = {
 
 
 def parse_parameters(given: Sequence[str], declared: JsonObject) -> JsonObject:
-    """Convert `name=value` arguments to the types that the pipeline declares. Raises UsageError for an invalid argument."""
+    """Convert `name=value` arguments to the types that the pipeline declares.
+
+    Args:
+        given: the `name=value` texts.
+        declared: the pipeline's parameter definitions, by name.
+
+    Returns:
+        The converted values, by name.
+
+    Raises:
+        UsageError: an argument has another form, an undeclared name or a value of another type.
+    """
     values: JsonObject = {}
     for argument in given:
         name, separator, text = argument.partition("=")
@@ -230,6 +253,10 @@ def check_parameters(declared: JsonObject, values: JsonObject) -> None:
     """Validate the configuration that the first step of a customization run will build from the parameters.
 
     If the defaults are invalid for this version of tuneline, only the first step validates the configuration.
+
+    Args:
+        declared: the pipeline's parameter definitions, by name.
+        values: the converted values of the given parameters, by name.
 
     Raises:
         ConfigurationError: a value is invalid.
@@ -496,7 +523,7 @@ def _build_status_error(error: Any, server: KubeflowServer, continuing_run: str)
     }
     status = error.status or 0
     if status >= 500 or status == 429:
-        retry_hint = "Try again later; if the failure persists, contact the administrator."
+        retry_hint = "Try again later, or contact the administrator of Kubeflow Pipelines."
         selected: tuple[type[TunelineError], str, str] = (EngineMissingError, f"returned status {status}", retry_hint)
     else:
         other_hint = "Check --namespace (required by a multi-user Kubeflow) and the parameters."
@@ -514,7 +541,7 @@ def _get_first_line(text: str, server: KubeflowServer) -> str:
 
 
 def mask_values(text: str, values: Iterable[str]) -> str:
-    """Return the text with these values masked."""
+    """Return the text with each of these values replaced by `***`."""
     for value in sorted(filter(None, values), key=len, reverse=True):
         text = text.replace(value, "***")
     return text

@@ -26,7 +26,7 @@ REQUIRED_PACKAGES = {  # with the tuneline extra that installs each package
 
 
 def check_machine(workdir: Workdir) -> list[CheckResult]:
-    """Check this machine. A run fails if a needed check fails."""
+    """Return the results of the checks of this machine. A run fails if a needed check fails."""
     git, memory = shutil.which("git"), psutil.virtual_memory().total
     is_supported_python = (3, 11) <= sys.version_info[:2] <= (3, 13)
     is_supported_machine = platform.machine() == "x86_64" and sys.platform == "linux"

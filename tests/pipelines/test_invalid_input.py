@@ -1154,10 +1154,10 @@ PLATFORM_ERRORS = {  # the test is in test_platform_check.py
 STORAGE_PROBE_ERRORS = {  # the tests are in tests/pipelines/storage_probe
     "no partner joined … within 300 seconds": ("partner", 1),
     "no leader of this pair is in … after 300 seconds": ("partner", 1),
-    "the partner did not answer within … seconds (…)": ("partner", 1),
+    "the partner did not send … within … seconds": ("partner", 1),
     "no heartbeat from the partner for … seconds": ("partner", 1),
     "the partner exited and removed the probe's folder": ("partner", 1),
-    "the second process ended: …": ("partner", 1),
+    "the partner exited: …": ("partner", 1),
     "… is not an existing folder": ("usage", 2),
     "--pair requires rank 0 or 1; the rank of this host is not set": ("usage", 2),
     "--pair '…' is not a valid name of a pair": ("usage", 2),

@@ -37,7 +37,13 @@ class CheckContext:
         return self.platform.run.service_account or ("default-editor" if self.is_multi_user else "pipeline-runner")
 
     def build_path(self, kind: str, name: str = "", group: str = "api/v1") -> str:
-        """Return the API path of the namespace's objects of a kind, or of the object with this name."""
+        """Return the API path of the namespace's objects of a kind, or of the object with this name.
+
+        Args:
+            kind: the plural resource name, such as "secrets".
+            name: the object's name; default: all objects of the kind.
+            group: path of the API group and version, such as "apis/kueue.x-k8s.io/v1beta1".
+        """
         return f"/{group}/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
 
     def get(self, kind: str, name: str, group: str = "api/v1") -> JsonObject | None:

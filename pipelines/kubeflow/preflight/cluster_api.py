@@ -53,10 +53,12 @@ class ClusterApi:
         self._error: EngineMissingError | None = None
 
     def get(self, path: str) -> JsonObject | None:
-        """Return an object or a list, or None if it does not exist.
+        """Return the object or list at an API path, or None if the path does not exist.
 
         Raises:
             ForbiddenError: the caller lacks the right.
+            AccessError: the server does not accept the credentials.
+            RefusedError: the server rejects the call.
             EngineMissingError: the server does not answer.
         """
         if path not in self._answers:
@@ -64,7 +66,7 @@ class ClusterApi:
         return self._answers[path]
 
     def list_items(self, path: str) -> list[JsonObject]:
-        """Return the items of a list; empty if the kind does not exist."""
+        """Return the items of the list at an API path; empty if the path does not exist. Raises the errors of `get`."""
         return list((self.get(path) or {}).get("items", []))
 
     def create(self, path: str, body: JsonObject) -> JsonObject:
@@ -72,6 +74,9 @@ class ClusterApi:
 
         Raises:
             RefusedError: the server rejects the object.
+            ForbiddenError: the caller lacks the right.
+            AccessError: the server does not accept the credentials.
+            EngineMissingError: the server does not answer.
         """
         answer = self._call("POST", path, body)
         if answer is None:
@@ -123,7 +128,10 @@ class ClusterApi:
 
 
 def connect(context: str = "") -> ClusterApi:
-    """Connect to the API server of the kubeconfig or of this pod's cluster, and check that it answers.
+    """Connect to the API server of the kubeconfig or of this pod's cluster, and check that the server answers.
+
+    Args:
+        context: context of the kubeconfig; default: the current context.
 
     Raises:
         ConfigurationError: the kubeconfig is invalid.
@@ -140,7 +148,12 @@ def connect(context: str = "") -> ClusterApi:
 
 
 def connect_in_cluster() -> ClusterApi:
-    """Connect to the API server of this pod's cluster as the pod's service account. Raises the errors of `connect`."""
+    """Connect to the API server of this pod's cluster as the pod's service account.
+
+    Raises:
+        EngineMissingError: this is not a pod with a service account token, or the server does not answer.
+        AccessError: the server does not accept the credentials.
+    """
     from kubernetes.config import ConfigException
 
     try:
@@ -153,6 +166,11 @@ def connect_in_cluster() -> ClusterApi:
 
 def run_with_timeout(seconds: float, server: str, work: Callable[[], Answer]) -> Answer:
     """Run `work` with a timeout and return its result; the timeout also covers name lookups.
+
+    Args:
+        seconds: the timeout.
+        server: name of the server that `work` calls, for the error.
+        work: the function to run in a thread.
 
     Raises:
         EngineMissingError: `work` took longer than `seconds`.

@@ -63,11 +63,11 @@ def check_cluster(
 
     Args:
         platform: the target environment.
-        context: context of the kubeconfig; default: the current one.
+        context: context of the kubeconfig; default: the current context.
         namespace: namespace in a multi-user Kubeflow; default: the namespace of the connection.
-        endpoint: address of Kubeflow Pipelines.
+        endpoint: address of Kubeflow Pipelines; by default, the check of Kubeflow Pipelines is skipped.
         token_file: file with the token for Kubeflow Pipelines.
-        ca_cert: CA certificate of Kubeflow Pipelines.
+        ca_cert: PEM file with the CA certificate of Kubeflow Pipelines.
     """
     try:
         api = cluster_api.connect(context)

@@ -18,6 +18,13 @@ def send(
 ) -> tuple[int, str, str]:
     """Send a request; the credentials do not follow a redirect.
 
+    Args:
+        address: the HTTP or HTTPS URL.
+        authorization: value of the header Authorization; "" to send no credentials.
+        ssl_context: the trust store for HTTPS.
+        method: the HTTP method.
+        accept: value of the header Accept; default: no header.
+
     Returns:
         The status, the text ("" for an error status), and the challenge of the header WWW-Authenticate or "".
 

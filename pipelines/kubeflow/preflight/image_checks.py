@@ -1,6 +1,6 @@
 """Checks that the registries have the images, through the OCI distribution API with the credentials of the nodes.
 
-https://github.com/opencontainers/distribution-spec/blob/main/spec.md, and for tokens
+Specifications: https://github.com/opencontainers/distribution-spec/blob/main/spec.md and, for tokens,
 https://distribution.github.io/distribution/spec/auth/token/
 """
 
@@ -77,12 +77,12 @@ def _check_image(context: CheckContext, image: str) -> CheckResult:
         f"create secret docker-registry NAME --docker-server={registry} "
         "--docker-username=USER --docker-password=PASSWORD"
     )
-    hint = f"Create a secret that permits the pull, and add it to images.pull_secrets: {command}"
+    hint = f"Add a secret that permits the pull to images.pull_secrets in platform.yaml, created with: {command}"
     return check_result(title, False, f"{registry} denies access: status {status}", hint)
 
 
 def parse_image(image: str) -> tuple[str, str, str]:
-    """Return the registry, the repository, and the tag or digest of an image name, as parsed by container runtimes."""
+    """Return registry, repository, and tag or digest (default: latest) of an image name, as container runtimes do."""
     first, slash, rest = image.partition("/")
     is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
     registry, path = (first, rest) if is_host else ("docker.io", image)

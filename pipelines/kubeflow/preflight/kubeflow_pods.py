@@ -1,14 +1,13 @@
 """The pods that Kubeflow creates for a compiled pipeline, reimplemented because its services are not on PyPI.
 
-Two parts of kubeflow/pipelines (at commit 00f7b52b28e0) build a pod. The API server's compiler creates the fields that
-every pod has.
+Two parts of kubeflow/pipelines (at commit 00f7b52b28e0) build a pod: the API server's compiler and the driver.
 """
 
-# Source in backend/src/v2/compiler/argocompiler: container.go addContainerExecutorTemplate, security_context.go
-# applySecurityContextToExecutorTemplate. The driver adds the fields that the pipeline's two documents set
-# (backend/src/v2/driver: driver.go initPodSpecPatch, k8s.go extendPodSpecPatch and makeVolumeMountPatch). Omitted:
-# additions of an administrator to all pods (proxies, CA certificates, user ids, a workflow patch). Also omitted: the
-# containers `init` and `wait` of Argo Workflows, which the installation defines.
+# The compiler creates the fields that every pod has (backend/src/v2/compiler/argocompiler: container.go
+# addContainerExecutorTemplate, security_context.go applySecurityContextToExecutorTemplate). The driver adds the fields
+# that the pipeline's two documents set (backend/src/v2/driver: driver.go initPodSpecPatch, k8s.go extendPodSpecPatch
+# and makeVolumeMountPatch). Omitted: additions of an administrator to all pods (proxies, CA certificates, user ids, a
+# workflow patch). Also omitted: the containers `init` and `wait` of Argo Workflows, which the installation defines.
 
 from __future__ import annotations
 
@@ -34,7 +33,11 @@ FIELD_VARIABLES = {"KFP_POD_NAME": "metadata.name", "KFP_POD_UID": "metadata.uid
 
 
 def build_pods(compiled: str) -> dict[str, JsonObject]:
-    """Return every pod of a compiled pipeline by executor name, as Argo Workflows sends it to the API server."""
+    """Return every pod of a compiled pipeline by step, as Argo Workflows sends the pod to the API server.
+
+    Args:
+        compiled: the YAML text of a compiled pipeline: the pipeline and its platform configuration.
+    """
     pipeline, platform = yaml.safe_load_all(compiled)
     configs = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     pods: dict[str, JsonObject] = {}

@@ -15,7 +15,8 @@ def check_namespace(context: CheckContext) -> Iterator[CheckResult]:
     namespace = context.api.get(f"/api/v1/namespaces/{context.namespace}")
     name = f"namespace {context.namespace}"
     if namespace is None:
-        hint = f"Set --namespace to an existing namespace, or create it: kubectl create namespace {context.namespace}"
+        create = f"kubectl create namespace {context.namespace}"
+        hint = f"Set --namespace to an existing namespace, or create the missing namespace: {create}"
         yield check_result(name, False, "does not exist", hint)
         return
     phase = namespace.get("status", {}).get("phase", "Active")

@@ -56,7 +56,11 @@ def check_nodes(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def list_reachable_nodes(context: CheckContext) -> set[str]:
-    """Return the names of the nodes on which the pods of at least one stage may run."""
+    """Return the names of the nodes on which the pods of at least one stage may run.
+
+    Raises:
+        ForbiddenError: the caller may not list nodes.
+    """
     nodes = context.api.list_items("/api/v1/nodes")
     return {
         _get_name(node)

@@ -48,7 +48,16 @@ def has_right(
     namespace: str = "",
     as_pods: bool = False,
 ) -> bool:
-    """Return whether the caller, or the pods' service account, has a right in the run's namespace or another.
+    """Return whether the caller, or the pods' service account, has a right in a namespace.
+
+    Args:
+        context: the cluster and the platform.
+        verb: the verb of the right, such as "create".
+        group: the API group; "" for the core group.
+        resource: the plural resource name.
+        name: the object's name; default: all objects.
+        namespace: default: the run's namespace.
+        as_pods: review the access of the pods' service account instead of the caller's.
 
     Raises:
         ForbiddenError: the caller may not review another account's access.
@@ -70,7 +79,15 @@ def has_right(
 def list_missing_rights(
     context: CheckContext, rights: Iterable[tuple[str, str, str, str]] = POD_RIGHTS, *, as_pods: bool = False
 ) -> list[str]:
-    """Return the rights that the caller, or the pods' service account, lacks (default: of the rights of each pod).
+    """Return the rights that the caller, or the pods' service account, lacks in the run's namespace.
+
+    Args:
+        context: the cluster and the platform.
+        rights: tuples of verb, API group, resource and object name; default: the rights of each pod.
+        as_pods: review the access of the pods' service account instead of the caller's.
+
+    Returns:
+        The missing rights as texts, such as "create runs".
 
     Raises:
         ForbiddenError: the caller may not review another account's access.

@@ -1,6 +1,6 @@
 """Dry run of each pod: the API server validates it (dryRun=All) and creates nothing.
 
-It detects problems that no other check covers: admission webhooks, quotas with scopes, and security policies.
+The dry run detects problems that no other check covers: admission webhooks, quotas with scopes, and security policies.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ PREREQUISITE_CHECKS = ("namespace", "service account", "pod security", "limit ra
 def check_pods(context: CheckContext) -> Iterator[CheckResult]:
     """Check that the API server accepts every pod of the pipeline as Kubeflow creates it."""
     if failed := sorted(name for name in context.failed if name.startswith(PREREQUISITE_CHECKS)):
-        yield skipped_check(
-            CHECK_NAME, f"depends on {', '.join(failed)}", "Fix the failed checks, then run this check again."
-        )
+        yield skipped_check(CHECK_NAME, f"depends on {', '.join(failed)}", "Fix the failed checks.")
         return
     if not permission_checks.has_right(context, "create", "", "pods"):
         found = f"{context.user or 'the caller'} may not create pods in {context.namespace}"

@@ -111,7 +111,11 @@ def build_trust_context(context: CheckContext) -> ssl.SSLContext:
 
 
 def read_secret_value(context: CheckContext, name: str, key: str) -> str:
-    """Return a secret's value, or "" if it does not exist. Raises ForbiddenError if the secret may not be read."""
+    """Return the value of a secret's key without surrounding whitespace, or "" if the secret or key does not exist.
+
+    Raises:
+        ForbiddenError: the secret may not be read.
+    """
     data = (context.get("secrets", name) or {}).get("data") or {}
     return base64.b64decode(data.get(key, "")).decode(errors="replace").strip()
 
@@ -145,6 +149,10 @@ def check_pull_secrets(context: CheckContext) -> Iterator[CheckResult]:
 
 def collect_logins(context: CheckContext, account: JsonObject | None) -> dict[str, tuple[str, str]]:
     """Return user and password by registry, from the pull secrets of platform.yaml and of the service account.
+
+    Args:
+        context: the cluster and the platform.
+        account: the ServiceAccount object of the pods; None if it does not exist.
 
     Raises:
         ForbiddenError: the secrets may not be read.

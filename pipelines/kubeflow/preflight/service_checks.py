@@ -67,15 +67,16 @@ def check_mlflow(context: CheckContext) -> Iterator[CheckResult]:
         )
     except (TunelineError, OSError, ValueError, HTTPException) as error:
         reason = describe_failure(error)
-        if reason == CERTIFICATE_PROBLEM:
-            reason += "; set the CA certificate under network.certificates"
         hint = f"Start MLflow, or correct {TRACKING_URI_KEY}; the run's first step checks a server for pods only."
+        if reason == CERTIFICATE_PROBLEM:
+            hint = "Set the CA certificate under network.certificates in platform.yaml."
         yield check_result("MLflow", False, f"{shown} does not answer: {reason}", hint)
         return
     if status not in (401, 403):
         found = f"MLflow {version} at {shown}"
         if status != 200:
-            found = f"{shown} returned status {status}; expected the API of MLflow"
+            answer = "no JSON object" if status == 599 else f"status {status}"
+            found = f"{shown} returned {answer}; expected the API of MLflow"
         yield check_result("MLflow", status == 200, found, f"Correct {TRACKING_URI_KEY}.")
     elif not is_readable:
         found = f"{shown} requires credentials, and the secrets may not be read"
@@ -161,7 +162,7 @@ def check_kubeflow(context: CheckContext) -> Iterator[CheckResult]:
             "Set --namespace (or KFP_NAMESPACE) to the profile's namespace.",
         )
         if context.is_multi_user:
-            found = "the server is in single-user mode, and a namespace is set"
+            found = f"the server is in single-user mode, and the namespace {context.namespace} is set"
             hint = "Remove --namespace and KFP_NAMESPACE, here and for `tuneline submit`."
         yield check_result(title, False, found, hint)
         return

@@ -70,7 +70,7 @@ def _find_binding_problem(context: CheckContext, claim: JsonObject) -> tuple[str
         wait = context.format_kubectl(f"get pvc {name} -w")
         return (
             "being deleted",
-            f"Wait for the deletion ({wait}) and create the claim again, or choose another claim.",
+            f"Create the claim again after its deletion ({wait}), or choose another claim.",
         )
     if phase == "Bound":
         return None

@@ -144,7 +144,9 @@ def take_inventory(request: CollectionRequest) -> Inventory:
 def find_roots(request: CollectionRequest, items: Collection[StoredItem]) -> list[Root]:
     """Return the current roots. The roots of aliases come first, so that a plan reports them as the reason.
 
-    Raises the same errors as `take_inventory`.
+    Raises:
+        RegistryMissingError, RepositoryMissingError: see `check_registry` and `check_repository`.
+        EngineMissingError, RegistryError, DataVersioningError: the store, registry or data repository is unavailable.
     """
     check_repository(request, items)
     workdir = request.workdir
@@ -169,22 +171,29 @@ def find_roots(request: CollectionRequest, items: Collection[StoredItem]) -> lis
 
 
 def check_registry(request: CollectionRequest, items: Collection[StoredItem]) -> None:
-    """Raise RegistryMissingError if the registry is empty but the store is not: the registry is the wrong one."""
+    """Check that the registry can be the registry of the store's artifacts.
+
+    Raises:
+        RegistryMissingError: the registry contains no model version, but the store contains artifacts.
+    """
     count = sum(item.kind == "artifact" for item in items)
     if request.no_registry or not count or registry.list_retained_digests(1):
         return
     store = artifact_store.describe_store(request.workdir.store)
     raise RegistryMissingError(
         f"the registry contains no model version, but the store {store} holds {count} artifacts",
-        hint="Set the registry with --tracking-uri or MLFLOW_TRACKING_URI; give --no-registry if no registry references"
-        " this store.",
+        hint="Set the registry with --tracking-uri or MLFLOW_TRACKING_URI, or give --no-registry if no registry"
+        " references this store.",
     )
 
 
 def check_repository(request: CollectionRequest, items: Collection[StoredItem]) -> None:
-    """Raise RepositoryMissingError if the data repository is missing or artifacts use another repository.
+    """Check that the configured data repository is the repository of the store's datasets.
 
-    The registry does not record this: several teams with separate data repositories may share one registry.
+    The registry does not record the repository: teams with separate data repositories may share one registry.
+
+    Raises:
+        RepositoryMissingError: the data repository is missing, or artifacts use another repository.
     """
     if request.no_repository:
         return
@@ -346,6 +355,7 @@ def seconds_since_write(path: Path, *, touched: bool = True) -> float:
 
     Raises:
         FileNotFoundError: the path does not exist.
+        PermissionError: a folder is unreadable.
     """
     locks = (job_folders.LOCK_FILENAME, f".{job_folders.LOCK_FILENAME}.")
     contents = [one for one in _walk(path) if not one.name.startswith(locks)]
@@ -407,7 +417,12 @@ def _find_absolute_paths(value: object) -> Iterator[Path]:
 
 
 def list_runs(work: Workdir, keep: int) -> Iterator[StoredItem]:
-    """List the run folders, each with references to its results."""
+    """List the run folders, each with references to its results.
+
+    Args:
+        work: the workdir.
+        keep: the number of the newest runs to keep.
+    """
     runs = {run.folder: run for run in run_folder.list_runs(work)}
     newest = [*runs][:keep]
 
@@ -475,7 +490,12 @@ def _find_served_digests(folder: Path) -> dict[str, str]:
 
 
 def list_mlflow(request: CollectionRequest, owner: str | None) -> Iterator[StoredItem]:
-    """List the MLflow runs and logged models of one workdir, or of all (None). A run references its nested runs."""
+    """List the MLflow runs and logged models of one workdir or of all workdirs. A run references its nested runs.
+
+    Args:
+        request: the scope of the garbage collection.
+        owner: the ID of the workdir; None for all workdirs.
+    """
     runs = registry.list_ended_runs(request.older_than, owner, request.keep_runs)
     for run in runs:
         nested = tuple(f"mlflow_run:{other.id}" for other in runs if other.parent_run_id == run.id)
@@ -487,7 +507,11 @@ def list_mlflow(request: CollectionRequest, owner: str | None) -> Iterator[Store
 
 
 def measure_disk_usage(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder; each hard link counts."""
+    """Return the bytes of a file, or of all files in a folder; each hard link counts.
+
+    Raises:
+        PermissionError: a folder is unreadable.
+    """
     total = 0
     for one in _walk(path) if path.is_dir() else [path]:
         with suppress(FileNotFoundError):  # another job just removed it
@@ -496,7 +520,9 @@ def measure_disk_usage(path: Path) -> int:
 
 
 def pin(work: Workdir, target: str, reason: str) -> str:
-    """Pin an artifact with all its inputs, or a run, so that it is kept regardless of age. Return its name.
+    """Pin an artifact with all its inputs, or a run, and return the name of the pin.
+
+    Garbage collection keeps a pinned item regardless of age.
 
     Args:
         work: the workdir.
@@ -518,7 +544,15 @@ def pin(work: Workdir, target: str, reason: str) -> str:
 
 
 def unpin(work: Workdir, target: str) -> str:
-    """Remove a pin and return its name. Raises UsageError if it does not exist."""
+    """Remove a pin and return its name.
+
+    Args:
+        work: the workdir.
+        target: the full digest of an artifact, the full name of a run, or the path of either.
+
+    Raises:
+        UsageError: the target is not pinned.
+    """
     name, names = Path(target).name, artifact_store.list_notes(work.store, PINS_FOLDER)
     if name not in names:
         hint = f"Choose one of: {', '.join(names)}." if names else "Leave out --unpin; no artifact or run is pinned."

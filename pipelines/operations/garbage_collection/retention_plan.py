@@ -27,10 +27,10 @@ class StoredItem:
         kind: the kind of the item.
         name: the name by which other items reference it.
         path: a path or an address.
-        bytes: the size.
+        bytes: the size in bytes.
         unused: seconds since the last use.
-        references: the names of the items that it references.
-        keep_reason: the reason to keep it regardless of age, or "".
+        references: the names of the items that this item references.
+        keep_reason: the reason to keep the item regardless of age, or "".
         artifact_kind: the kind in the manifest of an artifact.
         revisions: the addresses of published datasets among the inputs of an artifact.
     """

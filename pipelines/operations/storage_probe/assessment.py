@@ -29,8 +29,8 @@ CHANGE_LABELS = {
     "time_of_change": "a modification time",
 }
 FSYNC_LABELS = {
-    "others_open": "by the other side while the file is open",
-    "others_closed": "by the other side after it is closed",
+    "others_open": "by the partner while the file is open",
+    "others_closed": "by the partner after the file is closed",
     "own_reopened": "by its writer after reopening",
 }
 
@@ -61,7 +61,14 @@ class StepMeasurement:
 def assess(
     measured: Mapping[str, list[Figures]], hosts: HostNames, mounts: tuple[Mount, Mount], *, one_host: bool
 ) -> list[CheckResult]:
-    """Return the check results of a probe in the order of its steps. Each cause of failure is reported once."""
+    """Return the check results of a probe in the order of its steps. Each cause of failure is reported once.
+
+    Args:
+        measured: the measurements of both participants by step; an empty dict if a participant has no measurements.
+        hosts: the names of the hosts, by rank.
+        mounts: the mounts of the probed path, by rank.
+        one_host: whether both participants run on one kernel.
+    """
     names = hosts if hosts[0] != hosts[1] else ("first process", "second process")
     joined = " and ".join(dict.fromkeys(hosts))
     note = f"{joined}, one kernel: both processes share its cache of the storage" if one_host else joined
@@ -136,7 +143,7 @@ def _assess_storage(step: str, measured: StepMeasurement) -> Iterator[CheckResul
 
 
 def _assess_visibility(_: str, measured: StepMeasurement) -> Iterator[CheckResult]:
-    """Assess the delay until the other participant's changes are visible."""
+    """Assess the delay until the partner's changes are visible."""
     timeout = max(measured.get_values("patience"))
     for name, kinds, limit in (
         ("new files", ("by_name", "in_listing", "added_bytes"), MAX_VISIBILITY_SECONDS),
@@ -167,7 +174,7 @@ def _assess_visibility(_: str, measured: StepMeasurement) -> Iterator[CheckResul
 
 
 def _assess_writes(step: str, measured: StepMeasurement) -> Iterator[CheckResult]:
-    """Assess the reads of files that the other participant renames or flushes."""
+    """Assess the reads of files that the partner renames or flushes."""
     match step:
         case "rename":
             total = {key: sum(measured.get_values(key)) for key in measured.pair[0]}
@@ -184,7 +191,9 @@ def _assess_writes(step: str, measured: StepMeasurement) -> Iterator[CheckResult
                     yield _build_result(name, False, f"{total[key]:,} {consequence}", needed=False)
         case "fsync":
             lost = [label for key, label in FSYNC_LABELS.items() if not all(measured.get_values(key))]
-            found = f"flushed data is not read {', nor '.join(lost)}" if lost else "both sides read the flushed data"
+            found = (
+                f"flushed data is not read {', nor '.join(lost)}" if lost else "both participants read the flushed data"
+            )
             yield _build_result("fsync", not lost, found)
             too_fast = any(
                 mount.kind in mount_options.NETWORK_FILESYSTEMS and seconds < MIN_ROUND_TRIP_SECONDS
@@ -208,9 +217,11 @@ def _assess_exclusion(step: str, measured: StepMeasurement) -> Iterator[CheckRes
                 twice, won = set(first[kind]) & set(second[kind]), set(first[kind]) | set(second[kind])
                 lost = rounds - len(won)
                 if twice or lost > 0:
-                    wrong.append(f"{kind}: of {rounds} names, both sides got {len(twice)} and neither side got {lost}")
+                    wrong.append(
+                        f"{kind}: of {rounds} names, both participants got {len(twice)} and no participant got {lost}"
+                    )
                 shares.append(f"{kind} {len(first[kind])}:{len(second[kind])}")
-            found = "; ".join(wrong) or f"one side got each of {rounds} names ({', '.join(shares)})"
+            found = "; ".join(wrong) or f"one participant got each of {rounds} names ({', '.join(shares)})"
             yield _build_result("exclusive names", not wrong, found)
         case "locks":
             wrong = []
@@ -219,17 +230,15 @@ def _assess_exclusion(step: str, measured: StepMeasurement) -> Iterator[CheckRes
                     if outcome is None:
                         wrong.append(f"{kind} is not supported")
                     elif not outcome["excluded"]:
-                        wrong.append(f"{kind} is granted to both sides at once")
+                        wrong.append(f"{kind} is granted to both participants at once")
                     elif not outcome["freed"]:
                         wrong.append(f"{kind} remains locked after its release")
-            found = "; ".join(dict.fromkeys(wrong)) or "fcntl and flock exclude the other side, and are released"
+            found = "; ".join(dict.fromkeys(wrong)) or "fcntl and flock exclude the partner, and are released"
             yield _build_result("locks", not wrong, found, needed=False)
         case "deleted":
             ok = all(measured.get_values("readable"))
             found = (
-                "the deleted file remains readable"
-                if ok
-                else "a reader gets ESTALE after the other side deletes the file"
+                "the deleted file remains readable" if ok else "a reader gets ESTALE after the partner deletes the file"
             )
             yield _build_result("deleted while read", ok, found, needed=False)
 

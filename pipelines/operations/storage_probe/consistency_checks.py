@@ -45,7 +45,12 @@ UNUSUAL_NAMES = (
 
 
 def check_filesystem(side: Participant) -> Figures:
-    """Report space, inodes, the read-only flag, and the owner and mode of a new file."""
+    """Report space, inodes, the read-only flag, and the owner and mode of a new file.
+
+    Returns:
+        {"free", "size"} in bytes, {"inodes", "free_inodes"} as counts, "read_only", the numeric IDs {"user", "owner",
+        "group"}, and the permission bits "mode".
+    """
     space = side.fs.space(side.folder)
     file = side.folder_for() / "owner"
     write_durably(side.fs, file, b"0")
@@ -69,6 +74,9 @@ def check_clock(side: Participant) -> Figures:
 
     The modification time of a new file is compared with this host's time before and after the write. Of five
     measurements, the most precise is returned.
+
+    Returns:
+        {"offset": the server's time minus this host's time, "within": the uncertainty}, in seconds.
     """
     bounds = []
     for number in range(5):
@@ -83,7 +91,12 @@ def check_clock(side: Participant) -> Figures:
 
 
 def check_names(side: Participant) -> Figures:
-    """Measure case sensitivity, the maximum length of a name in bytes, and the unusual names that are changed or rejected."""
+    """Measure the case sensitivity, the maximum length and the character set of names.
+
+    Returns:
+        {"case_sensitive", "longest": the maximum length in bytes, "changed": the unusual names that are changed or
+        rejected}.
+    """
     folder, fs = side.folder_for(), side.fs
 
     def is_accepted(name: str) -> bool:
@@ -112,7 +125,12 @@ def _exists(fs: Filesystem, path: Path) -> bool:
 
 
 def check_visibility(side: Participant) -> Figures:
-    """Measure the delays of the partner's changes in seconds; None: not visible within the timeout."""
+    """Measure the delays until the partner's changes are visible.
+
+    Returns:
+        {"by_name", "in_listing", "time_of_change", "added_bytes"} in seconds, or None for a change that is not visible
+        within the timeout; "patience": the timeout in seconds.
+    """
     delays = [_measure_visibility(side, maker) for maker in RANKS]
     return {"patience": side.plan.visibility_timeout, **delays[0], **delays[1]}
 
@@ -169,7 +187,12 @@ def _measure_visibility(side: Participant, maker: int) -> dict[str, float | None
 
 
 def check_rename(side: Participant) -> Figures:
-    """Count incorrect reads of a file that the partner replaces repeatedly: each read must return a whole version."""
+    """Count incorrect reads of a file that the partner replaces repeatedly: each read must return a whole version.
+
+    Returns:
+        {"reads", "missing", "torn", "stale", "older"}: the numbers of all reads and of incorrect reads; "versions": the
+        number of versions that the partner wrote.
+    """
     counts = {"reads": 0, "missing": 0, "torn": 0, "stale": 0, "older": 0}
     for maker in RANKS:
         path, version = side.folder_for(maker) / "current", 0
@@ -215,7 +238,12 @@ def _replace_version(fs: Filesystem, path: Path, version: int) -> None:
 
 
 def check_fsync(side: Participant) -> Figures:
-    """Check that both participants read flushed data before and after the file is closed, and measure fsync times."""
+    """Check that both participants read flushed data before and after the file is closed, and measure fsync times.
+
+    Returns:
+        {"others_open", "others_closed", "own_reopened"}: whether the read data equals the flushed data;
+        {"write_seconds", "fsync_seconds"}: the median times for 4 KiB.
+    """
     fs, results = side.fs, {}
     for maker in RANKS:
         path = side.folder_for(maker) / "forced"
@@ -261,7 +289,11 @@ def _wait_for_digest(side: Participant, path: Path, digest: str) -> bool:
 
 
 def check_exclusive_creation(side: Participant) -> Figures:
-    """Race for names with the partner, by O_EXCL, mkdir and hard link; report the names that this participant won."""
+    """Race for names with the partner, by O_EXCL, mkdir and hard link; report the names that this participant won.
+
+    Returns:
+        {"rounds", "won": {"O_EXCL", "mkdir", "link"}}; "won" has the list of won rounds for each kind.
+    """
     folder, fs = side.folder_for(0), side.fs
     draft = side.folder_for() / "draft"
     write_durably(fs, draft, b"0")
@@ -288,7 +320,8 @@ def check_exclusive_creation(side: Participant) -> Figures:
 def check_locks(side: Participant) -> Figures:
     """Check for each kind of lock whether the partner's lock excludes this participant and is released.
 
-    The result of an unsupported kind is None.
+    Returns:
+        {"fcntl", "flock"}, each {"excluded", "freed"}, or None for an unsupported kind.
     """
     fs = side.fs
     results: Figures = {}
@@ -331,7 +364,11 @@ def _try_lock(fs: Filesystem, descriptor: int, kind: LockKind) -> bool | None:
 
 
 def check_read_after_delete(side: Participant) -> Figures:
-    """Check whether this participant can still read an open file that its partner deleted."""
+    """Check whether this participant can still read an open file that its partner deleted.
+
+    Returns:
+        {"readable": whether the read succeeded}.
+    """
     fs, is_readable = side.fs, True
     for maker in reversed(RANKS):
         path = side.folder_for(maker) / "deleted"

@@ -27,8 +27,8 @@ def run_fio(side: Participant) -> Figures:
 
     Returns:
         {"shapes": {workload: {"version", "ways"} or {"failed"}}}; without workloads if fio is not available. "ways" has
-        the bytes and operations per second of reads and writes. A failure of fio is a result, not an error, because it
-        does not indicate a fault of the storage.
+        the bytes and operations per second of reads and writes. A failure of fio is a result, not an error, because the
+        failure does not indicate a fault of the storage.
     """
     program = shutil.which("fio") if side.plan.fio else None
     side.exchange("begin")

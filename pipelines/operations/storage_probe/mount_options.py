@@ -153,8 +153,8 @@ NFS_RULES = [
         False,
         "wrong for streaming reads and checkpoints on a fast network: one TCP connection often cannot use the whole"
         " bandwidth",
-        "Unmount all mounts of the server, whose first mount sets the value for the others, and mount with nconnect=8"
-        " (Linux 5.3 and later).",
+        "Mount with nconnect=8 (Linux 5.3 and later) after unmounting all mounts of the server, because the first mount"
+        " sets the value for the others.",
     ),
     MountRule(
         "locks",

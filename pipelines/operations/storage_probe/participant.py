@@ -85,7 +85,12 @@ class Participant:
         return plan.visibility_timeout + plan.seconds + 2 * plan.size / MIN_BYTES_PER_SECOND + WAIT_MARGIN_SECONDS
 
     def synchronize(self, key: str) -> None:
-        """Wait until a common time on the server's clock, so that both participants continue at the same time."""
+        """Wait until a common time on the server's clock, so that both participants continue at the same time.
+
+        Raises:
+            StepAbortedError: the partner ended the step.
+            PartnerError: the partner exited or did not respond.
+        """
         posted_at = self.server_time()
         partner_posted_at = self.exchange(key, posted_at)
         pause = max(posted_at, partner_posted_at) + MAX_NOTICE_SECONDS - self.server_time()
@@ -98,7 +103,7 @@ class Participant:
     def wait_for_path(self, path: Path) -> None:
         """Wait until a path that the partner created is visible.
 
-        Do not use this for paths whose delay is measured: it makes the client revalidate names with the server.
+        Do not use this method for paths whose delay is measured: it makes the client revalidate names with the server.
 
         Raises:
             FileNotFoundError: the path is not visible within the timeout.

@@ -59,14 +59,22 @@ class ProbeRequest:
     """The path to probe, and the role of this process."""
 
     path: Path
-    pair: str
-    rank: int
+    pair: str  # name that both participants share
+    rank: int  # 0 leads, 1 joins
     plan: ProbePlan
     wait: float  # timeout in seconds for the partner to join
 
 
 def probe_locally(request: ProbeRequest, reporter: Reporter, fs: Filesystem, partner: list[str]) -> dict[str, Any]:
-    """Lead a probe with a child process as the partner, which runs the command `partner` and ends with this process."""
+    """Lead a probe with a child process as the partner, which runs the command `partner` and ends with this process.
+
+    Returns:
+        The report {"ok", "path", "hosts", "findings", "measured": {step: [rank 0, rank 1]}}.
+
+    Raises:
+        UsageError: the path is not an existing folder.
+        PartnerError: the partner did not join, exited, or stopped responding.
+    """
     child = subprocess.Popen(
         partner,
         stdin=subprocess.DEVNULL,
@@ -90,8 +98,8 @@ def probe_locally(request: ProbeRequest, reporter: Reporter, fs: Filesystem, par
             if "error" in output:
                 message, hint = output["error"]["message"], output["error"]["hint"]
         raise PartnerError(
-            f"the second process ended: {message or f'exit code {child.returncode}'}",
-            hint=hint or "Run the same command again; if it fails again, report the output.",
+            f"the partner exited: {message or f'exit code {child.returncode}'}",
+            hint=hint or "Run the same command again, or report the output of repeated failures.",
         )
 
     try:
@@ -107,7 +115,15 @@ def lead(
     fs: Filesystem,
     check_partner: Callable[[], None] = rendezvous.assume_alive,
 ) -> dict[str, Any]:
-    """Create the probe's folder, wait for the partner, run all steps, remove the folder, and return the report."""
+    """Create the probe's folder, wait for the partner, run all steps, remove the folder, and return the report.
+
+    Returns:
+        The report {"ok", "path", "hosts", "findings", "measured": {step: [rank 0, rank 1]}}.
+
+    Raises:
+        UsageError: the path is not an existing folder.
+        PartnerError: the partner did not join, exited, or stopped responding.
+    """
     try:
         _require_folder(request, fs)
         with job_folders.private_folder(request.path, rendezvous.PROBE_PREFIX) as folder:
@@ -123,7 +139,15 @@ def lead(
 
 
 def join(request: ProbeRequest, reporter: Reporter, fs: Filesystem) -> dict[str, Any]:
-    """Find the leader, run all steps of its plan with it, and return the report."""
+    """Find the leader, run all steps of its plan, and return the report.
+
+    Returns:
+        The report {"ok", "path", "hosts", "findings", "measured": {step: [rank 0, rank 1]}}.
+
+    Raises:
+        UsageError: the path is not an existing folder.
+        PartnerError: the partner did not join, exited, or stopped responding.
+    """
     reporter.step("waiting for the leader")
     try:
         _require_folder(request, fs)
@@ -189,7 +213,7 @@ def _run_probe(request: ProbeRequest, side: Participant) -> dict[str, Any]:
                 if not side.folder.exists():  # the leader always removes the folder when it exits
                     raise PartnerError(
                         "the partner exited and removed the probe's folder",
-                        hint="Read the output of the other side.",
+                        hint="Read the partner's output for the cause.",
                     ) from error
                 if "error" not in figures:
                     measured[name][side.rank] = {"error": _describe_error(error, side.fs, side.folder)}

@@ -16,8 +16,8 @@ REMEDIES = {
     " below it.",
     "permissions": "Allow this user and group to write: check `security.run_as_user`, `run_as_group` and `fs_group` in"
     " platform.yaml, the folder's group and mode, and the export rules.",
-    "stale handles": "Retry the read: over NFS, it fails once if another host replaces the file. If all reads fail,"
-    " mount the storage again.",
+    "stale handles": "Retry the read, which fails once over NFS if another host replaces the file, or remount the"
+    " storage if all reads fail.",
     "I/O errors": "Check dmesg on the host, or mount with hard instead of soft: with soft, a slow server causes I/O"
     " errors.",
     "inodes": "Remove small files, or add inodes.",
@@ -30,18 +30,18 @@ REMEDIES = {
     " other.",
     "names": "Export the storage over NFS, not SMB, with UTF-8 names; encryption layers reduce the maximum length.",
     "new files": f"{DISABLE_ATTRIBUTE_CACHE}.",
-    "heartbeats": f"{DISABLE_ATTRIBUTE_CACHE}; otherwise, a live job can be considered dead and lose its lock.",
+    "heartbeats": f"{DISABLE_ATTRIBUTE_CACHE}. Otherwise, a live job can be considered dead and lose its lock.",
     "rename": "Use a POSIX volume: NFS, PowerScale, CephFS or a disk; tuneline publishes by rename and cannot use this"
     " storage.",
-    "order": f"{DISABLE_ATTRIBUTE_CACHE}; otherwise, reads can return an outdated version.",
+    "order": f"{DISABLE_ATTRIBUTE_CACHE}. Otherwise, reads can return an outdated version.",
     "fsync": "Disable write-back caches (vfs-cache, barrier=0, a controller without a battery) and eatmydata; with"
     " them, a crash can lose published data.",
     "fsync time": "Check whether the client ignores fsync: an fsync that is faster than a network round trip does not"
     " flush data.",
     "exclusive names": "Use NFSv3, or 4.1 and later, with hard, or another POSIX volume; otherwise, two jobs can lock"
     " the same folder.",
-    "locks": "Run stock dvc, SQLite and other programs that lock files here on one host only, or mount NFS without"
-    " nolock and local_lock and open the firewall for NLM and NSM (NFSv3). tuneline itself requires no file locks.",
+    "locks": "Run programs that lock files here (stock dvc, SQLite) on one host only, or mount NFS without nolock and"
+    " local_lock. NFSv3 also requires an open firewall for NLM and NSM. tuneline itself requires no file locks.",
     "deleted while read": "Do not manually delete files that a job on another host may read; over NFS, such"
     " a read fails.",
     "fio": "Run fio manually on the storage, or skip it with --no-fio.",

@@ -29,7 +29,7 @@ HEARTBEAT_CHECK_SECONDS = 5.0
 
 
 class PartnerError(TunelineError):
-    """The other participant did not join, or exited."""
+    """The partner did not join, exited, or stopped responding."""
 
     kind = "partner"
 
@@ -81,6 +81,10 @@ class MessageChannel:
     def wait(self, names: tuple[str, ...], seconds: float) -> tuple[str, Any]:
         """Return name and value of the first of these messages that the partner posts.
 
+        Args:
+            names: the names of the expected messages.
+            seconds: the timeout.
+
         Raises:
             PartnerError: the partner exited, sent no heartbeat, or did not post within `seconds`.
         """
@@ -101,14 +105,13 @@ class MessageChannel:
                     if self._fs.stat(self._folder).st_mtime - last > self._max_silence:
                         raise PartnerError(
                             f"no heartbeat from the partner for {self._max_silence:.0f} seconds",
-                            hint="Read the output of the other side for the cause.",
+                            hint="Read the partner's output for the cause.",
                         )
                 next_heartbeat_check = time.monotonic() + HEARTBEAT_CHECK_SECONDS
             if time.monotonic() > deadline:
                 raise PartnerError(
-                    f"the partner did not answer within {seconds:.0f} seconds ({names[0]})",
-                    hint="Check the output and dmesg of the other side; dmesg reports a hung mount as «server not"
-                    " responding».",
+                    f"the partner did not send {names[0]} within {seconds:.0f} seconds",
+                    hint="Check the partner's output and dmesg; dmesg reports a hung mount as «server not responding».",
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, POLL_INTERVAL_SECONDS[1])
@@ -128,7 +131,18 @@ def await_partner(
     seconds: float,
     check_partner: Callable[[], None] = assume_alive,
 ) -> None:
-    """Wait for a partner and send the plan to the first that joins. Raises PartnerError after `seconds`."""
+    """Wait until a partner joins, and send the plan to the first partner.
+
+    Args:
+        fs: the probed storage.
+        folder: the folder of the probe.
+        plan: the fields of the ProbePlan.
+        seconds: the timeout.
+        check_partner: raises PartnerError if the partner is known to have exited.
+
+    Raises:
+        PartnerError: no partner joined within `seconds`.
+    """
     deadline = time.monotonic() + seconds
     messages = folder / MESSAGES_FOLDER
     while True:
@@ -147,7 +161,10 @@ def await_partner(
 
 
 def find_partner(fs: Filesystem, path: Path, pair: str, seconds: float) -> tuple[Path, dict[str, Any]]:
-    """Find the leader's folder below a path and return it with the plan. Ignores the folders of killed probes.
+    """Find the leader's folder below a path and request its plan. Ignore the folders of killed probes.
+
+    Returns:
+        The leader's folder, and the fields of the leader's ProbePlan.
 
     Raises:
         PartnerError: no leader responded within `seconds`.

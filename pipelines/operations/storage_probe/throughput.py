@@ -29,7 +29,14 @@ SMALL_FILE_BYTES = 4096
 
 
 def measure_checkpoint_writes(side: Participant) -> Figures:
-    """Write one large file sequentially and flush it; later steps read it."""
+    """Write one large file sequentially and flush it; later steps read the file.
+
+    Returns:
+        {"bytes", "seconds", "block": bytes per write}.
+
+    Raises:
+        OSError: the write failed; the file is removed.
+    """
     block, path, size = os.urandom(CHECKPOINT_BLOCK_BYTES), _get_large_file(side, side.rank), side.plan.size
     side.exchange("begin")
     start = time.perf_counter()
@@ -47,7 +54,11 @@ def measure_checkpoint_writes(side: Participant) -> Figures:
 
 
 def measure_training_reads(side: Participant) -> Figures:
-    """Read the partner's large file in four concurrent streams, each of which reads a quarter sequentially."""
+    """Read the partner's large file in four concurrent streams, each of which reads a quarter sequentially.
+
+    Returns:
+        {"bytes", "seconds", "block": bytes per read, "streams": number of streams}.
+    """
     path, share = _get_large_file(side, 1 - side.rank), side.plan.size // STREAM_COUNT
 
     def read_stream(number: int) -> int:
@@ -74,7 +85,11 @@ def measure_training_reads(side: Participant) -> Figures:
 
 
 def measure_random_access(side: Participant) -> Figures:
-    """Read random blocks of the partner's large file, then write and flush random blocks of this participant's file."""
+    """Read random blocks of the partner's large file, then write and flush random blocks of this participant's file.
+
+    Returns:
+        {"reads", "writes"}: numbers of operations; {"read_seconds", "write_seconds"}; "block": bytes per operation.
+    """
     own, others, half = _get_large_file(side, side.rank), _get_large_file(side, 1 - side.rank), side.plan.seconds / 2
     block_count = max(1, side.plan.size // RANDOM_BLOCK_BYTES)
     generator = random.Random(side.rank)  # noqa: S311 - offsets, not secrets
@@ -104,7 +119,11 @@ def measure_random_access(side: Participant) -> Figures:
 
 
 def measure_small_files(side: Participant) -> Figures:
-    """Create and remove small files one by one, as for Triton repositories, git clones and sharded checkpoints."""
+    """Create and remove small files one by one, as for Triton repositories, git clones and sharded checkpoints.
+
+    Returns:
+        {"files": number of files, "make_seconds", "remove_seconds", "block": bytes per file}.
+    """
     folder, names = side.folder_for(), itertools.count()
     side.exchange("begin")
     count, seconds = _repeat(

@@ -527,7 +527,7 @@ FAULTS: dict[str, FaultCase] = {
     "single-user Kubeflow with namespace": FaultCase(
         lambda cluster: setattr(cluster.kubeflow, "namespaces", ()),
         "Kubeflow Pipelines",
-        "a namespace is set",
+        "the server is in single-user mode, and the namespace ",
         "Remove --namespace and KFP_NAMESPACE",
     ),
     "image missing": FaultCase(

@@ -69,7 +69,7 @@ def test_correct_storage_passes_all_checks(tmp_path: Path) -> None:
         ("CachedAttributes", ["heartbeats"], "a modification time visible after", False),
         ("TornRename", ["rename"], "found a torn file", True),
         ("GapRename", ["rename"], "found no file", True),
-        ("LostFsync", ["fsync"], "flushed data is not read by the other side while the file is open", True),
+        ("LostFsync", ["fsync"], "flushed data is not read by the partner while the file is open", True),
         ("ReadOnly", ["read-only"], "Read-only file system (EROFS)", True),
         ("Quota", ["quota"], "Disk quota exceeded (EDQUOT)", True),
         (
@@ -81,14 +81,14 @@ def test_correct_storage_passes_all_checks(tmp_path: Path) -> None:
         (
             "LocalLocks",
             ["locks"],
-            "fcntl is granted to both sides at once; flock is granted to both sides at once",
+            "fcntl is granted to both participants at once; flock is granted to both participants at once",
             False,
         ),
         ("NoLocks", ["locks"], "fcntl is not supported; flock is not supported", False),
         ("WrongServerClock", ["clock"], "the server's clock differs by +89.9", True),
         ("WrongHostClock", ["clock"], "second process: the server's clock differs by -5", False),
         ("SquashedOwner", ["owner"], "belongs to 65534", False),
-        ("NonExclusiveCreation", ["exclusive names"], "both sides got", True),
+        ("NonExclusiveCreation", ["exclusive names"], "both participants got", True),
         ("CaseInsensitive", ["case"], "one file", True),
         ("StaleHandle", ["deleted while read"], "ESTALE", False),
     ],
@@ -123,14 +123,14 @@ def test_error_of_one_side_is_reported_and_does_not_block_the_other(tmp_path: Pa
 
 
 def test_exited_partner_is_reported_with_its_output(tmp_path: Path) -> None:
-    with pytest.raises(PartnerError, match="the second process ended: killed for memory"):
+    with pytest.raises(PartnerError, match="the partner exited: killed for memory"):
         probe_faulty_storage(tmp_path, "ExitingPartner")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_error_of_the_second_process_is_reported_with_its_hint(tmp_path: Path) -> None:
     second = [*COMMAND, "storage", "probe", str(tmp_path / "nowhere"), "--pair", PAIR, "--rank", "1", "--json"]
-    with pytest.raises(PartnerError, match=r"the second process ended: \S+nowhere is not an existing folder") as raised:
+    with pytest.raises(PartnerError, match=r"the partner exited: \S+nowhere is not an existing folder") as raised:
         probe_session.probe_locally(build_request(tmp_path, PAIR, 0), SilentReporter(), Filesystem(), second)
     assert raised.value.hint.startswith("Give a folder on the storage")
 
@@ -147,16 +147,14 @@ def test_failed_check_of_the_second_process_is_reported(tmp_path: Path) -> None:
         {"ok": False, "findings": [{**failed_check, "name": "mount on n1", "ok": True, "hint": ""}, failed_check]}
     )
     second = [sys.executable, "-c", f"print({output!r}); raise SystemExit(1)"]
-    with pytest.raises(
-        PartnerError, match=r"the second process ended: permissions: Permission denied \(EACCES\)$"
-    ) as raised:
+    with pytest.raises(PartnerError, match=r"the partner exited: permissions: Permission denied \(EACCES\)$") as raised:
         probe_session.probe_locally(build_request(tmp_path, PAIR, 0), SilentReporter(), Filesystem(), second)
     assert raised.value.hint == "Let this user write."
 
 
 def test_killed_second_process_is_reported_with_its_exit_code(tmp_path: Path) -> None:
     second = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-    with pytest.raises(PartnerError, match="the second process ended: exit code -9"):
+    with pytest.raises(PartnerError, match="the partner exited: exit code -9"):
         probe_session.probe_locally(build_request(tmp_path, PAIR, 0), SilentReporter(), Filesystem(), second)
 
 
