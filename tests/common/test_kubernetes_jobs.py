@@ -635,7 +635,7 @@ def test_stuck_deletion_blocks_next_job(cluster: JobCluster, monkeypatch: pytest
     previous = cluster.create_launcher().start(COMMAND, cluster.folder)
     cluster.api.stuck_jobs.add(previous.name)
     previous.cancel()
-    with pytest.raises(BusyError, match="is being deleted, but has not ended in time"):
+    with pytest.raises(BusyError, match=r"is being deleted, but has not ended within \d+ s"):
         cluster.run()
     cluster.api.stuck_jobs.clear()
 

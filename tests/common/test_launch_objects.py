@@ -215,7 +215,7 @@ def test_added_capability_violates_restricted_standard(kind: str) -> None:
 
 
 def test_torchrun_variables_are_reserved() -> None:
-    with pytest.raises(ValidationError, match="PET_NNODES: variables of torchrun"):
+    with pytest.raises(ValidationError, match="PET_NNODES: the launcher sets the variables of torchrun"):
         LauncherSettings(kind="trainjob", environment={"PET_NNODES": "3"})
 
 

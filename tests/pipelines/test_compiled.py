@@ -298,7 +298,7 @@ def test_error_names_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "device.yaml").symlink_to("/dev/null")
     new, file = tmp_path / "new" / "deep", tmp_path / "f"
-    missing = f"Create it (mkdir -p {new}), or choose another file."
+    missing = f"Create the folder (mkdir -p {new}), or choose another file."
     assert get_write_error(new / "p.yaml") == (f"the folder {new} does not exist", missing)
     assert get_write_error(file / "p.yaml") == (f"{file} is not a folder", "Choose another folder.")
     assert get_write_error(file / "deep" / "p.yaml") == (

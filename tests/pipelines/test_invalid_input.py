@@ -1187,7 +1187,7 @@ JOB_ERRORS = {  # the tests are in tests/common/test_kubernetes_jobs.py, test_sl
     "the cluster rejects the job: …": ("configuration", 2),
     "launcher.trainjob.image is empty; a trainjob requires a value": ("configuration", 2),
     "… is not on the volume …, which is mounted at … (launcher.trainjob.mount)": ("configuration", 2),
-    "… is being deleted, but has not ended in time": ("busy", 1),
+    "… is being deleted, but has not ended within … s": ("busy", 1),
 }
 GARBAGE_COLLECTION_ERRORS = {  # the tests are in tests/pipelines/garbage_collection/test_command.py
     "the workdir … does not exist": ("usage", 2),

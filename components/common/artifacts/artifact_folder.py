@@ -95,18 +95,29 @@ class Artifact:
         return self.manifest.content_sha256
 
     def as_input(self, uri: str = "") -> ArtifactInput:
-        """Return the entry for the `inputs` of another artifact's manifest."""
+        """Return the entry for the `inputs` of another artifact's manifest.
+
+        Args:
+            uri: address of the artifact. Empty: its address in the artifact store, `store:` with the content digest.
+        """
         return ArtifactInput(kind=self.manifest.kind, content_sha256=self.sha256, uri=uri or f"store:{self.sha256}")
 
 
 def claim_folder(folder: Path, key: str, *, overwrite: bool = False) -> Artifact | None:
-    """Claim `folder` for a result with this key.
+    """Claim `folder` for a result with this cache key.
+
+    Args:
+        folder: output folder; created if it does not exist.
+        key: cache key of the result, a digest.
+        overwrite: replace an artifact in the folder, even an artifact with the same key.
 
     Returns:
         The finished artifact in the folder if it has the same key and does not depend on a transient failure.
         Otherwise None, and the folder is empty and marked unfinished.
 
     Raises:
+        ArtifactDamagedError: the manifest is unreadable and `overwrite` is not set, or a file of the finished artifact
+            is missing or has changed.
         OutputOccupiedError: the folder contains another artifact and `overwrite` is not set, or files that tuneline did
             not write, which are never deleted.
     """
@@ -149,7 +160,7 @@ def _clear(folder: Path) -> None:
 
 
 def has_transient_failure(folder: Path, key: str) -> bool:
-    """Return whether the folder contains a result with this key that depends on a transient failure."""
+    """Return whether the folder contains a result with this cache key that depends on a transient failure."""
     if not (folder / MANIFEST_FILENAME).exists():
         return False
     try:
@@ -173,7 +184,14 @@ def publish(
     """Finish the artifact in `folder`: digest and flush every file, then write manifest.json by rename.
 
     Args:
+        folder: the claimed folder, which contains all files of the artifact.
+        kind: dataset, model, evaluation, repository or base_model.
         payload: the relative paths that determine the artifact's identity, as a list or a predicate.
+        inputs: the artifacts, raw files and base models that the result depends on.
+        config: the configuration of the stage, as JSON values.
+        seed: the random seed of the stage.
+        key: cache key of the result, a digest.
+        summary: figures for reports, as JSON values.
     """
     is_payload = payload if callable(payload) else set(payload).__contains__
     own_files = (folder / UNFINISHED_MARKER, folder / MANIFEST_FILENAME)
@@ -201,7 +219,11 @@ def publish(
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees either the old or the new content."""
+    """Write a small file so that a reader sees either the old or the new content.
+
+    Raises:
+        OSError: the file cannot be written; the old content remains.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # process IDs can be equal in two pods
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -248,8 +270,10 @@ def read(folder: Path, *kinds: str) -> Artifact:
     """Return the finished artifact in `folder` after verifying the digest of every file.
 
     Raises:
-        ArtifactDamagedError: a file is missing or has changed; the message contains the first of these files.
-        UsageError: the artifact's kind is not in `kinds`; without `kinds`, every kind is accepted.
+        ArtifactDamagedError: the manifest or a file is missing, is unreadable or has changed; the message contains the
+            first of these files.
+        UsageError: `folder` is not a folder, or the artifact's kind is not in `kinds`; without `kinds`, every kind is
+            accepted.
     """
     artifact = require_kind(Artifact(folder, read_manifest(folder)), kinds)
     manifest = artifact.manifest
@@ -264,7 +288,11 @@ def read(folder: Path, *kinds: str) -> Artifact:
 
 
 def require_kind(artifact: Artifact, kinds: Sequence[str]) -> Artifact:
-    """Return the artifact. Raises UsageError if its kind is not in `kinds`; empty `kinds` accept every kind."""
+    """Return the artifact if its kind is in `kinds`; empty `kinds` accept every kind.
+
+    Raises:
+        UsageError: the artifact's kind is not in `kinds`.
+    """
     if kinds and artifact.manifest.kind not in kinds:
         raise UsageError(
             f"{artifact.path} contains a {artifact.manifest.kind}; expected a {' or '.join(kinds)}",
@@ -287,7 +315,11 @@ def _damaged_error(folder: Path, path: str, kind: str, problem: str) -> Artifact
 
 @cache
 def collect_provenance() -> dict[str, Any]:
-    """Return the versions of tuneline, Python and packages, the commit of a source checkout, and the CPU's name."""
+    """Return the versions of tuneline, Python and packages, the commit of a source checkout, and the CPU's name.
+
+    Returns:
+        A mapping with the keys tuneline, git_commit (None if unknown), packages (versions by name), python and cpu.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -304,7 +336,7 @@ def collect_provenance() -> dict[str, Any]:
 
 
 def _get_git_commit() -> str | None:
-    """Return the checkout's commit, with "+changes" for a modified working tree; None when installed from a wheel."""
+    """Return the checkout's commit, with "+changes" if modified; without a checkout, TUNELINE_GIT_COMMIT or None."""
     if not (code_digest.ROOT / ".git").exists():
         return os.environ.get("TUNELINE_GIT_COMMIT")
     options = ["--always", "--abbrev=40", "--dirty=+changes", "--exclude=*"]

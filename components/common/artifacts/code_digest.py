@@ -60,7 +60,11 @@ READ_BY_STAGE = {"triton_packaging": ("python_backend", "vllm_backend")}
 
 @cache
 def code_sha256(stage: str) -> str:
-    """Return the digest of a stage's code: its import closure, and the versions of Python and the imported packages."""
+    """Return the digest of a stage's code: its import closure, and the versions of Python and the imported packages.
+
+    Args:
+        stage: a package below components, such as "fine_tuning".
+    """
     modules, packages = import_closure(stage)
     sources = [[path.relative_to(ROOT).as_posix(), hashing.sha256_file(path)] for path in sorted(modules)]
     return hashing.digest(
@@ -108,7 +112,7 @@ def import_closure(stage: str) -> tuple[set[Path], set[str]]:
 
 
 def get_installed_versions(distributions: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the distributions that are installed; omit the others."""
+    """Return the versions of the installed distributions, by distribution name."""
     versions = {}
     for name in distributions:
         try:
@@ -120,7 +124,7 @@ def get_installed_versions(distributions: Iterable[str]) -> dict[str, str]:
 
 @cache
 def result_packages() -> dict[str, str]:
-    """Return the installed versions of RESULT_PACKAGES."""
+    """Return the installed versions of RESULT_PACKAGES, by distribution name."""
     return get_installed_versions(RESULT_PACKAGES)
 
 

@@ -19,7 +19,11 @@ def canonical_json(value: Any) -> bytes:
 
 
 def digest(value: Any) -> str:
-    """Return the sha256 (hex) of a value's canonical JSON."""
+    """Return the sha256 (hex) of a value's canonical JSON.
+
+    Raises:
+        ValueError: the value contains NaN or infinity.
+    """
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
@@ -30,5 +34,9 @@ def sha256_file(path: Path) -> str:
 
 
 def content_sha256(files: Iterable[tuple[str, str]]) -> str:
-    """Return an artifact's identity: the sha256 of the canonical JSON list of [path, sha256], sorted by path."""
+    """Return an artifact's identity: the sha256 of the canonical JSON list of [path, sha256], sorted by path.
+
+    Args:
+        files: the relative path and the sha256 (hex) of each payload file.
+    """
     return digest([[path, sha] for path, sha in sorted(files)])

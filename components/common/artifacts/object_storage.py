@@ -1,7 +1,6 @@
 """S3 object storage: multipart uploads, parallel ranged downloads, and translation of S3 errors to TunelineError.
 
-Endpoint and credentials come from the AWS environment variables, never from an address. Public functions raise
-EngineMissingError if the service rejects a request or does not respond.
+Endpoint and credentials come from the AWS environment variables, never from an address.
 """
 
 from __future__ import annotations
@@ -36,11 +35,20 @@ BytesMovedCallback = Callable[[int], None]  # called with the number of bytes mo
 
 
 def upload_file(path: Path, uri: str, moved: BytesMovedCallback) -> None:
-    """Upload a file to an object; an interrupted upload does not create or change the object."""
+    """Upload a file to an object; an interrupted upload does not create or change the object.
+
+    Args:
+        path: the file.
+        uri: address of the object, s3://BUCKET/KEY.
+        moved: called with the number of bytes uploaded since the last call.
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
     from fsspec.callbacks import Callback
 
     class ProgressCallback(Callback):  # type: ignore[misc]
-        """Reports the number of transferred bytes to `moved`."""
+        """Callback that reports the number of transferred bytes to `moved`."""
 
         def relative_update(self, inc: int = 1) -> None:
             moved(inc)
@@ -53,7 +61,18 @@ def upload_file(path: Path, uri: str, moved: BytesMovedCallback) -> None:
 
 
 def download_file(uri: str, path: Path, size: int, moved: BytesMovedCallback) -> None:
-    """Download an object of `size` bytes to a file. Raises FileNotFoundError if the object does not exist."""
+    """Download an object to a file in parallel ranges.
+
+    Args:
+        uri: address of the object, s3://BUCKET/KEY.
+        path: the file.
+        size: size of the object in bytes.
+        moved: called with the number of bytes downloaded since the last call.
+
+    Raises:
+        FileNotFoundError: the object does not exist.
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for first in range(0, size, PART_BYTES * MAX_CONCURRENT_PARTS):
@@ -67,25 +86,44 @@ def download_file(uri: str, path: Path, size: int, moved: BytesMovedCallback) ->
 
 
 def write_object(uri: str, text: str) -> None:
-    """Write text to an object."""
+    """Write text to an object, encoded as UTF-8.
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
     with translate_s3_errors(uri):
         _get_file_system().pipe_file(uri, text.encode())
 
 
 def read_object(uri: str) -> bytes | None:
-    """Return the content of a small object, or None if the object does not exist."""
+    """Return the content of a small object, or None if the object does not exist.
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
     with suppress(FileNotFoundError), translate_s3_errors(uri):
         return bytes(_get_file_system().cat_file(uri))
     return None
 
 
 def list_sizes(uri: str) -> dict[str, int]:
-    """Return the sizes in bytes of the objects below a prefix, by their names relative to it."""
+    """Return the sizes in bytes of the objects below a prefix, by name relative to the prefix.
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
     return {name: size for name, (size, _) in list_sizes_and_times(uri).items()}
 
 
 def list_sizes_and_times(uri: str) -> dict[str, tuple[int, float]]:
-    """Return sizes and modification times (Unix time of the service's clock) of the objects below a prefix, by name."""
+    """Return the sizes and modification times of the objects below a prefix.
+
+    Returns:
+        By name relative to the prefix, the size in bytes and the modification time (Unix time of the service's clock).
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
     start = uri.removeprefix(S3_SCHEME).rstrip("/") + "/"
     entries = {}
     with suppress(FileNotFoundError), translate_s3_errors(uri):
@@ -98,7 +136,11 @@ def list_sizes_and_times(uri: str) -> dict[str, tuple[int, float]]:
 
 
 def get_modified_time(uri: str) -> float | None:
-    """Return an object's modification time (Unix time of the service's clock), or None if it does not exist."""
+    """Return an object's modification time (Unix time of the service's clock), or None if the object does not exist.
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
     with suppress(FileNotFoundError), translate_s3_errors(uri):
         entry = _get_file_system().info(uri, refresh=True)
         return float(entry["LastModified"].timestamp()) if entry["type"] == "file" else None
@@ -106,13 +148,21 @@ def get_modified_time(uri: str) -> float | None:
 
 
 def delete_object(uri: str) -> None:
-    """Delete an object if it exists."""
+    """Delete an object if it exists.
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
     with suppress(FileNotFoundError), translate_s3_errors(uri):
         _get_file_system().rm_file(uri)
 
 
 def list_folders(uri: str) -> list[str]:
-    """Return the sorted names of the folders directly below a prefix."""
+    """Return the sorted names of the folders directly below a prefix.
+
+    Raises:
+        EngineMissingError: s3fs is not installed, or the service rejects the request or does not respond.
+    """
     entries = []
     with suppress(FileNotFoundError), translate_s3_errors(uri):
         entries = _get_file_system().ls(uri, detail=True, refresh=True)
@@ -138,7 +188,14 @@ def _open_file_system(process: int, settings: tuple[tuple[str, str], ...]) -> S3
 
 @contextmanager
 def translate_s3_errors(uri: str) -> Iterator[None]:
-    """Raise EngineMissingError for S3 and network errors; keep the FileNotFoundError of an object."""
+    """Translate S3 and network errors; keep the FileNotFoundError of an object.
+
+    Args:
+        uri: address of the object or prefix, for the message.
+
+    Raises:
+        EngineMissingError: the service rejects the request or does not respond, or the bucket does not exist.
+    """
     try:
         yield
     except TunelineError:

@@ -19,12 +19,17 @@ def check_folder(folder: Path, *, must_exist: bool) -> None:
         raise UsageError(f"{folder} {reason}", hint="Choose another folder.")
     if must_exist:
         raise UsageError(
-            f"the folder {folder} does not exist", hint=f"Create it (mkdir -p {folder}), or choose another file."
+            f"the folder {folder} does not exist",
+            hint=f"Create the folder (mkdir -p {folder}), or choose another file.",
         )
 
 
 def check_file(output: Path, *, inputs: Iterable[Path]) -> None:
-    """Raise UsageError if `output` cannot be written: a folder, a pipe, a device, or one of the `inputs`."""
+    """Check that `output` can be written.
+
+    Raises:
+        UsageError: `output` is a folder, a pipe, a device or one of the `inputs`, or its folder does not exist.
+    """
     check_folder(output.parent, must_exist=True)
     hint = "Choose another file with -o."
     for path in inputs:
@@ -39,7 +44,11 @@ def check_file(output: Path, *, inputs: Iterable[Path]) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write the file atomically; an OSError contains `path` instead of the path of the temporary file."""
+    """Write the file atomically.
+
+    Raises:
+        OSError: the file cannot be written; the error contains `path` instead of the path of the temporary file.
+    """
     try:
         artifact_folder.write_atomically(path, text)
     except OSError as error:

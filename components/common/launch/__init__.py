@@ -134,7 +134,16 @@ class ArrayLauncher(Launcher, Protocol):
     """A launcher that submits many jobs in one request and limits the number of jobs that run at once."""
 
     def start_all(self, commands: Mapping[Path, Command], array_folder: Path, max_parallel: int) -> Mapping[Path, Job]:
-        """Start the commands, keyed by job folder. `array_folder` contains the files that the jobs share."""
+        """Start several commands in one request.
+
+        Args:
+            commands: the commands by job folder.
+            array_folder: folder of the files that the jobs share.
+            max_parallel: maximum number of jobs that run at once.
+
+        Returns:
+            The started jobs by job folder.
+        """
 
 
 class LostJobError(TunelineError):
@@ -176,9 +185,10 @@ def run(
     stop: StopRequest | None = None,
     started: Job | None = None,
 ) -> JsonObject:
-    """Run a command as a job and return its outcome; watch an existing job of the folder instead of starting another.
+    """Run a command as a job and return its outcome. If the folder already has a job, watch that job.
 
-    SIGTERM and Ctrl-C make the job save its work; a second Ctrl-C cancels it. In other threads, `stop` has this effect.
+    SIGTERM and Ctrl-C make the job save its work; a second Ctrl-C cancels the job. In other threads, `stop` has this
+    effect.
 
     Args:
         launcher: starts and finds the job.
@@ -188,12 +198,16 @@ def run(
         stop: stop requests from another thread.
         started: the job, if the caller has just started it.
 
+    Returns:
+        The JSON object in the job's outcome file.
+
     Raises:
         TunelineError: the error that the job wrote to its outcome.
         LostJobError: the job left no outcome.
         JobEndedError: a user cancelled the job, or the cluster ended it and no restarts are left.
         UnresponsiveError: the scheduler did not answer within its timeout.
         InterruptedRunError: a stop was requested; NotStartedError before the start, DetachedError if the job continues.
+        KeyboardInterrupt: a second Ctrl-C or `stop` requested that the job is cancelled.
     """
     stop = stop or StopRequest()
     with process_control.handle_stop_signals(stop.save_requested):
@@ -316,7 +330,7 @@ class _EventRelay:
 
 
 def _collect_outcome(job: Job, status: JobStatus, folder: Path) -> JsonObject:
-    """Return the job's outcome, or raise its error, preferably one that does more than report a lost process."""
+    """Return the job's outcome, or raise its error; prefer an error with a cause to the report of a lost process."""
     paths = [folder / OUTCOME_FILENAME, *sorted(folder.glob("outcome-*.json"))]
     outcomes = list(filter(None, map(read_json_object, paths)))
     failures = [outcome for outcome in outcomes if "error" in outcome]
@@ -348,14 +362,18 @@ def read_json_object(path: Path) -> JsonObject:
 
 
 def read_last_log_line(logs: Sequence[Path]) -> str:
-    """Return the last line of the last non-empty log, truncated to 300 characters."""
+    """Return the last line of the last non-empty log, truncated to 300 characters; "" if all logs are empty."""
     texts = [path.read_text(encoding="utf-8", errors="replace").strip() for path in logs if path.is_file()]
     lines = [text.splitlines()[-1].strip() for text in texts if text]
     return lines[-1][:300] if lines else ""
 
 
 def list_process_logs(folder: Path) -> list[Path]:
-    """Return torchrun's log and the standard error of each process in rank order, for one node."""
+    """Return the paths of torchrun's log and of each process's standard error, by rank.
+
+    Args:
+        folder: the folder of one node.
+    """
     return [
         folder / "torchrun.log",
         *sorted((folder / LOGS_FOLDER).rglob("stderr.log"), key=lambda log: int(log.parent.name)),
@@ -363,6 +381,10 @@ def list_process_logs(folder: Path) -> list[Path]:
 
 
 def list_node_logs(folder: Path) -> list[Path]:
-    """Return the logs of all nodes of a job, by node and rank."""
+    """Return the paths of the logs of all nodes of a job, by node and rank.
+
+    Args:
+        folder: the job folder.
+    """
     nodes = sorted((folder / NODES_FOLDER).glob("*"), key=lambda path: int(path.name))
     return [log for node in nodes for log in list_process_logs(node)]

@@ -42,6 +42,12 @@ class ArraySubmission:
     def start(self, name: str, launcher: ArrayLauncher, command: Command, folder: Path) -> Job | None:
         """Return the command's job once the array is started, or None if the folder already has a job.
 
+        Args:
+            name: name of the participant.
+            launcher: submits the array.
+            command: the participant's command.
+            folder: the job folder.
+
         Raises:
             NotStartedError: a stop was requested while participants were pending.
             Exception: the error of the submission, in every thread.

@@ -76,7 +76,7 @@ class LauncherSettings(StrictModel):
     def _reject_torchrun_variables(cls, environment: dict[str, str]) -> dict[str, str]:
         for name in environment:
             if name.startswith("PET_"):
-                raise ValueError(f"{name}: variables of torchrun (PET_…) are set by the launcher")
+                raise ValueError(f"{name}: the launcher sets the variables of torchrun (PET_…)")
         return environment
 
     @model_validator(mode="after")
@@ -92,13 +92,16 @@ class LauncherSettings(StrictModel):
         """Return the settings that influence the numerical result.
 
         They are part of a training's cache key, in place of the device and threads of the local machine.
+
+        Returns:
+            A mapping with the keys launcher, nodes, threads and the hardware fields of the launcher's section.
         """
         section = self.section.model_dump(include=set(self.entry.hardware_fields)) if self.section else {}
         return {"launcher": self.kind, "nodes": self.nodes, "threads": self.threads, **section}
 
 
 def load_settings() -> LauncherSettings:
-    """Return the settings in the step's environment, or the default settings if the variable is not set.
+    """Return the settings in the variable TUNELINE_LAUNCHER, or the default settings if the variable is not set.
 
     Raises:
         ConfigurationError: the variable does not contain valid settings.

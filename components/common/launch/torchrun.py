@@ -80,7 +80,7 @@ class TorchrunLauncher:
 
     Attributes:
         rendezvous: rendezvous of a job with several nodes.
-        ignores_sigterm: whether torchrun ignores SIGTERM; otherwise, it kills workers that need longer to save.
+        ignores_sigterm: whether torchrun ignores SIGTERM; otherwise, torchrun kills its workers 30 s later.
         environment: further variables of the processes, such as those that select accelerators.
     """
 

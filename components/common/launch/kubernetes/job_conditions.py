@@ -1,10 +1,11 @@
 """Job status of a TrainJob or a RayJob, computed from its Kubernetes objects by pure functions.
 
-Sources: the conditions of a trainer.kubeflow.org/v1alpha1 TrainJob (Suspended, Complete, Failed) and of its JobSet's
-jobs. The deployment and job status of a ray.io/v1 RayJob.
+The status of a TrainJob comes from its conditions (Suspended, Complete, Failed) and the status of its JobSet's jobs.
+The status of a RayJob comes from its deployment status and job status.
 """
 
-# Kueue's conditions of a Workload (QuotaReserved, Admitted, Evicted). A pod's PodScheduled and DisruptionTarget.
+# API versions: trainer.kubeflow.org/v1alpha1 and ray.io/v1. The reasons come from Kueue's conditions of a Workload
+# (QuotaReserved, Admitted, Evicted), and from a pod's conditions PodScheduled and DisruptionTarget.
 
 from __future__ import annotations
 

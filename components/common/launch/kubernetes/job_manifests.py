@@ -34,12 +34,21 @@ def compute_job_key(settings: LauncherSettings, folder: Path) -> str:
 
 
 def build_job_name(key: str, attempt: int) -> str:
-    """Return the name of a folder's job for an attempt."""
+    """Return the name of a folder's job for an attempt.
+
+    Args:
+        key: identifies the folder, from `compute_job_key`.
+        attempt: number of the attempt, from 1.
+    """
     return f"tuneline-{key}-{attempt}"
 
 
 def get_pod_settings(settings: LauncherSettings) -> PodSettings:
-    """Return the section of the selected launcher, `trainjob` or `rayjob`."""
+    """Return the section of the selected launcher, `trainjob` or `rayjob`.
+
+    Raises:
+        TypeError: another launcher is selected.
+    """
     section = settings.section
     if not isinstance(section, PodSettings):
         raise TypeError(f"launcher.kind is {settings.kind}; expected trainjob or rayjob")
@@ -66,7 +75,7 @@ def check_settings(settings: LauncherSettings, folder: Path) -> None:
 
 
 def build_trainjob(settings: LauncherSettings, command: Command, folder: Path, name: str) -> JsonObject:
-    """Return a TrainJob (trainer.kubeflow.org/v1alpha1)."""
+    """Return the manifest of a TrainJob (trainer.kubeflow.org/v1alpha1)."""
     pods = settings.trainjob
     trainer = {
         "image": pods.image,
@@ -97,7 +106,7 @@ def build_trainjob(settings: LauncherSettings, command: Command, folder: Path, n
 
 
 def build_rayjob(settings: LauncherSettings, command: Command, folder: Path, name: str) -> JsonObject:
-    """Return a RayJob (ray.io/v1) with its own cluster: a head, and one worker per node of the training."""
+    """Return the manifest of a RayJob (ray.io/v1) with its own cluster: a head and a worker per node."""
     pods = settings.rayjob
     head_resources = _build_amounts({"cpu": pods.head_cpu, "memory": pods.head_memory})
     # The entry point reserves all resources of each worker pod.

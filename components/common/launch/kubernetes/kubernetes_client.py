@@ -90,7 +90,12 @@ def get_kubeconfig_files() -> str:
 
 
 def connect_kubeconfig(files: str, context: str = "") -> tuple[ApiClient, str]:
-    """Return a client for a context of kubeconfig files (default: the current one), and its namespace or ""."""
+    """Return a client for a context of kubeconfig files, and the context's namespace or "".
+
+    Args:
+        files: paths of the files, joined by the path separator.
+        context: name of the context. Empty: the current context.
+    """
     from kubernetes import client, config
 
     configuration = client.Configuration()
@@ -139,7 +144,11 @@ def shorten(text: str) -> str:
 
 @dataclass
 class KubernetesClient:
-    """A client for one API server and one namespace. Methods send each request once; use `retry` to repeat a call."""
+    """A client for one API server and one namespace. Methods send each request once; use `retry` to repeat a call.
+
+    Methods raise RetryableError for a transient failure and AccessError if the credentials or the permissions do not
+    suffice. They raise ConfigurationError if the API server rejects the request.
+    """
 
     client: ApiClient
     namespace: str
@@ -150,6 +159,7 @@ class KubernetesClient:
 
         Raises:
             ConflictError: an object of this name already exists.
+            EngineMissingError: the cluster does not have the resource kind.
         """
         created = self._call("create", kind, body, field_validation="Strict")
         if created is None:
@@ -198,7 +208,10 @@ class KubernetesClient:
 
 
 def connect(namespace: str = "") -> KubernetesClient:
-    """Connect to the cluster of the kubeconfig if KUBECONFIG is set or this is no pod, else to the cluster of this pod.
+    """Connect to the kubeconfig's cluster if KUBECONFIG is set or outside a pod, else to the cluster of this pod.
+
+    Args:
+        namespace: namespace of the calls. Empty: the namespace of the kubeconfig or the pod, or `default`.
 
     Raises:
         EngineMissingError: the package kubernetes is not installed, or no cluster is configured.
@@ -221,6 +234,12 @@ def retry(
     call: Callable[[], Answer], timeout_seconds: float, interval_seconds: float, notify: Callable[[str], None]
 ) -> Answer:
     """Repeat a call while it raises RetryableError, with exponential backoff; report the first failure to `notify`.
+
+    Args:
+        call: the call.
+        timeout_seconds: time after which a failure is final.
+        interval_seconds: first pause; doubles after each failure, up to 30 seconds.
+        notify: receives the text of the report.
 
     Raises:
         UnresponsiveError: the calls failed for `timeout_seconds`.

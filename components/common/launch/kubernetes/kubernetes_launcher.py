@@ -63,9 +63,13 @@ class KubernetesLauncher:
 
     @property
     def kind(self) -> ResourceKind:
-        """The resource of this launcher's jobs."""
+        """The resource of this launcher's jobs.
+
+        Raises:
+            TypeError: the settings select another launcher.
+        """
         if self.settings.entry.resource is None:
-            raise TypeError(f"kind {self.settings.kind} is not a Kubernetes resource")
+            raise TypeError(f"launcher.kind is {self.settings.kind}; expected trainjob or rayjob")
         return self.settings.entry.resource
 
     def start(self, command: Command, folder: Path) -> KubernetesJob:
@@ -74,7 +78,7 @@ class KubernetesLauncher:
         Raises:
             ConfigurationError: the settings or the manifest are invalid.
             AccessError: the service account lacks a right.
-            BusyError: an earlier job does not end.
+            BusyError: an earlier job does not end within its grace period plus the retry timeout.
             EngineMissingError: the cluster has no such resource kind.
             UnresponsiveError: the API server does not answer.
         """
@@ -98,7 +102,12 @@ class KubernetesLauncher:
                 return KubernetesJob(name, self, folder)
 
     def find(self, folder: Path) -> KubernetesJob | None:
-        """Return the folder's newest job that is not being deleted and whose outcome was not read."""
+        """Return the folder's newest job that is not being deleted and whose outcome was not read, or None.
+
+        Raises:
+            ConfigurationError: the settings are invalid.
+            UnresponsiveError: the API server did not answer for the retry timeout of the settings.
+        """
         job_manifests.check_settings(self.settings, folder)
         read = _read_attempts(folder)["read"]
         names = [job["metadata"]["name"] for job in self._list_jobs(folder) if not _is_deleting(job)]
@@ -106,7 +115,11 @@ class KubernetesLauncher:
         return KubernetesJob(unread[-1], self, folder) if unread else None
 
     def retry(self, call: Callable[[], Answer]) -> Answer:
-        """Repeat a call within the retry timeout of the settings."""
+        """Repeat a call while it raises RetryableError, within the retry timeout of the settings.
+
+        Raises:
+            UnresponsiveError: the API server did not answer for the retry timeout.
+        """
         return kubernetes_client.retry(call, self.settings.patience_seconds, self.poll_interval_seconds, log)
 
     def _list_jobs(self, folder: Path) -> list[JsonObject]:
@@ -123,7 +136,8 @@ class KubernetesLauncher:
             if time.monotonic() > deadline:
                 command = f"kubectl describe {self.kind.plural} {deleting[0]}"
                 hint = f"Run `{command}` for the cause, often an unreachable node."
-                raise BusyError(f"{deleting[0]} is being deleted, but has not ended in time", hint=hint)
+                limit = f"{save_seconds + self.settings.patience_seconds:.0f} s"
+                raise BusyError(f"{deleting[0]} is being deleted, but has not ended within {limit}", hint=hint)
             if not is_logged:
                 log(f"{deleting[0]} is still being deleted; the next job starts afterwards")
                 is_logged = True
@@ -161,7 +175,11 @@ class KubernetesJob:
         return self._status
 
     def request_stop(self) -> None:
-        """Delete the job. Its pods receive SIGTERM and have the grace period to save."""
+        """Delete the job. Its pods receive SIGTERM and have the grace period to save.
+
+        Raises:
+            UnresponsiveError: the API server did not answer for the retry timeout of the settings.
+        """
         if self.launcher.kind is RAYJOB:
             ray_entrypoint.request_stop(self.folder, "save")  # so that lost nodes are not replaced
         self.launcher.retry(lambda: self.launcher.client.delete(self.launcher.kind, self.name))

@@ -18,7 +18,7 @@ TORCHRUN_MODULE, ENTRYPOINT_MODULE = "torch.distributed.run", "components.common
 
 
 def main(seconds: float, folder: str) -> None:
-    """Send SIGTERM until the training ends, for at most `seconds`; processes that are loading miss the first one."""
+    """Send SIGTERM until the training ends, for at most `seconds`; processes that are loading miss the first signal."""
     deadline, next_request = time.monotonic() + seconds, 0.0
     while (parents := find_parent_processes(folder)) and time.monotonic() < deadline:
         if time.monotonic() >= next_request:

@@ -168,7 +168,12 @@ def reset_folder(folder: Path) -> None:
 
 
 def build_bundle(settings: LauncherSettings, processes: int) -> dict[str, float]:
-    """Return the resources of one node of the placement group, by Ray's names."""
+    """Return the resources of one node of the placement group, by Ray's names.
+
+    Args:
+        settings: the section `launcher`.
+        processes: number of processes per node.
+    """
     bundle: dict[str, float] = {"CPU": settings.ray.cpus or processes, **settings.ray.resources}
     if settings.ray.accelerator:
         bundle[settings.ray.accelerator_resource] = processes
@@ -230,7 +235,7 @@ def decide_exit_code(codes: list[int | None], errors: list[JsonObject], *, is_st
 
     Args:
         codes: exit codes of the nodes; None for a node that was killed.
-        errors: errors in the outcomes of the processes.
+        errors: outcomes of processes that contain an error, each with the key `exit_code`.
         is_stopping: a stop was requested.
         has_begun: the training reported progress. A process that is lost before would be lost in every attempt.
 
@@ -297,7 +302,7 @@ def _wait_for_nodes(job: _Job, is_ready: Callable[[], bool], bundle: dict[str, f
         if limit and waited > limit:
             raise EngineMissingError(
                 f"timeout after {limit:.0f} s: the Ray job requires {demand}; {describe_cluster()}",
-                hint=f"Reduce launcher.nodes or launcher.ray, or add nodes. {RESUME_HINT}",
+                hint="Reduce launcher.nodes or launcher.ray, or add nodes; the same command then resumes the training.",
             )
         if not is_noted and waited > NOTE_DELAY_SECONDS:
             is_noted = True
@@ -346,7 +351,7 @@ def _follow(job: _Job, nodes: list[ActorHandle]) -> list[int | None]:
 
 
 def _read_errors(folder: Path) -> list[JsonObject]:
-    """Return the errors in the outcomes, except errors that only report a lost process."""
+    """Return the outcomes that contain an error, except errors that only report a lost process."""
     outcomes = map(read_json_object, folder.glob("outcome*.json"))
     return [outcome for outcome in outcomes if outcome.get("error", {}).get("kind") not in (None, LostJobError.kind)]
 

@@ -34,7 +34,7 @@ from components.common.launch import (
 )
 from components.common.launch.launcher_settings import LauncherSettings, resolve_folder, to_environment
 from components.common.launch.ray import ray_entrypoint
-from components.common.runtime.errors import EXIT_INTERRUPTED, RESUME_HINT, EngineMissingError
+from components.common.runtime.errors import EXIT_INTERRUPTED, EngineMissingError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -79,6 +79,7 @@ class SubmittedRayJob:
         """Return the current status; "running" while the dashboard does not answer.
 
         Raises:
+            EngineMissingError: the cluster rejects the call.
             UnresponsiveError: the dashboard did not answer for the retry timeout of the settings.
         """
         try:
@@ -119,7 +120,11 @@ class SubmittedRayJob:
 
 
 class RayLauncher:
-    """Launcher of jobs on an existing Ray cluster."""
+    """Launcher of jobs on an existing Ray cluster.
+
+    Raises:
+        EngineMissingError: the package ray is not installed.
+    """
 
     def __init__(self, settings: LauncherSettings) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -152,7 +157,12 @@ class RayLauncher:
             return SubmittedRayJob(self.settings, folder, name)
 
     def find(self, folder: Path) -> SubmittedRayJob | None:
-        """Return the folder's last job if it is active, else None: restarting a completed job is cheap."""
+        """Return the folder's last job if it is active, else None: restarting a completed job is cheap.
+
+        Raises:
+            UnresponsiveError: the dashboard did not answer for the retry timeout of the settings.
+            EngineMissingError: the cluster rejects the call.
+        """
         folder = resolve_folder(folder)
         name = read_json_object(folder / SUBMISSION_FILENAME).get("submission_id")
         return SubmittedRayJob(self.settings, folder, name) if name and self._is_active(name) else None
@@ -249,7 +259,7 @@ def _translate(settings: LauncherSettings, message: str) -> Exception:
 
 def _build_unresponsive_error(settings: LauncherSettings, reason: str) -> UnresponsiveError:
     hint = (
-        "Check that the dashboard runs (`ray start --include-dashboard=true`), or correct launcher.ray.address. "
-        f"{RESUME_HINT}"
+        "Check that the dashboard runs (`ray start --include-dashboard=true`), or correct launcher.ray.address; "
+        "the same command then resumes the work."
     )
     return UnresponsiveError(f"no Ray cluster answers at {settings.ray.address}: {reason[:300]}", hint=hint)

@@ -44,12 +44,15 @@ class RaySettings(StrictModel):
                 "not the address of Ray itself (port 6379 or 10001)"
             )
         if url_credentials.contains_password(address):
-            raise ValueError("contains a password; set a token in RAY_AUTH_TOKEN (from a secret) instead")
+            raise ValueError(
+                "contains a password; expected an address without credentials: the token is in RAY_AUTH_TOKEN (from a "
+                "secret)"
+            )
         return address.rstrip("/")
 
     @property
     def accelerator_resource(self) -> str:
-        """Ray's resource name of the accelerator: GPU for a Kubernetes GPU or a part of one."""
+        """Ray's resource name of the accelerator: GPU for a Kubernetes GPU or a MIG partition."""
         if self.accelerator.startswith("nvidia.com/") or self.accelerator.endswith("/gpu"):
             return "GPU"
         return {"habana.ai/gaudi": "HPU"}.get(self.accelerator, self.accelerator)

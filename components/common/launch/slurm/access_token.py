@@ -20,8 +20,8 @@ from components.common.runtime.errors import TunelineError
 TOKEN_VARIABLE = "SLURM_JWT"
 TOKEN_PATTERN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 RENEW_HINT = (
-    "Create a token with `scontrol token lifespan=SECONDS` on a login node, and store it in the secret for SLURM_JWT "
-    "or in launcher.slurm.rest_token_file. The file may be renewed while a job runs."
+    "Store a token that `scontrol token lifespan=SECONDS` prints on a login node: in the secret for SLURM_JWT, or in "
+    "the file launcher.slurm.rest_token_file. A renewed file takes effect while a job runs."
 )
 
 
@@ -47,7 +47,7 @@ class Token:
         """Return the authentication headers of a request.
 
         Raises:
-            TokenError: the token does not exist or cannot be read.
+            TokenError: the token is missing, is unreadable or is not a JSON Web Token.
         """
         token = self._read()
         claims = _read_claims(token)
@@ -56,7 +56,14 @@ class Token:
         return {"X-SLURM-USER-TOKEN": token, **({"X-SLURM-USER-NAME": user} if user else {})}
 
     def get_expiry(self) -> str:
-        """Return the expiry time of an expired token, or "" if the token is valid or does not expire."""
+        """Return the expiry time of an expired token, or "" if the token is valid or does not expire.
+
+        Returns:
+            The local time as YYYY-MM-DD HH:MM:SS.
+
+        Raises:
+            TokenError: the token is missing, is unreadable or is not a JSON Web Token.
+        """
         expires_at = _read_claims(self._read()).get("exp")
         if not isinstance(expires_at, (int, float)) or expires_at > time.time():
             return ""

@@ -40,7 +40,15 @@ REQUIRED_PLACEHOLDERS = ("DIRECTIVES", "FOLDER", "NODE")
 
 
 def build_options(name: str, folder: Path, nodes: int, settings: SlurmSettings, array: str = "") -> dict[str, str]:
-    """Return the options of sbatch by name; `array` lists the tasks of an array, such as 0-3%2."""
+    """Return the options of sbatch by name.
+
+    Args:
+        name: the job's name in Slurm.
+        folder: the job folder, or the folder of an array.
+        nodes: number of nodes of each job.
+        settings: the section `launcher.slurm`.
+        array: the tasks of an array, such as 0-3%2. Empty: no array.
+    """
     optional = {
         "partition": settings.partition,
         "account": settings.account,
@@ -72,8 +80,15 @@ def build_options(name: str, folder: Path, nodes: int, settings: SlurmSettings, 
 def render_script(options: dict[str, str], folder: Path, nodes: int, settings: LauncherSettings) -> str:
     """Return the batch script.
 
+    Args:
+        options: the options of sbatch by name, from `build_options`.
+        folder: the job folder, or the folder of an array.
+        nodes: number of nodes of each job.
+        settings: the section `launcher`.
+
     Raises:
-        ConfigurationError: the site's template cannot be read, or lacks a placeholder.
+        ConfigurationError: the site's template cannot be read, lacks a required placeholder or contains an unknown
+            placeholder.
     """
     slurm = settings.slurm
     directives = [f"#SBATCH --{name}" + (f"={shlex.quote(value)}" if value else "") for name, value in options.items()]
@@ -138,7 +153,8 @@ def _read_template(path: str, known: Collection[str]) -> str:
         raise ConfigurationError(f"launcher.slurm.template: {path} cannot be read: {error}", hint=hint) from None
     unknown = sorted(set(PLACEHOLDER_PATTERN.findall(template)) - set(known))
     problems = [f"@{name}@ is missing" for name in REQUIRED_PLACEHOLDERS if f"@{name}@" not in template]
-    problems += [f"@{name}@ is unknown" for name in unknown]
+    allowed = ", ".join(f"@{name}@" for name in known)
+    problems += [f"@{name}@ is unknown; expected one of {allowed}" for name in unknown]
     if problems:
         raise ConfigurationError(f"launcher.slurm.template: {path}: {'; '.join(problems)}", hint=hint)
     return template

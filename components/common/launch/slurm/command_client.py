@@ -30,7 +30,17 @@ SSH_ERROR_CODE = 255
 
 
 class CommandClient:
-    """Client that runs sbatch, squeue, sacct and scancel."""
+    """Client that runs sbatch, squeue, sacct and scancel.
+
+    In addition to the errors that `SlurmClient` documents, methods raise ConfigurationError if a command prints invalid
+    JSON.
+
+    Args:
+        ssh: login node that runs the commands, as a host name for ssh. Empty: this machine.
+
+    Raises:
+        EngineMissingError: sbatch, or ssh with a login node, is not installed on this machine.
+    """
 
     def __init__(self, ssh: str = "") -> None:
         self._ssh = ssh

@@ -60,7 +60,11 @@ class _Answer:
 
 
 class RestClient:
-    """Client that calls slurmrestd."""
+    """Client that calls slurmrestd.
+
+    In addition to the errors that `SlurmClient` documents, methods raise TokenError for a rejected token. They raise
+    ConfigurationError if the address or the API version cannot be used.
+    """
 
     def __init__(self, settings: SlurmSettings) -> None:
         self._url, self._token = settings.rest, Token(settings.rest_token_file, settings.rest_user)
@@ -71,7 +75,8 @@ class RestClient:
         """Submit a batch script, with its directives as properties of the job, and return the job's id.
 
         Raises:
-            RefusedError: slurmrestd returned no job id, or ignored properties of the job.
+            ConfigurationError: a directive of the script has no equivalent in slurmrestd.
+            RefusedError: slurmrestd rejected the job, returned no job id, or ignored properties of the job.
         """
         text = script.read_text(encoding="utf-8")
         version = self._find_version()
@@ -133,7 +138,10 @@ class RestClient:
                 raise self._translate(answer)
             self._version = version
             return version
-        message = f"launcher.slurm.rest: no slurmrestd of a supported version answers at {self._url}"
+        message = (
+            f"launcher.slurm.rest: no slurmrestd of a supported version answers at {self._url}; supported versions: "
+            f"v0.0.{min(API_VERSIONS)} to v0.0.{max(API_VERSIONS)}"
+        )
         raise ConfigurationError(message, hint=DOCS_HINT)
 
     def _request(self, method: str, api: str, path: str, body: JsonObject | None = None) -> JsonObject:
@@ -145,8 +153,9 @@ class RestClient:
                 self._was_accepted = True
                 return answer.content
         if answer.status == 404 and api == "slurm" and not answer.errors:  # slurmrestd was updated while the job runs
+            message = f"slurmrestd at {self._url} no longer supports the API version in use, v0.0.{self._version}"
             self._version = 0
-            raise UnresponsiveError(f"slurmrestd at {self._url} no longer supports the API version in use")
+            raise UnresponsiveError(message)
         raise self._translate(answer)
 
     def _translate(self, answer: _Answer) -> TunelineError:

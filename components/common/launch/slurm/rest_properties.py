@@ -52,7 +52,7 @@ def parse_script(text: str, version: int) -> Properties:
     """Return the properties of a job with this script, for API version v0.0.`version`.
 
     Raises:
-        ConfigurationError: an option has no equivalent.
+        ConfigurationError: an option or its value has no equivalent in this version.
     """
     properties: Properties = {}
     for name, value in _parse_directives(text):

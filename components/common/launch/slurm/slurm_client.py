@@ -35,16 +35,39 @@ class SlurmClient(Protocol):
     """Interface of the Slurm clients. Methods call Slurm once; after UnresponsiveError, a repeated call may succeed."""
 
     def submit(self, script: Path) -> str:
-        """Submit a batch script with its directives and return the job's id."""
+        """Submit a batch script with its directives and return the job's id.
+
+        Raises:
+            RefusedError: Slurm rejects the job.
+            UnresponsiveError: Slurm does not answer.
+        """
 
     def list_jobs(self, name: str) -> list[JobRecord]:
-        """Return the controller's jobs of this name, including jobs that ended a few minutes ago."""
+        """Return the controller's jobs of this name, including jobs that ended a few minutes ago.
+
+        Raises:
+            RefusedError: Slurm rejects the call.
+            UnresponsiveError: Slurm does not answer.
+        """
 
     def list_accounted(self, job: str) -> list[JobRecord]:
-        """Return the accounting records of a job; empty if accounting is disabled."""
+        """Return the accounting records of a job by its id; empty if accounting is disabled.
+
+        Raises:
+            UnresponsiveError: Slurm does not answer.
+        """
 
     def cancel(self, job: str, signal: str = "") -> None:
-        """Cancel a job, or send its steps a signal if the client supports signals. Do nothing if the job has ended."""
+        """Cancel a job, or send its steps a signal if the client supports signals. Do nothing if the job has ended.
+
+        Args:
+            job: the job's id.
+            signal: name of the signal, such as TERM. Empty: cancel the job.
+
+        Raises:
+            RefusedError: Slurm rejects the call.
+            UnresponsiveError: Slurm does not answer.
+        """
 
 
 def contains_any(text: str, messages: Iterable[str]) -> bool:

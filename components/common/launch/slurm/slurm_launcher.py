@@ -60,7 +60,13 @@ class SlurmLauncher:
         return self.settings.looks_every
 
     def start(self, command: Command, folder: Path) -> SlurmJob:
-        """Submit a batch job. After a lost answer, search for the job before submitting it again."""
+        """Submit a batch job. After a lost answer, search for the job before submitting it again.
+
+        Raises:
+            ConfigurationError: the site's batch script template is invalid.
+            RefusedError: Slurm rejects the job.
+            UnresponsiveError: Slurm did not answer for the retry timeout of the settings.
+        """
         folder = resolve_folder(folder)
         for name in (STOP_FILENAME, ARRAY_FILENAME, RECORD_FILENAME):
             (folder / name).unlink(missing_ok=True)
@@ -72,7 +78,21 @@ class SlurmLauncher:
     def start_all(
         self, commands: Mapping[Path, Command], array_folder: Path, max_parallel: int
     ) -> dict[Path, SlurmJob]:
-        """Submit commands, keyed by job folder, as the tasks of one array."""
+        """Submit commands as the tasks of one array.
+
+        Args:
+            commands: the commands by job folder, all for the same number of nodes.
+            array_folder: folder of the batch script, the list of tasks and the logs of the array.
+            max_parallel: maximum number of tasks that run at once.
+
+        Returns:
+            The jobs by job folder.
+
+        Raises:
+            ConfigurationError: the site's batch script template is invalid.
+            RefusedError: Slurm rejects the array.
+            UnresponsiveError: Slurm did not answer for the retry timeout of the settings.
+        """
         array_folder, folders = resolve_folder(array_folder), [resolve_folder(folder) for folder in commands]
         nodes = next(iter(commands.values())).nodes
         array_folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +114,12 @@ class SlurmLauncher:
         }
 
     def find(self, folder: Path) -> SlurmJob | None:
-        """Return the folder's active job, or an ended job with an unread outcome, else None."""
+        """Return the folder's active job, or an ended job with an unread outcome, else None.
+
+        Raises:
+            RefusedError: Slurm rejects the call.
+            UnresponsiveError: Slurm did not answer for the retry timeout of the settings.
+        """
         folder = resolve_folder(folder)
         try:
             array = json.loads((folder / ARRAY_FILENAME).read_text(encoding="utf-8"))
@@ -146,6 +171,9 @@ class SharedClient:
         """Return the cached list of jobs, or raise the cached error; call the client if the cache has expired.
 
         Errors are cached too: otherwise the watchers would wait for the timeout one after another.
+
+        Raises:
+            UnresponsiveError: Slurm did not answer the last call.
         """
         with self._lock:
             if time.monotonic() >= self._expires_at:
@@ -171,7 +199,13 @@ _shared_clients: WeakValueDictionary[str, SharedClient] = WeakValueDictionary() 
 
 
 def share_client(array: str, client: SlurmClient, seconds: float) -> SharedClient:
-    """Return the client that all watchers of this array in this process share."""
+    """Return the client that all watchers of this array in this process share.
+
+    Args:
+        array: the array's job name in Slurm.
+        client: calls Slurm if the array has no shared client yet.
+        seconds: validity of the cached list of jobs, in seconds.
+    """
     return _shared_clients.setdefault(array, SharedClient(client, seconds))
 
 
@@ -181,7 +215,11 @@ def _record(job: SlurmJob) -> SlurmJob:
 
 
 def retry(call: Callable[[], Answer], timeout_seconds: float) -> Answer:
-    """Repeat a call while it raises UnresponsiveError, for at most `timeout_seconds`; then raise that error."""
+    """Repeat a call while it raises UnresponsiveError.
+
+    Raises:
+        UnresponsiveError: the calls failed for `timeout_seconds`.
+    """
     deadline, intervals = time.monotonic() + timeout_seconds, iter(RETRY_INTERVALS_SECONDS)
     while True:
         try:
@@ -247,7 +285,11 @@ class SlurmJob:
         return self._last
 
     def request_stop(self) -> None:
-        """Request once that the training saves and ends without being requeued; the caller repeats the request."""
+        """Request once that the training saves and ends without being requeued; the caller repeats the request.
+
+        Raises:
+            UnresponsiveError: the job waits, and cancelling the job failed because Slurm did not answer.
+        """
         (self.folder / STOP_FILENAME).touch()
         if self._last.state == "running":
             with suppress(UnresponsiveError):
@@ -256,7 +298,11 @@ class SlurmJob:
             self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the job if it is active."""
+        """Cancel the job if it is active.
+
+        Raises:
+            UnresponsiveError: Slurm did not answer for the retry timeout of the settings, at most 30 seconds.
+        """
         if self.id and self._last.state in ACTIVE_STATES:
             (self.folder / STOP_FILENAME).touch()
             timeout_seconds = min(self.settings.patience_seconds, CANCEL_TIMEOUT_SECONDS)

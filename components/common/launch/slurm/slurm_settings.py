@@ -103,10 +103,11 @@ class SlurmSettings(StrictModel):
     def _check_rest(cls, address: str) -> str:
         if address and not address.startswith(("http://", "https://")):
             # The message does not contain the value, which may contain a password.
-            raise ValueError("is not the address of slurmrestd; expected https://HOST:6820")
+            raise ValueError("is not the address of slurmrestd; expected http://HOST:6820 or https://HOST:6820")
         if url_credentials.contains_password(address):
             raise ValueError(
-                "contains a password; set a token in SLURM_JWT (from a secret) or in rest_token_file instead"
+                "contains a password; expected an address without credentials: the token is in SLURM_JWT (from a "
+                "secret) or in rest_token_file"
             )
         return address.rstrip("/")
 
