@@ -47,7 +47,13 @@ class KfpMetrics(Protocol):
 
 @dataclass
 class Step:
-    """The context of a step's body: reporter, workdir, and its MLflow run if the step is tracked."""
+    """The context of a step's body: reporter, workdir, and its MLflow run if the step is tracked.
+
+    Attributes:
+        events: event log of a local run; None on a cluster.
+        cached: whether the step returns an artifact that was already in the store.
+        leases: contexts that mark the loaded artifacts as in use until the step ends.
+    """
 
     stage: str
     reporter: Reporter
@@ -68,7 +74,12 @@ class Step:
             self.events.write("result", **values)
 
     def write_links(self, path: str, **digests: str) -> None:
-        """Write a link to the MLflow run and the digests as Markdown for the Kubeflow UI. Ignores an empty path."""
+        """Write a link to the MLflow run and the digests as Markdown for the Kubeflow UI.
+
+        Args:
+            path: file to write; nothing is written if the path is empty.
+            digests: digests and other outputs of the step, by name.
+        """
         if not path:
             return
         lines = [f"{name.replace('_', ' ')}: {value}" for name, value in digests.items()]
@@ -84,7 +95,16 @@ class Step:
         Path(path).write_text("".join(f"- {line}\n" for line in lines), encoding="utf-8")
 
     def load_artifact(self, sha256: str, *kinds: str) -> Artifact:
-        """Return a verified input artifact from the store, and record it as in use until the step ends."""
+        """Return a verified input artifact from the store, and record the artifact as in use until the step ends.
+
+        Args:
+            sha256: content digest of the artifact.
+            kinds: accepted kinds; without `kinds`, every kind is accepted.
+
+        Raises:
+            ArtifactDamagedError: the artifact is not in the store, or a file differs from its manifest.
+            UsageError: the artifact's kind is not in `kinds`.
+        """
         artifact = artifact_store.load_artifact(self.workdir.store, sha256, *kinds, reporter=self.reporter)
         self.leases.enter_context(artifact_store.keep_in_use(self.workdir.store, sha256))
         return artifact
@@ -94,10 +114,12 @@ class Step:
 def step_context(stage: str, *, tracked: bool = True) -> Iterator[Step]:
     """Run a step's body: report its start, end and error as events of the run, and its metrics in a nested MLflow run.
 
-    If the body raises an error, the process exits with the error's exit code.
-
     Args:
+        stage: name of the stage, part of the events and of the log's file name.
         tracked: open an MLflow run if a tracking server is set.
+
+    Raises:
+        SystemExit: the body raised an error; the code is the error's exit code.
     """
     if os.environ.get("TUNELINE_RUN_PID"):
         process_control.die_with_process(int(os.environ["TUNELINE_RUN_PID"]))
@@ -151,7 +173,10 @@ def produce_artifact(
     Args:
         parameters: every parameter of the step; part of the cache key.
         build: builds the artifact in the given folder.
-        links: path of the step's Markdown output for the Kubeflow UI.
+        links: path of the step's Markdown output for the Kubeflow UI; "" to write no links.
+
+    Raises:
+        SystemExit: as `step_context`.
     """
     key = compute_cache_key(stage, parameters)
     with step_context(stage) as step:

@@ -67,14 +67,20 @@ def test_auto_prefers_nvidia_then_gaudi_then_apple_then_cpu(
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("cuda", "nvidia-smi"), ("hpu", "habana_frameworks"), ("mps", "no Apple GPU")]
+    ("name", "reason", "advice"),
+    [
+        ("cuda", "no NVIDIA GPU", "nvidia-smi"),
+        ("hpu", "no Gaudi", "habana_frameworks"),
+        ("mps", "no Apple GPU", "Apple GPU"),
+    ],
 )
 def test_unavailable_named_device_is_refused_with_reason(
-    name: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    name: str, reason: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_available_devices(monkeypatch)
     with pytest.raises(ConfigurationError, match=f"fine_tuning.device is {name}: .*{reason}") as error:
         compute_devices.select_device(name)
+    assert advice in error.value.hint
     assert "fine_tuning.device to auto" in error.value.hint
     set_available_devices(monkeypatch, name)
     assert compute_devices.select_device(name) == name

@@ -51,7 +51,7 @@ SUFFIXES_HINT = (
     "optionally with .gz or .zst."
 )
 REGULAR_FILE_HINT = "Use a regular file that the current user can read."
-FREE_SPACE_HINT = "Free disk space. Run the same command again to resume."
+FREE_SPACE_HINT = "Free disk space; the same command then resumes."
 ERRORS = {
     # the configuration
     "unknown key": ExpectedError(
@@ -264,13 +264,13 @@ ERRORS = {
     ),
     "lost MLflow server": ExpectedError(
         "the MLflow server {address} stopped answering",
-        "Start the server again. Run the same command again to resume.",
+        "Start the server again; the same command then resumes.",
         "engine_missing",
         1,
     ),
     "invalid tracking server": ExpectedError(
-        "{address} is not an MLflow tracking URI",
-        "Use a URI with the scheme http or https or sqlite, for example http://host:5000.",
+        "{address} is not an MLflow tracking URI; supported schemes: http, https, sqlite, postgresql, mysql, mssql, databricks",
+        "Use a URI with a supported scheme, for example http://host:5000.",
         "usage",
     ),
     "two runs at once": ExpectedError(

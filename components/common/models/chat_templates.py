@@ -30,10 +30,16 @@ class EncodedConversation:
 def encode_conversation(
     tokenizer: Any, messages: Sequence[Message], tools: Any = None, *, max_length: int
 ) -> EncodedConversation:
-    """Tokenize a conversation and mask its assistant turns, truncated to `max_length` tokens.
+    """Tokenize a conversation, mark the tokens of its assistant turns, and truncate both lists to `max_length` tokens.
 
     Assistant turns are located as character ranges of the rendered text and mapped to tokens by start offsets. The
     template therefore needs no `{% generation %}` blocks. A token that spans prompt and answer belongs to the prompt.
+
+    Args:
+        tools: definitions of tools (JSON Schema) for the template.
+
+    Raises:
+        InputError: the template rejects the conversation or rewrites earlier turns.
     """
     text = render_conversation(tokenizer, messages, tools)
     spans = [
@@ -58,13 +64,20 @@ def _tokenize(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
 
 
 def encode_prompt(tokenizer: Any, messages: Sequence[Message], tools: Any = None) -> list[int]:
-    """Tokenize a conversation with the opening of the assistant's turn."""
+    """Return the token IDs of a conversation and the opening of the assistant's turn.
+
+    Args:
+        tools: definitions of tools (JSON Schema) for the template.
+
+    Raises:
+        InputError: the template rejects the conversation.
+    """
     text = render_conversation(tokenizer, messages, tools, prompt=True)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Tokenize plain text, including the beginning and end tokens that the tokenizer defines."""
+    """Return the token IDs of plain text, including the beginning and end tokens that the tokenizer defines."""
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if begin is not None and begin != end:
@@ -74,6 +87,9 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
 
 def render_conversation(tokenizer: Any, messages: Sequence[Message], tools: Any = None, *, prompt: bool = False) -> str:
     """Render a conversation with the model's template; with `prompt`, append the opening of the assistant's turn.
+
+    Args:
+        tools: definitions of tools (JSON Schema) for the template.
 
     Raises:
         InputError: the template rejects the conversation, for example because of a system message.
@@ -147,7 +163,14 @@ class EncodedCompletion:
 def encode_completion(
     tokenizer: Any, prompt: Sequence[Message], answer: Sequence[Message], tools: Any = None
 ) -> EncodedCompletion:
-    """Tokenize a prompt and its answer; the answer ends with its end-of-turn token."""
+    """Tokenize a prompt and its answer; the answer ends with its end-of-turn token.
+
+    Args:
+        tools: definitions of tools (JSON Schema) for the template.
+
+    Raises:
+        InputError: the template rejects the conversation or rewrites earlier turns.
+    """
     text = render_conversation(tokenizer, [*prompt, *answer], tools)
     start, end = _locate_answer(tokenizer, prompt, [*prompt, *answer], tools, text)
     ids, starts = _tokenize(tokenizer, text)

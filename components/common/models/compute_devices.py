@@ -46,26 +46,36 @@ def _is_available(device: str) -> bool:
 DEVICE_PROBES: dict[str, tuple[Callable[[], bool], str]] = {
     "cuda": (
         partial(_is_available, "cuda"),
-        "torch finds no NVIDIA GPU; check nvidia-smi, and check that torch is a CUDA build",
+        "torch finds no NVIDIA GPU",
     ),
     "hpu": (
         partial(_is_available, "hpu"),
-        "torch finds no Gaudi; check hl-smi, and check that habana_frameworks is installed",
+        "torch finds no Gaudi",
     ),
     "mps": (partial(_is_available, "mps"), "torch finds no Apple GPU"),
     "cpu": (lambda: True, ""),
 }
+# By device: the conditions that a user can check if the device is not available.
+DEVICE_CONDITIONS = {
+    "cuda": "that nvidia-smi lists the GPU and that torch is a CUDA build",
+    "hpu": "that hl-smi lists the Gaudi and that habana_frameworks is installed",
+    "mps": "that this machine has an Apple GPU",
+}
 
 
 def select_device(name: str = "auto") -> str:
-    """Return the device; "auto" selects the first available of cuda, hpu, mps and cpu. Raises ConfigurationError."""
+    """Return the device; "auto" selects the first available of cuda, hpu, mps and cpu.
+
+    Raises:
+        ConfigurationError: the device is not available.
+    """
     if name == "auto":
         return next(device for device, (is_present, _) in DEVICE_PROBES.items() if is_present())
     is_present, missing = DEVICE_PROBES[name]
     if not is_present():
         raise ConfigurationError(
             f"fine_tuning.device is {name}: {missing}",
-            hint="Set fine_tuning.device to auto to select an available device.",
+            hint=f"Check {DEVICE_CONDITIONS[name]}, or set fine_tuning.device to auto to select an available device.",
         )
     return name
 
@@ -110,7 +120,11 @@ def get_device_name(device: str) -> str:
 
 
 def get_peak_flops(device_title: str) -> float | None:
-    """Return the published dense bf16 FLOP/s of a device; None for a device that is not in PEAK_BF16_FLOPS."""
+    """Return the published dense bf16 FLOP/s of a device; None for a device that is not in PEAK_BF16_FLOPS.
+
+    Args:
+        device_title: name of the device, as returned by `get_device_name`.
+    """
     plain = device_title.upper().replace("-", " ").replace("GAUDI ", "GAUDI")
     matches = [name for name in PEAK_BF16_FLOPS if re.search(rf"\b{name.upper()}\b", plain)]
     return PEAK_BF16_FLOPS[max(matches, key=len)] if matches else None

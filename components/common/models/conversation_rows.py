@@ -38,7 +38,7 @@ TEXT_KIND = "text"  # rows of plain text, without conversations
 
 
 def read_texts(path: Path) -> list[Row]:
-    """Return the rows of a split of plain text: {"id", "text"}."""
+    """Return the rows of a Parquet file of plain text: {"id", "text"}."""
     import pyarrow.parquet as parquet
 
     rows: list[Row] = parquet.read_table(path, columns=["id", "text"]).to_pylist()
@@ -46,11 +46,15 @@ def read_texts(path: Path) -> list[Row]:
 
 
 def get_rows_kind(dataset: Artifact) -> str:
-    """Return the kind of a dataset's rows. Raises InputError if they contain no conversations."""
+    """Return the kind of a dataset's rows, a key of ROW_KINDS.
+
+    Raises:
+        InputError: the rows contain no conversations.
+    """
     kind = str(dataset.manifest.summary.get("rows_kind", "sft"))
     if kind not in ROW_KINDS:
         raise InputError(
-            f"the dataset in {dataset.path} contains {kind} rows; expected conversations",
+            f"the dataset in {dataset.path} contains {kind} rows; expected conversations ({', '.join(ROW_KINDS)})",
             hint="Curate sources with prompts and answers: messages, Alpaca, Dolly, ShareGPT, prompt/completion or "
             "preference pairs.",
         )
@@ -58,12 +62,16 @@ def get_rows_kind(dataset: Artifact) -> str:
 
 
 def extract_conversation(kind: str, row: Row) -> list[Any] | None:
-    """Return the conversation in a row; None if the row contributes no conversation."""
+    """Return the messages of the conversation in a row; None if the row contributes no conversation."""
     return ROW_KINDS[kind][1](row)
 
 
 def read_conversations(path: Path, kind: str) -> list[Row]:
-    """Return the conversations of a split, in the order of its rows."""
+    """Return the conversations in a Parquet file, {"id", "messages", "tools"}, in the order of its rows.
+
+    Args:
+        kind: kind of the rows, a key of ROW_KINDS.
+    """
     import pyarrow.parquet as parquet
 
     columns, extract, _ = ROW_KINDS[kind]

@@ -47,7 +47,12 @@ class Licence(BaseModel):
 
 
 def parse_card_fields(fields: dict[str, Any], *, gated: bool = False) -> Licence:
-    """Return the licence in the front matter of a model card."""
+    """Return the licence in the front matter of a model card.
+
+    Args:
+        fields: keys and values of the front matter.
+        gated: whether the hub grants access only to users who have accepted the licence.
+    """
     texts = {}
     for key, field in (("id", "license"), ("name", "license_name"), ("link", "license_link")):
         value = fields.get(field) or ""  # some cards list several licences

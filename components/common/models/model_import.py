@@ -38,6 +38,7 @@ class SourceContent:
     Attributes:
         source: exact name, with the revision.
         files: sizes in bytes of the files to import, by name.
+        skipped_files: names of the files that are not imported.
         folder: folder of the files on this machine; None for a model on the hub.
         expected_digests: SHA-256 by file name, as listed by the hub for large files.
     """
@@ -51,12 +52,12 @@ class SourceContent:
 
     @property
     def bytes(self) -> int:
-        """The total size of the files to import."""
+        """The total size in bytes of the files to import."""
         return sum(self.files.values())
 
     @cached_property
     def key(self) -> str:
-        """The key of the import in the store. For a folder, whose files may change, it covers their digests."""
+        """The key of the import in the store. For a folder, whose files may change, the key covers their digests."""
         content = [(name, hashing.sha256_file(self.folder / name)) for name in sorted(self.files) if self.folder]
         return hashing.digest({"source": self.source, "content": content})
 
@@ -65,7 +66,7 @@ def inspect_source(source: str, reporter: Reporter) -> SourceContent:
     """Return the content of a source. For an hf:// model, only the list of files is fetched.
 
     Raises:
-        ConfigurationError: as `resolve_base_model`.
+        ConfigurationError: the source is invalid or not available, or lacks config.json or safetensors weights.
         UsageError: the source is in the artifact store.
     """
     reporter.step(f"inspecting {source}")
@@ -109,19 +110,27 @@ def _is_documentation(name: str) -> bool:
 
 
 def read_imported_manifest(offer: SourceContent, work: Workdir) -> Manifest | None:
-    """Return the manifest of an earlier import of this source. Does not fetch or verify the files."""
+    """Return the manifest of an earlier import of this source; None if the source was not imported.
+
+    Does not fetch or verify the files.
+    """
     sha256 = artifact_store.find_by_key(work.store, STAGE, offer.key)
     return artifact_store.read_manifest(work.store, sha256) if sha256 else None
 
 
 def check_licence(offer: SourceContent, accepted_by: str | None, known: Artifact | None) -> None:
-    """Raise UsageError if the licence requires acceptance and nobody has accepted it, now or in an earlier import."""
+    """Raise UsageError if the licence requires acceptance and nobody has accepted it, now or in an earlier import.
+
+    Args:
+        accepted_by: name of the person who accepts the licence now.
+        known: the earlier import of the model.
+    """
     is_accepted = accepted_by or (known and known.manifest.summary[LICENCE][ACCEPTED])
     if offer.licence.requires_acceptance and not is_accepted:
-        location = f"the licence in {offer.folder}" if offer.folder else f"the licence of {offer.source}"
+        location = offer.licence.link or (f"in {offer.folder}" if offer.folder else f"of {offer.source}")
         raise UsageError(
             f"cannot import {offer.source}: its licence ({offer.licence.title}) requires acceptance",
-            hint=f"Read {offer.licence.link or location}, then rerun with --accept-license and --by NAME.",
+            hint=f"Accept the licence {location} with --accept-license and --by NAME.",
         )
 
 
@@ -131,14 +140,15 @@ def import_model(
     """Import the model into the store. An interrupted download is resumed.
 
     Args:
-        accepted_by: name of the person who accepts the licence.
+        accepted_by: name of the person who accepts the licence; None if nobody accepts the licence now.
 
     Returns:
         The imported model, and whether it already existed.
 
     Raises:
-        ArtifactDamagedError: a file that was imported before has changed.
-        ConfigurationError, UsageError: as `check_licence` and `resolve_base_model`.
+        ArtifactDamagedError: a file that was imported before has changed, or a downloaded file has another digest.
+        ConfigurationError: the model cannot be downloaded, or its config.json is invalid.
+        UsageError: the licence requires acceptance.
     """
     key, state = offer.key, work.state / STAGE / offer.key
     sha256 = artifact_store.find_by_key(work.store, STAGE, key)
@@ -237,5 +247,5 @@ def _download(offer: SourceContent, folder: Path, reporter: Reporter) -> None:
             (folder / name).unlink()
             raise ArtifactDamagedError(
                 f"downloaded {name} of {offer.source}: digest {found[:12]}; expected {expected[:12]}",
-                hint="Run the same command again; if the error persists, report the file to the owner of the model.",
+                hint="Run the same command again, or report the file to the owner of the model.",
             )

@@ -86,7 +86,14 @@ class LocalBaseModel:
 
 @dataclass(frozen=True)
 class LoadableModel:
-    """A base model, or a tuned model: an adapter on base weights, or full weights."""
+    """A base model, or a tuned model: an adapter on base weights, or full weights.
+
+    Attributes:
+        sha256: content digest of the tuned model, or else of the base model.
+        weights: folder of the weights.
+        adapter: folder of the adapter; None for full weights.
+        artifact: artifact of the tuned model; None for a base model.
+    """
 
     sha256: str
     base: LocalBaseModel
@@ -114,10 +121,15 @@ class ModelOutline:
 
 
 def load_outline(source: str) -> ModelOutline:
-    """Return the outline of a base model. Raises as `resolve_base_model` does.
+    """Return the outline of a base model.
 
     The embedded model is not converted. For a remote hf:// model, only configuration and tokenizer are fetched, into a
     temporary folder. A model in a bucket is fetched into the folder of local copies.
+
+    Raises:
+        ConfigurationError: the source is invalid, or the model is not available or cannot be loaded.
+        ArtifactDamagedError: a file has changed.
+        EngineMissingError: the embedded model is not installed.
     """
     is_stored = source.startswith(artifact_store.STORE_PREFIX)
     base = resolve_base_model(source) if is_stored else find_local_base_model(source)
@@ -135,7 +147,14 @@ def load_outline(source: str) -> ModelOutline:
 
 
 def load_configuration(folder: Path, **options: Any) -> Any:
-    """Return the transformers configuration in a model's folder."""
+    """Return the transformers configuration in a model's folder.
+
+    Args:
+        options: keyword arguments for `from_pretrained`.
+
+    Raises:
+        ConfigurationError: the configuration cannot be loaded.
+    """
     from transformers import AutoConfig
 
     silence_transformers()
@@ -165,9 +184,13 @@ def resolve_base_model(
 ) -> LocalBaseModel:
     """Return the base model of a source; fetch or convert the model if necessary.
 
+    Args:
+        expected_sha256: required digest of the model's files; None to accept every digest.
+
     Raises:
         ConfigurationError: the source is invalid, or the model is not available.
-        ArtifactDamagedError: the digest of its files is not `expected_sha256`.
+        ArtifactDamagedError: a file has changed, or the digest of the files is not `expected_sha256`.
+        EngineMissingError: the embedded model is not installed.
     """
     if source.startswith("embedded:"):
         folder = _get_conversion_folder(source)
@@ -220,8 +243,10 @@ def find_local_base_model(source: str) -> LocalBaseModel | None:
 def find_local_tokenizer(source: str) -> Path | None:
     """Return the folder of the base model's fast tokenizer; None if it is not on this machine.
 
-    Does not fetch, convert or verify the model, so the cost does not depend on its size. Raises ConfigurationError for
-    an invalid source.
+    Does not fetch, convert or verify the model, so the cost does not depend on its size.
+
+    Raises:
+        ConfigurationError: the source is invalid.
     """
     folder = _locate(source)
     return folder if folder and (folder / "tokenizer.json").is_file() else None
@@ -249,12 +274,20 @@ def _parse_store_digest(source: str) -> str:
     sha256 = source.removeprefix(artifact_store.STORE_PREFIX)
     if not DIGEST_PATTERN.fullmatch(sha256):
         hint = "Use store:<sha256>, as printed by `tuneline models import`."
-        raise ConfigurationError(f"fine_tuning.base_model: {source} does not contain a valid digest", hint=hint)
+        raise ConfigurationError(
+            f"fine_tuning.base_model: {source} does not contain a valid digest; expected 64 hexadecimal digits",
+            hint=hint,
+        )
     return sha256
 
 
 def check_model_files(names: Iterable[str], uri: str) -> None:
-    """Raise ConfigurationError if a model's files lack its configuration or safetensors weights."""
+    """Raise ConfigurationError if a model's files lack its configuration or safetensors weights.
+
+    Args:
+        names: names of the files.
+        uri: source of the model, for the message.
+    """
     present = set(names)
     if "config.json" not in present:
         raise ConfigurationError(f"fine_tuning.base_model: {uri} contains no config.json", hint=SOURCES_HINT)
@@ -277,7 +310,14 @@ def _inspect_folder(folder: Path, uri: str) -> LocalBaseModel:
 
 
 def check_configuration(path: Path, uri: str) -> None:
-    """Raise ConfigurationError if config.json has no model_type; transformers would fail only after curation."""
+    """Raise ConfigurationError if config.json is not JSON or has no model_type.
+
+    Otherwise, transformers would fail only after curation.
+
+    Args:
+        path: path of config.json.
+        uri: source of the model, for the message.
+    """
     try:
         match json.loads(path.read_text(encoding="utf-8")):
             case {"model_type": str()}:
@@ -304,7 +344,11 @@ def _download(source: str, *, weights: bool = True, cache_dir: str | None = None
 
 
 def download_files(source: str, names: Sequence[str], folder: Path) -> None:
-    """Download files of an hf:// model to a folder. An interrupted download is resumed."""
+    """Download files of an hf:// model to a folder. An interrupted download is resumed.
+
+    Raises:
+        ConfigurationError: the source is invalid, or the files cannot be fetched.
+    """
     name, revision = _parse_hub_source(source)
     import huggingface_hub
 
@@ -316,7 +360,11 @@ def download_files(source: str, names: Sequence[str], folder: Path) -> None:
 
 
 def fetch_hub_info(source: str) -> Any:
-    """Return the huggingface_hub.ModelInfo of an hf:// model: commit, file sizes, model card and gated status."""
+    """Return the huggingface_hub.ModelInfo of an hf:// model: commit, file sizes, model card and gated status.
+
+    Raises:
+        ConfigurationError: the source is invalid, or the hub does not return the model.
+    """
     name, revision = _parse_hub_source(source)
     import huggingface_hub
 
@@ -413,6 +461,11 @@ def open_model(reference: str | Path, reporter: Reporter | None = None) -> Loada
 
     Args:
         reference: artifact folder of a tuned model, or source of a base model.
+
+    Raises:
+        ConfigurationError: the source is invalid, or the base model is not available.
+        ArtifactDamagedError: a file is missing or has changed.
+        EngineMissingError: the embedded model is not installed.
     """
     folder = Path(reference)
     if (folder / artifact_folder.MANIFEST_FILENAME).exists() and artifact_folder.read_manifest(folder).kind == "model":
@@ -428,6 +481,7 @@ def open_model_artifact(artifact: Artifact, reporter: Reporter | None = None) ->
 
     Raises:
         ArtifactDamagedError: the model's manifest lists no base model, or the base model has changed.
+        ConfigurationError: the base model is not available.
     """
     base_input = artifact.manifest.find_input("base_model")
     if base_input is None:
@@ -440,7 +494,11 @@ def open_model_artifact(artifact: Artifact, reporter: Reporter | None = None) ->
 
 
 def has_same_tokenization(first_path: Path, second_path: Path) -> bool:
-    """Return whether two fast tokenizers have equal definitions and chat templates; False if either is slow."""
+    """Return whether two fast tokenizers have equal definitions and chat templates; False if either is slow.
+
+    Raises:
+        ConfigurationError: a tokenizer cannot be loaded.
+    """
     first, second = load_tokenizer(first_path), load_tokenizer(second_path)
     if first.chat_template != second.chat_template or not (first.is_fast and second.is_fast):
         return False
@@ -448,7 +506,11 @@ def has_same_tokenization(first_path: Path, second_path: Path) -> bool:
 
 
 def describe_arithmetic(device: str = "auto") -> dict[str, Any]:
-    """Return the device and the number of threads, which both affect the rounding of results."""
+    """Return {"device", "threads"}: the device's name and the thread count, which both affect the rounding of results.
+
+    Raises:
+        ConfigurationError: the device is not available.
+    """
     return {
         "device": compute_devices.get_device_name(compute_devices.select_device(device)),
         "threads": cpu_cores.get_thread_count(),
@@ -456,9 +518,12 @@ def describe_arithmetic(device: str = "auto") -> dict[str, Any]:
 
 
 def prepare_torch(seed: int, device: str = "auto") -> Any:
-    """Seed the random generators, set torch's thread count, and return the device.
+    """Seed the random generators, set torch's thread count, and return the torch.device.
 
     Equal thread counts give equal sums. By default, torch uses all cores of the machine, even in a container.
+
+    Raises:
+        ConfigurationError: the device is not available.
     """
     import numpy
     import torch
@@ -477,6 +542,12 @@ def load_model(model: LoadableModel, *, trainable: bool = False, dtype: Any = No
         trainable: make the adapter trainable, and do not move the model to another device.
         dtype: torch.dtype of the weights. Default: bfloat16 on GPUs, float32 on CPUs (bfloat16 is 60 times slower).
         options: keyword arguments for `from_pretrained`.
+
+    Returns:
+        The transformers model, or the peft.PeftModel if the model has an adapter.
+
+    Raises:
+        ConfigurationError: the weights cannot be loaded.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -493,7 +564,12 @@ def load_model(model: LoadableModel, *, trainable: bool = False, dtype: Any = No
 
 
 def attach_adapter(loaded: Any, adapter: Path, *, trainable: bool = False) -> Any:
-    """Return the loaded base model with the adapter attached by PEFT."""
+    """Attach an adapter to a loaded base model, and return the peft.PeftModel.
+
+    Args:
+        adapter: folder of the adapter.
+        trainable: make the adapter trainable.
+    """
     from peft import PeftModel
 
     return PeftModel.from_pretrained(loaded, str(adapter), is_trainable=trainable)
@@ -504,6 +580,9 @@ def load_tokenizer(folder: Path, **options: Any) -> Any:
 
     Args:
         options: keyword arguments for `from_pretrained`.
+
+    Raises:
+        ConfigurationError: the tokenizer cannot be loaded.
     """
     from transformers import AutoTokenizer
 

@@ -14,7 +14,17 @@ LOGIT_COPIES = 8
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The dimensions of a model that determine memory and FLOPs. `parameters` counts the base model and the adapter."""
+    """The dimensions of a model that determine memory and FLOPs.
+
+    Attributes:
+        parameters: number of parameters of the base model and the adapter.
+        trainable: number of parameters with gradients.
+        embedding: number of parameters of the input embedding.
+        layers: number of layers.
+        hidden: size of the hidden states (h in the formulas below).
+        intermediate: inner size of the MLP (i).
+        vocabulary: number of tokens in the vocabulary (V).
+    """
 
     parameters: int
     trainable: int
@@ -31,7 +41,12 @@ class ModelShape:
 
     @staticmethod
     def from_configuration(config: Any, counted: dict[str, int]) -> ModelShape:
-        """Return the shape of a transformers configuration with these parameter counts."""
+        """Return the shape of a transformers configuration with these parameter counts.
+
+        Args:
+            config: transformers.PretrainedConfig.
+            counted: numbers of parameters, {"all", "trainable", "embedding"}.
+        """
         text = config.get_text_config()
         hidden = int(text.hidden_size)
         return ModelShape(
@@ -59,9 +74,10 @@ def estimate_training_memory(shape: ModelShape, *, rows: int, length: int, dropo
         rows: number of rows in memory at once.
         length: number of tokens per row.
         dropout: whether dropout precedes a low-rank update.
+        gpu: whether the model is trained on a GPU.
 
     Returns:
-        {"weights", "gradients", "optimizer", "activations", "logits", "process", "total"}.
+        Bytes by part: {"weights", "gradients", "optimizer", "activations", "logits", "process", "total"}.
     """
     width = BFLOAT16_BYTES if gpu else FLOAT32_BYTES
     numbers = 9 * shape.hidden + 4 * shape.intermediate
@@ -81,9 +97,10 @@ def estimate_training_memory(shape: ModelShape, *, rows: int, length: int, dropo
 def estimate_training_flops(shape: ModelShape, length: float) -> float:
     """Estimate the FLOPs per trained token.
 
-    Full training: 6(N−E) + 6·L·h·T, within 0.1% of the published figures of Megatron-Bridge. With N frozen weights,
-    which have no weight gradient: 4(N−E) + 4·L·h·T, plus 6 per trained parameter, within 0.2% of NeMo AutoModel's LoRA
-    figures. E is the number of parameters of the input embedding, which is a lookup.
+    Full training of N parameters: 6(N−E) + 6·L·h·T, within 0.1% of the published figures of Megatron-Bridge. With N
+    frozen weights: 4(N−E) + 4·L·h·T, plus 6 per trained parameter, within 0.2% of NeMo AutoModel's LoRA figures. Frozen
+    weights have no weight gradient. E is the number of parameters of the input embedding, which is a lookup. L is the
+    number of layers, and h the size of the hidden states.
 
     Args:
         length: T, the number of tokens per row.
@@ -95,5 +112,9 @@ def estimate_training_flops(shape: ModelShape, length: float) -> float:
 
 
 def estimate_forward_flops(shape: ModelShape, length: float) -> float:
-    """Estimate the FLOPs per token of a forward pass: a third of full training."""
+    """Estimate the FLOPs per token of a forward pass: a third of full training.
+
+    Args:
+        length: number of tokens per row.
+    """
     return 2 * (shape.parameters - shape.embedding) + 2 * shape.layers * shape.hidden * length

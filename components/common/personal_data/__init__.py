@@ -33,7 +33,7 @@ def find(text: str, names_config: NamesConfig | None = None) -> list[Finding]:
     for if `names_config` sets a model.
 
     Raises:
-        ConfigurationError: the model for names cannot be loaded.
+        ConfigurationError: the spaCy model cannot be loaded, or presidio is not installed.
     """
     findings: list[Finding] = []
     has_digits = SEVEN_DIGITS.search(text) is not None
@@ -61,10 +61,14 @@ def redact(
     contains no finding of `kinds`, and redaction is idempotent.
 
     Args:
+        kinds: kinds of findings to redact, keys of PLACEHOLDERS.
         preceding_text: context before the text, such as its field name; searched, but not redacted.
 
     Returns:
-        The redacted text and the counts.
+        The redacted text, and the number of findings by kind.
+
+    Raises:
+        ConfigurationError: as `find`.
     """
     found = _find_after(preceding_text, text, names_config)
     counts = Counter(finding.kind for finding in found)
@@ -90,5 +94,9 @@ def _find_after(preceding_text: str, text: str, names_config: NamesConfig | None
 
 
 def mask(text: str, names_config: NamesConfig | None = None) -> str:
-    """Replace findings of all kinds by placeholders, so that the text can be displayed."""
+    """Replace findings of all kinds by placeholders, so that the text can be displayed.
+
+    Raises:
+        ConfigurationError: as `find`.
+    """
     return redact(text, PLACEHOLDERS, names_config)[0]

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-Span = tuple[int, int]
+Span = tuple[int, int]  # start (inclusive) and end (exclusive), in characters
 
 # Minimum entropy of a secret, in bits per character: 3.0 for hexadecimal strings (truffleHog, detect-secrets), 3.5 for
 # others (the generic rule of gitleaks).
@@ -104,7 +104,7 @@ def find_api_keys(text: str) -> Iterator[Span]:
 
 
 def can_contain_assignment(text: str) -> bool:
-    """Return whether the text contains a name from NAMES and an assignment operator."""
+    """Return whether the text contains a name from NAMES, and an assignment operator or a bearer token."""
     if "=" not in text and ":" not in text and "earer " not in text:
         return False
     lower = text.lower()
@@ -112,7 +112,7 @@ def can_contain_assignment(text: str) -> bool:
 
 
 def can_contain_key(text: str) -> bool:
-    """Return whether the text contains a prefix of an API key or an assigned secret."""
+    """Return whether the text contains a prefix from TOKENS, or can contain an assigned secret."""
     return can_contain_assignment(text) or any(
         sign in text for mark, signs in MARKS.items() if mark in text for sign in signs
     )

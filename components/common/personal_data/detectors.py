@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from components.common.personal_data import credentials, phone_numbers
 
-Span = tuple[int, int]
+Span = tuple[int, int]  # start (inclusive) and end (exclusive), in characters
 
 LETTERS = "A-Za-z\u00c0-\u024f"
 EMAIL = re.compile(
@@ -96,6 +96,8 @@ class Detector:
     """The detector of a kind of personal data.
 
     Attributes:
+        placeholder: replacement of a finding in a redacted text.
+        find_spans: returns the positions of the findings in a text.
         can_contain: fast check before the search; default: search every non-empty text.
         needs_digits: search only texts that match SEVEN_DIGITS.
     """

@@ -17,16 +17,16 @@ ENTITIES = {"PERSON": "person", "LOCATION": "location"}
 LABELS = {"PER": "PERSON", "PERSON": "PERSON", "GPE": "LOCATION", "LOC": "LOCATION", "FAC": "LOCATION"}
 INSTALL_HINT = "Run: pip install presidio-analyzer spacy, or set data_curation.personal_data.names.model to ''."
 MODEL_HINT = (
-    "Set a local folder that contains config.cfg and meta.json of a spaCy model; for example, unpack the wheel of"
-    " en_core_web_sm and set its folder en_core_web_sm/en_core_web_sm-3.8.0."
+    "Set a local folder that contains config.cfg and meta.json of a spaCy model, for example the folder"
+    " en_core_web_sm/en_core_web_sm-3.8.0 of the unpacked wheel of en_core_web_sm."
 )
 
 
 def find_names(text: str, config: NamesConfig) -> list[tuple[str, int, int]]:
-    """Return (kind, start, end) of the names in a text, except in placeholders.
+    """Return (kind, start, end) of the names in a text, except in placeholders; positions are in characters.
 
     Raises:
-        ConfigurationError: as `load_analyzer`.
+        ConfigurationError: presidio is not installed, or the spaCy model cannot be loaded.
     """
     engine = load_analyzer(config.model, config.language)
     return [
@@ -45,7 +45,7 @@ def load_analyzer(model: str, language: str) -> Any:
         language: two-letter code.
 
     Raises:
-        ConfigurationError: presidio is not installed, or the model cannot be loaded.
+        ConfigurationError: presidio is not installed, or the spaCy model cannot be loaded.
     """
     folder = resolve_model_folder(model)
     try:
@@ -73,7 +73,11 @@ def load_analyzer(model: str, language: str) -> Any:
 
 
 def resolve_model_folder(model: str) -> Path:
-    """Return the absolute folder of a spaCy model. Raises ConfigurationError if it contains no model."""
+    """Return the absolute folder of a spaCy model.
+
+    Raises:
+        ConfigurationError: the folder does not exist or contains no spaCy model.
+    """
     folder = Path(model).expanduser().absolute()
     if not (folder / "config.cfg").is_file() or not (folder / "meta.json").is_file():
         problem = "is not a folder" if folder.exists() else "does not exist"
@@ -83,7 +87,11 @@ def resolve_model_folder(model: str) -> Path:
 
 
 def compute_model_digest(config: NamesConfig) -> str:
-    """Return the hexadecimal digest of the model's files; "" if no model is set. Raises ConfigurationError."""
+    """Return the hexadecimal digest of the spaCy model's files; "" if no model is set.
+
+    Raises:
+        ConfigurationError: the folder does not exist or contains no spaCy model.
+    """
     if not config.model:
         return ""
     folder = resolve_model_folder(config.model)

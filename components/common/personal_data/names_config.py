@@ -17,7 +17,7 @@ class NamesConfig(BaseModel):
     model: str = Field(
         "",
         description="Absolute path of the local folder of a spaCy model. The search processes about 20 rows per "
-        "CPU-second; without it, curation processes thousands. Empty: no search for names.",
+        "CPU-second; without the search, curation processes thousands of rows. Empty: no search for names.",
     )
     language: str = Field("en", min_length=2, description="Two-letter code of the model's language.")
     person: Action = Field(
@@ -30,6 +30,7 @@ class NamesConfig(BaseModel):
     def _check_model(self) -> NamesConfig:
         if not self.model and (self.person, self.location) != ("keep", "keep"):
             raise ValueError(
-                "model is empty; the actions redact and drop on person and location require a model folder"
+                f"model is empty, but person is {self.person} and location is {self.location}; "
+                "the actions redact and drop require a model folder"
             )
         return self

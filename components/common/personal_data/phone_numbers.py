@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-Span = tuple[int, int]
+Span = tuple[int, int]  # start (inclusive) and end (exclusive), in characters
 
 # Country calling codes assigned by ITU-T E.164. Zones 1 and 7 are complete; the codes of other zones have two digits
 # (ZONES) or three (REGIONS).

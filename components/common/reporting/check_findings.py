@@ -16,7 +16,12 @@ class CheckResult(TypedDict):
 
 
 def check_result(name: str, ok: bool, found: str, hint: str, *, needed: bool = True) -> CheckResult:
-    """Build the result of a check; `hint` is used only if the check failed."""
+    """Build the result of a check; `hint` is used only if the check failed.
+
+    Args:
+        found: value or state that the check found.
+        needed: whether a failure prevents a run.
+    """
     return {"name": name, "ok": ok, "needed": needed, "found": found, "hint": "" if ok else hint}
 
 

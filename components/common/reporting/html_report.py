@@ -37,7 +37,11 @@ td:first-child:not(.n) { overflow-wrap: anywhere; min-width: 8rem }
 
 
 def render_page(title: str, subtitle: str, sections: Mapping[str, str]) -> str:
-    """Return a page. `sections` is HTML by heading; empty sections are omitted. Title and subtitle are plain text."""
+    """Return an HTML page. Title and subtitle are plain text.
+
+    Args:
+        sections: HTML by heading; empty sections are omitted.
+    """
     body = "".join(f"<section><h2>{escape(name)}</h2>{html}</section>" for name, html in sections.items() if html)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -85,7 +89,11 @@ def format_value(value: object) -> str:
 
 
 def render_cards(texts: Mapping[str, str], prompt: str = "") -> str:
-    """Return texts as cards, side by side, with their titles and an optional prompt above them."""
+    """Return texts as cards, side by side, with an optional prompt above the cards.
+
+    Args:
+        texts: text by the title of its card.
+    """
     above = f'<h3 class="prompt">prompt</h3><pre>{escape(prompt)}</pre>' if prompt else ""
     cards = (
         f'<div class="card"><h3>{escape(title)}</h3><pre>{escape(text)}</pre></div>' for title, text in texts.items()
@@ -94,7 +102,12 @@ def render_cards(texts: Mapping[str, str], prompt: str = "") -> str:
 
 
 def render_tree(root: str, children: Mapping[str, Sequence[str]], label: Callable[[str], tuple[str, str, str]]) -> str:
-    """Return the tree below `root` as a nested list; `label` returns a node's name, code and remark."""
+    """Return the tree below `root` as a nested list.
+
+    Args:
+        children: child nodes by parent node.
+        label: returns a node's name, code and remark.
+    """
     name, code, remark = label(root)
     inner = "".join(render_tree(child, children, label) for child in children.get(root, ()))
     item = f'<b>{escape(name)}</b><code>{escape(code)}</code> <span class="soft">{escape(remark)}</span>{inner}'
@@ -107,7 +120,13 @@ def render_paragraph(text: str, css_class: str = "") -> str:
 
 
 def plot_lines(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, x: str, y: str, caption: str) -> str:
-    """Return a line plot as an inline SVG with a caption; `series` is (xs, ys) by name."""
+    """Return a line plot as an inline SVG with a caption.
+
+    Args:
+        series: (xs, ys) by name of the line; xs and ys have equal lengths.
+        x: label of the x axis.
+        y: label of the y axis.
+    """
     figure, axes = _create_figure()
     for name, (xs, ys) in series.items():
         axes.plot(xs, ys, marker="o" if len(xs) < 30 else None, markersize=3.5, label=name)
@@ -118,7 +137,13 @@ def plot_lines(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], *,
 
 
 def plot_bars(values: Mapping[str, float], *, x: str, caption: str, colours: Mapping[str, str] | None = None) -> str:
-    """Return a horizontal bar chart as an inline SVG with a caption; `colours` overrides colours by name."""
+    """Return a horizontal bar chart as an inline SVG with a caption.
+
+    Args:
+        values: length by name of the bar.
+        x: label of the x axis.
+        colours: colour by name of the bar; overrides PLOT_COLOUR.
+    """
     figure, axes = _create_figure(height=0.8 + 0.38 * max(len(values), 1))
     bar_colours = [(colours or {}).get(name, PLOT_COLOUR) for name in values]
     bars = axes.barh(list(values), list(values.values()), color=bar_colours)
@@ -130,7 +155,12 @@ def plot_bars(values: Mapping[str, float], *, x: str, caption: str, colours: Map
 
 
 def plot_intervals(rows: Mapping[str, tuple[float, float, float]], *, x: str, caption: str) -> str:
-    """Return a plot of intervals, (value, low, high) by name, with a line at zero, as an inline SVG."""
+    """Return a plot of intervals, with a line at zero, as an inline SVG with a caption.
+
+    Args:
+        rows: (value, low, high) by name of the interval.
+        x: label of the x axis.
+    """
     figure, axes = _create_figure(height=1.0 + 0.45 * max(len(rows), 1))
     for position, (value, low, high) in enumerate(rows.values()):
         errors = [[max(0.0, value - low)], [max(0.0, high - value)]]
@@ -153,6 +183,11 @@ def plot_flow(
     """Return a Sankey diagram as an inline SVG: heights of boxes and widths of links are proportional to their counts.
 
     Names must be unique across all columns. Boxes have a minimum height, so that one row among thousands is visible.
+
+    Args:
+        columns: counts by name of the box, one mapping per column, from left to right.
+        links: (source box, target box, count).
+        colours: colour by name of the box; a link has the colour of its target.
     """
     from matplotlib.patches import Rectangle
 

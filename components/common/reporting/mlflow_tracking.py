@@ -1,7 +1,7 @@
 """Run tracking with MLflow. `MlflowReporter` records the metrics that a stage reports.
 
-A stage's run is nested under the run in MLFLOW_RUN_ID, set by a scheduler or by the pipeline. If MLFLOW_TRACKING_URI is
-not set, neither pipeline steps nor single stages started from the shell are tracked.
+A stage's run is nested under the run in MLFLOW_RUN_ID, which a scheduler or the pipeline sets. If MLFLOW_TRACKING_URI
+is not set, neither pipeline steps nor single stages started from the shell are tracked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime import url_credentials
 from components.common.runtime.errors import (
-    RESUME_HINT,
     EngineMissingError,
     InterruptedRunError,
     UsageError,
@@ -55,6 +54,9 @@ def is_enabled() -> bool:
 def connect(uri: str | None = None) -> ModuleType:
     """Return the mlflow module, connected to the tracking server.
 
+    Args:
+        uri: tracking URI; default: MLFLOW_TRACKING_URI.
+
     Raises:
         UsageError: the tracking URI has an unsupported scheme.
         EngineMissingError: the server does not answer, or the database driver is not installed.
@@ -82,8 +84,8 @@ def _check_server(address: str) -> None:
     scheme, public_address = address.partition(":")[0].partition("+")[0], url_credentials.remove_password(address)
     if scheme not in TRACKING_URI_SCHEMES:
         raise UsageError(
-            f"{public_address} is not an MLflow tracking URI",
-            hint=f"Use a URI with the scheme {' or '.join(TRACKING_URI_SCHEMES[:3])}, for example http://host:5000.",
+            f"{public_address} is not an MLflow tracking URI; supported schemes: {', '.join(TRACKING_URI_SCHEMES)}",
+            hint="Use a URI with a supported scheme, for example http://host:5000.",
         )
     if scheme in ("http", "https"):
         import urllib.error
@@ -131,7 +133,15 @@ def _set_client_defaults() -> None:
 
 
 def start_run(name: str, tags: Mapping[str, str], artifact_root: Path | None = None) -> str:
-    """Open the run of a customization, nested under MLFLOW_RUN_ID if it is set, and return its run ID."""
+    """Open the run of a customization, nested under MLFLOW_RUN_ID if the variable is set, and return its run ID.
+
+    Args:
+        artifact_root: as in `get_experiment_id`.
+
+    Raises:
+        UsageError: the tracking URI is invalid, or the tracking server does not return the run MLFLOW_RUN_ID.
+        EngineMissingError: the server does not answer or rejects the request.
+    """
     _, run = _create_run(name, {**tags, "mlflow.runName": name}, artifact_root)
     return str(run.info.run_id)
 
@@ -149,7 +159,8 @@ def _translate_errors() -> Iterator[None]:
         is_transport_failure = "failed with" in first_line and "failed with error code" not in first_line
         if is_transport_failure and first_line.startswith("API request to"):
             raise TrackingUnavailableError(
-                f"the MLflow server {address} stopped answering", hint=f"Start the server again. {RESUME_HINT}"
+                f"the MLflow server {address} stopped answering",
+                hint="Start the server again; the same command then resumes.",
             ) from error
         file = _get_sqlite_file()
         raise translate_system_error(error, [file.parent] if file else []) or EngineMissingError(
@@ -169,6 +180,10 @@ def get_experiment_id(client: MlflowClient, artifact_root: Path | None = None) -
 
     With MLFLOW_RUN_ID, this is the experiment of that run; otherwise the experiment in MLFLOW_EXPERIMENT_NAME or
     "tuneline", which is created if it does not exist.
+
+    Args:
+        artifact_root: folder for the artifacts of a new experiment. Default: a folder next to a SQLite store; a server
+            chooses the location itself.
 
     Raises:
         UsageError: the tracking server does not return the run MLFLOW_RUN_ID.
@@ -202,6 +217,11 @@ def close_abandoned_run(uri: str | None, name: str, status: str = "KILLED") -> b
     """Close the run with this name with `status`, and its nested runs as KILLED, if they are still open.
 
     Finds the run by its tag, because its process may have been killed before it recorded the run ID.
+
+    Args:
+        uri: tracking URI that the run recorded; None if the run was not tracked.
+        name: value of the run's tag `tuneline.run`.
+        status: FAILED or KILLED.
 
     Returns:
         True if no run is left open; False if an error occurred, for example because the server did not answer.
@@ -237,7 +257,7 @@ def _close_nested_runs(client: MlflowClient, run: Run) -> None:
 
 
 def build_owner_tags() -> dict[str, str]:
-    """Return the tags that identify the owner of a run or logged model: the workdir and the Kubeflow Pipelines run.
+    """Return the tags, by name, that identify the owner of a run or logged model: workdir and Kubeflow Pipelines run.
 
     One MLflow server may track several workdirs, and each workdir deletes only its own runs and models.
     """
@@ -249,7 +269,7 @@ def build_owner_tags() -> dict[str, str]:
 
 
 def _create_run(name: str, tags: Mapping[str, str], artifact_root: Path | None = None) -> tuple[MlflowClient, Run]:
-    """Open a run, nested under MLFLOW_RUN_ID if it is set."""
+    """Open a run, nested under MLFLOW_RUN_ID if the variable is set."""
     client, parent = connect().MlflowClient(), os.environ.get("MLFLOW_RUN_ID")
     all_tags = {**tags, **({"mlflow.parentRunId": parent} if parent else {}), **build_owner_tags()}
     with _translate_errors():
@@ -258,7 +278,11 @@ def _create_run(name: str, tags: Mapping[str, str], artifact_root: Path | None =
 
 
 def end_run(run_id: str, status: str) -> None:
-    """Close a run as FINISHED, FAILED or KILLED."""
+    """Close a run as FINISHED, FAILED or KILLED.
+
+    Raises:
+        EngineMissingError: the server does not answer or rejects the request.
+    """
     client = connect().MlflowClient()
     with _translate_errors():
         client.set_terminated(run_id, status)
@@ -283,7 +307,11 @@ class MlflowReporter(SilentReporter):
             self._client.set_tag(self.run_id, "tuneline.note", text[:5000])
 
     def log_result(self, artifact: Artifact) -> None:
-        """Log an artifact: configuration as parameters, digest and verdict as tags, figures as metrics, and reports."""
+        """Log an artifact: configuration as parameters, digest and verdict as tags, figures as metrics, and reports.
+
+        Raises:
+            EngineMissingError: the server does not answer or rejects the request.
+        """
         from mlflow.entities import Param
 
         manifest = artifact.manifest
@@ -302,7 +330,12 @@ class MlflowReporter(SilentReporter):
                     self._client.log_artifact(self.run_id, str(artifact.path / name))
 
     def log_dataset(self, artifact: Artifact, *, name: str, source: Mapping[str, str]) -> None:
-        """Log a dataset version as a dataset input of type dvc: repository, path, revision and md5."""
+        """Log a dataset version as a dataset input of type dvc.
+
+        Args:
+            name: tag of the version.
+            source: {"repo", "path", "rev", "md5", "tag", "remote"}.
+        """
         from mlflow.data.meta_dataset import MetaDataset
         from mlflow.entities import DatasetInput, InputTag
 
@@ -312,7 +345,11 @@ class MlflowReporter(SilentReporter):
 
 
 def log_dataset(artifact: Artifact, version: Mapping[str, str]) -> None:
-    """Log a dataset version as an input of the run in MLFLOW_RUN_ID, if it is set."""
+    """Log a dataset version as an input of the run in MLFLOW_RUN_ID, if the variable is set.
+
+    Args:
+        version: {"repo", "path", "rev", "md5", "tag", "remote"}.
+    """
     parent = os.environ.get("MLFLOW_RUN_ID")
     if parent and is_enabled():
         source = {name: version[name] for name in ("repo", "path", "rev", "md5", "tag", "remote")}
@@ -320,7 +357,11 @@ def log_dataset(artifact: Artifact, version: Mapping[str, str]) -> None:
 
 
 def log_files(own: MlflowReporter | None, *files: Path) -> None:
-    """Log files to the run in MLFLOW_RUN_ID, or else to the stage's own run."""
+    """Log files to the run in MLFLOW_RUN_ID, or else to the stage's own run.
+
+    Args:
+        own: reporter of the stage's own run; None if the stage is not tracked.
+    """
     run_id = os.environ.get("MLFLOW_RUN_ID") or (own.run_id if own else None)
     if run_id and is_enabled():
         client = connect().MlflowClient()
@@ -368,7 +409,10 @@ def _create_dvc_source(source: dict[str, str]) -> DatasetSource:
 
         @classmethod
         def _resolve(cls, raw_source: object) -> DatasetSource:
-            raise EngineMissingError("MLflow cannot resolve a DVC source; its repository and revision are required")
+            raise EngineMissingError(
+                "MLflow cannot resolve a DVC source; its repository and revision are required",
+                hint="Run: tuneline data fetch REVISION -o DIR",
+            )
 
         def to_dict(self) -> dict[str, str]:
             return source
@@ -382,14 +426,25 @@ def _create_dvc_source(source: dict[str, str]) -> DatasetSource:
 
 @contextmanager
 def stage_run(stage: str) -> Iterator[MlflowReporter]:
-    """Open a run for a stage, nested under MLFLOW_RUN_ID; it ends FAILED if the stage raises, KILLED if interrupted."""
+    """Open a run for a stage, nested under MLFLOW_RUN_ID, and close the run with the status of the block.
+
+    The status is FINISHED, FAILED if the block raises an error, or KILLED if the block is interrupted.
+
+    Raises:
+        UsageError: the tracking URI is invalid, or the tracking server does not return the run MLFLOW_RUN_ID.
+        EngineMissingError: the server does not answer or rejects the request.
+    """
     with _close_at_end(*_create_run(stage, {"tuneline.stage": stage})) as reporter:
         yield reporter
 
 
 @contextmanager
 def nested_run(parent: MlflowReporter, name: str) -> Iterator[MlflowReporter]:
-    """Open a run for a part of a stage, nested under the stage's run; close the run with the status of the block."""
+    """Open a run for a part of a stage, nested under the stage's run; close the run with the status of the block.
+
+    Raises:
+        EngineMissingError: the server does not answer or rejects the request.
+    """
     client = connect().MlflowClient()
     with _translate_errors():
         experiment = client.get_run(parent.run_id).info.experiment_id

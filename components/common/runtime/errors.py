@@ -36,13 +36,17 @@ class TunelineError(Exception):
         self.details: dict[str, str] = {}  # additional keys for scripts, such as the run ID
 
     def as_dict(self) -> dict[str, str]:
-        """Return the object under the key "error" of `--json` output: four fixed keys and the details."""
+        """Return the object under the key "error" of `--json` output: stage, kind, message, hint and the details."""
         contract = {"stage": self.stage, "kind": self.kind, "message": self.message, "hint": self.hint}
         return {**contract, **self.details, **contract}
 
     @staticmethod
     def from_dict(data: Mapping[str, str], exit_code: int = EXIT_FAILED) -> TunelineError:
-        """Rebuild an error that a step in another process recorded."""
+        """Rebuild an error that a step in another process recorded.
+
+        Args:
+            data: the object that `as_dict` returned.
+        """
         error = TunelineError(data["message"], hint=data.get("hint", ""), stage=data.get("stage", ""))
         error.kind = data.get("kind", TunelineError.kind)
         error.exit_code = exit_code
@@ -142,7 +146,7 @@ def translate_system_error(error: BaseException, folders: Sequence[Path] = ()) -
 
     The error of a failed write may lack the path. Candidates are the paths in the error, `folders`, and the folders to
     which tuneline writes. On a full disk, the first full candidate is reported. If no candidate is full, because the
-    incomplete file was deleted, the one with the least free space is reported.
+    incomplete file was deleted, the candidate with the least free space is reported.
     """
     chain = list(iterate_exception_chain(error))
     named = [Path(os.fsdecode(e.filename)) for e in chain if isinstance(e, OSError) and e.filename]
@@ -152,7 +156,7 @@ def translate_system_error(error: BaseException, folders: Sequence[Path] = ()) -
         full = full or min(candidates, key=_get_free_bytes)
         return DiskFullError(
             f"no space left in {_find_nearest_folder(full)}: {_get_free_bytes(full) / 1e6:,.1f} MB free",
-            hint=f"Free disk space. {RESUME_HINT}",
+            hint="Free disk space; the same command then resumes.",
         )
     reason = next(filter(None, map(_describe_write_error, chain)), None)
     if reason is None:

@@ -58,6 +58,9 @@ def start_group_guard(leader: int) -> subprocess.Popen[bytes]:
 
     For an engine whose children may outlive it. If Triton is killed, its Python stubs can deadlock. One thread holds
     the GIL and waits for the server. The thread that has detected the server's end waits for the GIL.
+
+    Args:
+        leader: PID of the leader, which is also the ID of the group.
     """
     return _start_guard(_GROUP_GUARD, str(leader))
 
@@ -89,6 +92,7 @@ def start_job_guard(leader: int, variable: str) -> subprocess.Popen[bytes]:
     For children in their own sessions, which `start_group_guard` does not kill.
 
     Args:
+        leader: PID of the leader.
         variable: "NAME=value".
     """
     return _start_guard(_JOB_GUARD, str(leader), variable)

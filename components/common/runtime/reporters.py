@@ -67,7 +67,11 @@ RESERVE_FILENAME = ".reserve"  # next to a run's events: reserved space, freed f
 
 
 class EventLog:
-    """An event file of JSON lines that another process follows. Each line is written by one system call."""
+    """An event file of JSON lines that another process follows. Each line is written by one system call.
+
+    Args:
+        seconds_between: minimum time in seconds between two events of a step's progress.
+    """
 
     def __init__(self, path: Path, stage: str, seconds_between: float = 0.5) -> None:
         self.path, self._stage = path, stage
@@ -96,7 +100,7 @@ class EventLog:
 
 
 def parse_event(line: str) -> dict[str, Any] | None:
-    """Return the event in a line of an event file; None for a truncated line."""
+    """Return the event in a line of an event file; None for a truncated line or a line without stage and event."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -153,7 +157,7 @@ def format_progress(done: int, total: int | None, unit: str, seconds: float, bef
     """Return text such as "120 of 400 rows, 24/s, 12 s left".
 
     Args:
-        seconds: elapsed time.
+        seconds: elapsed time in seconds.
         before: number of units that were completed before a resume.
     """
     rate = (done - before) / seconds if seconds > 0 else 0.0
@@ -222,7 +226,11 @@ class ProgressBarReporter:
 
 
 def create_console_reporter(*, quiet: bool = False, prefix: str = "") -> Reporter:
-    """Return a progress bar on a terminal, a plain text reporter elsewhere, or a silent reporter if `quiet`."""
+    """Return a progress bar on a terminal, a plain text reporter elsewhere, or a silent reporter if `quiet`.
+
+    Args:
+        prefix: text at the start of every line.
+    """
     if quiet:
         return SilentReporter()
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

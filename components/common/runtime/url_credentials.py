@@ -18,7 +18,10 @@ def contains_password(text: str) -> bool:
 
 
 def split_credentials(address: str) -> tuple[str, str, str]:
-    """Return (address without credentials, user, password); the last two are empty if there is no password."""
+    """Return (address without credentials, user, password).
+
+    If the address contains no password, the address is returned unchanged, and user and password are empty.
+    """
     match = ADDRESS_PATTERN.fullmatch(address.strip())
     if match is None:
         return address, "", ""

@@ -48,7 +48,7 @@ MAX_EMPTY_POLLS = 3  # a poll is not atomic: another job may move the artifact b
 
 @dataclass(frozen=True)
 class Workdir:
-    """The working folder: tracking store, data repository, artifact store, state, and a folder per run."""
+    """The workdir: tracking store, data repository, artifact store, state, and a folder per run."""
 
     root: Path
 
@@ -168,7 +168,8 @@ def resolve_artifact_uri(uri: str) -> Path | None:
         The folder, which may no longer exist; None if the URI does not refer to an artifact store.
 
     Raises:
-        ArtifactDamagedError, EngineMissingError: the artifact in the bucket is damaged, or the bucket does not answer.
+        ArtifactDamagedError: the artifact in the bucket is damaged.
+        EngineMissingError: the bucket does not answer.
     """
     if uri.startswith("file://"):
         folder = Path(unquote(urlparse(uri).path))
@@ -195,13 +196,22 @@ def has_local_copy(store: Path, sha256: str) -> bool:
 
 
 def has_artifact(store: Path, sha256: str) -> bool:
-    """Return whether the store has the artifact. Does not verify its files. Raises EngineMissingError for a bucket."""
+    """Return whether the store has the artifact. Does not verify its files.
+
+    Raises:
+        EngineMissingError: the bucket does not answer.
+    """
     bucket = _get_bucket(store)
     return s3_store.read_manifest_bytes(bucket, sha256) is not None if bucket else has_local_copy(store, sha256)
 
 
 def read_manifest(store: Path, sha256: str) -> Manifest | None:
-    """Return an artifact's manifest; None if the artifact is not in the store. Raises ArtifactDamagedError."""
+    """Return an artifact's manifest; None if the artifact is not in the store.
+
+    Raises:
+        ArtifactDamagedError: the manifest is unreadable.
+        EngineMissingError: the bucket does not answer.
+    """
     if bucket := _get_bucket(store):
         content = s3_store.read_manifest_bytes(bucket, sha256)
         return s3_store.parse_manifest(bucket, sha256, content) if content else None
@@ -209,7 +219,11 @@ def read_manifest(store: Path, sha256: str) -> Manifest | None:
 
 
 def list_artifacts(store: Path) -> list[str]:
-    """Return the sorted digests of the finished artifacts."""
+    """Return the sorted digests of the finished artifacts.
+
+    Raises:
+        EngineMissingError: the bucket does not answer.
+    """
     bucket = _get_bucket(store)
     names = s3_store.list_artifacts(bucket) if bucket else [path.name for path in job_folders.list_folder(store)]
     return [name for name in names if has_artifact(store, name)]
@@ -218,8 +232,13 @@ def list_artifacts(store: Path) -> list[str]:
 def load_artifact(store: Path, sha256: str, *kinds: str, reporter: Reporter | None = None) -> Artifact:
     """Return the artifact with this digest, with every file verified.
 
+    Args:
+        kinds: accepted kinds; without `kinds`, every kind is accepted.
+
     Raises:
         ArtifactDamagedError: the artifact is not in the store, or a file differs from its manifest.
+        UsageError: the artifact's kind is not in `kinds`.
+        EngineMissingError: the bucket does not answer.
     """
     bucket = _get_bucket(store)
     if not bucket:
@@ -280,7 +299,7 @@ def _load_from_folder(store: Path, sha256: str, kinds: tuple[str, ...]) -> Artif
     if artifact.sha256 != sha256:
         raise ArtifactDamagedError(
             f"the artifact in {folder} has the digest {artifact.sha256}; expected {sha256}",
-            hint=f"Delete {folder} and rerun the stage that creates the artifact.",
+            hint=f"Delete {folder}; the next run of the stage creates the artifact again.",
         )
     return artifact
 
@@ -339,7 +358,10 @@ def keep_paths_in_use(*paths: Path | str) -> Iterator[None]:
 def seconds_since_use(folder: Path) -> float:
     """Return the seconds since an artifact was used; for a folder without a manifest, since its last change.
 
-    The file server's clock measures the time. Raises FileNotFoundError.
+    The file server's clock measures the time.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
     """
     # Opening the manifest revalidates its attributes; an NFS client may cache the result of `stat` for a minute.
     try:
@@ -359,6 +381,7 @@ def remove_artifact(store: Path, sha256: str, unused: float) -> bool:
 
     Raises:
         OSError: a file of the removed artifact cannot be deleted.
+        EngineMissingError: the bucket does not answer.
     """
     if bucket := _get_bucket(store):
         return s3_store.remove_artifact(bucket, sha256, unused)
@@ -366,7 +389,11 @@ def remove_artifact(store: Path, sha256: str, unused: float) -> bool:
 
 
 def remove_local_copy(store: Path, sha256: str, unused: float) -> bool:
-    """Remove the local folder of an artifact as `remove_artifact` does, even if the store is a bucket."""
+    """Remove the local folder of an artifact as `remove_artifact` does, even if the store is a bucket.
+
+    Raises:
+        OSError: a file of the removed artifact cannot be deleted.
+    """
     with job_folder(store) as own, suppress(FileNotFoundError):  # another job has removed or restored the artifact
         if seconds_since_use(store / sha256) < unused:
             return False
@@ -380,7 +407,13 @@ def remove_local_copy(store: Path, sha256: str, unused: float) -> bool:
 
 
 def measure_bucket_idle_times(store: Path) -> dict[str, tuple[int, float]] | None:
-    """Return {digest: (bytes, seconds since the last use)} of all artifacts, even unfinished; None if not a bucket."""
+    """Return {digest: (bytes, seconds since the last use)} of all artifacts in the bucket, even unfinished artifacts.
+
+    Returns None if the store is a folder.
+
+    Raises:
+        EngineMissingError: the bucket does not answer.
+    """
     bucket = _get_bucket(store)
     return s3_store.measure_idle_times(bucket) if bucket else None
 
@@ -448,7 +481,7 @@ def get_or_build(
 ) -> tuple[Artifact, bool]:
     """Return the stored artifact for this key, or build and store the artifact.
 
-    The note that maps the key to the digest is written last, so a killed process can be repeated.
+    The note that maps the key to the digest is written last, so the call can be repeated after the process was killed.
 
     Args:
         key: digest of all inputs of the result.
@@ -456,6 +489,10 @@ def get_or_build(
 
     Returns:
         The artifact, and whether it was already stored.
+
+    Raises:
+        ArtifactDamagedError: a file of the stored artifact has changed.
+        EngineMissingError: the bucket does not answer.
     """
     remove_abandoned_jobs(store)
     sha256 = find_by_key(store, stage, key)
@@ -537,6 +574,13 @@ def add_artifact(store: Path, built: Artifact, reporter: Reporter | None = None)
     An intact stored artifact with the same content, inputs, configuration and summary is kept, and `built` is removed.
     Otherwise `built` replaces the stored artifact, which is moved aside first. If this job is killed between the two
     renames, the next job restores the stored artifact.
+
+    Returns:
+        The stored artifact.
+
+    Raises:
+        ArtifactDamagedError: the files differ from the manifest and are not uploaded.
+        EngineMissingError: the bucket does not answer.
     """
     home = store / built.sha256
 

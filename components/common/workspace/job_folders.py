@@ -49,7 +49,11 @@ def private_folder(
 
 
 def remove_abandoned_folders(parent: Path, prefix: str, rescue: Callable[[Path], None] = lambda _: None) -> None:
-    """Remove the private folders of killed jobs."""
+    """Remove the private folders of killed jobs.
+
+    Args:
+        rescue: as in `private_folder`.
+    """
     for folder in parent.glob(f"{prefix}.*.*.*"):
         if is_abandoned(folder, prefix):
             _remove(folder, rescue)
@@ -84,6 +88,9 @@ def move_into_place(
 
     Returns:
         The result of `find_existing`, or None if `source` was moved.
+
+    Raises:
+        OSError: `source` cannot be moved, for a reason other than an existing `target`.
     """
     while True:
         try:

@@ -41,7 +41,11 @@ def identify_process(pid: int | None = None) -> str:
 
 
 def is_process_gone(process_id: str) -> bool:
-    """Return whether a process of this host has ended. A zombie has ended."""
+    """Return whether a process of this host has ended. A zombie has ended.
+
+    Args:
+        process_id: "<pid>-<start time>", as returned by `identify_process`.
+    """
     pid, _, started = process_id.partition("-")
     current = _read_state_and_start(int(pid))
     if current is None:
@@ -87,15 +91,19 @@ def call_periodically(call: Callable[[], object], seconds: float) -> Iterator[No
 
 
 def seconds_since_heartbeat(path: Path) -> float:
-    """Return the seconds since the last heartbeat. Raises FileNotFoundError."""
+    """Return the seconds since the last heartbeat.
+
+    Raises:
+        FileNotFoundError: the path does not exist.
+    """
     return get_file_server_time(path.parent) - path.stat().st_mtime
 
 
 def get_file_server_time(folder: Path) -> float:
     """Return the time (seconds since 1970) by the clock of a folder's file server; clocks of machines differ.
 
-    Sets the folder's modification time to the current time and reads it back. Returns this machine's time if that is
-    not permitted.
+    Sets the folder's modification time to the current time and reads it back. Returns this machine's time if the
+    modification time cannot be set.
     """
     try:
         os.utime(folder)

@@ -67,7 +67,7 @@ def upload_artifact(address: str, artifact: Artifact, reporter: Reporter) -> Non
         time.sleep(POLL_INTERVAL_SECONDS)
     raise ArtifactDamagedError(
         f"the files in {artifact.path} differ from {artifact_folder.MANIFEST_FILENAME}; not uploaded to {home}",
-        hint=f"Delete {artifact.path} and rerun the step that created the artifact.",
+        hint=f"Delete {artifact.path}; the next run of the step creates the artifact again.",
     )
 
 
@@ -120,12 +120,21 @@ def fetch_artifact(
 
 
 def read_manifest_bytes(address: str, sha256: str) -> bytes | None:
-    """Return the bytes of a manifest; None if the artifact is missing or unfinished. Raises EngineMissingError."""
+    """Return the bytes of a manifest; None if the artifact is missing or unfinished.
+
+    Raises:
+        EngineMissingError: the bucket does not answer.
+    """
     return object_storage.read_object(f"{address}/{sha256}/{artifact_folder.MANIFEST_FILENAME}")
 
 
 def parse_manifest(address: str, sha256: str, content: bytes) -> Manifest:
-    """Parse a manifest. Raises ArtifactDamagedError if it is unreadable or belongs to another artifact."""
+    """Parse a manifest.
+
+    Raises:
+        ArtifactDamagedError: the manifest is unreadable, lists a file outside of the artifact, or belongs to another
+            artifact.
+    """
     home = f"{address}/{sha256}"
     try:
         manifest = Manifest.model_validate(json.loads(content))
@@ -139,12 +148,20 @@ def parse_manifest(address: str, sha256: str, content: bytes) -> Manifest:
 
 
 def list_artifacts(address: str) -> list[str]:
-    """Return the sorted digests of all artifacts, finished or not. Raises EngineMissingError."""
+    """Return the sorted digests of all artifacts, finished or not.
+
+    Raises:
+        EngineMissingError: the bucket does not answer.
+    """
     return [name for name in object_storage.list_folders(address) if name not in RESERVED_FOLDERS]
 
 
 def claim_use(address: str, sha256: str) -> None:
-    """Record that an artifact is in use, and wait for running removals of it. Raises EngineMissingError."""
+    """Record that an artifact is in use, and wait up to REMOVAL_LEASE_SECONDS for removals of the artifact.
+
+    Raises:
+        EngineMissingError: the bucket does not answer.
+    """
     record_use(address, sha256)
     deadline = time.monotonic() + REMOVAL_LEASE_SECONDS
     while (
@@ -164,7 +181,11 @@ def record_use(address: str, sha256: str) -> None:
 
 
 def measure_idle_times(address: str) -> dict[str, tuple[int, float]]:
-    """Return (bytes, seconds since the last use) by digest, finished or not. Raises EngineMissingError."""
+    """Return {digest: (bytes, seconds since the last use)} of all artifacts, finished or not.
+
+    Raises:
+        EngineMissingError: the bucket does not answer.
+    """
     clock = f"{address}/{REMOVING_FOLDER}/.now.{job_folders.create_owner_tag()}"
     object_storage.write_object(clock, "")
     try:
@@ -188,7 +209,10 @@ def remove_artifact(address: str, sha256: str, unused_for: float) -> bool:
     """Delete an artifact unless it was used within the last `unused_for` seconds; return whether it was deleted.
 
     The manifest is deleted first, so that the rest of an interrupted removal is never read. The next removal deletes
-    the rest. Raises EngineMissingError.
+    the rest.
+
+    Raises:
+        EngineMissingError: the bucket does not answer.
     """
     home, lease = f"{address}/{sha256}", f"{address}/{REMOVING_FOLDER}/{sha256}/{job_folders.create_owner_tag()}"
     object_storage.write_object(lease, "")
@@ -228,5 +252,6 @@ def _count_bytes(files: list[ArtifactFile], reporter: Reporter) -> object_storag
 def _damaged_error(home: str, problem: str) -> ArtifactDamagedError:
     return ArtifactDamagedError(
         f"{home}/{problem}",
-        hint=f"Restore the object, or delete all objects below {home}/ and rerun the step that created the artifact.",
+        hint=f"Restore the object, or delete all objects below {home}/; the next run of the step creates the artifact "
+        "again.",
     )
