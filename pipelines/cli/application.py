@@ -61,14 +61,15 @@ PlatformOption = Annotated[
         "-p",
         "--platform",
         readable=False,
-        help="platform.yaml whose `launcher` section configures the launcher of the training job.",
+        help="platform.yaml whose `launcher` section configures the launcher of the training job. "
+        "Default: the settings in TUNELINE_LAUNCHER.",
     ),
 ]
 LauncherOption = Annotated[
     str,
     typer.Option(
         "--launcher",
-        help="Launcher of the training job. Default: `launcher.kind` of platform.yaml.",
+        help="Launcher of the training job. Default: `launcher.kind` of platform.yaml or TUNELINE_LAUNCHER.",
     ),
 ]
 EndpointOption = Annotated[
@@ -78,11 +79,18 @@ EndpointOption = Annotated[
     ),
 ]
 NamespaceOption = Annotated[
-    str, typer.Option("--namespace", envvar="KFP_NAMESPACE", help="Namespace of the profile, on a multi-user Kubeflow.")
+    str,
+    typer.Option(
+        "--namespace", envvar="KFP_NAMESPACE", help="Namespace of the profile; required by a multi-user Kubeflow."
+    ),
 ]
 CaCertOption = Annotated[
     Path | None,
-    typer.Option("--ca-cert", help="PEM file of the certificate authority that signed the server certificate."),
+    typer.Option(
+        "--ca-cert",
+        help="PEM file of the certificate authority that signed the server certificate. "
+        "Default: the public authorities.",
+    ),
 ]
 ReferenceArgument = Annotated[
     str, typer.Argument(metavar="NAME[@ALIAS]", help="NAME@ALIAS, NAME@3 or NAME/3. Default alias: champion.")

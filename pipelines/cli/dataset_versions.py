@@ -35,9 +35,20 @@ RevisionArgument = Annotated[str, typer.Argument(help="Tag or commit of the data
 def data_publish(
     dataset: Annotated[Path, typer.Argument(help="Folder of a curated dataset.")],
     message: Annotated[
-        str, typer.Option("-m", "--message", help="Description of the changes, stored in the commit and its tags.")
+        str,
+        typer.Option(
+            "-m",
+            "--message",
+            help="Description of the changes, stored in the commit and its tags. Default: no description.",
+        ),
     ] = "",
-    tag: Annotated[str, typer.Option("--tag", help="Additional tag of this revision, such as release-2026-11.")] = "",
+    tag: Annotated[
+        str,
+        typer.Option(
+            "--tag",
+            help="Additional tag of this revision, such as release-2026-11. Default: no additional tag.",
+        ),
+    ] = "",
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,

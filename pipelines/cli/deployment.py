@@ -45,9 +45,15 @@ def deploy(
     ] = None,
     url: Annotated[
         str,
-        typer.Option("--url", help="HTTP address of a running Triton, whose model repository is FOLDER/repository."),
+        typer.Option(
+            "--url",
+            help="HTTP address of a running Triton, whose model repository is FOLDER/repository. "
+            "Default: start a Triton server.",
+        ),
     ] = "",
-    grpc_url: Annotated[str, typer.Option("--grpc-url", help="gRPC address of the same server, HOST:PORT.")] = "",
+    grpc_url: Annotated[
+        str, typer.Option("--grpc-url", help="gRPC address of the same server, HOST:PORT. Required with --url.")
+    ] = "",
     http_port: HttpPortOption = 8000,
     grpc_port: GrpcPortOption = 8001,
     metrics_port: MetricsPortOption = 8002,

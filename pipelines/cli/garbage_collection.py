@@ -82,7 +82,9 @@ def gc(
     pin: Annotated[
         str, typer.Option("--pin", metavar="NAME", help="Artifact digest or run to pin. Nothing is deleted.")
     ] = "",
-    because: Annotated[str, typer.Option("--because", metavar="TEXT", help="Reason for the pin.")] = "",
+    because: Annotated[
+        str, typer.Option("--because", metavar="TEXT", help="Reason for the pin. Default: the user of this process.")
+    ] = "",
     unpin: Annotated[str, typer.Option("--unpin", metavar="NAME", help="Pin to remove. Nothing is deleted.")] = "",
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
@@ -157,10 +159,15 @@ def _parse_age(text: str) -> float:
     """Return an age in seconds. Raises UsageError if it is malformed or below MIN_AGE_SECONDS."""
     match = re.fullmatch(r"([0-9]+)([hdw])", text)
     if match is None:
-        raise UsageError(f"--older-than {text!r} is not an age", hint="Give hours, days or weeks: 12h, 30d, 8w.")
+        raise UsageError(
+            f"--older-than {text!r} is not an age; expected a number with h, d or w",
+            hint="Give an age such as 12h, 30d or 8w.",
+        )
     seconds = int(match[1]) * UNIT_SECONDS[match[2]]
     if seconds < MIN_AGE_SECONDS:
-        raise UsageError(f"--older-than {text} is too short to detect data in use", hint="Give at least 1h.")
+        raise UsageError(
+            f"--older-than {text} is too short to detect data in use; expected at least 1h", hint="Give a longer age."
+        )
     return seconds
 
 

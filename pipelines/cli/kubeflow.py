@@ -25,7 +25,12 @@ from pipelines.cli.application import (
 
 ClusterOption = Annotated[
     Path | None,
-    typer.Option("-p", "--platform", help="platform.yaml: the cluster's images, volume, queue and secrets."),
+    typer.Option(
+        "-p",
+        "--platform",
+        help="platform.yaml: the cluster's images, volume, queue and secrets. "
+        "Default: the default images, and no shared volume.",
+    ),
 ]
 PipelineOption = Annotated[
     Literal["customization", "promotion", "data_curation", "fine_tuning", "evaluation", "triton_packaging"],
@@ -105,7 +110,7 @@ def submit(
     """Submit a run of the pipeline to Kubeflow. --wait follows the run until it ends."""
     if file and (config or sets or platform):
         raise UsageError(
-            "-f is a compiled pipeline, which -c, --set and -p cannot change",
+            f"-f {file} is a compiled pipeline, which -c, --set and -p cannot change",
             hint="Leave out -c, --set and -p, or give --param name=value.",
         )
     from pipelines.config.platform_config import load_platform

@@ -32,7 +32,6 @@ NameArgument = Annotated[str, typer.Argument(help="Name of the registered model.
 ByOption = Annotated[
     str, typer.Option("--by", help="User name recorded in the history. Default: the user of this process.")
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, recorded in the history.")]
 
 
 @app.command()
@@ -85,7 +84,10 @@ def promote(
     alias: Annotated[str, typer.Option("--alias", help="Alias to move.")] = "champion",
     by: ByOption = "",
     force: Annotated[bool, typer.Option("--force", help="Promote despite failed checks. Requires --reason.")] = False,
-    reason: ReasonOption = "",
+    reason: Annotated[
+        str,
+        typer.Option("--reason", help="Reason, recorded in the history. Default: no reason; required with --force."),
+    ] = "",
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     tracking_uri: TrackingUriOption = "",
@@ -110,7 +112,13 @@ def promote(
 def rollback(
     name: NameArgument,
     by: ByOption = "",
-    reason: ReasonOption = "",
+    reason: Annotated[
+        str,
+        typer.Option(
+            "--reason",
+            help='Reason, recorded in the history. Default: "rollback from version N", N being the current version.',
+        ),
+    ] = "",
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     tracking_uri: TrackingUriOption = "",
@@ -200,7 +208,10 @@ def policy(
     name: NameArgument,
     file: Annotated[
         Path | None,
-        typer.Option("--set", help="File with a new policy to enforce; see mlflow/promotion-policy.yaml."),
+        typer.Option(
+            "--set",
+            help="File with a new policy to enforce; see mlflow/promotion-policy.yaml. Default: show the policy.",
+        ),
     ] = None,
     by: Annotated[
         str,

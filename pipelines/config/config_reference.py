@@ -55,9 +55,12 @@ TABLE_HEADER = "| key | default | type | effect |\n|---|---|---|---|"
 def write_templates(folder: Path) -> tuple[Path, Path]:
     """Write a commented customization.yaml and platform.yaml into `folder`: both files completely, or neither.
 
+    Returns:
+        The paths of customization.yaml and platform.yaml.
+
     Raises:
         OutputOccupiedError: one of the files exists.
-        UsageError: `folder` cannot be a folder.
+        UsageError: `folder` is not a folder and cannot be created.
     """
     customization, platform = (folder / name for name in CONFIG_FILENAMES)
     texts = {
@@ -80,7 +83,12 @@ def write_templates(folder: Path) -> tuple[Path, Path]:
 
 
 def render_template(model: BaseModel, head: str) -> str:
-    """Return a YAML file with every key of a model, its effect as a comment, and its default."""
+    """Return the text of a YAML file with every key of a model, its effect as a comment, and its default.
+
+    Args:
+        model: the model with the default values.
+        head: the comment lines before the first key.
+    """
     return head + "\n".join(_list_template_lines(model)) + "\n"
 
 
@@ -111,7 +119,7 @@ def _dump_model(value: object) -> object:
 
 
 def render_platform_page() -> str:
-    """Return docs/platform.md, one table per section."""
+    """Return the text of docs/platform.md, one table per section."""
     stages = "`, `resources.".join(StageResources.model_fields)
     tables = [
         *_render_sections(Platform(), "", leave_out="resources"),
@@ -126,7 +134,7 @@ def render_platform_page() -> str:
 
 
 def render_customization_page() -> str:
-    """Return docs/configuration.md, one table per section."""
+    """Return the text of docs/configuration.md, one table per section."""
     return CUSTOMIZATION_PAGE_HEADER + "\n".join(_render_sections(Customization(), "")) + "\n"
 
 

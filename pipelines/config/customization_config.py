@@ -88,7 +88,11 @@ def load_customization(
 
 
 def check_consistency(config: Customization) -> None:
-    """Raise ConfigurationError if a recipe's model cannot be packaged as configured, before any stage runs."""
+    """Check that each recipe's model can be packaged as configured, before any stage runs.
+
+    Raises:
+        ConfigurationError: the packaging cannot represent the trained parameters of a recipe.
+    """
     packaging, is_vllm = config.triton_packaging, config.triton_packaging.backend == "vllm"
     for tuning in config.fine_tuning.recipes.values():
         adaptation = tuning.adaptation_spec
@@ -118,13 +122,21 @@ def check_consistency(config: Customization) -> None:
             )
         if adaptation.is_low_rank and tuning.lora.dora:
             raise ConfigurationError(
-                "fine_tuning.lora.dora: vLLM does not support DoRA in an attached adapter",
+                "fine_tuning.lora.dora is true, but vLLM does not support DoRA in an attached adapter",
                 hint="Set triton_packaging.adapter to merged, or fine_tuning.lora.dora to false.",
             )
 
 
 def parse_values(values: Values, source: str) -> Customization:
-    """Validate nested values. Raises ConfigurationError, which gives `source` as their origin."""
+    """Validate nested values and return them as a customization.
+
+    Args:
+        values: The sections by name, as parsed from YAML.
+        source: The origin of the values, for error messages.
+
+    Raises:
+        ConfigurationError: a value is invalid.
+    """
     try:
         return Customization.model_validate(values)
     except ValidationError as error:
@@ -135,7 +147,11 @@ def parse_values(values: Values, source: str) -> Customization:
 
 
 def read_sections(path: Path) -> Values:
-    """Return the sections of a YAML file. Raises ConfigurationError if it is missing, unreadable or not a mapping."""
+    """Return the sections of a YAML file.
+
+    Raises:
+        ConfigurationError: the file is missing, unreadable, not YAML, or not a mapping.
+    """
     try:
         values = _load_yaml(_read_text(path))
     except yaml.YAMLError as error:
@@ -168,7 +184,7 @@ def _read_text(path: Path) -> str:
         )
     if not path.is_file():
         raise ConfigurationError(
-            f"{path} is a pipe or a device, not a file", hint="Write the configuration to a file and give its path."
+            f"{path} is a pipe or a device, not a file", hint="Give the path of a file with the configuration."
         )
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -237,7 +253,7 @@ def _apply_override(values: Values, override: str) -> None:
     except yaml.YAMLError as error:
         raise UsageError(
             f"--set {override}: the value is not YAML: {_describe_yaml_error(error)}",
-            hint="Close every bracket and quote; quote a string with special characters: --set 'section.key=\"a: b\"'.",
+            hint="Close every bracket and quote, or quote a string with special characters: --set 'section.key=\"a: b\"'.",
         ) from None
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+[eE][+-]?\d+", value):
         value = float(value)  # YAML 1.1 reads 5e-4 as text; it expects 5.0e-4
@@ -265,7 +281,15 @@ def _make_paths_absolute(values: Values, base: Path) -> None:
 
 
 def find_section(values: Values, key: str) -> tuple[Values | None, str]:
-    """Return the section that holds `section.key`, None if it is missing or not a mapping, and the key in it."""
+    """Find the section that contains a key.
+
+    Args:
+        values: The sections by name, as parsed from YAML.
+        key: The key with its sections, for example `fine_tuning.lora.dora`.
+
+    Returns:
+        The section, None if the section is missing or not a mapping; and the last part of the key.
+    """
     *sections, name = key.split(".")
     found: object = values
     for section in sections:
@@ -285,7 +309,14 @@ def _make_absolute(value: object, base: Path) -> object:
 def describe_validation_error(
     error: ValidationError, source: str, model: type[BaseModel], hidden: Sequence[str] = ()
 ) -> str:
-    """Return a line with each field, the value found (not for sections in `hidden`) and the allowed values."""
+    """Return a line with each invalid field, the value found and the allowed values.
+
+    Args:
+        error: Pydantic's error.
+        source: The origin of the values, at the start of the line.
+        model: The validated model, whose keys are suggested for a misspelled key.
+        hidden: Sections whose values are left out, because they may contain a secret.
+    """
     problems = []
     for problem in error.errors():
         location = problem["loc"]

@@ -153,7 +153,7 @@ class SecretKey(StrictModel):
 def _reject_password(address: str) -> str:
     """Return the address. Raises ValueError if it contains a password."""
     if url_credentials.contains_password(address):
-        raise ValueError("contains a password; under `secrets`, reference a secret with the full address")
+        raise ValueError("contains a password; expected a reference to a secret with the full address, under `secrets`")
     return address
 
 
@@ -166,12 +166,12 @@ def _reject_secrets(variables: dict[str, str]) -> dict[str, str]:
         is_location, is_switch = LOCATION_NAME_PATTERN.search(name), value.strip().lower() in SWITCH_VALUES
         if SECRET_NAME_PATTERN.search(name) and not is_location and not is_switch:
             raise ValueError(
-                f"{name} would be readable in the compiled pipeline; reference its secret and key under `secrets`"
+                f"{name} would be readable in the compiled pipeline; expected a reference to its secret under `secrets`"
             )
         if url_credentials.contains_password(value):
             raise ValueError(
                 f"{name} contains an address with a password, readable in the compiled pipeline; "
-                "reference a secret and key with the full address under `secrets`"
+                "expected a reference to a secret with the full address, under `secrets`"
             )
     return variables
 
@@ -204,13 +204,13 @@ class Certificates(StrictModel):
     key: str = Field(
         "ca-bundle.crt",
         pattern=r"^[A-Za-z0-9._-]+$",
-        description="Key of the file, which replaces the image's certificate authorities and must include public ones.",
+        description="Key of the file, which replaces the image's certificate authorities and must include public authorities.",
     )
 
     @model_validator(mode="after")
     def require_one_source(self) -> Certificates:
         if self.config_map and self.secret:
-            raise ValueError("set config_map or secret, not both")
+            raise ValueError("config_map and secret are both set; expected one source of the file")
         return self
 
     @property
@@ -347,7 +347,7 @@ class Resources(StrictModel):
     )
     scheduling: Scheduling | None = Field(
         None,
-        description="Added to `scheduling` for this stage, for example {node_selector: {pool: gpu}}; "
+        description="Additions to `scheduling` for this stage, for example {node_selector: {pool: gpu}}; "
         "its queue and priority replace those of `scheduling`.",
     )
 
@@ -463,7 +463,12 @@ class Platform(StrictModel):
 
 
 def load_platform(path: Path) -> Platform:
-    """Load platform.yaml. Raises ConfigurationError with file, field, value found and values allowed."""
+    """Load platform.yaml.
+
+    Raises:
+        ConfigurationError: the file is unreadable, or a value is invalid; the message contains file, field, value found
+            and allowed values.
+    """
     hint = "See docs/platform.md, or run `tuneline init` to write a commented file."
     try:
         platform = Platform.model_validate(read_sections(path))
@@ -498,7 +503,7 @@ def _find_contradictions(platform: Platform) -> Iterator[str]:
         if name in names:
             yield (
                 f"{key}: {names[name]} already has a volume {name}; "
-                "volumes are named after their content, so mount each once"
+                "volumes are named after their content, so each can be mounted only once"
             )
         if mount in paths:
             yield f"{key}: {mount} is already the mount path of {paths[mount]}"
@@ -508,7 +513,7 @@ def _find_contradictions(platform: Platform) -> Iterator[str]:
     if not platform.launcher.entry.uses_this_machine and platform.resources.fine_tuning.accelerator:
         yield (
             "resources.fine_tuning.accelerator: no effect: `launcher` runs the training outside the step's pod; "
-            "set the accelerators under `launcher`"
+            "expected the accelerators under `launcher`"
         )
     for field in ("http_proxy", "https_proxy"):
         duplicates = {field, field.upper()} & (platform.secrets.keys() | platform.environment.keys())

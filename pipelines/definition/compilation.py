@@ -36,11 +36,14 @@ def write_pipeline(
     """Write the compiled pipeline atomically and return warnings. Equal input gives equal bytes.
 
     Args:
+        config: The customization, whose values become the parameters' defaults.
+        platform: The target cluster; None for pods without a shared volume.
+        output: The YAML file to write.
         inputs: The files that were read; `output` must not be one of them.
         pipeline: One of PIPELINE_NAMES.
 
     Raises:
-        ConfigurationError: a path is relative.
+        ConfigurationError: a path is relative, or a model cannot be packaged as configured.
         UsageError: `output` has no YAML suffix, cannot be written, or contains anything but a compiled pipeline.
     """
     if output.suffix not in (".yaml", ".yml"):
@@ -68,7 +71,11 @@ def write_pipeline(
 
 
 def compile_pipeline(config: Customization, platform: Platform | None = None, pipeline: str = "customization") -> str:
-    """Return one of PIPELINE_NAMES as YAML; a second document contains Kubernetes settings."""
+    """Return one of PIPELINE_NAMES as YAML; a second document contains Kubernetes settings.
+
+    Raises:
+        ConfigurationError: a path is relative, or a model cannot be packaged as configured.
+    """
     check_consistency(config)
     run_parameters.require_absolute_paths(config)
     logging.getLogger("kfp").setLevel(logging.ERROR)

@@ -149,7 +149,7 @@ def _set_scheduling(task: dsl.PipelineTask, scheduling: Scheduling) -> None:
         kubernetes.add_node_selector(task, key, value)
     for t in scheduling.tolerations:
         kubernetes.add_toleration(task, t.key or None, t.operator, t.value or None, t.effect, t.seconds)
-    # Kubernetes requires one of several terms, and every expression of one term: so the required ones form one term.
+    # Kubernetes requires one of several terms, and every expression of one term: so all required expressions form one term.
     affinity = [
         (term.weight, {"key": term.key, "operator": term.operator, "values": term.values})
         for term in scheduling.node_affinity

@@ -37,7 +37,7 @@ def promote(model_name: str, version: str, alias: str, by: str, reason: str, for
 
 @dsl.component(base_image=SERVING_IMAGE, install_kfp_package=False)
 def deploy(promoted: str, triton_url: str, triton_grpc_url: str, served_as: str) -> str:
-    """Fetch and verify the version, load it beside the current one, test it, switch. Return the deployment as JSON."""
+    """Fetch, verify, load and test the version, then switch to it. Return the deployment as JSON."""
     import json
 
     from components.common import pipeline_step
@@ -57,7 +57,12 @@ def deploy(promoted: str, triton_url: str, triton_grpc_url: str, served_as: str)
 
 
 def build(config: Customization, platform: Platform | None = None) -> Callable[..., dsl.PipelineTask]:
-    """Return the pipeline function that kfp compiles, with the model's name and approvers as defaults."""
+    """Return the pipeline function that kfp compiles, with the model's name and approvers as defaults.
+
+    Args:
+        config: The customization with the model's name and approvers.
+        platform: The cluster whose pods the tasks are configured for; None for the default images without a volume.
+    """
     policy = config.model_registry.model_dump(include={"approvers", "approvals_required"})
 
     configure = partial(pod_spec.configure_task, platform=platform, cached=False)  # a promotion always runs
@@ -91,7 +96,7 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
             triton_url: HTTP address of a Triton server in explicit mode, http://triton:8000. Empty: `tuneline deploy --watch` follows the alias.
             triton_grpc_url: The same server's gRPC address, for example triton:8001.
             served_as: The model's name in Triton. Empty: the name of the first package deployed there.
-            configuration: Approvers, used if the registry has no policy.
+            configuration: Approvers as JSON, used if the registry has no policy.
         """
         moved = configure(
             promote(

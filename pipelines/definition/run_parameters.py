@@ -90,7 +90,11 @@ def _select_differing(stated: Values, full: Values, implied: Values) -> Values:
 
 
 def parse_customization(text: str) -> Customization:
-    """Parse the text of a customization.yaml. Raises ConfigurationError as `combine_parameters` does."""
+    """Parse the text of a customization.yaml.
+
+    Raises:
+        ConfigurationError: the text is not a YAML mapping, a value is invalid, or a path is relative.
+    """
     return require_absolute_paths(parse_values(_parse_sections(text), PARAMETERS_SOURCE))
 
 
@@ -139,7 +143,11 @@ def list_paths(config: Customization) -> dict[str, list[str]]:
 
 
 def require_absolute_paths(config: Customization) -> Customization:
-    """Return the customization. Raises ConfigurationError for a relative path: pods share no current folder."""
+    """Return the customization if all its paths are absolute: pods share no current folder.
+
+    Raises:
+        ConfigurationError: a path is relative.
+    """
     for key, paths in list_paths(config).items():
         for path in paths:
             if not path.startswith("/") and not re.match(r"[a-z0-9]+:", path):

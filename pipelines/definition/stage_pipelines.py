@@ -49,7 +49,11 @@ def plan_one(stage: str, configuration: str, sources: List[str] = [], dataset: s
 
 
 def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunction]:
-    """Return a function that builds the stage's pipeline for a customization and a platform."""
+    """Return a function that builds the stage's pipeline for a customization and a platform.
+
+    Args:
+        stage: One of compilation.SINGLE_STAGE_PIPELINES.
+    """
 
     def build_pipeline(config: Customization, platform: Platform | None = None) -> PipelineFunction:
         default = run_parameters.dump_customization(config)

@@ -50,7 +50,7 @@ REFUSED_RETRY_SECONDS = 300.0  # between two attempts of a refused version while
 
 @dataclass
 class Deployment:
-    """The alias to follow, with its serving folder. `state` is the content of state.json."""
+    """The alias to follow, with its serving folder. `state` is the content of state.json; `timeout` is in seconds."""
 
     name: str
     alias: str
@@ -157,9 +157,23 @@ def deploy_once(deployment: Deployment, server: ServerAddress) -> None:
 def promote(
     name: str, version: str, *, alias: str, by: str, reason: str, force: bool, configuration: str, reporter: Reporter
 ) -> dict[str, Any]:
-    """Move an alias as `tuneline promote` does; `configuration` is JSON with the approvers.
+    """Move an alias as `tuneline promote` does.
 
-    Returns name, alias, from and to.
+    Args:
+        name: the registered model.
+        version: the number of the version to promote.
+        alias: the alias to move.
+        by: the user who promotes; "": the user of this process.
+        reason: the reason for the history.
+        force: promote despite failed checks.
+        configuration: JSON with the approvers, used if the registry has no policy.
+        reporter: receives steps and notes.
+
+    Returns:
+        {"name", "alias", "from", "to"}; "from" and "to" are version numbers, "from" is None without a previous version.
+
+    Raises:
+        RegistryError: the version does not exist, or a check failed and `force` is false.
     """
     policy = Policy.model_validate_json(configuration or "{}")
     return promotion.promote(
@@ -177,9 +191,23 @@ def promote(
 def deploy_promoted(
     moved: dict[str, Any], url: str, grpc_url: str, *, served_as: str, folder: Path, reporter: Reporter
 ) -> dict[str, Any]:
-    """Serve the promoted version on a running server. Return its name, alias, version and digests.
+    """Serve the promoted version on a running server.
 
     If serving fails, move the alias back, so that it points to the served version, and raise the error.
+
+    Args:
+        moved: the result of `promote`.
+        url: HTTP address of the server.
+        grpc_url: gRPC address of the server, HOST:PORT.
+        served_as: name of the model on the server; empty: the recorded name, or else the name in the package.
+        folder: the workdir.
+        reporter: receives steps and notes.
+
+    Returns:
+        {"name", "alias", "version", "repository_sha256", "model_sha256", "since"}.
+
+    Raises:
+        TunelineError: the version cannot be served.
     """
     name, alias = moved["name"], moved["alias"]
     try:
@@ -210,7 +238,11 @@ def get_serving_folder(workdir: Path, name: str) -> Path:
 
 
 def poll(deployment: Deployment, server: ServerAddress) -> None:
-    """Poll the registry once and serve the alias's version. Change nothing if the registry or server is unreachable."""
+    """Poll the registry once and serve the alias's version. Change nothing if the registry or server is unreachable.
+
+    Raises:
+        UsageError, ConfigurationError: the address or the settings of the registry are invalid.
+    """
     try:
         _restore_service(deployment, server)
         _remove_stale_versions(deployment, server)
@@ -465,7 +497,11 @@ def _run_server(
 
 
 def resume(deployment: Deployment, server: ServerAddress) -> bool:
-    """Load the version that was deployed, or else the previous version; return whether a version is served."""
+    """Load the version that was deployed, or else the previous version; return whether a version is served.
+
+    Raises:
+        EngineMissingError: the server is unreachable.
+    """
     while serving := deployment.state.serving:
         try:
             if release := _find_release(deployment, serving):

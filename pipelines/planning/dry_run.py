@@ -101,7 +101,21 @@ class StageTime:
 
 @dataclass(frozen=True)
 class RunSurvey:
-    """Inputs of the estimate."""
+    """Inputs of the estimate.
+
+    Attributes:
+        config: the customization.
+        workdir: the workdir of the run.
+        sources: the raw files.
+        outline: the base model without its weights.
+        curated: the result of the curation.
+        reading_seconds: the measured duration of the curation.
+        tokens: the token counts of the training rows.
+        shape: the dimensions and parameter counts of the model.
+        task_checks: the workloads of the evaluation's tasks.
+        cached: the digests of the results in the store, by stage.
+        missing_revisions: the tags of earlier revisions that the store lacks.
+    """
 
     config: Customization
     workdir: Workdir

@@ -55,7 +55,13 @@ def estimate_checkpoint_bytes(shape: ModelShape, *, full: bool) -> int:
 
 
 def measure_matmul_rate(shape: ModelShape, *, rows: int, seconds: float = 1.0) -> float:
-    """Measure this machine's floating-point operations per second on a matrix product of the model's shape."""
+    """Measure this machine's floating-point operations per second on a matrix product of the model's shape.
+
+    Args:
+        shape: the model, whose hidden and intermediate sizes give the second matrix.
+        rows: the rows of the first matrix, limited to MAX_MATMUL_ROWS.
+        seconds: the duration of the measurement.
+    """
     import torch
 
     gpu = torch.cuda.is_available()

@@ -148,6 +148,7 @@ def trace(reference: str, workdir: Workdir, config: DataVersioningConfig, report
 
     Raises:
         RegistryError: the model, version or alias does not exist.
+        UsageError: `reference` is malformed.
     """
     name, alias_or_number = parse_reference(reference)
     version = get_registered(name, alias_or_number)
@@ -178,7 +179,11 @@ def trace(reference: str, workdir: Workdir, config: DataVersioningConfig, report
 
 
 def parse_reference(reference: str) -> tuple[str, str]:
-    """Return the name, and the alias or version number. Raises UsageError if the reference is neither."""
+    """Return the name of the model, and the alias or version number.
+
+    Raises:
+        UsageError: `reference` is malformed.
+    """
     match = re.fullmatch(r"(?:models:/)?([^@/:]+)(?:[@/]([^@/:]+))?", reference)
     if not match:
         raise UsageError(

@@ -175,7 +175,7 @@ def reproduce(
 ) -> ReproductionOutcome:
     """Reproduce the model of NAME@ALIAS, NAME@3, NAME/3 or NAME (its champion) and compare it with the records.
 
-    A call after an interruption resumes. After success, the working folder <workdir>/reproduce/<name>-<version> is
+    A call after an interruption resumes. After success, the folder <workdir>/reproduce/<name>-<version> is
     removed, unless `request.keep` is set.
 
     Args:
@@ -188,6 +188,8 @@ def reproduce(
         RegistryError: the version does not exist, or does not record its inputs.
         LineageError: an input is missing or has changed.
         DataVersioningError, ArtifactDamagedError: the revision is missing or damaged.
+        ConfigurationError: the recorded recipe is invalid in this version of tuneline.
+        UsageError: `reference` is malformed, or the dataset has no revision although `request.from_revision` is set.
         BusyError: another process reproduces the same version.
     """
     start = time.monotonic()

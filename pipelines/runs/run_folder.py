@@ -124,7 +124,11 @@ def list_runs(workdir: Workdir) -> list[Run]:
 
 
 def find_run(workdir: Workdir, name: str) -> Run:
-    """Return the run of this name or unique prefix; `latest` is the newest. Raises UsageError with the names."""
+    """Return the run of this name or unique prefix; `latest` is the newest run.
+
+    Raises:
+        UsageError: no run or several runs match; the message contains the names.
+    """
     runs = list_runs(workdir)
     missing = f"run {name} does not exist in {workdir.root}"
     if not runs:
@@ -136,7 +140,7 @@ def find_run(workdir: Workdir, name: str) -> Run:
     if len(found) == 1:
         return found[0]
     candidates = matches or runs
-    names = ", ".join(run.name for run in candidates[:10]) + (" and older ones" if len(candidates) > 10 else "")
+    names = ", ".join(run.name for run in candidates[:10]) + (" and older runs" if len(candidates) > 10 else "")
     if matches:
         raise UsageError(
             f"{name} is the prefix of {len(matches)} runs: {names}", hint="Give a longer prefix, or `latest`."
@@ -251,10 +255,13 @@ def _is_alive(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def lock_workdir(workdir: Workdir) -> Iterator[None]:
-    """Hold the workdir's lock for this process. Raises UsageError while another live process holds it.
+    """Hold the workdir's lock for this process.
 
     The lock is a file with the holder's pid and start time, so a killed holder is recognized even if its pid is reused.
     A holder on another machine, or in another container, is considered alive while its heartbeat continues.
+
+    Raises:
+        UsageError: another live process holds the lock.
     """
     lock = workdir.root / LOCK_FILENAME
     workdir.root.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ class StageLog:
     reason: str = ""
 
     def read_lines(self, last: int | None = None) -> list[str]:
-        """Return all lines, or the last ones."""
+        """Return all lines of the log, or its `last` lines."""
         if self.path is None:
             return []
         with self.path.open(encoding="utf-8", errors="replace") as file:
@@ -112,7 +112,7 @@ def locate_run(events: Sequence[Json], state: str) -> tuple[str | None, str]:
 def list_stages(run: Run, state: str) -> list[Json]:
     """Return the stages that a run has reached: {"name", "state", "seconds", "cached"}.
 
-    `state` is finished, cached, running, failed or stopped. A stage without events before a stage with events was
+    The "state" of a stage is finished, cached, running, failed or stopped. A stage without events before a stage with events was
     cached by kfp. Conditional stages without events are omitted, because the run may have skipped them.
     """
     if state == "finished":
@@ -143,7 +143,7 @@ def _describe_stage(stage: str, events: Sequence[Json], run_state: str) -> Json:
 
 
 def list_logs(run: Run, wanted: str = "", *, waiting: bool = False) -> list[StageLog]:
-    """Return the logs of a run's stages in order, or one of them.
+    """Return the logs of a run's stages in order, or the log of one stage.
 
     Args:
         run: the run.
@@ -183,7 +183,13 @@ def _find_log(run: Run, name: str, state: str = "") -> StageLog:
 def follow_logs(run: Run, wanted: str = "", last: int = 0) -> Iterator[tuple[StageLog, str]]:
     """Yield (log, text) in whole lines as the logs grow, until the run ends.
 
-    `last` limits the lines that already exist; 0: all lines.
+    Args:
+        run: the run.
+        wanted: the stage whose log to follow, as in `list_logs`.
+        last: the number of existing lines to yield per log; 0: all lines.
+
+    Raises:
+        UsageError: the run does not have this stage.
     """
     offsets: dict[str, int] = {}
     for log in list_logs(run, wanted, waiting=True) if last else []:

@@ -51,7 +51,11 @@ class StagePlans:
 
 
 def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -> StagePlans:
-    """Resolve all inputs. Raises ConfigurationError for a source or a model that does not exist."""
+    """Resolve all inputs and return the plans of the stages.
+
+    Raises:
+        ConfigurationError: a source or a model does not exist.
+    """
     check_consistency(config)
     reporter.step("resolving the sources")
     inputs = curation_inputs.list_inputs(config, workdir, reporter)
@@ -85,10 +89,14 @@ def check_evaluation_tasks(
 ) -> list[TaskWorkload]:
     """Return the workload of the evaluation's tasks, after checking all that can be checked without a dataset.
 
-    Raises the errors that the evaluation would otherwise raise after the training.
-
     Args:
+        config: The customization.
         load_base: Returns the base model's tokenizer and configuration.
+        reporter: Receives steps and notes.
+
+    Raises:
+        EngineMissingError: evaluation.engine is vllm, and vLLM is not installed.
+        ConfigurationError, InputError: The evaluation would raise the same error after the training.
     """
     evaluation = config.evaluation
     engine_loading.check_vllm_installed(evaluation.engine)
@@ -181,7 +189,16 @@ def plan_stage_as_json(stage: str, config: Customization, workdir: Workdir, repo
     """Return the plan of a stage that runs alone and the data versioning plan, as canonical JSON.
 
     The plan equals the stage's plan in a whole run, but only the stage's own inputs are resolved. The evaluation plan
-    compares with the champion. Raises ConfigurationError for an input that does not exist.
+    compares with the champion.
+
+    Args:
+        stage: data_curation, fine_tuning, evaluation or triton_packaging.
+        config: The customization.
+        workdir: The workdir of the run.
+        reporter: Receives steps and notes.
+
+    Raises:
+        ConfigurationError: an input does not exist.
     """
     check_consistency(config)
     if stage == "data_curation":

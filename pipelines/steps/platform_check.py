@@ -39,7 +39,11 @@ class PlatformError(TunelineError):
 
 
 def describe_expected(platform: Platform) -> dict[str, Any]:
-    """Return the expected mounts, variables and CA bundle of a pod: names and paths without values."""
+    """Return the expected mounts, variables and CA bundle of a pod: names and paths without values.
+
+    Returns:
+        {"mounts": mount paths, "variables": names of variables from secrets, "authorities": path of the CA bundle or ""}.
+    """
     shared = [mount for key, _, mount in list_mounts(platform) if key not in ("scratch", "shared_memory")]
     trusted = platform.network.certificates
     return {
@@ -50,11 +54,16 @@ def describe_expected(platform: Platform) -> dict[str, Any]:
 
 
 def check_platform(expected: Mapping[str, Any], workdir: Workdir, reporter: Reporter, page: Path) -> None:
-    """Run every check, report all results, and raise PlatformError if a needed one failed.
+    """Run every check and report all results.
 
     Args:
         expected: The result of `describe_expected` when the pipeline was compiled.
+        workdir: The workdir in the pod.
+        reporter: Receives a note per check.
         page: Markdown file for the Kubeflow UI.
+
+    Raises:
+        PlatformError: a required check failed.
     """
     results = _check_pod(expected, workdir, reporter)
     _write_page(page, results)
@@ -142,8 +151,8 @@ def _check_pod(expected: Mapping[str, Any], workdir: Workdir, reporter: Reporter
         result["found"] = tempfile.gettempdir()
     reporter.step("checking secrets and CA certificates")
     for name in expected["variables"]:
-        hint = f"Recreate the secret of secrets.{name} in platform.yaml: write its value to a file with "
-        hint += "`printf %s VALUE > FILE` and create the secret with --from-file=KEY=FILE."
+        hint = f"Recreate the secret of secrets.{name} in platform.yaml with --from-file=KEY=FILE, where FILE "
+        hint += "contains the output of `printf %s VALUE`."
         with _check(results, f"variable {name}", hint) as result:
             value = os.environ.get(name)
             if value is None:
@@ -198,7 +207,7 @@ def _exercise_folder(folder: Path) -> None:
     source.rename(folder / "free")
     (folder / "free" / "manifest.json").replace(target / "manifest.json")
     if (target / "manifest.json").read_text(encoding="utf-8") != source.name:
-        raise ValueError("a renamed file did not replace an existing one")
+        raise ValueError("a renamed file did not replace an existing file")
 
 
 def _check_service_account() -> CheckResult:

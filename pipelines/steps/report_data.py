@@ -33,9 +33,10 @@ Values = Mapping[str, Any]
 def collect_report_data(
     store: Path, digests: Mapping[str, str], version: Values, registered: Values, events: Path | None = None
 ) -> Record:
-    """Return the record of a run.
+    """Return the record of a run: the content of report.json.
 
     Args:
+        store: Folder of the artifact store.
         digests: Digests of the artifacts by kind; the digest of a missing artifact is empty.
         version: The dataset's revision.
         registered: The registration's result for the model version.
@@ -130,7 +131,13 @@ def _describe_dataset(dataset: Artifact) -> Record:
 
 def _sample_answers(path: Path) -> list[Record]:
     """Return the first items with generated answers: prompt, reference, and each model's answer."""
-    columns = ["prompt", "reference", "base_answer", "candidate_answer", "incumbent_answer"]  # missing ones are skipped
+    columns = [
+        "prompt",
+        "reference",
+        "base_answer",
+        "candidate_answer",
+        "incumbent_answer",
+    ]  # missing columns are skipped
     rows = (row for row in _read_rows(path, columns) if row["candidate_answer"] is not None)
     return [
         {name: _shorten(value) for name, value in row.items() if value is not None} for row in islice(rows, MAX_ANSWERS)
@@ -190,7 +197,15 @@ def _sum_costs(costs: Iterable[Values]) -> stage_cost.Cost:
 
 
 def publish_report(step: Step, digests: Mapping[str, str], version: Values, registered: Values, shown: str) -> None:
-    """Write report.html and report.json to the run's folder and MLflow run, and the page to `shown` for Kubeflow."""
+    """Write report.html and report.json to the run's folder and MLflow run, and the page to `shown` for Kubeflow.
+
+    Args:
+        step: The step that writes the report.
+        digests: Digests of dataset, model and evaluation by kind.
+        version: The dataset's revision.
+        registered: The registration's result for the model version.
+        shown: Path of the HTML file for the Kubeflow UI.
+    """
     step.reporter.step("collecting the report's data")
     repository = registered["tags"].get("tuneline.repository_sha256", "")
     all_digests = {**digests, "repository": repository}

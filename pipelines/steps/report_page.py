@@ -76,7 +76,9 @@ def _render_verdict(record: Record) -> str:
             html_report.render_paragraph("The model was already the champion before this run; no alias moved.")
         )
     if model["replaced"]:
-        notes.append(html_report.render_paragraph(f"It replaced version {model['replaced']} as the champion."))
+        notes.append(
+            html_report.render_paragraph(f"This version replaced version {model['replaced']} as the champion.")
+        )
     return html_report.render_tiles(figures) + "".join(notes)
 
 

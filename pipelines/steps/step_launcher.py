@@ -10,7 +10,12 @@ SCHEDULING_FIELDS = ("node_selector", "tolerations", "node_affinity", "queue", "
 
 
 def resolve_launcher(platform: Platform, scheduling: Scheduling) -> LauncherSettings:
-    """Return the platform's launcher settings; the scheduling of the step's pod replaces unset values."""
+    """Return the platform's launcher settings; values of the step's pod replace unset values.
+
+    Args:
+        platform: the content of platform.yaml.
+        scheduling: the scheduling of the step's pod.
+    """
     launcher, pods = platform.launcher, platform.launcher.section
     if not isinstance(pods, PodSettings):
         return launcher

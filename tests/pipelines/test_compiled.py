@@ -406,7 +406,7 @@ def test_variable_without_a_secret_is_accepted(tmp_path: Path, name: str) -> Non
 def test_secret_variable_is_refused_without_its_value(tmp_path: Path, name: str) -> None:
     message = get_platform_error(tmp_path, {name: "s3cret"})
     assert message.endswith(
-        f"{name} would be readable in the compiled pipeline; reference its secret and key under `secrets`"
+        f"{name} would be readable in the compiled pipeline; expected a reference to its secret under `secrets`"
     )
 
 
@@ -426,7 +426,7 @@ def test_secret_variable_is_refused_without_its_value(tmp_path: Path, name: str)
 def test_address_with_a_password_is_refused_without_the_password(tmp_path: Path, name: str, address: str) -> None:
     assert get_platform_error(tmp_path, {name: address}).endswith(
         f"{name} contains an address with a password, readable in the compiled pipeline; "
-        "reference a secret and key with the full address under `secrets`"
+        "expected a reference to a secret with the full address, under `secrets`"
     )
 
 
@@ -452,11 +452,11 @@ def get_platform_error(folder: Path, environment: dict[str, str]) -> str:
         ("secrets: {HF_TOKEN: hf_abc}", "secrets.HF_TOKEN: expected a mapping of keys"),
         (
             "environment: {HF_TOKEN: hf_abc}",
-            "HF_TOKEN would be readable in the compiled pipeline; reference its secret and key under `secrets`",
+            "HF_TOKEN would be readable in the compiled pipeline; expected a reference to its secret under `secrets`",
         ),
         (
             "mlflow: {tracking_uri: 'http://me:pw@mlflow'}",
-            "contains a password; under `secrets`",
+            "contains a password; expected a reference to a secret",
         ),
         ("scheduling: {tolerations: [{value: x}]}", "key is empty; expected a key, or operator Exists"),
         ("environment: {'A B': x}", "A B is not a valid name of an environment variable"),

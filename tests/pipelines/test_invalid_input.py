@@ -74,7 +74,7 @@ ERRORS = {
     ),
     "set with invalid YAML": ExpectedError(
         "--set data_curation.sources=[a: the value is not YAML: line 1, column 3: expected ',' or ']', but got '<stream end>'",
-        "Close every bracket and quote; quote a string with special characters: --set 'section.key=\"a: b\"'.",
+        "Close every bracket and quote, or quote a string with special characters: --set 'section.key=\"a: b\"'.",
         "usage",
     ),
     "no configuration file": ExpectedError(
@@ -84,7 +84,7 @@ ERRORS = {
         "{file} is a folder, not a file", "Give a file in it, for example {file}/customization.yaml."
     ),
     "pipe as configuration": ExpectedError(
-        "{file} is a pipe or a device, not a file", "Write the configuration to a file and give its path."
+        "{file} is a pipe or a device, not a file", "Give the path of a file with the configuration."
     ),
     "tab in the YAML": ExpectedError(
         "{file} is not YAML: line 2, column 1: unexpected tab", "Indent with spaces: YAML allows no tabs."
@@ -1144,7 +1144,7 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
         "configuration",
         2,
     ),
-    "fine_tuning.lora.dora: vLLM does not support DoRA in an attached adapter": ("configuration", 2),
+    "fine_tuning.lora.dora is true, but vLLM does not support DoRA in an attached adapter": ("configuration", 2),
     "the package refers to …, which is missing or has changed: …": ("artifact_damaged", 1),
     "the package cannot be published: …": ("engine_missing", 1),
 }
@@ -1197,8 +1197,8 @@ GARBAGE_COLLECTION_ERRORS = {  # the tests are in tests/pipelines/garbage_collec
         "usage",
         2,
     ),
-    "--older-than … is not an age": ("usage", 2),
-    "--older-than … is too short to detect data in use": ("usage", 2),
+    "--older-than … is not an age; expected a number with h, d or w": ("usage", 2),
+    "--older-than … is too short to detect data in use; expected at least 1h": ("usage", 2),
     "--kind … does not exist": ("usage", 2),
     "… is neither in the artifact store nor a run": ("usage", 2),
     "… is not pinned": ("usage", 2),

@@ -360,10 +360,10 @@ def test_run_has_deadline_ttl_and_retries(compiled_texts: dict[str, str]) -> Non
             "secret_files[1]: secret_files[0] already has a volume a",
         ),
         ("secret_files: [{name: a.b, mount: /a}]", "secret_files.0.name: found 'a.b'"),
-        ("network: {certificates: {config_map: a, secret: b}}", "set config_map or secret, not both"),
+        ("network: {certificates: {config_map: a, secret: b}}", "config_map and secret are both set"),
         (
             "network: {https_proxy: 'http://me:pw@proxy:3128'}",
-            "network.https_proxy: contains a password; under `secrets`",
+            "network.https_proxy: contains a password; expected a reference to a secret",
         ),
         (
             "network: {https_proxy: 'http://a'}\nenvironment: {HTTPS_PROXY: 'http://b'}",

@@ -416,7 +416,7 @@ def test_compiled_file_with_configuration_options_is_refused(
     assert (code, *get_error(result)) == (
         2,
         "usage",
-        "-f is a compiled pipeline, which -c, --set and -p cannot change",
+        f"-f {pipeline_file} is a compiled pipeline, which -c, --set and -p cannot change",
         "Leave out -c, --set and -p, or give --param name=value.",
     )
 
