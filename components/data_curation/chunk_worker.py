@@ -85,7 +85,18 @@ def prepare_chunk(
     benchmarks: EvaluationIndex | None,
     folder: Path,
 ) -> ChunkSummary:
-    """Parse, clean, redact and filter the records of a chunk, and write its files (see `write_chunk`)."""
+    """Parse, clean, redact and filter the records of a chunk, and write its files (see `write_chunk`).
+
+    Args:
+        number: the chunk's number.
+        records: the chunk's records.
+        config: the stage's configuration.
+        benchmarks: the index of the evaluation sets; None without decontamination.
+        folder: the folder of the chunks.
+
+    Returns:
+        The counts of the chunk.
+    """
     summary, prepared = ChunkSummary(number), []
     for record in records:
         try:
@@ -132,7 +143,13 @@ def _get_group_value(row: Row, key: str) -> str | None:
 def write_chunk(
     summary: ChunkSummary, prepared: Sequence[PreparedRow], config: DataCurationConfig, folder: Path
 ) -> ChunkSummary:
-    """Write rows-*.arrow with every row, and texts-*.parquet with the texts that the engine compares."""
+    """Write rows-*.arrow with every row, and texts-*.parquet with the texts that the engine compares.
+
+    No file is written for an empty chunk or for mixed kinds of rows.
+
+    Returns:
+        The summary, completed with the counts of the rows.
+    """
     import pyarrow
     from pyarrow import ipc, parquet
 
@@ -264,9 +281,11 @@ def _load_settings(settings: str) -> tuple[DataCurationConfig, EvaluationIndex |
 
 
 def run_worker(folder: str, descriptor: int) -> None:
-    """Prepare chunks until standard input ends.
+    """Prepare the chunks whose numbers standard input lists, until it ends.
 
-    The result of each chunk is a line on `descriptor`: the chunk's number, or an error as JSON.
+    Args:
+        folder: the folder of the chunks.
+        descriptor: the file descriptor for the results. Each line is the chunk's number, or an error as JSON.
     """
     process_control.die_with_process(os.getppid())
     answers = os.fdopen(descriptor, "w", encoding="utf-8")

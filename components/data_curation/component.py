@@ -11,7 +11,16 @@ from components.common.runtime.container_images import CURATION_IMAGE
 def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]) -> NamedTuple(
     "Outputs", [("dataset", str)]
 ):
-    """Clean, deduplicate and split raw text. `plan`: sources, evaluation sets and earlier revisions with digests, configuration, seed and code digest, as JSON."""
+    """Clean, deduplicate and split raw text.
+
+    Args:
+        plan: Sources, evaluation sets and earlier revisions with digests, configuration, seed and code digest, as JSON.
+        report: Curation report.
+        links: Links to the run and its artifacts.
+
+    Returns:
+        Digest of the dataset artifact.
+    """
     import json
 
     from components.common import pipeline_step

@@ -102,8 +102,8 @@ class TokensConfig(_Section):
     )
 
 
-# Languages of fastText's model lid.176 (Joulin et al. 2016, arXiv 1612.03651): ISO 639-1 codes, or 639-3 if a language
-# has none.
+# Languages of fastText's model lid.176 (Joulin et al. 2016, arXiv 1612.03651): ISO 639-1 codes; 639-3 codes for
+# languages without a 639-1 code.
 LANGUAGE_CODES = (
     "af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce ceb ckb co cs cv cy da de diq dsb dty "
     "dv el eml en eo es et eu fa fi fr frr fy ga gd gl gn gom gu gv he hi hif hr hsb ht hu hy ia id ie ilo io is it ja jbo jv ka "

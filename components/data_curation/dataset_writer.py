@@ -34,7 +34,7 @@ def write_dataset(
         prepared: all rows.
         verdicts: their splits and rejections.
         output: the dataset's folder.
-        names: the configuration for masking names in the report's examples.
+        names: the configuration for masking names in the report's examples; None to mask no names.
 
     Returns:
         The statistics of kept, rejected and unreadable rows.

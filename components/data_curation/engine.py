@@ -5,8 +5,8 @@
 #
 # `prepare` distributes the row-level processing of chunk_worker.py over a Ray cluster. `similar` reads texts-*.parquet
 # in FOLDER. Columns: `place` (a row's number), `words` (separated by single spaces), `answer` (the words of the answer,
-# or null), and the 128-bit hashes `words_hash` and `answer_hash`. It writes pairs.parquet: the pairs of places with a
-# Jaccard similarity of at least THRESHOLD between their word 5-grams. Of equal texts only the first is compared.
+# or null), and the 128-bit hashes `words_hash` and `answer_hash`. `similar` writes pairs.parquet: the pairs of places
+# with a Jaccard similarity of at least THRESHOLD between their word 5-grams. Of equal texts only the first is compared.
 # Finally it writes result.json with the digest of pairs.parquet. Daft's native runner may crash while the interpreter
 # exits, after its work is done. Therefore the process ends with os._exit, and the parent relies on the result file
 # only.
@@ -51,7 +51,13 @@ LOW_HALF_BITS = np.uint64(32)
 
 
 def write_similar_pairs(folder: Path, threshold: float, ray_address: str | None = None) -> None:
-    """Write pairs.parquet and then result.json."""
+    """Write pairs.parquet and then result.json.
+
+    Args:
+        folder: contains texts-*.parquet.
+        threshold: the minimum Jaccard similarity of a pair.
+        ray_address: the Ray cluster's address; None to run on this machine.
+    """
     _select_runner(ray_address)
     files = sorted(folder.glob("texts-*.parquet"))
     found = [(name, *_find_similar(folder, files, name, threshold, on_ray=bool(ray_address))) for name in TEXT_COLUMNS]
@@ -167,7 +173,13 @@ def _get_band_path(folder: Path, name: str, band: int) -> Path:
 def write_band_pairs(folder: str, name: str, band: int) -> int:
     """Write the sorted, distinct keys of the pairs of texts that share a bucket of one band.
 
-    Returns the number of keys before duplicates are removed.
+    Args:
+        folder: the engine's folder.
+        name: the compared texts, "words" or "answer".
+        band: the band's number from 0.
+
+    Returns:
+        The number of keys before duplicates are removed.
     """
     columns = [f"b{band}", f"b{(band + 1) % BAND_COUNT}"]
     table = dataset.dataset(str(Path(folder) / f"bands-{name}"), format="parquet").to_table(columns=["place", *columns])
@@ -187,6 +199,11 @@ def find_pairs_in_buckets(rows: np.ndarray, buckets: np.ndarray, next_band: np.n
 
     In a large bucket, each row is paired with the first row, and with the NEIGHBOURHOOD_ROWS rows before it in the
     order of `next_band`. Such a pair may occur twice.
+
+    Args:
+        rows: the numbers of the rows (int64, (rows,)).
+        buckets: the hash of each row's signature in the band, which is the row's bucket.
+        next_band: the hash of each row's signature in the next band.
     """
     order = np.lexsort((rows, buckets))
     rows, buckets, next_band = rows[order], buckets[order], next_band[order]

@@ -21,7 +21,7 @@ def build_exact_key(kind: str, text: str) -> str:
 
 
 def normalize_answer(row: Row, min_words: int) -> str | None:
-    """Return the words of the answers, or of a pair's chosen answer; None for kind text and for short answers."""
+    """Return the words of the answers, or of a pair's chosen answer; None below `min_words`, and for kind text."""
     if row.kind == "text":
         return None
     answers = row.answers()

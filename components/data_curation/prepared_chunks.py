@@ -83,7 +83,11 @@ class PreparedRows:
         return dict(sorted(counts.items()))
 
     def iterate_tables(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, pyarrow.Table]]:
-        """Yield the table of each chunk of the sources, with all or some columns, and the number of rows before it."""
+        """Yield (number of rows before the chunk, table of the chunk) for each chunk of the sources.
+
+        Args:
+            columns: the names of the columns to read; None for all columns.
+        """
         begin = 0
         for chunk in self.chunks:
             if chunk.rows:
@@ -91,7 +95,7 @@ class PreparedRows:
                 begin += chunk.rows
 
     def read_table(self, chunk: ChunkSummary, columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """Return a chunk's rows, or some of their columns."""
+        """Return a chunk's rows with the named `columns`, or with all columns."""
         from pyarrow import ipc, memory_map
 
         path = str(chunk_worker.get_rows_path(self.folder, chunk.number))
@@ -136,6 +140,16 @@ def prepare_chunks(
     """Prepare the sources' chunks in `folder`, and yield their summaries in order.
 
     The work runs on Ray, in worker processes, or in this process if the sources are below MIN_PARALLEL_BYTES.
+
+    Args:
+        sources: the raw files.
+        benchmarks: the evaluation sets.
+        config: the stage's configuration.
+        folder: the folder of the chunks; on Ray, all nodes must have access to it.
+        reporter: receives the progress and notes on the evaluation sets.
+
+    Raises:
+        EngineMissingError: the Ray cluster is unreachable, or a worker process crashed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     chunks = enumerate(read_chunks(sources, config), FIRST_SOURCE_CHUNK)
@@ -249,7 +263,10 @@ def resolve_ray_address(config: DataCurationConfig) -> str:
 def add_earlier_revisions(
     prepared: PreparedRows, earlier: Sequence[EarlierRevision], config: DataCurationConfig
 ) -> None:
-    """Prepare the rows of earlier revisions of the same kind. Of equal rows, use the row of the first revision."""
+    """Prepare the rows of earlier revisions of the same kind, and add them to `prepared`.
+
+    Of equal rows, the row of the first revision is used.
+    """
     from pyarrow import parquet
 
     seen: set[str] = set()

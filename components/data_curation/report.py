@@ -37,7 +37,13 @@ ACTION_DESCRIPTIONS = {"redact": "replaced by a placeholder", "drop": "row rejec
 
 
 def render(summary: Mapping[str, Any], sources: Sequence[Source], statistics: CurationStatistics) -> str:
-    """Return the report as an HTML page. `summary` is the manifest's summary: rows, splits and rows_kind."""
+    """Return the report as an HTML page.
+
+    Args:
+        summary: the manifest's summary, with the keys rows, splits and rows_kind.
+        sources: the raw files.
+        statistics: the counts and examples of the curation.
+    """
     rows, splits = summary["rows"], summary["splits"]
     figures = {"rows in": rows["in"], "kept": rows["kept"], "rejected": sum(rows["rejected"].values())}
     if rows["quarantined"]:

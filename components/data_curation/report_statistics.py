@@ -55,7 +55,7 @@ class CurationStatistics:
         unread: the first unreadable records.
         evaluation_sets: per evaluation set, the numbers of items and of unsearchable items.
         contaminated_rows: per evaluation set, the number of rejected rows.
-        tokens: the token statistics; None if a note gives the reason.
+        tokens: the token statistics; None if tokens were not counted. A note then gives the reason.
         notes: sentences for the overview.
     """
 

@@ -52,9 +52,14 @@ class RowVerdicts:
 def compare_rows(
     prepared: PreparedRows, config: DataCurationConfig, seed: int, find_similar: SimilarityFinder
 ) -> RowVerdicts:
-    """Compare all rows that no filter rejected, and assign the kept ones to splits.
+    """Compare all rows that no filter rejected, and assign the kept rows to splits.
 
-    `find_similar` finds similar texts among the rows at the given places.
+    Args:
+        prepared: the rows of the sources and of earlier revisions.
+        config: the stage's configuration.
+        seed: the seed of the split assignment.
+        find_similar: returns the similar pairs among the rows at the given places (int64, sorted). A pair consists of
+            indices into the places.
     """
     ids: list[str] = []
     taken: dict[str, int] = {}

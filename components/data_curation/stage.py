@@ -60,14 +60,14 @@ ENGINE_FOLDER_NAME = ".engine"
 MAX_NAMED_SOURCES = 3
 FORMATS_HINT = "docs/data.md lists the supported formats."
 # Hints for a source that could not be read, by a part of the reason.
-COPY_HINT = "Copy or download {file} again, and compare its size or checksum with the original."
+COPY_HINT = "Replace {file} with a new copy or download of the original."
 UNREADABLE_SOURCE_HINTS = {
     **{
-        encoding: f"Convert the file (iconv -f {encoding} -t UTF-8 {{file}} > utf8-{{file}}), then use the new file."
+        encoding: f"Use a file converted to UTF-8: iconv -f {encoding} -t UTF-8 {{file}} > utf8-{{file}}"
         for encoding in ("UTF-16LE", "UTF-16BE")
     },
-    "not UTF-8": "Convert the file from its encoding (for example: iconv -f LATIN1 -t UTF-8 {file} > utf8-{file}), "
-    "then use the new file.",
+    "not UTF-8": "Use a file converted to UTF-8 from its encoding, for example: iconv -f LATIN1 -t UTF-8 {file} > "
+    "utf8-{file}",
     "data without the .": "Rename the file so that its name ends with that suffix.",
     "truncated": COPY_HINT,
     "damaged": COPY_HINT,
@@ -106,7 +106,7 @@ def curate(
     benchmarks: Sequence[Source] = (),
     earlier: Sequence[EarlierRevision] = (),
 ) -> Artifact:
-    """Create a dataset from the sources in `output`, or return the existing dataset if it has the same key.
+    """Create a dataset in `output`, or return the existing dataset if it has the same key.
 
     Args:
         sources: the raw files.
@@ -119,9 +119,10 @@ def curate(
         earlier: published revisions, whose rows keep their splits.
 
     Raises:
-        InputError: a source changed since it was listed, kinds of rows are mixed, no row is kept, or a split is empty
-            (for plain text this is only a note).
-        EngineMissingError: Daft produced no result.
+        ConfigurationError: the spaCy model does not exist.
+        InputError: a source changed since it was listed, kinds of rows are mixed, or no row is kept. Also, the train
+            or test split is empty; for plain text, the report notes the empty split instead.
+        EngineMissingError: Daft produced no result, or the Ray cluster is unreachable.
     """
     sources = sorted(sources, key=_get_sort_key)
     earlier = () if config.published == "ignore" else earlier
@@ -185,7 +186,10 @@ def preview_curation(
 ) -> Iterator[CurationResult]:
     """Curate in a temporary folder without the Daft engine.
 
-    Near-duplicates are not detected: the number of kept rows is an upper bound.
+    Near-duplicates are not detected: the number of kept rows is an upper bound. The arguments are those of `curate`.
+
+    Yields:
+        The rows with their splits and rejections. The temporary folder is deleted when the context ends.
 
     Raises:
         InputError: as `curate` does, except for an empty split (see `check_splits`).
@@ -260,7 +264,7 @@ def _dump_settings(config: DataCurationConfig) -> dict[str, Any]:
 
 
 def _compute_recipe_digest(inputs: Sequence[ArtifactInput], config: Mapping[str, Any], seed: int | None) -> str:
-    """Return the digest of these inputs, the seed and the row settings, without the choice of the model for names."""
+    """Return the digest of these inputs, the seed and the row settings, without the choice of the spaCy model."""
     settings = {name: value for name, value in config.items() if name not in SETTINGS_OUTSIDE_IDENTITY}
     if names := settings.get("personal_data", {}).get("names"):
         settings["personal_data"] = {**settings["personal_data"], "names": {**names, "model": bool(names.get("model"))}}
@@ -269,10 +273,10 @@ def _compute_recipe_digest(inputs: Sequence[ArtifactInput], config: Mapping[str,
 
 
 def compute_key(inputs: Sequence[ArtifactInput], config: DataCurationConfig, seed: int) -> str:
-    """Return the digest of everything that the result depends on.
+    """Return the digest (hex) of everything that the result depends on.
 
     Raises:
-        ConfigurationError: the model for names does not exist.
+        ConfigurationError: the spaCy model does not exist.
     """
     return hashing.digest(
         {
@@ -400,7 +404,16 @@ def _complete_statistics(
 
 
 def summarize_rows(result: CurationResult) -> dict[str, Any]:
-    """Return the counts of the manifest's summary, and check that rows in = kept + rejected + quarantined."""
+    """Return the counts of the manifest's summary, and check that rows in = kept + rejected + quarantined.
+
+    Returns:
+        rows: the numbers of rows `in`, `kept` and `quarantined`, and the number `rejected` by reason.
+        splits: the number of rows by split.
+        rows_kind: the kind of all rows.
+
+    Raises:
+        AssertionError: the counts do not add up.
+    """
     unread, sizes = len(result.prepared.unread), result.verdicts.count_splits()
     kept, rejected, total = sum(sizes.values()), sum(result.rejected.values()), result.prepared.rows + unread
     if total != kept + rejected + unread:

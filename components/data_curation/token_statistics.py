@@ -139,7 +139,16 @@ def _get_first_line(error: Exception) -> str:
 def compute_statistics(
     lengths: Sequence[int], max_length: int, *, model: str, rows: int, sampled: int, refused_by_template: int = 0
 ) -> TokenStatistics:
-    """Compute the statistics from the lengths in tokens of the measured rows (at least one row)."""
+    """Compute the statistics from the lengths of the measured rows.
+
+    Args:
+        lengths: the lengths of the measured rows in tokens; at least one length.
+        max_length: the training length in tokens.
+        model: the base model.
+        rows: the number of rows in the dataset.
+        sampled: the number of rows in the sample.
+        refused_by_template: the number of sampled rows that the chat template rejects.
+    """
     ordered, tokens = sorted(lengths), sum(lengths)
     truncated = [min(length, max_length) for length in lengths]
     kept, sequences = sum(truncated), count_packed_sequences(truncated, max_length)
@@ -227,7 +236,11 @@ class ChatTemplate:
 
     @staticmethod
     def load(folder: Path) -> ChatTemplate:
-        """Load the templates of a model folder, or the default template. Raises ValueError for an invalid template."""
+        """Load the templates of a model folder, or the default template.
+
+        Raises:
+            ValueError: a template or tokenizer_config.json is invalid.
+        """
         path = folder / "tokenizer_config.json"
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         settings = settings if isinstance(settings, dict) else {}
@@ -248,7 +261,12 @@ class ChatTemplate:
         return ChatTemplate({name: _compile_template(text) for name, text in sources.items()}, tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: object = None) -> str | None:
-        """Render a conversation; return None if the template rejects it, as in training."""
+        """Render a conversation; return None if the template rejects it, as in training.
+
+        Args:
+            messages: the turns, each with role and content.
+            tools: the parsed JSON of the row's tools; None for a row without tools.
+        """
         from jinja2 import TemplateError
 
         render = self.templates.get("tool_use" if tools else "default") or self.templates["default"]

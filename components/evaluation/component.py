@@ -18,7 +18,16 @@ def evaluation(
 ) -> NamedTuple("Outputs", [("evaluation", str), ("verdict", str)]):
     """Compare a model with its base and the incumbent.
 
-    `plan`: configuration, incumbent digest, seed and code digest.
+    Args:
+        plan: Configuration, incumbent digest, seed and code digest, as JSON.
+        model: Digest of the model artifact.
+        dataset: Digest of the dataset artifact.
+        report: Evaluation report.
+        links: Links to the run and its artifacts.
+        metrics: Metrics for the Kubeflow UI.
+
+    Returns:
+        Digest of the evaluation artifact, and the verdict: accepted, refused or unchanged.
     """
     import json
 

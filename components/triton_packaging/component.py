@@ -11,7 +11,17 @@ from components.common.runtime.container_images import SERVING_IMAGE
 def triton_packaging(
     plan: str, model: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl.Markdown]
 ) -> NamedTuple("Outputs", [("repository", str)]):
-    """Make a Triton model repository and prove it in a real server. `plan`: configuration, seed and code digest, as JSON."""
+    """Make a Triton model repository and prove it in a real server.
+
+    Args:
+        plan: Configuration, seed and code digest, as JSON.
+        model: Digest of the model artifact.
+        report: Packaging report.
+        links: Links to the run and its artifacts.
+
+    Returns:
+        Digest of the model repository artifact.
+    """
     import json
 
     from components.common import pipeline_step

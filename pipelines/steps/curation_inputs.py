@@ -22,7 +22,7 @@ Revisions = Sequence[tuple[str, str]]  # (tag, content_sha256)
 
 @dataclass(frozen=True)
 class CurationInputs:
-    """Files with their digests, earlier revisions, and the digest of the named-entity model ("" if disabled).
+    """Files with their digests, earlier revisions, and the digest of the spaCy model ("" if disabled).
 
     An earlier revision is its tag and content digest.
     """

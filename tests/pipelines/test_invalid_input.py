@@ -158,13 +158,13 @@ ERRORS = {
     ),
     "Latin-1": ExpectedError(
         "no row is kept: 156 records are unreadable, the first {file}:1: not UTF-8: byte 0xe9 at position {n}",
-        "Convert the file from its encoding (for example: iconv -f LATIN1 -t UTF-8 {file} > utf8-{file}), then use the new file.",
+        "Use a file converted to UTF-8 from its encoding, for example: iconv -f LATIN1 -t UTF-8 {file} > utf8-{file}",
         "input",
         1,
     ),
     "UTF-16": ExpectedError(
         "no row is kept: 1 record is unreadable: {file}:1: the file is UTF-16{end} text, not UTF-8; it is skipped",
-        "Convert the file (iconv -f UTF-16{end} -t UTF-8 {file} > utf8-{file}), then use the new file.",
+        "Use a file converted to UTF-8: iconv -f UTF-16{end} -t UTF-8 {file} > utf8-{file}",
         "input",
         1,
     ),
@@ -182,7 +182,7 @@ ERRORS = {
     ),
     "truncated gzip": ExpectedError(
         "no row is kept: 1 record is unreadable: {file}:1: the compressed file is truncated",
-        "Copy or download {file} again, and compare its size or checksum with the original.",
+        "Replace {file} with a new copy or download of the original.",
         "input",
         1,
     ),

@@ -59,6 +59,11 @@ def build_graph(hashes: HashColumns, published: int, pairs: SimilarPairs) -> Dup
 
     A similar pair represents all rows with the same two texts. A value has a node if several rows share it, or if it
     is similar to the value of another row.
+
+    Args:
+        hashes: the rows' hashes by "exact", "words", "answer", "prompt" and "group".
+        published: the number of published rows, which are the first rows.
+        pairs: the similar pairs by "words" and "answer".
     """
     no_pairs: np.ndarray = np.empty((0, 2), dtype=np.int64)
     first_exact, first_words = (find_first_equal_rows(hashes[name][0]) for name in ("exact", "words"))

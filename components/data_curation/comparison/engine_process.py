@@ -27,6 +27,12 @@ DISK_PROBE_BYTES = 64 * 1024  # less than the engine writes
 def find_similar_texts(folder: Path, places: np.ndarray, threshold: float, ray_address: str | None) -> SimilarPairs:
     """Run the engine on the folder's texts.
 
+    Args:
+        folder: contains texts-*.parquet.
+        places: the places of the compared rows (int64, sorted).
+        threshold: the minimum Jaccard similarity of a pair.
+        ray_address: the Ray cluster's address; None to run on this machine.
+
     Returns:
         For "words" and "answer": pairs of indices into the sorted `places` (int64, (pairs, 2)), and similarities.
 
@@ -50,8 +56,14 @@ def find_similar_texts(folder: Path, places: np.ndarray, threshold: float, ray_a
 def run_engine(folder: Path, arguments: Sequence[str], is_complete: Callable[[], bool]) -> None:
     """Run the engine until its result is complete. Its exit code is ignored, because it may crash after its work.
 
+    Args:
+        folder: the engine's folder, in which engine.log is written.
+        arguments: the command-line arguments of `components.data_curation.engine`.
+        is_complete: returns whether the result is complete.
+
     Raises:
         EngineMissingError: Daft is not installed, or produced no result in MAX_ATTEMPTS attempts.
+        OSError: the disk is full.
     """
     if importlib.util.find_spec("daft") is None:
         hint = "Run: pip install 'tuneline[curation]'"
@@ -77,7 +89,7 @@ def run_engine(folder: Path, arguments: Sequence[str], is_complete: Callable[[],
     tail = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-400:]
     raise EngineMissingError(
         f"the Daft engine ended twice without a result (exit code {code}): {tail or 'no output'}",
-        hint="The system killed the engine, probably for lack of memory: curate fewer rows, or use a larger machine."
+        hint="Curate fewer rows, or use a larger machine: the system killed the engine, probably for lack of memory."
         if code == -signal.SIGKILL
         else "Run `tuneline doctor` to check the engine.",
     )

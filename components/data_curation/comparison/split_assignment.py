@@ -39,10 +39,10 @@ def assign_splits(
     Args:
         digests: the content digests of all rows.
         clusters: the cluster of each row.
-        fractions: the sizes of the splits.
+        fractions: the shares of the splits.
         seed: the seed of the hash.
         published: the splits of the first rows, which are published.
-        edges: `DuplicateGraph.edges()`, needed if `published` is not empty.
+        edges: the result of `DuplicateGraph.collect_edges`, needed if `published` is not empty.
         first_group_node: the first node of a group in `edges`. A group whose published rows are in several splits
             still accepts new rows, in the split of its first published row.
 
@@ -166,7 +166,13 @@ class _SplitForest:
 
 
 def check_not_empty(sizes: dict[str, int], clusters: int, fractions: Fractions) -> None:
-    """Raise InputError if the train or test split is empty."""
+    """Raise InputError if the train or test split is empty.
+
+    Args:
+        sizes: the number of rows by split.
+        clusters: the number of clusters of similar rows.
+        fractions: the configured shares of the splits.
+    """
     empty = [name for name in ("train", "test") if not sizes[name]]
     if not empty:
         return

@@ -108,7 +108,11 @@ class EvaluationIndex:
 
     @staticmethod
     def build(sources: Sequence[Source], config: DataCurationConfig, reporter: Reporter) -> EvaluationIndex:
-        """Index the evaluation sets. Raises InputError for a set without text, or a file that changed since listing."""
+        """Index the evaluation sets.
+
+        Raises:
+            InputError: a set contains no item with text, or a file changed since it was listed.
+        """
         reporter.step("reading the evaluation sets")
         builder, unreadable = _IndexBuilder(config.decontamination), Counter[str]()
         for source in sources:

@@ -11,14 +11,14 @@ from components.data_curation.filters.measured_row import MeasuredRow
 from components.data_curation.filters.reject_reasons import Rejection, register_reason
 
 Section = TypeVar("Section")
-Check = Callable[[MeasuredRow, Section], str | None]
+Check = Callable[[MeasuredRow, Section], str | None]  # returns the detail of the rejection, or None for a kept row
 
 
 @dataclass
 class FilterFamily(Generic[Section]):
     """Filters that share a report group, a section of the configuration and the rows they apply to.
 
-    Filters run in the order of their registration, and the first one that returns a detail rejects the row.
+    Filters run in the order of their registration, and the first filter that returns a detail rejects the row.
     """
 
     group: str

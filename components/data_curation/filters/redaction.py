@@ -24,7 +24,7 @@ def redact_row(row: Row, config: PersonalDataConfig) -> tuple[dict[str, int], Re
         The number of findings by kind, and the rejection if a kind with the action `drop` was found.
 
     Raises:
-        ConfigurationError: the model for names cannot be loaded.
+        ConfigurationError: the spaCy model cannot be loaded.
     """
     actions = get_actions(config)
     redactor = _Redactor([kind for kind, action in actions.items() if action != "keep"], config.names, Counter())

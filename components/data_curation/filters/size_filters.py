@@ -18,7 +18,7 @@ def reject_empty_prompt(row: MeasuredRow, config: DataCurationConfig) -> str | N
 
 @SIZE_FILTERS.register("short_prompt")
 def reject_short_prompt(row: MeasuredRow, config: DataCurationConfig) -> str | None:
-    """Reject conversations whose user turns are short."""
+    """Reject conversations whose user turns are shorter than `min_prompt_characters` in total."""
     length = len(row.prompt.strip())
     if row.row.kind == "text" or length >= config.min_prompt_characters:
         return None
@@ -41,13 +41,13 @@ def reject_empty_answer(row: MeasuredRow, config: DataCurationConfig) -> str | N
 
 @SIZE_FILTERS.register("short_text")
 def reject_short_text(row: MeasuredRow, config: DataCurationConfig) -> str | None:
-    """Reject short texts."""
+    """Reject texts shorter than `min_answer_characters`."""
     return _check_minimum(row, config) if row.row.kind == "text" else None
 
 
 @SIZE_FILTERS.register("short_answer")
 def reject_short_answer(row: MeasuredRow, config: DataCurationConfig) -> str | None:
-    """Reject conversations with a short answer."""
+    """Reject conversations with an answer shorter than `min_answer_characters`."""
     return _check_minimum(row, config) if row.row.kind != "text" else None
 
 

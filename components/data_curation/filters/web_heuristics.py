@@ -85,14 +85,14 @@ def reject_symbols(row: MeasuredRow, config: QualityConfig) -> str | None:
 
 @WEB_HEURISTICS.register("gopher_bullet_lines", "gopher")
 def reject_bullet_lines(row: MeasuredRow, config: QualityConfig) -> str | None:
-    """Reject lists."""
+    """Reject texts that consist mostly of lines with bullets."""
     count = sum(line.startswith(BULLETS) for line in row.lines)
     return _check_share("lines that begin with a bullet", count, len(row.lines), config.max_bullet_lines)
 
 
 @WEB_HEURISTICS.register("gopher_ellipsis_lines", "gopher")
 def reject_ellipsis_lines(row: MeasuredRow, config: QualityConfig) -> str | None:
-    """Reject lists of teasers."""
+    """Reject texts with many lines that end with an ellipsis, such as lists of teasers."""
     if "..." not in row.text and "…" not in row.text:
         return None
     count = sum(line.endswith(ELLIPSES) for line in row.lines)
@@ -132,7 +132,7 @@ def reject_lorem_ipsum(row: MeasuredRow, config: QualityConfig) -> str | None:
 
 @WEB_HEURISTICS.register("c4_curly_bracket", "c4")
 def reject_curly_bracket(row: MeasuredRow, config: QualityConfig) -> str | None:
-    """Reject texts with code."""
+    """Reject texts with a curly bracket, which usually contain code."""
     match = CURLY_BRACKET.search(row.text) if config.curly_bracket else None
     return f"a curly bracket at character {match.start():,}" if match else None
 

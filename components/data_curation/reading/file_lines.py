@@ -41,7 +41,7 @@ class MissingLine:
 
 
 def read_lines(content: FileContent, max_bytes: int) -> Iterator[tuple[int, bytes | MissingLine]]:
-    """Yield the lines with their numbers. A line of more than `max_bytes` is a MissingLine and not held in memory."""
+    """Yield (number from 1, line). A line of more than `max_bytes` is a MissingLine and not held in memory."""
     number, parts, size = 1, [b""], 0  # the parts of the current line
     try:
         for chunk in content.chunks:
@@ -58,7 +58,17 @@ def read_lines(content: FileContent, max_bytes: int) -> Iterator[tuple[int, byte
 
 
 def append_bounded(parts: list[bytes], size: int, part: bytes, max_bytes: int) -> tuple[list[bytes], int]:
-    """Append a part to a line. Of a line that is too long, keep only the parity of its quotation marks."""
+    """Append a part to a line. Of a line that is too long, keep only the parity of its quotation marks.
+
+    Args:
+        parts: the previous parts of the line; modified.
+        size: the number of bytes in the previous parts.
+        part: the next bytes of the line.
+        max_bytes: the number of bytes above which a line is too long.
+
+    Returns:
+        The parts to keep, and the number of bytes in the line so far.
+    """
     size += len(part)
     parts.append(part)
     if size > max_bytes:
@@ -67,7 +77,7 @@ def append_bounded(parts: list[bytes], size: int, part: bytes, max_bytes: int) -
 
 
 def join_line(parts: list[bytes], size: int, max_bytes: int) -> bytes | MissingLine:
-    """Return the line that `append_bounded` collected."""
+    """Return the line that `append_bounded` collected, or a MissingLine if the line exceeds `max_bytes`."""
     line = parts[0] if len(parts) == 1 else b"".join(parts)
     return MissingLine(too_long_message(max_bytes), _has_odd_quotes(line)) if size > max_bytes else line
 
@@ -77,7 +87,11 @@ def _has_odd_quotes(line: bytes) -> bool:
 
 
 def decode_line(line: bytes) -> str:
-    """Decode a line as UTF-8. Raises ValueError with the reason for the quarantine."""
+    """Decode a line as UTF-8.
+
+    Raises:
+        ValueError: the line is not UTF-8; the message is the reason in the quarantine.
+    """
     try:
         return line.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:

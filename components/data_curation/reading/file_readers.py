@@ -66,7 +66,7 @@ Reader = Callable[[FileContent, "DataCurationConfig"], Records]
 
 
 def read_records(source: Source, config: DataCurationConfig) -> Records:
-    """Yield the records of a file, including the unreadable ones.
+    """Yield the records of a file, including unreadable records.
 
     Raises:
         InputError: the file changed since it was listed, or can no longer be read.

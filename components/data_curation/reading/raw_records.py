@@ -36,7 +36,7 @@ class Source(BaseModel):
     Attributes:
         uri: an absolute path, or an s3:// or hf:// address.
         sha256: the digest of the file's bytes (hex).
-        bytes: the size of the file.
+        bytes: the size of the file in bytes.
         called: the file's name if `uri` does not contain it, as for a cached file; otherwise "".
     """
 
@@ -109,7 +109,11 @@ def check_depth(text: str, value: object) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """Parse the JSON text of a field. Raises ValueError if it is invalid or nested too deeply."""
+    """Parse the JSON text of a field.
+
+    Raises:
+        ValueError: the text is invalid JSON, or nested deeper than MAX_JSON_DEPTH.
+    """
     try:
         value = json.loads(text)
     except RecursionError:

@@ -79,7 +79,7 @@ Parser = Callable[[Fields], list[ParsedRecord]]
 
 
 def record_format(name: str, matches: Callable[[Fields], bool]) -> Callable[[Parser], Parser]:
-    """Register the decorated function as the parser of the records that `matches` accepts."""
+    """Register the decorated function under `name` as the parser of the records that `matches` accepts."""
 
     def register(parse: Parser) -> Parser:
         FORMATS[name] = RecordFormat(matches, parse)
@@ -89,11 +89,14 @@ def record_format(name: str, matches: Callable[[Fields], bool]) -> Callable[[Par
 
 
 def parse_record(record: Record, name: str = "auto") -> list[Row]:
-    """Parse a record into rows, usually a single row. Raises RecordFormatError.
+    """Parse a record into rows, usually a single row.
 
     Args:
         record: the record.
         name: the name of its format; "auto" recognizes the format by the record's keys.
+
+    Raises:
+        RecordFormatError: the format is unknown, a required key is missing, or a value is invalid.
     """
     fields = record.fields
     if name == "auto":
@@ -115,7 +118,11 @@ def parse_record(record: Record, name: str = "auto") -> list[Row]:
 
 
 def recognize_format(fields: Fields) -> str:
-    """Return the name of a record's format. Raises RecordFormatError if it is unknown."""
+    """Return the name of a record's format.
+
+    Raises:
+        RecordFormatError: no format matches the record's keys.
+    """
     for name, entry in FORMATS.items():
         if entry.matches(fields):
             return name
@@ -330,6 +337,13 @@ def _build_preference_record(
 
 @record_format("preference", lambda f: {"chosen", "rejected"} <= f.keys() or {"response_j", "response_k"} <= f.keys())
 def parse_preference(f: Fields) -> list[ParsedRecord]:
+    """Parse a chosen and a rejected answer.
+
+    Without a key for the prompt, the prompt consists of the first turns that both answers share.
+
+    Raises:
+        RecordFormatError: the prompt is missing, or the messages are invalid.
+    """
     if "response_j" in f:
         question, used = _parse_question(f, "question")
         chosen, rejected = _parse_answer(f["response_j"]), _parse_answer(f["response_k"])
@@ -363,7 +377,11 @@ def _split_at_last_answer(messages: list[Message]) -> tuple[list[Message], list[
 
 @record_format("scored_pair", lambda f: {"instruction", "output_1", "output_2", "preference"} <= f.keys())
 def parse_scored_pair(f: Fields) -> list[ParsedRecord]:
-    """Parse AlpacaEval's annotations: a preference from 1 (the first output) to 2 (the second)."""
+    """Parse AlpacaEval's annotations: a preference from 1 (the first output) to 2 (the second output).
+
+    Raises:
+        RecordFormatError: the preference is not a number, or is 1.5.
+    """
     score = f["preference"]
     if not isinstance(score, int | float) or score == 1.5:
         raise RecordFormatError(
@@ -392,6 +410,11 @@ def _parse_label(value: object) -> bool | None:
     ),
 )
 def parse_kto(f: Fields) -> list[ParsedRecord]:
+    """Parse a conversation, or a prompt and a completion, whose answer is labelled good or bad.
+
+    Raises:
+        RecordFormatError: the label, the prompt or the completion is missing or invalid.
+    """
     label_key = _find_label_key(f)
     if label_key is None:
         label = f[_find_first_key(f, LABEL_KEYS)]
@@ -416,6 +439,11 @@ def parse_kto(f: Fields) -> list[ParsedRecord]:
 
 @record_format("openai", lambda f: isinstance(f.get("messages"), list))
 def parse_openai(f: Fields) -> list[ParsedRecord]:
+    """Parse a conversation in `messages`.
+
+    Raises:
+        RecordFormatError: the messages are invalid.
+    """
     return _build_sft_record(f, _parse_messages(f["messages"]), ["messages"])
 
 
@@ -425,18 +453,32 @@ def _find_sharegpt_key(f: Fields) -> str:
 
 @record_format("sharegpt", lambda f: isinstance(f.get(_find_sharegpt_key(f)), list))
 def parse_sharegpt(f: Fields) -> list[ParsedRecord]:
+    """Parse a conversation in `conversations` or `conversation`.
+
+    Raises:
+        RecordFormatError: the turns are invalid.
+    """
     key = _find_sharegpt_key(f)
     return _build_sft_record(f, _parse_messages(f[key]), [key])
 
 
 @record_format("dolly", lambda f: {"instruction", "response"} <= f.keys())
 def parse_dolly(f: Fields) -> list[ParsedRecord]:
+    """Parse an instruction and its response.
+
+    Raises:
+        RecordFormatError: the instruction, the response or the history is invalid.
+    """
     return _parse_instruction(f, "response")
 
 
 @record_format("alpaca", lambda f: "instruction" in f and ("output" in f or isinstance(f.get("instances"), list)))
 def parse_alpaca(f: Fields) -> list[ParsedRecord]:
-    """Parse Alpaca's rows, and self-instruct's seed tasks with a list of instances."""
+    """Parse Alpaca's rows, and self-instruct's seed tasks with a list of instances.
+
+    Raises:
+        RecordFormatError: the instances, the instruction, the output or the history is invalid.
+    """
     if "instances" not in f:
         return _parse_instruction(f, "output")
     instances = f["instances"]
@@ -479,6 +521,11 @@ def _parse_instruction(f: Fields, answer_key: str) -> list[ParsedRecord]:
 
 @record_format("prompt_completion", lambda f: any(k in f for k in QUESTION_KEYS) and any(k in f for k in ANSWER_KEYS))
 def parse_prompt_completion(f: Fields) -> list[ParsedRecord]:
+    """Parse a question and an answer, each a text or a list of turns.
+
+    Raises:
+        RecordFormatError: the turns are invalid.
+    """
     question, used = _parse_question(f, _find_first_key(f, QUESTION_KEYS))
     answer_key = _find_first_key(f, ANSWER_KEYS)
     prompt = _parse_messages(question)
@@ -496,7 +543,11 @@ def parse_prompt_completion(f: Fields) -> list[ParsedRecord]:
     ),
 )
 def parse_hh(f: Fields) -> list[ParsedRecord]:
-    """Parse a transcript in one text. If the format is set explicitly, also parse a pair of transcripts."""
+    """Parse a transcript in one text. If the format is set explicitly, also parse a pair of transcripts.
+
+    Raises:
+        RecordFormatError: the text is not a transcript of Human: and Assistant: turns.
+    """
     if "chosen" in f:
         return parse_preference(f)
     key, text = _get_text_field(f)
@@ -505,6 +556,11 @@ def parse_hh(f: Fields) -> list[ParsedRecord]:
 
 @record_format("text", lambda f: isinstance(f.get(_find_first_key(f, TEXT_KEYS)), str))
 def parse_text(f: Fields) -> list[ParsedRecord]:
+    """Parse a plain text.
+
+    Raises:
+        KeyError: no key contains a text.
+    """
     key, text = _get_text_field(f)
     return [ParsedRecord("text", {"text": text}, f, {key})]
 

@@ -56,7 +56,8 @@ def list_files(pattern: str) -> list[FileLocation]:
     """List the files of an address, a glob or a prefix, sorted by address; [] if a glob or a prefix matches no file.
 
     Raises:
-        ConfigurationError: the bucket, key, dataset or revision does not exist, or the store does not respond.
+        ConfigurationError: the address is invalid; the bucket, key, dataset or revision does not exist; or the store
+            denies access or does not respond.
     """
     path, scheme = _to_path(pattern), pattern[: len(S3)]
     with _translate_errors(pattern):
@@ -76,7 +77,11 @@ def list_files(pattern: str) -> list[FileLocation]:
 
 
 def digest_file(uri: str) -> str:
-    """Return the sha256 (hex) of a file's bytes. Raises ConfigurationError if it cannot be read."""
+    """Return the sha256 (hex) of a file's bytes.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+    """
     digest = hashlib.sha256()
     with _translate_errors(uri):
         for chunk in _stream_file(uri, BLOCK_BYTES // 8):
@@ -85,7 +90,11 @@ def digest_file(uri: str) -> str:
 
 
 def read_chunks(uri: str, size: int) -> Iterator[bytes]:
-    """Yield a file's bytes in chunks of `size`. Raises InputError if the file can no longer be read."""
+    """Yield a file's bytes in chunks of `size` bytes.
+
+    Raises:
+        InputError: the file can no longer be read.
+    """
     try:
         with _translate_errors(uri):
             yield from _stream_file(uri, size)
@@ -195,10 +204,10 @@ def _describe_hf_error(uri: str, causes: list[BaseException], names: list[str], 
     if _has_class_name(names, "OfflineModeIsEnabled"):
         return "cannot be read: HF_HUB_OFFLINE is set", "Unset HF_HUB_OFFLINE, or use local files."
     if _has_class_name(names, "GatedRepoError"):
-        hint = "Request access on the dataset's page, and set HF_TOKEN to a token of that account."
+        hint = "Set HF_TOKEN to a token of an account whose access the owner has approved."
         return "is gated: access requires the owner's approval", hint
     if isinstance(error, FileNotFoundError) or _has_class_name(names, *HF_MISSING_ERRORS):
-        hint = "Check the name, revision and path; for a private dataset, set HF_TOKEN."
+        hint = "Check the name, revision and path, or set HF_TOKEN for a private dataset."
         return "does not exist, or HF_TOKEN has no access to it", hint
     if isinstance(error, PermissionError) or status in (401, 403):
         return f"cannot be read: access denied: {text}", "Set HF_TOKEN to a token with read access to the dataset."

@@ -34,7 +34,7 @@ def list_sources(patterns: Sequence[str], base: Path, obtain: DvcFetcher | None 
         patterns: files, globs (** descends into folders) or folders with supported files, local or as s3://bucket/key
             and hf://datasets/org/name@revision/path; or dvc://repository@revision:path.
         base: the base folder of relative patterns.
-        obtain: fetches a dvc:// address and returns the local file or folder.
+        obtain: fetches a dvc:// address and returns the local file or folder. None to reject dvc:// addresses.
 
     Raises:
         ConfigurationError: a pattern matches no file, or a file that is not regular or not readable; or a store does
@@ -64,7 +64,10 @@ def list_evaluation_sets(patterns: Sequence[str], base: Path) -> list[Source]:
 def find_sources_by_name(
     name: str, patterns: Sequence[str], base: Path, obtain: DvcFetcher | None = None
 ) -> list[Source]:
-    """Return the readable files with this name that match the patterns, with their current digests."""
+    """Return the readable files with this name that match the patterns, with their current digests.
+
+    `patterns`, `base` and `obtain` are the arguments of `list_sources`. Invalid patterns are ignored.
+    """
     locations: dict[str, tuple[FileLocation, str]] = {}
     for pattern in patterns:
         with contextlib.suppress(ConfigurationError):

@@ -148,8 +148,12 @@ def _load_trafilatura() -> ModuleType:
 def decode_page(data: bytes, charset: str = "") -> str:
     """Decode a page with the first encoding that applies.
 
-    First the encoding of the byte-order mark, then UTF-8 if the bytes are valid. Next the encoding that the server
-    (`charset`) or the page declares, if it decodes most of the page; last the detected encoding.
+    The order is: the encoding of the byte-order mark; UTF-8 if the bytes are valid; the encoding that the server or the
+    page declares, if it decodes most of the page; the detected encoding.
+
+    Args:
+        data: the bytes of the page, or of its beginning.
+        charset: the encoding that the server declares; "" if the server declares no encoding.
     """
     for mark, name in BYTE_ORDER_MARKS.items():
         if data.startswith(mark):
