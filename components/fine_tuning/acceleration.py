@@ -107,7 +107,17 @@ def _uses_bfloat16(config: FineTuningConfig, device: str) -> bool:
 
 
 def choose_settings(config: FineTuningConfig, device: str, shape: ModelShape, model_type: str) -> ComputeSettings:
-    """Return the compute settings of this recipe and model on this device."""
+    """Return the compute settings of this recipe and model on this device.
+
+    Args:
+        config: The recipe.
+        device: Name of the device, as returned by `check_machine`.
+        shape: Shape of the model.
+        model_type: `model_type` in the model's configuration.
+
+    Raises:
+        ConfigurationError: the device or the model does not support a setting of the recipe.
+    """
     bfloat16 = _uses_bfloat16(config, device)
     precision_reason = "as configured" if config.precision != "auto" else f"the fastest precision on {device}"
     attention, attention_reason = _choose_attention(config, device, bfloat16)

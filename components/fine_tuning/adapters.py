@@ -36,6 +36,11 @@ def build_peft_config(config: FineTuningConfig, tokenizer: str) -> PeftConfig | 
 def adapt(model: torch.nn.Module, config: FineTuningConfig, tokenizer: str = "") -> torch.nn.Module:
     """Return the model with its adapter, or the model itself if every weight is trained.
 
+    Args:
+        model: The base model.
+        config: The recipe.
+        tokenizer: Folder of the base model's tokenizer, as for `build_peft_config`.
+
     Raises:
         ConfigurationError: the model lacks a target module.
     """
@@ -51,7 +56,11 @@ def adapt(model: torch.nn.Module, config: FineTuningConfig, tokenizer: str = "")
 
 @contextmanager
 def explain_target_errors(model: torch.nn.Module, config: FineTuningConfig) -> Iterator[None]:
-    """Convert PEFT's errors about target modules into ConfigurationErrors that list the model's linear layers."""
+    """Convert PEFT's errors about target modules into errors that list the model's linear layers.
+
+    Raises:
+        ConfigurationError: PEFT rejected the target modules in the block.
+    """
     linear_layers = sorted(
         {
             name.rsplit(".", 1)[-1]

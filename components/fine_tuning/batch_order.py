@@ -37,7 +37,7 @@ def order_epoch(lengths: Sequence[int], batch: int, *, seed: int, epoch: int) ->
 
 
 def build_sampler(lengths: Sequence[int], batch: int, *, seed: int) -> Sampler[int]:
-    """Return a torch sampler over `order_epoch`; the trainer sets the epoch."""
+    """Return a torch sampler over `order_epoch`; the trainer sets the epoch. For the arguments see `order_epoch`."""
     from torch.utils.data import Sampler
 
     class LengthGroupedSampler(Sampler[int]):  # type: ignore[misc] # torch is untyped here

@@ -195,7 +195,12 @@ def _list_losses(state: TrainerState) -> list[float]:
 
 
 def has_stopped_early(history: Sequence[LogLine], max_validations: int | None) -> bool:
-    """Return whether the last `max_validations` validations did not lower the loss; False for None."""
+    """Return whether the last `max_validations` validations did not lower the loss.
+
+    Args:
+        history: The trainer's `log_history`.
+        max_validations: Number of validations. None: the result is False.
+    """
     losses = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
     if max_validations is None or not losses:
         return False
@@ -203,7 +208,12 @@ def has_stopped_early(history: Sequence[LogLine], max_validations: int | None) -
 
 
 def truncate_log(path: Path, step: int) -> None:
-    """Remove log lines of steps that a resumed training repeats, and an incomplete line."""
+    """Remove log lines of steps that a resumed training repeats, and an incomplete line.
+
+    Args:
+        path: The training's log.
+        step: Last step to keep. 0: keep only the validation loss of the base model. -1: remove all lines.
+    """
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     kept = [
         line
@@ -214,7 +224,10 @@ def truncate_log(path: Path, step: int) -> None:
 
 
 def read_log(path: Path) -> list[LogLine]:
-    """Return the lines of a training's log, except an incomplete line; empty if the log does not exist."""
+    """Return the lines of a training's log, except an incomplete line; empty if the log does not exist.
+
+    Each line has the keys `step` and `time` (seconds since 1970), and the values of METRIC_NAMES that were logged.
+    """
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with suppress(ValueError):

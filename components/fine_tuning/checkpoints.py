@@ -80,7 +80,7 @@ def rotate(folder: Path, keep: int) -> None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Return the trainer's state after this checkpoint's step."""
+    """Return the trainer's state after this checkpoint's step, with the keys of transformers' TrainerState."""
     state: dict[str, Any] = json.loads((checkpoint / STATE_FILENAME).read_text(encoding="utf-8"))
     return state
 

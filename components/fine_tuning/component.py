@@ -48,7 +48,7 @@ def fine_tuning(
             tracked=step.mlflow_run,
         )
 
-    # The commit instead of the URI: a cached result stays valid when the work folder moves.
+    # The commit instead of the URI: a cached result stays valid when the workdir moves.
     key = {"plan": p, "dataset": dataset, "revision": uri.rpartition("@")[2]}
     model = pipeline_step.produce_artifact("fine_tuning", key, train, links.path)
     pipeline_step.copy_report(model, report.path)

@@ -61,7 +61,7 @@ class LoraConfig(Section):
     )
 
     def build_peft_options(self, peft_type: str, tokenizer: str) -> dict[str, object]:
-        """Return the arguments of PEFT's configuration class."""
+        """Return the keyword arguments of PEFT's configuration class; both parameters are unused."""
         targets = self.target_modules
         return {
             "r": self.rank,
@@ -98,7 +98,12 @@ class PromptConfig(Section):
     )
 
     def build_peft_options(self, peft_type: str, tokenizer: str) -> dict[str, object]:
-        """Return the arguments of PEFT's configuration class; `tokenizer` is the base model's folder."""
+        """Return the keyword arguments of PEFT's configuration class.
+
+        Args:
+            peft_type: P_TUNING or PROMPT_TUNING.
+            tokenizer: Folder of the base model's tokenizer.
+        """
         options: dict[str, object] = {"num_virtual_tokens": self.virtual_tokens}
         if peft_type == "P_TUNING":
             return options | {
@@ -136,7 +141,7 @@ class Ia3Config(Section):
         return self
 
     def build_peft_options(self, peft_type: str, tokenizer: str) -> dict[str, object]:
-        """Return the arguments of PEFT's configuration class."""
+        """Return the keyword arguments of PEFT's configuration class; both parameters are unused."""
         if not self.target_modules:
             return {}
         return {
@@ -443,7 +448,12 @@ class FineTuningConfig(Section):
 
 
 def recipe_from_plan(config: dict[str, Any], sweep_options: dict[str, Any]) -> FineTuningConfig:
-    """Return the recipe of a step's plan, with the sweep options that do not affect the result (`parallel`)."""
+    """Return the recipe of a step's plan.
+
+    Args:
+        config: The section `fine_tuning` of the plan.
+        sweep_options: Keys of `sweep` that do not affect the result and replace those in `config`: `parallel`.
+    """
     if sweep_options:
         config = {**config, "sweep": {**config["sweep"], **sweep_options}}
     return FineTuningConfig.model_validate(config)
@@ -480,13 +490,13 @@ def _find_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
         (c.merge and not adaptation.is_mergeable, f"merge cannot be used with {c.adaptation}: {unmergeable}"),
         (
             c.merge and c.is_sharded,
-            f"merge cannot be used with strategy {c.strategy}: merging requires all weights in one process. "
-            "Use strategy ddp",
+            f"merge cannot be used with strategy {c.strategy}: merging requires all weights in one process; "
+            "expected strategy ddp",
         ),
         (
             adaptation.holds_4bit_weights and c.device in ("cpu", "mps", "hpu"),
-            f"{c.adaptation} cannot run on {c.device}: the 4-bit weights of bitsandbytes require an NVIDIA GPU. "
-            "Use lora",
+            f"{c.adaptation} cannot run on {c.device}: the 4-bit weights of bitsandbytes require an NVIDIA GPU; "
+            "expected device auto or cuda",
         ),
         (
             c.micro_batch_size < objective.min_micro_batch_size,
@@ -500,7 +510,7 @@ def _find_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
         ),
         (
             c.is_sharded and c.processes == 1,
-            f"strategy {c.strategy} requires at least 2 processes; processes is 1. Use ddp, or more processes",
+            f"strategy {c.strategy} requires at least 2 processes; processes is 1",
         ),
         (
             c.is_sharded and not adaptation.is_shardable,

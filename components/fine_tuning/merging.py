@@ -38,7 +38,7 @@ def merge(model: PeftModel) -> PreTrainedModel:
 
 
 def compute_relative_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
-    """Return the largest difference of two tensors of logits, relative to the largest expected logit."""
+    """Return the largest difference of two equally shaped tensors of logits, relative to the largest expected logit."""
     return float((expected - actual).abs().max() / expected.abs().max())
 
 

@@ -26,7 +26,16 @@ def render_card(
     inputs: Sequence[ArtifactInput],
     seed: int,
 ) -> str:
-    """Return the card in Markdown, with the front matter that model hubs read."""
+    """Return the card in Markdown, with the front matter that model hubs read.
+
+    Args:
+        config: The recipe.
+        summary: Summary of the training for the model's manifest.
+        dataset: The dataset artifact.
+        base: The base model.
+        inputs: Inputs in the model's manifest.
+        seed: Seed of the training.
+    """
     base_licence, data_licence = find_base_licence(config, base), find_data_licence(config, dataset)
     library = "transformers" if config.merge or config.adaptation_spec.trains_all_weights else "peft"
     licence_lines = [f"license: {base_licence.lower()}"] if base_licence != UNSTATED else []
@@ -76,7 +85,10 @@ def render_card(
 
 
 def find_base_licence(config: FineTuningConfig, base: LocalBaseModel) -> str:
-    """Return the base model's licence: from the recipe, from the embedded model, or from the model's own card."""
+    """Return the base model's licence, or UNSTATED if no source states a licence.
+
+    The sources are, in this order: the recipe, the embedded model, and the model's own card.
+    """
     return (
         config.card.base_licence
         or BASE_LICENCES.get(base.origin or base.uri)
@@ -86,7 +98,7 @@ def find_base_licence(config: FineTuningConfig, base: LocalBaseModel) -> str:
 
 
 def find_data_licence(config: FineTuningConfig, dataset: Artifact) -> str:
-    """Return the data licence: from the recipe, or the licence that all sources share."""
+    """Return the data licence: from the recipe, or the licence that all sources share; UNSTATED if they differ."""
     if config.card.data_licence:
         return config.card.data_licence
     found = {

@@ -62,7 +62,7 @@ class Objective:
         encode: Function that encodes a row as examples of at most the given number of tokens.
         features: Columns of an example, with their Arrow types.
         trl_method: Prefix of TRL's trainer and configuration class, such as SFT.
-        collator_path: TRL's data collator.
+        collator_path: Dotted path of TRL's data collator.
         accepted_rows: Description of the accepted rows.
         loss_description: Definition of the loss.
         preference_settings: Keys of the section `preference` that the trainer accepts.
@@ -88,7 +88,15 @@ class Objective:
         return "labels" in self.features
 
     def get_mapping(self, kind: str, location: str) -> RowMapping:
-        """Return the mapping of this kind of rows. Raises InputError, prefixed with `location`, for another kind."""
+        """Return the mapping of this kind of rows.
+
+        Args:
+            kind: Kind of rows, such as sft or preference.
+            location: Beginning of the error message, such as "the dataset in DIR contains".
+
+        Raises:
+            InputError: the objective does not accept this kind of rows.
+        """
         if kind in self.row_mappings:
             return self.row_mappings[kind]
         suitable = [name for name, objective in OBJECTIVES.items() if kind in objective.row_mappings]

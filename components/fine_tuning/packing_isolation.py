@@ -19,7 +19,12 @@ TRIAL_ROWS, TRIAL_TOKENS = 3, 8  # rows in the test sequence, tokens per row
 
 
 def measure_leak(model: PreTrainedModel, *, vocabulary: int) -> float:
-    """Return the largest change of the other rows' logits if the first row changes; 0.0 if rows are isolated."""
+    """Return the largest change of the other rows' logits if the first row changes; 0.0 if rows are isolated.
+
+    Args:
+        model: The model to be trained.
+        vocabulary: Number of token ids in the model's vocabulary.
+    """
     import torch
 
     device = next(model.parameters()).device
@@ -42,12 +47,16 @@ def measure_leak(model: PreTrainedModel, *, vocabulary: int) -> float:
 
 
 def check_isolation(model: PreTrainedModel, *, vocabulary: int) -> None:
-    """Raise ConfigurationError if packed rows attend to each other."""
+    """Check that packed rows do not attend to each other. For the arguments see `measure_leak`.
+
+    Raises:
+        ConfigurationError: packed rows attend to each other.
+    """
     leak = measure_leak(model, vocabulary=vocabulary)
     if leak:
         kernel = getattr(model.config, "_attn_implementation", "?")
         raise ConfigurationError(
             f"fine_tuning.packing: packed rows attend to each other (attention {kernel}): "
-            f"changing one row changed the logits of others by {leak:.2g}",
+            f"changing one row changed the logits of other rows by {leak:.2g}; expected 0",
             hint="Set fine_tuning.packing to false.",
         )

@@ -31,7 +31,15 @@ def render_report(
     config: FineTuningConfig,
     sweep: Sequence[SweepEntry] = (),
 ) -> str:
-    """Return the HTML page: metrics, curves, decisions with reasons, recipe and inputs; `sweep` is sorted by loss."""
+    """Return the HTML page: metrics, curves, compute settings with reasons, recipe and inputs.
+
+    Args:
+        log: Lines of the training's log.
+        summary: Summary of the training for the model's manifest.
+        inputs: Inputs in the model's manifest.
+        config: The recipe.
+        sweep: All recipes of the sweep, sorted by validation loss; empty without a sweep.
+    """
     loss, flops, mfu = summary["loss"], summary["flops_per_second"], summary["mfu"]
     metrics = {
         "steps": summary["steps"],

@@ -19,7 +19,16 @@ READ_BATCH_ROWS = 1000
 
 @dataclass
 class RowCounts:
-    """Counts of a split. `tokens`: tokens of all examples, without padding; `learned`: tokens that the loss covers."""
+    """Counts of a split.
+
+    Attributes:
+        rows: Encoded rows.
+        examples: Examples of these rows.
+        truncated: Rows whose tokens were cut off, and that still have examples.
+        without_answer: Rows without a token to learn, which have no examples.
+        tokens: Tokens of all examples, without padding.
+        learned: Tokens that the loss covers.
+    """
 
     rows: int = 0
     examples: int = 0
@@ -30,7 +39,13 @@ class RowCounts:
 
 
 def read_rows(path: Path, mapping: RowMapping, limit: int | None = None) -> Iterator[Row]:
-    """Yield the training rows of a split in order, up to `limit`; each has the id of its dataset row."""
+    """Yield the training rows of a split in order; each has the id of its dataset row.
+
+    Args:
+        path: Parquet file of the split.
+        mapping: Mapping of dataset rows to training rows.
+        limit: Maximum number of training rows. None: all rows.
+    """
     import pyarrow.parquet as parquet
 
     file = parquet.ParquetFile(path)
@@ -49,7 +64,17 @@ def encode_rows(
     reporter: Reporter,
     total: int | None = None,
 ) -> Iterator[Example]:
-    """Encode the rows, yield their examples and update `counts`."""
+    """Encode the rows, yield their examples and update `counts`.
+
+    Args:
+        rows: Training rows.
+        objective: The training objective.
+        tokenizer: The base model's tokenizer.
+        max_length: Maximum length of an example in tokens.
+        counts: Counts to update.
+        reporter: Receives the number of encoded rows.
+        total: Expected number of rows, for the progress.
+    """
     for row in rows:
         encoded = objective.encode(tokenizer, row, max_length)
         counts.rows += 1

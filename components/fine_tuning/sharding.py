@@ -31,7 +31,7 @@ FSDP2_CONFIG: dict[str, object] = {
 
 
 def build_arguments(config: FineTuningConfig) -> dict[str, object]:
-    """Return the strategy's arguments for transformers' TrainingArguments."""
+    """Return the strategy's keyword arguments for transformers' TrainingArguments; empty for ddp."""
     if config.strategy == "fsdp2":
         return {"fsdp": "full_shard", "fsdp_config": dict(FSDP2_CONFIG)}
     if config.strategy == "zero3":
@@ -45,7 +45,7 @@ def verify_strategy(config: FineTuningConfig, model: torch.nn.Module) -> str | N
     Inspects the wrapped model, because libraries silently fall back to plain data parallelism.
 
     Raises:
-        TrainingError: the strategy has no effect.
+        TrainingError: the strategy is not in effect.
     """
     if config.processes == 1:
         return None

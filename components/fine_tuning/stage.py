@@ -73,8 +73,11 @@ def finetune(
     Raises:
         ConfigurationError: the recipe cannot run on this machine.
         InputError: the objective does not accept the kind of rows, or no row has a token to learn.
+        EngineMissingError: a package that the recipe needs is not installed.
+        OutputOccupiedError: `output` contains other files.
         BusyError: another job trains this model.
-        TrainingError: a loss is not finite.
+        TrainingError: a loss is not finite, the strategy is not in effect, or the merged model differs.
+        LostJobError: the training job was lost, or wrote no weights.
         InterruptedRunError: a signal interrupted the training.
     """
     launcher_settings = launcher_settings or LauncherSettings()
@@ -137,7 +140,17 @@ def publish_model(
     key: str,
     summary: dict[str, Any],
 ) -> Artifact:
-    """Write the report and publish the model artifact in `output`; reports, logs and the card are not payload."""
+    """Write the report and publish the model artifact in `output`; reports, logs and the card are not payload.
+
+    Args:
+        output: Folder with the weights.
+        page: HTML of the report.
+        inputs: Inputs in the manifest.
+        config: The recipe, for the manifest.
+        seed: Seed of the training.
+        key: Digest returned by `compute_key`.
+        summary: Summary of the training, for the manifest.
+    """
     (output / "report.html").write_text(page, encoding="utf-8")
     return artifact_folder.publish(
         output,
@@ -152,12 +165,12 @@ def publish_model(
 
 
 def is_payload(path: str) -> bool:
-    """Return whether a file of the output is part of the model's digest."""
+    """Return whether a file, given as a path relative to the output, is part of the model's digest."""
     return path not in NON_PAYLOAD_FILES and not path.startswith(f"{callbacks.TENSORBOARD_FOLDER}/")
 
 
 def get_rows_kind(dataset: Artifact) -> str:
-    """Return the kind of a dataset's rows."""
+    """Return the kind of a dataset's rows, such as preference; sft if the manifest has no kind."""
     return str(dataset.manifest.summary.get("rows_kind", "sft"))
 
 
@@ -204,7 +217,20 @@ def tokenize(
     state: Path,
     reporter: Reporter,
 ) -> TokenizedDataset:
-    """Return the dataset's tokenized splits. Raises InputError if no training row has a token to learn."""
+    """Return the dataset's tokenized splits.
+
+    Args:
+        dataset: The dataset artifact.
+        kind: Kind of the dataset's rows, which the objective accepts.
+        tokenizer: The base model's tokenizer.
+        base: The base model.
+        config: The recipe.
+        state: Folder of checkpoints and cached tokens.
+        reporter: Receives progress and notes.
+
+    Raises:
+        InputError: the training split is empty, or no training row has a token to learn.
+    """
     if kind != config.objective:
         trained_on = config.objective_spec.row_mappings[kind].trained_on
         reporter.note(f"objective {config.objective} trains on {trained_on}")
@@ -227,7 +253,12 @@ def tokenize(
 
 
 def check_launcher(config: FineTuningConfig, launcher_settings: LauncherSettings) -> None:
-    """Raise ConfigurationError if the launcher cannot run the recipe. A remote job checks its own hardware."""
+    """Check that the launcher can run the recipe. A remote job checks its own hardware.
+
+    Raises:
+        ConfigurationError: this machine or the launcher cannot run the recipe.
+        EngineMissingError: a package that the recipe needs is not installed.
+    """
     if launcher_settings.entry.uses_this_machine:
         acceleration.check_machine(config)
     if config.processes % launcher_settings.nodes:

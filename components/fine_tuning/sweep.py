@@ -69,7 +69,15 @@ class RecipeOutcome:
         return float(self.model.manifest.summary["validation_loss"]) if self.model else float("inf")
 
     def to_summary(self, varied: Sequence[str]) -> dict[str, Any]:
-        """Return the recipe's entry in the manifest's summary."""
+        """Return the recipe's entry in the manifest's summary.
+
+        Args:
+            varied: Keys that the sweep varies, such as lora.rank.
+
+        Returns:
+            "recipe" (the values of these keys), each of RESULT_KEYS, "sha256" (the model's digest) and "failed" (the
+            error message). A value is None if it does not exist.
+        """
         summary = self.model.manifest.summary if self.model else {}
         return {
             "recipe": {key: self.recipe.get_value(key) for key in varied},
@@ -104,7 +112,8 @@ def tune(
 
     Raises:
         InputError: the dataset has no validation rows.
-        TunelineError: all recipes failed; this is the error of the first recipe.
+        InterruptedRunError: a signal interrupted the sweep.
+        TunelineError: all recipes failed; the error is that of the first recipe.
 
     Also raises the errors of `stage.finetune`.
     """

@@ -57,12 +57,17 @@ class TokenizedSplit:
         return [int(n) for n in self.dataset.data.column("length").to_pylist()]
 
     def row_ids(self, examples: Iterable[int]) -> list[str]:
-        """Return the ids of the dataset's rows in these examples."""
+        """Return the ids of the dataset's rows in the examples with these indices."""
         ids = self.dataset.data.column("ids")
         return [row_id for example in examples for row_id in ids[example].as_py()]
 
     def summarize(self) -> dict[str, object]:
-        """Return the counts of a training split for the model's manifest."""
+        """Return the counts of a training split for the model's manifest.
+
+        Returns:
+            "rows" (an object with "train", "truncated" and "without_answer"), "examples", and per epoch
+            "tokens_a_pass" and "learned_tokens_a_pass".
+        """
         counts = self.counts
         return {
             "rows": {
@@ -95,7 +100,20 @@ def load_or_tokenize(
     state: Path,
     reporter: Reporter,
 ) -> TokenizedDataset:
-    """Return a dataset's tokenized splits from `state`/tokens; tokenize again if they are missing or damaged."""
+    """Return a dataset's tokenized splits from `state`/tokens; tokenize again if they are missing or damaged.
+
+    Args:
+        dataset: The dataset artifact.
+        kind: Kind of the dataset's rows.
+        tokenizer: The base model's tokenizer.
+        tokenizer_sha256: Digest returned by `hash_tokenizer`.
+        config: The recipe.
+        state: Folder of the cache.
+        reporter: Receives progress and notes.
+
+    Raises:
+        InputError: the objective does not accept this kind of rows.
+    """
     keys = ("objective", "max_length", "packing", "validation_rows")
     code = code_digest.code_sha256("fine_tuning")
     key = hashing.digest([dataset.sha256, tokenizer_sha256, code, {name: getattr(config, name) for name in keys}])
@@ -130,7 +148,7 @@ def load_or_tokenize(
 
 
 def open_tokens(folder: Path, *, cached: bool = True) -> TokenizedDataset:
-    """Return the tokenized splits in a folder."""
+    """Return the tokenized splits in a folder; `cached` states whether they were cached."""
     index = json.loads((folder / INDEX_FILENAME).read_text(encoding="utf-8"))
     train, validation = (
         TokenizedSplit(

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Inputs of a training, serializable for another process."""
+    """Inputs of a training, serializable for another process. `tokens`, `state` and `output` are paths of folders."""
 
     base_path: str
     base_sha256: str
@@ -55,7 +55,10 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Metrics of a training, including the steps before a resume. Units: seconds, bytes, FLOP/s."""
+    """Metrics of a training, including the steps before a resume. Units: seconds, bytes, FLOP/s.
+
+    `choices` has one sentence per compute setting. `startup` has the duration of each startup phase.
+    """
 
     steps: int
     best_step: int | None
@@ -86,6 +89,7 @@ class StartupTimer:
 
     @contextmanager
     def measure(self, phase: str) -> Iterator[None]:
+        """Add the duration of the block to `phase`."""
         start = time.perf_counter()
         yield
         self.seconds[phase] = round(self.seconds.get(phase, 0.0) + time.perf_counter() - start, 3)
@@ -102,7 +106,9 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         tokenizer: The base model's tokenizer. Default: load it.
 
     Raises:
-        TrainingError: a loss is not finite.
+        ConfigurationError: this machine cannot train the recipe, or packed rows attend to each other.
+        EngineMissingError: a package that the recipe needs is not installed.
+        TrainingError: a loss is not finite, the strategy is not in effect, or the merged model differs.
         InterruptedRunError: SIGTERM or SIGINT interrupted the training; its last step is saved.
     """
     import psutil

@@ -18,7 +18,17 @@ MAX_SHOWN_ROWS = 8  # row ids in a message
 def check_finite(
     values: Mapping[str, float], step: int, rate: float, get_step_rows: Callable[[int], Sequence[str]]
 ) -> None:
-    """Raise TrainingError if a loss or the gradient norm is not finite, with step, rows and learning rate."""
+    """Check that the losses and the gradient norm are finite.
+
+    Args:
+        values: Logged values by metric name.
+        step: Optimizer step of the values; 0 before training.
+        rate: Learning rate of the step.
+        get_step_rows: Function that returns the row ids of a step.
+
+    Raises:
+        TrainingError: a value is not finite; the message contains step, rows and learning rate.
+    """
     for name in ("train_loss", "validation_loss", "gradient_norm"):
         if math.isfinite(values.get(name, 0.0)):
             continue
@@ -54,7 +64,12 @@ def describe_stall(losses: Sequence[float]) -> str | None:
 
 
 def describe_regression(before: float | None, best: float | None) -> str | None:
-    """Return a warning if no checkpoint has a lower validation loss than the base model; None otherwise."""
+    """Return a warning if no checkpoint has a lower validation loss than the base model; None otherwise.
+
+    Args:
+        before: Validation loss of the base model; None without validation.
+        best: Lowest validation loss of a checkpoint; None without validation.
+    """
     if before is None or best is None or best < before:
         return None
     return (

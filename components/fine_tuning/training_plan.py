@@ -10,12 +10,23 @@ from components.fine_tuning.config import FineTuningConfig
 
 
 def count_batched_rows(rows: int, total_tokens: float, config: FineTuningConfig) -> int:
-    """Return the number of rows in all batches. Best-fit decreasing fills packed rows to within 1%."""
+    """Return the number of rows, or packed rows, in the batches of an epoch.
+
+    Best-fit decreasing fills packed rows to within 1%.
+
+    Args:
+        rows: Number of training rows.
+        total_tokens: Tokens of all training rows.
+        config: The recipe.
+    """
     return math.ceil(total_tokens / config.max_length) if config.packing else rows
 
 
 def count_steps(rows: int, config: FineTuningConfig) -> int:
-    """Return the number of optimizer steps. As in transformers, an epoch ends with a partial batch."""
+    """Return the number of optimizer steps for `rows` rows, or packed rows, per epoch.
+
+    As in transformers, an epoch ends with a partial batch.
+    """
     return config.max_steps or math.ceil(config.epochs * _count_epoch_steps(rows, config))
 
 
@@ -24,7 +35,7 @@ def _count_epoch_steps(rows: int, config: FineTuningConfig) -> int:
 
 
 def count_tokens(lengths: Sequence[int], config: FineTuningConfig, seed: int) -> int:
-    """Return the number of tokens in all steps, without padding, for rows in training order."""
+    """Return the number of tokens in all steps, without padding; `lengths` are the tokens of each row."""
     if config.packing:
         packed = count_batched_rows(len(lengths), sum(lengths), config)
         return round(sum(lengths) * count_steps(packed, config) * config.rows_per_step / max(packed, 1))

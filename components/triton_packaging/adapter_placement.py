@@ -48,7 +48,10 @@ class AdapterSettings(TypedDict, total=False):
 def place_adapters(
     model: LoadableModel, config: TritonPackagingConfig, others: Mapping[str, LoadableModel]
 ) -> AdapterPlacement:
-    """Decide the placement for a package of `model`, with `others` as additional adapters over its base.
+    """Decide the placement for a package of `model`.
+
+    Args:
+        others: models with additional adapters over the same base, by adapter name.
 
     Raises:
         ConfigurationError: the model or the backend does not support the configuration.
@@ -67,7 +70,7 @@ def place_adapters(
         if model.adapter is None and model.artifact is not None:
             raise InputError(
                 "the model has fully fine-tuned weights, but the other adapters were trained for its base",
-                hint="Package the base model, and add each adapter with --adapter.",
+                hint="Package the base model with one --adapter option for each adapter.",
             )
         for name, other in others.items():
             if name == config.model_name:
@@ -126,10 +129,13 @@ def compute_required_rank(adapters: Mapping[str, LoadableModel]) -> int:
 
 
 def parse_adapter_options(options: Sequence[str]) -> dict[str, Path]:
-    """Parse `--adapter NAME=MODEL_DIR` options.
+    """Parse the values of `--adapter NAME=MODEL_DIR` options.
+
+    Returns:
+        The model folders by adapter name.
 
     Raises:
-        ConfigurationError: a name is invalid or repeated.
+        ConfigurationError: a value has another form, or a name is invalid or repeated.
     """
     folders: dict[str, Path] = {}
     for option in options:

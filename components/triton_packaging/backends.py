@@ -35,7 +35,7 @@ class Backend:
         return self.attachable_types is None or adapter_type in self.attachable_types
 
     def find_ignored_settings(self, settings: Mapping[str, object]) -> list[str]:
-        """Return the adapter settings that have an effect but that the backend ignores."""
+        """Return the names of the adapter settings that have an effect but that the backend ignores."""
         return [key for key, neutral in self.unsupported_settings.items() if settings.get(key) not in neutral]
 
 

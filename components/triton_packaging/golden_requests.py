@@ -68,7 +68,11 @@ def describe_adapter(reference: ReferenceAnswer) -> str:
 
 
 def request_http(server: ServerAddress, config: TritonPackagingConfig, reference: ReferenceAnswer) -> ServerAnswer:
-    """Request a greedy answer through the generate extension; the vLLM backend must omit the input."""
+    """Request a greedy answer through the generate extension; the vLLM backend must omit the input.
+
+    Raises:
+        ProofError: the server rejects the prompt.
+    """
     body: dict[str, object] = {"text_input": reference.prompt, "max_tokens": config.golden_max_tokens}
     counts = ("prompt_tokens", "completion_tokens")
     if config.backend == "vllm":
@@ -84,7 +88,11 @@ def request_http(server: ServerAddress, config: TritonPackagingConfig, reference
 
 
 def request_grpc(server: ServerAddress, config: TritonPackagingConfig, reference: ReferenceAnswer) -> ServerAnswer:
-    """Request a greedy answer through gRPC inference, with chat messages instead of text."""
+    """Request a greedy answer through gRPC inference, with chat messages instead of text.
+
+    Raises:
+        ProofError: the server rejects the prompt.
+    """
     from tritonclient import grpc
     from tritonclient.utils import InferenceServerException
 
@@ -98,7 +106,11 @@ def request_grpc(server: ServerAddress, config: TritonPackagingConfig, reference
 
 
 def request_stream(server: ServerAddress, config: TritonPackagingConfig, reference: ReferenceAnswer) -> ServerAnswer:
-    """Request a greedy answer as a gRPC stream."""
+    """Request a greedy answer as a gRPC stream.
+
+    Raises:
+        ProofError: the server rejects the prompt.
+    """
     from tritonclient import grpc
 
     model, inputs, unfinished = stream_model_name(config.model_name), _build_message_inputs(config, reference), b""
@@ -142,7 +154,11 @@ def _build_message_inputs(config: TritonPackagingConfig, reference: ReferenceAns
 
 
 def build_inputs(values: Mapping[str, str | int]) -> list[InferInput]:
-    """Return strings, booleans and 32-bit integers as the inputs of a gRPC request."""
+    """Return the inputs of a gRPC request, each of shape [1].
+
+    Args:
+        values: strings, booleans and 32-bit integers by input name.
+    """
     import numpy as np
     from tritonclient import grpc
 

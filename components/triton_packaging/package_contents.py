@@ -50,7 +50,11 @@ class PackageContents:
 
 
 def copy_contents(model: LoadableModel, placement: AdapterPlacement, version: Path, dtype: str) -> PackageContents:
-    """Write all contents into a version folder. Attached adapters share one copy of the base weights."""
+    """Write all contents into a version folder. Attached adapters share one copy of the base weights.
+
+    Args:
+        dtype: data type of merged weights: float32 or bfloat16.
+    """
     weight_files.write_weights(model, version / WEIGHTS_FOLDER, dtype, merged=placement.mode == "merged")
     adapters = {name: f"{ADAPTERS_FOLDER}/{name}" for name in placement.adapters}
     for name, adapted in placement.adapters.items():

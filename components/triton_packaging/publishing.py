@@ -22,6 +22,9 @@ from components.common.workspace import artifact_store
 def publish(package: Artifact, target: str, reporter: Reporter) -> str:
     """Copy a package to <target>/<content_sha256> unless the copy already exists, and return that location.
 
+    Args:
+        target: a folder, or s3://bucket/prefix.
+
     Raises:
         EngineMissingError: the bucket cannot be written.
         OSError: the folder cannot be written.

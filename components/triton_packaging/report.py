@@ -17,7 +17,13 @@ from components.triton_packaging.triton_config import stream_model_name
 def render(
     model: LoadableModel, output: Path, config: TritonPackagingConfig, proof: Proof | None, unproven: str | None
 ) -> str:
-    """Render the page for a written package that is not published yet."""
+    """Return the HTML page of a written package that is not published yet.
+
+    Args:
+        output: folder of the package.
+        proof: result of the proof; None for an unproven package.
+        unproven: reason why the package is not proven; None for a proven package.
+    """
     section = html_report.render_paragraph(f"Not proven: {unproven}. An unproven package cannot be promoted.", "bad")
     answers = ""
     if proof:

@@ -4,8 +4,8 @@ The backend's stub was built against numpy 1 and crashes on strings with numpy 2
 environment: numpy 1.26, and a .pth file that adds all other packages of tuneline's environment.
 """
 
-# `make` creates it with `python -m components.triton_packaging.serving_env`. The environment is in
-# `<sys.prefix>/serving`, or in the folder in TUNELINE_SERVING_ENV. Stages do not install it.
+# `make` creates the environment with `python -m components.triton_packaging.serving_env`, in `<sys.prefix>/serving` or
+# in the folder in TUNELINE_SERVING_ENV. Stages do not install the environment.
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def create_environment(package_folders: Sequence[str] = ()) -> Path:
 
     Raises:
         EngineMissingError: no numpy below 2 exists for this Python.
-        TunelineError: pip fails.
+        TunelineError: pip fails, or the environment does not work.
     """
     if missing_reason() is None and _find_defect() is None:
         return get_environment_folder()

@@ -56,7 +56,7 @@ class Proof:
     answers: list[AnswerRecord]
 
     def build_summary(self) -> dict[str, object]:
-        """Return the figures for the manifest's summary."""
+        """Return all fields except `answers` and `dtype`, for the manifest's summary."""
         return {key: value for key, value in asdict(self).items() if key not in ("answers", "dtype")}
 
 
@@ -82,6 +82,9 @@ def prove(
 
     Args:
         originals: the models by adapter name, as `models_by_adapter` returns them.
+        repository: the written package.
+        dtype: data type of merged weights and of GPU computation: float32 or bfloat16.
+        log: file for the server's output.
 
     Raises:
         ProofError: an answer differs.
@@ -118,7 +121,11 @@ def prove(
 def generate_references(
     model: LoadableModel, config: TritonPackagingConfig, dtype: str, seed: int, reporter: Reporter
 ) -> list[ReferenceAnswer]:
-    """Return greedy answers of transformers to the golden prompts, with the adapter attached instead of merged."""
+    """Return greedy answers of transformers to the golden prompts, with the adapter attached instead of merged.
+
+    Args:
+        dtype: data type of GPU computation: float32 or bfloat16; a CPU computes in float32.
+    """
     import torch
 
     device = model_loading.prepare_torch(seed)
@@ -162,6 +169,9 @@ def is_rounding_tie(logits: torch.Tensor) -> bool:
 
     The error of a product of bfloat16 numbers is at most their spacing, 2^-7 of the value. Merged and unmerged weights
     are each rounded once, so logits that differ by more than twice the spacing keep their order.
+
+    Args:
+        logits: the logits of one token, (vocabulary,).
     """
     import torch
 
@@ -207,8 +217,11 @@ def _request_all(
 def match_answer(reference: ReferenceAnswer, protocol: str, answer: ServerAnswer) -> str:
     """Return "exact", or "rounding" if the answer first differs from the reference at a rounding tie.
 
+    Args:
+        protocol: name of the protocol, for the error message.
+
     Raises:
-        ProofError: the answer differs at another token.
+        ProofError: the answer differs at another token, or the prompt's number of tokens differs.
     """
     has_same_prompt = answer.prompt_tokens == reference.prompt_tokens
     if has_same_prompt and strip_incomplete_character(answer.text) == strip_incomplete_character(reference.text):

@@ -59,8 +59,10 @@ def package(
     Raises:
         ConfigurationError: the configuration does not fit the model or the backend.
         InputError: an adapter cannot be packaged.
+        OutputOccupiedError: `output` contains other files.
         ProofError: the server's answers differ from the model's.
         ModelLoadError: the server does not load the package.
+        EngineMissingError: the server exits, or the bucket in `publish_to` cannot be written.
     """
     placement = adapter_placement.place_adapters(model, config, adapters or {})
     unproven = (
@@ -129,8 +131,15 @@ def write_repository(
 ) -> Path:
     """Write <output>/<model_name>/ with config.pbtxt and the files of its backend, and return that folder.
 
-    For the python backend, also write <output>/<model_name>_stream/ for streamed answers. Raises ConfigurationError
-    and InputError as `package` does.
+    For the python backend, also write <output>/<model_name>_stream/ for streamed answers.
+
+    Args:
+        dtype: data type of merged weights and of GPU computation: float32 or bfloat16.
+        adapters: additional models with the same base, by adapter name.
+
+    Raises:
+        ConfigurationError: the configuration does not fit the model or the backend.
+        InputError: an adapter cannot be packaged.
     """
     placement = adapter_placement.place_adapters(model, config, adapters or {})
     folder = output / config.model_name

@@ -66,7 +66,11 @@ def write_python_model(folder: Path, parameters: Mapping[str, str]) -> None:
 
 
 def write_stream_model(folder: Path, engine_name: str, parameters: Mapping[str, str]) -> None:
-    """Write config.pbtxt of the model that streams the answers of `engine_name`; it runs on the CPU."""
+    """Write config.pbtxt of the model that streams the answers of `engine_name`; it runs on the CPU.
+
+    Raises:
+        TunelineError: the configuration read back from the file differs.
+    """
     from tritonclient.grpc import model_config_pb2 as pb
 
     config = create_config(folder.name, "python", {"engine": engine_name, **parameters})
@@ -76,7 +80,11 @@ def write_stream_model(folder: Path, engine_name: str, parameters: Mapping[str, 
 
 
 def write_vllm_model(folder: Path, parameters: Mapping[str, str]) -> None:
-    """Write config.pbtxt of a model for Triton's vLLM backend."""
+    """Write config.pbtxt of a model for Triton's vLLM backend.
+
+    Raises:
+        TunelineError: the configuration read back from the file differs.
+    """
     write_config(folder, create_config(folder.name, "vllm", parameters))
 
 

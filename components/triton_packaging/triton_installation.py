@@ -102,7 +102,7 @@ def get_stub_path() -> Path:
 
 
 def get_library_path() -> str:
-    """Return LD_LIBRARY_PATH; this interpreter's libpython precedes the wheel's libpython, of another version."""
+    """Return LD_LIBRARY_PATH: the folder of this interpreter's libpython, then the folder of the wheel's libraries."""
     bundled = (find_wheel_folder() or Path()) / "nvidia_pytriton.libs"
     return f"{sysconfig.get_config_var('LIBDIR')}:{bundled}"
 

@@ -258,8 +258,8 @@ def _choose_ports(host: str, requested: Ports) -> Ports:
             option = f"--{service.lower()}-port"
             raise PortInUseError(
                 f"the {service} port {port} on {host} is already in use",
-                hint=f"Stop the process that listens on this port, or choose another with {option} ({option} 0: any "
-                "free port).",
+                hint=f"Stop the process that listens on this port, or choose another port with {option} (0: any free "
+                "port).",
             )
         shuffled = random.SystemRandom().sample(FREE_PORTS, k=len(FREE_PORTS))
         taken = {*chosen, *requested}

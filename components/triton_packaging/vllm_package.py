@@ -31,10 +31,11 @@ def write_vllm_files(
     model.json contains keyword arguments of vLLM's AsyncEngineArgs.
 
     Args:
+        dtype: data type of computation: float32 or bfloat16.
         context: length of the model's context, in tokens.
 
     Raises:
-        InputError: the configured rank is too low for an adapter.
+        InputError: the configured rank is too low for an adapter, or an adapter exceeds vLLM's highest rank.
     """
     settings = config.vllm
     arguments: dict[str, object] = {

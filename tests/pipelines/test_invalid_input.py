@@ -229,7 +229,7 @@ ERRORS = {
     ),
     "port in use": ExpectedError(
         "the HTTP port {port} on 127.0.0.1 is already in use",
-        "Stop the process that listens on this port, or choose another with --http-port (--http-port 0: any free port).",
+        "Stop the process that listens on this port, or choose another port with --http-port (0: any free port).",
         "port_in_use",
     ),
     "no Triton wheel": ExpectedError(

@@ -48,6 +48,11 @@ class DeploymentState(BaseModel):
         """Return whether this version was rejected with the same package and the same tags.
 
         Returns False if no version is deployed, so that the version is tried again.
+
+        Args:
+            version: number in the registry.
+            repository_sha256: digest of the package.
+            said_sha256: digest of the version's tags in the registry.
         """
         refused = self.refused
         return (
@@ -76,7 +81,7 @@ def read_state(folder: Path) -> DeploymentState | None:
     except (OSError, ValidationError, UnicodeDecodeError) as error:
         raise TunelineError(
             f"{path} cannot be read: {str(error).splitlines()[0]}",
-            hint=f"Remove {path}, and deploy again.",
+            hint="Remove this file; the next deployment writes a new file.",
         ) from None
 
 

@@ -31,7 +31,11 @@ def get_version_states(server: ServerAddress, model: str) -> dict[str, str]:
 
 
 def is_ready(server: ServerAddress, model: str, version: str) -> bool:
-    """Return whether this version of a model is ready."""
+    """Return whether this version of a model is ready.
+
+    Raises:
+        EngineMissingError: the server does not answer.
+    """
     return get_version_states(server, model).get(version) == "READY"
 
 
@@ -74,7 +78,12 @@ def load_model(server: ServerAddress, model: str, version: str, *, timeout: floa
 
 
 def unload_model(server: ServerAddress, model: str) -> None:
-    """Unload all versions of a model; wait up to UNLOAD_TIMEOUT_SECONDS for answers in progress."""
+    """Unload all versions of a model; wait up to UNLOAD_TIMEOUT_SECONDS for answers in progress.
+
+    Raises:
+        ModelLoadError: the server rejects the request, or does not complete it in time.
+        EngineMissingError: the server does not answer.
+    """
     _post(server, model, "unload", UNLOAD_TIMEOUT_SECONDS)
     _wait_until(
         lambda: all(state in UNLOADED_STATES for state in get_version_states(server, model).values()),
@@ -83,7 +92,11 @@ def unload_model(server: ServerAddress, model: str) -> None:
 
 
 def is_unloaded(server: ServerAddress, model: str, version: str) -> bool:
-    """Return whether a version is unloaded and has no answers in progress."""
+    """Return whether a version is unloaded and has no answers in progress.
+
+    Raises:
+        EngineMissingError: the server does not answer.
+    """
     return get_version_states(server, model).get(version, "") in UNLOADED_STATES
 
 

@@ -41,7 +41,11 @@ class Release:
 
     @property
     def packaged_name(self) -> str:
-        """Model name in the package. Raises UsageError if it is not a valid folder name."""
+        """Model name in the package.
+
+        Raises:
+            UsageError: the name is not valid as a folder name and in a URL.
+        """
         return check_model_name(str(self.package.manifest.summary.get("model_name", "")))
 
     @property
@@ -55,7 +59,11 @@ class Release:
 
 
 def check_model_name(name: str) -> str:
-    """Return the model name. Raises UsageError if it is not valid as a folder name and in a URL."""
+    """Return the model name unchanged after a check.
+
+    Raises:
+        UsageError: the name is not valid as a folder name and in a URL.
+    """
     if not re.fullmatch(NAME_PATTERN, name):
         raise UsageError(
             f"{name!r} is not a valid model name for Triton",
@@ -67,7 +75,7 @@ def check_model_name(name: str) -> str:
 def copy_package(folder: Path, package: Artifact) -> Artifact:
     """Return the serving folder's copy of a package; create the copy, or replace it if it is damaged.
 
-    Files are linked if the file system allows it. Every digest is verified.
+    Files are linked if the file system supports links. Every digest is verified.
 
     Raises:
         ArtifactDamagedError: the package differs from its manifest.
@@ -114,8 +122,14 @@ def install_release(folder: Path, release: Release, name: str) -> list[str]:
 
     The files of other versions are not deleted, so Triton can keep serving a loaded version.
 
+    Args:
+        folder: the serving folder.
+        release: the version to install.
+        name: name of the model in Triton; the streaming model's name is derived from this name.
+
     Raises:
         UsageError: a model of the package does not have exactly one version folder.
+        ArtifactDamagedError: a folder that the package refers to is missing or has changed.
     """
     models = []
     for suffix in release.suffixes:

@@ -24,7 +24,7 @@ def try_release(server: ServerAddress, folder: Path, name: str, release: Release
     The server must use the model repository of the serving folder. The deployed release answers requests meanwhile.
 
     Args:
-        timeout: seconds for each of its models to load.
+        timeout: seconds for each of the release's models to load.
 
     Raises:
         ModelLoadError: the release does not load.
@@ -75,6 +75,10 @@ def deploy_version(server: ServerAddress, folder: Path, name: str, release: Rele
 
     Args:
         timeout: seconds for each model to load.
+
+    Raises:
+        ModelLoadError: a model does not load.
+        EngineMissingError: the server does not answer.
     """
     for model in serving_folder.install_release(folder, release, name):
         if repository_api.get_loaded_package(server, model, release.version) != release.package.sha256:

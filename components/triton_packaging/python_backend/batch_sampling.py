@@ -51,7 +51,11 @@ class BatchSampler(batching.ContinuousBatchingLogitsProcessor):  # type: ignore[
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: Sequence[FutureRequestState]) -> torch.Tensor:
-        """Collect the samplers for the rows of the next step, in row order."""
+        """Collect the samplers for the rows of the next step, in row order.
+
+        Returns:
+            The argument tensor, which this sampler does not use: zeros of shape (rows,).
+        """
         self._rows = [self._samplers.get(request.state.request_id) for request in requests_with_new_token]
         return torch.zeros(len(self._rows), dtype=torch.int32)
 

@@ -48,6 +48,10 @@ def attend(
 
     Args:
         query: queries of all requests, (1, heads, tokens, width).
+        key: keys of the same tokens, (1, key heads, tokens, width).
+        value: values of the same tokens, in the shape of `key`.
+        attention_mask: mask of the keys of all requests, (…, tokens, keys).
+        scaling: factor of the scores. Default: 1/√width.
 
     Returns:
         The output, (1, tokens, heads, width), and None instead of attention weights.

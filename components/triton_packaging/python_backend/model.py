@@ -69,7 +69,11 @@ class TritonPythonModel:
     """
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the model of this version folder onto the instance's device."""
+        """Load the model of this version folder onto the instance's device.
+
+        Raises:
+            TritonModelException: a folder that the package refers to is missing or has changed.
+        """
         parameters = {
             name: value["string_value"] for name, value in json.loads(args["model_config"])["parameters"].items()
         }

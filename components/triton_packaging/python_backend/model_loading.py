@@ -50,7 +50,14 @@ def load_model(
 
 
 def check_references(parameters: Mapping[str, str]) -> None:
-    """Check that referenced weight files have the recorded sizes; computing their digests would take minutes."""
+    """Check that referenced weight files have the recorded sizes; computing their digests would take minutes.
+
+    Args:
+        parameters: the parameters of config.pbtxt.
+
+    Raises:
+        MissingWeightsError: a folder that the package refers to is missing or has changed.
+    """
     for reference in json.loads(parameters.get("references", "[]")):
         folder, expected = Path(reference["folder"]), reference["files"]
         if not folder.is_dir():

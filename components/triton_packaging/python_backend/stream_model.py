@@ -4,7 +4,7 @@ The model is decoupled: each response contains new text, and the last response h
 the socket address of the engine model of the same version once, through the server.
 """
 
-# It receives all answers from that socket.
+# The model receives all answers from that socket.
 
 from __future__ import annotations
 
@@ -119,6 +119,9 @@ def relay(connection: socket.socket, sender: pb_utils.InferenceResponseSender) -
     """Forward the answer until its last chunk, or until the client disconnects.
 
     The caller closes the connection, which cancels an unfinished answer in the engine model.
+
+    Raises:
+        RequestFailedError: the engine model reports an error, or closes the connection before the end of the answer.
     """
     next_check = time.monotonic() + CANCEL_CHECK_SECONDS
     for message in read_messages(connection):

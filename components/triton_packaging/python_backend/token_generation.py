@@ -86,7 +86,11 @@ class BatchedGenerator:
         threading.Thread(target=self._deliver_outputs, name="answers", daemon=True).start()
 
     async def generate(self, request: GenerationRequest, *, stream: bool) -> AsyncGenerator[list[int], None]:
-        """See TokenGenerator."""
+        """See TokenGenerator.
+
+        Raises:
+            RuntimeError: the manager fails, or cannot be restarted.
+        """
         request_id, seen, finished = f"r{next(self._ids)}", 0, False
         outputs = self._outputs[request_id] = asyncio.Queue()
         self._sampler.add(request_id, create_sampler(request, self._device))

@@ -29,8 +29,8 @@ def create_sampler(request: GenerationRequest, device: torch.device) -> transfor
 class SeededSampler(transformers.LogitsProcessor):  # type: ignore[misc] # transformers is untyped
     """Samples the token with the request's own random state, and makes it the only finite score.
 
-    All threads share the process-wide random state: seeding it would not make a request repeatable while others
-    are answered.
+    All threads share the process-wide random state: seeding it would not make a request repeatable while the
+    model answers other requests.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:

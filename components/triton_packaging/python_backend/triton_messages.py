@@ -54,7 +54,7 @@ class AnswerChunk:
 
 
 def read_fields(request: pb_utils.InferenceRequest) -> RequestFields:
-    """Return the request's inputs as plain values: texts, numbers, booleans.
+    """Return the values of the request's inputs by input name: lists of texts, numbers or booleans.
 
     Raises:
         ClientError: a text is not UTF-8.

@@ -1,8 +1,9 @@
 """Triton backend for vLLM, compatible with the files and requests of Triton's own vLLM backend."""
 
-# It serves packages with triton_packaging.backend vllm in the servers that `tuneline serve` and the proof start, which
-# lack Triton's vLLM backend. model.json contains keyword arguments of vLLM's AsyncEngineArgs. multi_lora.json maps
-# adapter names to folders. The model is decoupled: it sends a streamed answer in several responses.
+# This backend serves packages with triton_packaging.backend vllm in the servers that `tuneline serve` and the proof
+# start, which lack Triton's vLLM backend. model.json contains keyword arguments of vLLM's AsyncEngineArgs.
+# multi_lora.json maps adapter names to folders. The model is decoupled: it sends a streamed answer in several
+# responses.
 #
 # A request contains text_input, used verbatim without a chat template. Optional: stream, sampling_parameters (a JSON
 # object as a string; its key lora_name selects the adapter), exclude_input_in_output and the return_* flags.
@@ -48,7 +49,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """Fill in the inputs, the outputs and the transaction policy."""
+        """Add the inputs, the outputs and the transaction policy, and return the configuration."""
         for name, (kind, dims, optional) in INPUTS.items():
             auto_complete_model_config.add_input({"name": name, "data_type": kind, "dims": dims, "optional": optional})
         for name, (kind, dims) in OUTPUTS.items():
@@ -58,7 +59,11 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the model's files, and start the engine in the event loop of a separate thread."""
+        """Read the model's files, and start the engine in the event loop of a separate thread.
+
+        Raises:
+            TritonModelException: vLLM is not installed, or a file of the model is missing or invalid.
+        """
         try:
             arguments, adapters = read_model_files(Path(args["model_repository"]) / args["model_version"])
             check_vllm_installed()

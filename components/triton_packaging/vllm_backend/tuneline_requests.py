@@ -57,7 +57,10 @@ class PartialAnswer:
 
 
 def parse_request(request: pb_utils.InferenceRequest, adapters: Collection[str]) -> VllmRequest:
-    """Validate a request.
+    """Validate and parse a request.
+
+    Args:
+        adapters: names of the adapters that a request may select.
 
     Raises:
         ClientError: an input is invalid, or the requested adapter is not in `adapters`.
@@ -69,7 +72,7 @@ def parse_request(request: pb_utils.InferenceRequest, adapters: Collection[str])
     if stream and not _read_flag("exclude_input_in_output", tensors, default=True):
         raise ClientError(
             "exclude_input_in_output is false, but a streamed answer never contains the input; "
-            "omit it or set it to true"
+            "omit the flag, or set it to true"
         )
     sampling = _parse_sampling(request, tensors)
     adapter = sampling.pop("lora_name", None)

@@ -78,8 +78,8 @@ class VllmEngine:
         """Start the engine with the contents of the model files.
 
         Triton's documentation writes booleans as "true" and "false"; these strings are converted. On a CPU, one adapter
-        slot is added. vLLM's CPU build (0.32) has a defect: it computes a request without an adapter (index -1) with
-        the adapter in the last slot, if the batch contains others. An empty last slot has no effect on them.
+        slot is added. In a batch with adapters, vLLM's CPU build (0.32) computes a request without an adapter
+        (index -1) with the adapter in the last slot. An empty last slot has no effect on such a request.
         """
         from vllm import AsyncEngineArgs
         from vllm.platforms import current_platform
