@@ -54,7 +54,7 @@ class Rule(BaseModel):
             raise ValueError(f"min_gain and max_loss are both {found}; expected exactly one of min_gain and max_loss")
         if self.slices and self.max_loss is None:
             raise ValueError(
-                "slices: requires max_loss instead of min_gain; slices are too small to prove a gain in each"
+                f"slices: min_gain is {self.min_gain}; expected max_loss, because a slice is too small to prove a gain"
             )
         if self.slices and isinstance(self.against, float):
             raise ValueError(f"slices: against is {self.against}; expected base or incumbent")
@@ -85,7 +85,7 @@ class EvaluationConfig(BaseModel):
     engine: Literal["transformers", "vllm", "auto"] = Field(
         "transformers",
         description="Inference engine. transformers: any device; vllm: NVIDIA GPUs; "
-        "auto: vllm if it is installed and supports the model.",
+        "auto: vllm if an NVIDIA GPU is available and vLLM is installed and supports the model, else transformers.",
     )
     max_items: int | None = Field(
         None, ge=2, description="Maximum number of test rows, in order of id. null: all rows."
@@ -100,7 +100,9 @@ class EvaluationConfig(BaseModel):
     generations: int = Field(
         4, ge=0, description="Number of test rows that every model answers (greedily) for the side-by-side comparison."
     )
-    generation_tokens: int = Field(48, ge=1, description="Maximum length of these answers in tokens.")
+    generation_tokens: int = Field(
+        48, ge=1, description="Maximum length in tokens of the answers for the side-by-side comparison."
+    )
     bootstrap_samples: int = Field(
         10_000,
         ge=1000,

@@ -39,6 +39,17 @@ def open_engines(
     The generator closes an engine before it yields the next one. An adapter and its base share the loaded weights:
     the base is yielded before the adapter is attached. Both use the tuned model's tokenizer and therefore receive the
     same tokens. Call `model_loading.prepare_torch` first.
+
+    Args:
+        tuned: The candidate or the incumbent.
+        base: The tuned model's base; None to open only the tuned model.
+        batch_tokens: Tokens per batch, including padding.
+        reporter: Receives the progress.
+        engine: The configured engine.
+        input_limit: Upper limit of the engines' `max_input_tokens`; None without a limit.
+
+    Raises:
+        EngineMissingError: `engine` is "vllm", and vLLM is not installed or does not support the model.
     """
     tokenizer = model_loading.load_tokenizer(tuned.tokenizer)
     if resolve_engine(engine, tuned) == "vllm":

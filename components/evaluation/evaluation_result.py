@@ -30,9 +30,28 @@ def build_result(
 ) -> JSONObject:
     """Return the content of evaluation.json.
 
-    `metrics` is {task: {metric: {candidate, base, incumbent, ci95, n}}}; ci95 is the 95% interval of candidate − base
-    by paired bootstrap over items. For binary metrics, `mcnemar` holds the numbers of items that only one of two models
-    answered correctly.
+    Args:
+        results: Task results by task name.
+        rule_results: Results of the gate's rules.
+        config: Configuration of the evaluation.
+        seed: Seed of the bootstrap.
+        unchanged: Whether the candidate is the incumbent.
+
+    Returns:
+        A JSON object with these keys:
+
+        - `metrics`: {task: {metric: {candidate, base, incumbent, ci95, n}}}. `ci95` is the 95% interval of
+          candidate − base by paired bootstrap over the `n` items.
+        - `slices`: {task: {metric: [{slice, candidate, base, incumbent, ci95, n}]}}.
+        - `mcnemar`: {task: {metric: {base or incumbent: {only_candidate, only_other, p}}}} of the binary metrics. The
+          first two values are the numbers of items that only one of two models answered correctly.
+        - `figures`: {task: {role: {name: value}}} of the figures, such as a judge's errors. No rule compares them.
+        - `tasks`: {task: {sha256, items}}: the task's digest and number of items.
+        - `verdict`: "accepted", "refused" or "unchanged".
+        - `reasons`: one sentence per rule, after the sentence for an unchanged candidate.
+        - `rules`: each rule's settings and result. `gain` is [estimate, low, high], `at_least` its lower bound, and `p`
+          the p-value.
+        - `items`, `answer_tokens`, `task_sha256`: number of items, total weight and digest of the first task.
     """
     sections: JSONObject = {name: {} for name in ("metrics", "tasks", "mcnemar", "slices", "figures")}
     for name, result in results.items():

@@ -159,7 +159,8 @@ def count_virtual_tokens(model: PreTrainedModel) -> int:
 def get_full_attention_span(model: PreTrainedModel) -> float:
     """Return the input length in tokens up to which attention covers all tokens and position encoding is fixed.
 
-    Attention windows, attention chunks and length-dependent position scaling limit this length.
+    Attention windows, attention chunks and length-dependent position scaling limit this length. Without these
+    features, the length is infinite.
     """
     config = get_decoder_config(model)
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]

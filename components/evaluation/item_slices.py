@@ -14,6 +14,10 @@ def group_by_slice(items: Sequence[Item], by: str) -> dict[str, list[int]]:
     """Return the indices of the items by slice, ordered by length or name.
 
     Items without a value for `by` are omitted.
+
+    Args:
+        items: The task's items.
+        by: "source", "category" or "length".
     """
     groups: dict[str, list[int]] = {}
     for index, item in enumerate(items):
@@ -27,6 +31,10 @@ def iterate_slices(items: Sequence[Item], kinds: Sequence[str]) -> Iterator[tupl
     """Yield the name and the item indices of every slice of these kinds.
 
     A kind with a single slice is skipped. A name consists of the kind and its value, such as "source words".
+
+    Args:
+        items: The task's items.
+        kinds: Any of "source", "category" and "length".
     """
     for by in kinds:
         groups = group_by_slice(items, by)

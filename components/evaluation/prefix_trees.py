@@ -52,6 +52,11 @@ class TokenTree:
         """Add a sequence after the nodes of `path`, and return the nodes of its whole path.
 
         Shared targets are added once.
+
+        Args:
+            path: Nodes of the tokens after the prefix that the sequence shares with the tree. The list is extended.
+            sequence: The sequence, including the tokens of the prefix.
+            prefix_length: Length of the prefix in tokens.
         """
         ids = sequence.ids[prefix_length:]
         for depth in range(len(path), len(ids)):
@@ -107,7 +112,7 @@ def deduplicate(continuations: Sequence[Continuation]) -> tuple[list[Continuatio
 def plan_rows(
     continuations: Sequence[Continuation], *, sharing: bool, max_row_tokens: int = MAX_ROW_TOKENS
 ) -> list[PrefixGroup]:
-    """Return rows that hold every continuation with a scored token.
+    """Return groups of rows that hold every continuation with a scored token.
 
     Args:
         continuations: Distinct continuations; trees refer to them by index.

@@ -43,7 +43,14 @@ class RuleResult:
 def evaluate_rules(
     results: Mapping[str, TaskResult], has_incumbent: bool, config: EvaluationConfig, seed: int
 ) -> list[RuleResult]:
-    """Apply every rule of the gate to the task results, which are keyed by task name."""
+    """Return the result of every rule of the gate, in order.
+
+    Args:
+        results: Task results by task name.
+        has_incumbent: Whether an incumbent exists. Without an incumbent, the rules against the incumbent hold.
+        config: Rules, number of bootstrap resamples and minimum number of items.
+        seed: Seed of the bootstrap.
+    """
     rule_results = []
     for rule in config.gate:
         task_name, _, metric = rule.metric.partition(".")

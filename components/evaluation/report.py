@@ -21,7 +21,14 @@ def render_page(
     rule_results: Sequence[RuleResult],
     inputs: Sequence[ArtifactInput],
 ) -> str:
-    """Return the HTML page. `content` is evaluation.json."""
+    """Return the HTML page.
+
+    Args:
+        content: Content of evaluation.json.
+        results: Task results by task name.
+        rule_results: Results of the gate's rules.
+        inputs: Input artifacts and files of the evaluation.
+    """
     items = sum(len(result.items) for result in results.values())
     name, first = next(iter(results.items()))
     metric = next(iter(first.task.metrics))
@@ -106,7 +113,7 @@ def _render_slice_tables(content: JSONObject, results: Mapping[str, TaskResult])
 
 
 def _render_worst_items(name: str, result: TaskResult) -> str:
-    """Return cards of the items with the largest losses against the incumbent, or against the base without one."""
+    """Return cards of the items with the largest losses against the incumbent, or else against the base."""
     metric = next(iter(result.task.metrics))
     own, weights = result.get_values("candidate", metric), result.get_weights(metric)
     others = result.get_values("incumbent", metric) or result.get_values("base", metric)

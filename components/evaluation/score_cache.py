@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 def digest_task(task: AnyTask, items: Sequence[Item], files: Sequence[str]) -> str:
-    """Return the digest of a task's settings, items and files. The files may define the scoring."""
+    """Return the digest of a task's settings, items and files.
+
+    Args:
+        task: The task.
+        items: The task's items.
+        files: SHA-256 digests of the files that the task reads, because a file may define the scoring.
+    """
     contents = [[i.id, i.prompt, i.reference, i.source, i.category, i.length, i.request] for i in items]
     return hashing.digest({"task": task.settings.model_dump(mode="json"), "items": contents, "files": sorted(files)})
 

@@ -38,8 +38,22 @@ def evaluate(
     The verdict is `accepted` if every rule of the gate holds, `refused` otherwise, and `unchanged` if the candidate
     is the incumbent. Scores are cached in `state`/evaluation by model and task.
 
+    Args:
+        candidate: The model to evaluate, with its base.
+        dataset: Artifact with the test split.
+        output: Folder of the evaluation artifact.
+        config: Tasks, engine and rules of the gate.
+        incumbent: The model to compare with the candidate in addition to the base; None without an incumbent.
+        seed: Seed of the computations, the sampled items and the bootstrap.
+        state: Folder of the score cache.
+        reporter: Receives the progress.
+        overwrite: Whether to replace an artifact in `output`.
+
     Raises:
-        InputError: The items cannot be measured.
+        ConfigurationError: A task is invalid, or a file of a task does not exist.
+        EngineMissingError: The inference engine or the judge is not available.
+        InputError: The rows of a task are invalid.
+        OutputOccupiedError: `output` contains another artifact, or files that tuneline did not write.
     """
     unchanged = incumbent is not None and incumbent.sha256 == candidate.sha256
     if unchanged:

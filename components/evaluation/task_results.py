@@ -64,7 +64,15 @@ class TaskResult:
     def estimate_gain(
         self, metric: str, other: str | float, *, samples: int, seed: int, indices: Sequence[int] | None = None
     ) -> Gain:
-        """Return the candidate's gain over a role or a number, on all items or on those at `indices`."""
+        """Return the candidate's gain over a role or a number.
+
+        Args:
+            metric: Name of the metric.
+            other: "base", "incumbent", or a value of the metric.
+            samples: Number of bootstrap resamples.
+            seed: Seed of the bootstrap.
+            indices: Indices of the items to compare; None for all items.
+        """
         chosen = range(len(self.items)) if indices is None else indices
         weights, own, definition = (
             self.get_weights(metric),
@@ -88,13 +96,19 @@ class TaskResult:
         )
 
     def is_identical(self, metric: str, other: str | float) -> bool:
-        """Return whether another model has the same score on every item."""
+        """Return whether the role `other` has the same score on every item; False for a number."""
         return isinstance(other, str) and self.get_values("candidate", metric) == self.get_values(other, metric)
 
     def compute_lower_bound(self, metric: str, other: str | float, gain: Gain, confidence: float) -> float:
         """Return the one-sided lower confidence bound of a gain.
 
         For a binary metric compared with a number, an exact bound also applies: resamples of equal scores do not vary.
+
+        Args:
+            metric: Name of the metric.
+            other: "base", "incumbent", or a value of the metric.
+            gain: The candidate's gain over `other`.
+            confidence: Confidence of the bound, between 0 and 1.
         """
         bound, values = gain.compute_lower_bound(confidence), self.get_values("candidate", metric)
         if isinstance(other, str) or not self.get_metric(metric).is_binary or not set(values) <= {0.0, 1.0}:

@@ -124,6 +124,12 @@ def count_workers(device: str, batch_tokens: int) -> int:
 
 
 def compute_batch_tokens(total: int, workers: int, batch_tokens: int) -> int:
-    """Return the tokens per batch for `total` tokens, so that all workers finish at about the same time."""
+    """Return the tokens per batch for `total` tokens, so that all workers finish at about the same time.
+
+    Args:
+        total: Number of tokens to compute.
+        workers: Number of concurrent batches.
+        batch_tokens: Maximum number of tokens of all concurrent batches together.
+    """
     limit = max(1, batch_tokens // workers)
     return limit if workers == 1 else min(limit, max(MIN_BATCH_TOKENS, -(-total // (workers * BATCHES_PER_WORKER))))

@@ -100,7 +100,15 @@ def open_engines(
     reporter: Reporter,
     input_limit: int | None = None,
 ) -> Iterator[tuple[LoadableModel, Engine]]:
-    """Yield each model with its engine, the base first. One model is in memory at a time."""
+    """Yield each model with its engine, the base first. One model is in memory at a time.
+
+    Args:
+        tuned: The candidate or the incumbent.
+        base: The tuned model's base; None to open only the tuned model.
+        tokenizer: The tuned model's tokenizer, which encodes the inputs of both models.
+        reporter: Receives the progress.
+        input_limit: Upper limit of the engines' `max_input_tokens`; None without a limit.
+    """
     import torch
 
     # The data type of the weights in the transformers engine on this device.

@@ -121,7 +121,7 @@ def test_rule_with_unknown_metric_is_refused() -> None:
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
-        ({"min_gain": 0.0, "slices": ["source"]}, "requires max_loss"),
+        ({"min_gain": 0.0, "slices": ["source"]}, "expected max_loss"),
         ({"max_loss": 0.0, "slices": ["source"], "against": 2.0}, "expected base or incumbent"),
         ({}, "exactly one of min_gain and max_loss"),
         ({"min_gain": 0.0, "max_loss": 0.0}, "exactly one of min_gain and max_loss"),

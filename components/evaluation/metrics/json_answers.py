@@ -25,7 +25,11 @@ class InvalidJSONAnswerError(ValueError):
 
 
 def parse_json_answer(answer: str) -> Any:
-    """Return the JSON value of an answer. Raises InvalidJSONAnswerError for invalid JSON, NaN and Infinity."""
+    """Return the JSON value of an answer.
+
+    Raises:
+        InvalidJSONAnswerError: The answer is invalid JSON, NaN or Infinity.
+    """
 
     def reject_constant(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not a JSON value")
@@ -52,6 +56,10 @@ def build_validator(schema: object, source: str) -> Validator:
 
     References are resolved only within the schema; nothing is downloaded.
 
+    Args:
+        schema: JSON value of the schema.
+        source: Path of the schema's file.
+
     Raises:
         ConfigurationError: The schema is invalid; the message contains `source`.
     """
@@ -75,7 +83,8 @@ def build_validator(schema: object, source: str) -> Validator:
 def score_schema(answer: str, validator: Validator) -> float:
     """Return 1.0 for JSON that matches the schema, else 0.0.
 
-    Raises ConfigurationError for a reference to another schema.
+    Raises:
+        ConfigurationError: The schema refers to another schema.
     """
     from referencing.exceptions import Unresolvable
 

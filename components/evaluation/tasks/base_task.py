@@ -50,7 +50,7 @@ class Task(ABC, Generic[S]):
         """Return the items in order of id, equal for all models.
 
         Raises:
-            InputError: The rows cannot be used, or there are fewer than two.
+            InputError: The rows are invalid, or the task has fewer than two items.
         """
         items = sorted(self.build_items(context), key=lambda item: item.id)[: self.settings.max_items]
         if len(items) < 2:
@@ -65,7 +65,14 @@ class Task(ABC, Generic[S]):
 
     @abstractmethod
     def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
-        """Return the scores of one model on the items."""
+        """Return the scores of one model on the items.
+
+        Args:
+            engine: The loaded model.
+            items: The items to score.
+            context: Inputs of the task in addition to its settings.
+            base: Scores of the base model if `compares_with_base` is true; None while the base model is scored.
+        """
 
     def check_requests(self, items: Sequence[Item], context: TaskContext, max_input_tokens: int | None) -> None:
         """Raise InputError if the chat template rejects a prompt.

@@ -43,7 +43,15 @@ class MissingTextError(ValueError):
 
 @dataclass(frozen=True)
 class ChatEndpoint:
-    """Address, model name, key and limits of a chat endpoint. `timeout` is in seconds."""
+    """Address, model name, key and limits of a chat endpoint.
+
+    Attributes:
+        base_url: URL without /chat/completions.
+        model: Name of the model at the endpoint.
+        key: API key; "" for no key.
+        timeout: Timeout of each request in seconds.
+        retries: Maximum number of retries per question.
+    """
 
     base_url: str
     model: str
@@ -53,6 +61,10 @@ class ChatEndpoint:
 
     def complete(self, messages: Sequence[dict[str, str]], max_tokens: int) -> str:
         """Return the model's answer at temperature 0.
+
+        Args:
+            messages: Turns of the conversation, as {role, content}.
+            max_tokens: Maximum answer length in tokens.
 
         Raises:
             NoAnswerError: All retries failed.
@@ -112,7 +124,8 @@ class ChatEndpoint:
 def read_api_key(variable: str) -> str:
     """Return the API key in an environment variable; "" for an empty name.
 
-    Raises ConfigurationError if the variable is not set.
+    Raises:
+        ConfigurationError: The variable is not set.
     """
     if not variable:
         return ""

@@ -45,7 +45,12 @@ class TaskSettings(BaseModel):
         return {field: str(value) for field, value in self if self.is_file_path(field, value)}
 
     def estimate_tokens(self, rows: int, mean_length: float) -> float:
-        """Estimate the tokens that a model reads and generates for this number of rows of the dataset."""
+        """Estimate the tokens that a model reads and generates.
+
+        Args:
+            rows: Number of rows of the dataset.
+            mean_length: Mean row length in tokens.
+        """
         return rows * (mean_length + getattr(self, "max_new_tokens", 0))
 
     def list_referenced_files(self, field: str) -> list[Path]:

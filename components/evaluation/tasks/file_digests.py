@@ -14,7 +14,7 @@ def digest_task_files(tasks: Sequence[TaskSettings]) -> dict[str, str]:
     """Return the SHA-256 digest (hex) of every file that the tasks read, by path.
 
     Raises:
-        ConfigurationError: A file does not exist; the message contains the configuration key.
+        ConfigurationError: A file does not exist, or a task file is invalid; the message contains the setting.
     """
     digests: dict[str, str] = {}
     for number, settings in enumerate(tasks):

@@ -89,7 +89,12 @@ class GenerationTask(AnswerCheckTask[Generation]):
     }
 
     def build_items(self, context: TaskContext) -> list[Item]:
-        """Return the prompts with examples and system message; `request` also holds the decoding and the schema."""
+        """Return the prompts with examples and system message; `request` also holds the decoding and the schema.
+
+        Raises:
+            ConfigurationError: A file does not exist or has an unknown format, or the JSON Schema is invalid.
+            InputError: A row is invalid, or has no reference that a configured metric can compare.
+        """
         settings, schema = self.settings, None
         if settings.json_schema:
             schema = record_files.read_json_file(settings.json_schema, "json_schema")

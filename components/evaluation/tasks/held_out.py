@@ -32,7 +32,8 @@ class HeldOut(TaskSettings):
     generation_tokens: int = Field(
         48,
         ge=1,
-        description="Maximum length of these answers in tokens. Default: evaluation.generation_tokens.",
+        description="Maximum length in tokens of the answers for the comparison. "
+        "Default: evaluation.generation_tokens.",
     )
 
     def estimate_tokens(self, rows: int, mean_length: float) -> float:
@@ -54,7 +55,11 @@ class HeldOutTask(Task[HeldOut]):
         return self.settings.generation_tokens if self.settings.generations else 0, "generation_tokens"
 
     def build_items(self, context: TaskContext) -> list[Item]:
-        """Return the test rows with an answer within max_length. Raises InputError for fewer than two rows."""
+        """Return the test rows with an answer within max_length.
+
+        Raises:
+            InputError: Fewer than two rows have an answer within max_length, or no dataset is available.
+        """
         dataset = item_encoding.require_dataset(context)
         path = dataset.path / "test.parquet"
         if dataset.manifest.summary.get("rows_kind") == conversation_rows.TEXT_KIND:

@@ -59,6 +59,7 @@ class IFEvalTask(Task[IFEval]):
         Every checker is run once, so that invalid options are found before the evaluation.
 
         Raises:
+            ConfigurationError: nltk's sentence splitter is missing.
             InputError: An instruction or its options are unknown to the checkers, or a key is a duplicate.
         """
         instructions = list(load_checkers().instructions_registry.INSTRUCTION_DICT)
@@ -104,6 +105,9 @@ def check_answer(row: Row, answer: str) -> Row:
     """Return lm-eval's results for an answer by metric: a boolean, or a list of booleans by instruction.
 
     Two checkers draw random values, so the seed is reset for every answer.
+
+    Raises:
+        ConfigurationError: nltk's sentence splitter is missing.
     """
     with lm_eval_runner.set_lm_eval_seeds():
         results: Row = load_checkers().process_results(dict(row), [answer])

@@ -35,6 +35,10 @@ def build_row_items(settings: PromptSettings, context: TaskContext, reference_fi
     The reference of a test row is its last answer, and the prompt is the conversation before it. `request` holds
     `messages` (the last by the user), `tools` as JSON text, and `references`, which are required if
     `reference_field` is given.
+
+    Raises:
+        InputError: A row has no prompt or no required reference, or its messages or tools are invalid.
+        NoDatasetError: The task reads dataset rows, and no dataset is available.
     """
     items = []
     if not settings.data:
@@ -59,7 +63,11 @@ def build_row_items(settings: PromptSettings, context: TaskContext, reference_fi
 
 
 def read_examples(settings: FewShotSettings) -> list[Record]:
-    """Return the few-shot examples. Raises InputError if the file has fewer than `shots`."""
+    """Return the few-shot examples.
+
+    Raises:
+        InputError: The file has fewer than `shots` rows.
+    """
     if not settings.shots:
         return []
     records = record_files.read_records(settings.examples, "examples")[: settings.shots]
@@ -69,7 +77,11 @@ def read_examples(settings: FewShotSettings) -> list[Record]:
 
 
 def read_messages(record: Record, prompt_field: str) -> list[Message]:
-    """Return a row's `messages`, or its prompt as a user turn. Raises InputError if the row has neither."""
+    """Return a row's `messages`, or its prompt as a user turn.
+
+    Raises:
+        InputError: The row has neither messages nor a prompt, or its messages are invalid.
+    """
     messages = record.row.get("messages")
     if messages is None and isinstance(record.row.get(prompt_field), list):
         messages = record.row[prompt_field]
@@ -87,7 +99,8 @@ def read_messages(record: Record, prompt_field: str) -> list[Message]:
 def read_tools(record: Record) -> str | None:
     """Return a row's tools as JSON text; in a file they may also be a list, as in OpenAI's format.
 
-    Raises InputError for other values.
+    Raises:
+        InputError: The tools are not a list of objects.
     """
     value = record.row.get("tools")
     if value in (None, "", []):
@@ -118,7 +131,11 @@ def read_columns(dataset: Artifact, split: str, names: Sequence[str]) -> dict[st
 
 
 def require_dataset(context: TaskContext) -> Artifact:
-    """Return the dataset. Raises NoDatasetError if no dataset is available."""
+    """Return the dataset.
+
+    Raises:
+        NoDatasetError: No dataset is available.
+    """
     if context.dataset is None:
         raise NoDatasetError(
             "this task reads dataset rows, and the evaluation has no dataset",
@@ -186,6 +203,9 @@ def fit_prompts(
         new_tokens: Maximum answer length in tokens.
         reporter: Receives the note.
         setting: Name of the setting that defines `new_tokens`.
+
+    Raises:
+        InputError: The maximum answer length leaves no room for a prompt.
     """
     if limit is None:
         return [list(ids) for ids in prompts]
@@ -197,7 +217,13 @@ def fit_prompts(
 
 
 def check_prompt_room(limit: int | None, new_tokens: int, setting: str = "max_new_tokens") -> None:
-    """Raise InputError if the maximum answer length leaves no room for a prompt."""
+    """Raise InputError if the maximum answer length leaves no room for a prompt.
+
+    Args:
+        limit: The model's context length in tokens; None without a limit.
+        new_tokens: Maximum answer length in tokens.
+        setting: Name of the setting that defines `new_tokens`.
+    """
     if limit is not None and limit - new_tokens < 1:
         raise InputError(
             f"the model's context length is {limit} tokens; an answer of {new_tokens} leaves no room for a prompt",
@@ -225,13 +251,14 @@ def get_start_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the token before a text without context: the start token, or else the end-of-sequence token.
 
     Raises:
-        InputError: the tokenizer has neither.
+        InputError: The tokenizer has neither token.
     """
     token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if token is None:
         raise InputError(
             "the model's tokenizer has neither a start nor an end-of-sequence token, so the first token of a text "
-            "cannot be scored"
+            "cannot be scored",
+            hint="Set bos_token or eos_token in the model's tokenizer_config.json.",
         )
     return int(token)
 
@@ -241,6 +268,9 @@ def encode_pair(tokenizer: PreTrainedTokenizerBase, context: str, continuation: 
 
     Trailing spaces of the context become part of the continuation, because most vocabularies have words with a
     leading space.
+
+    Raises:
+        InputError: The context is empty, and the tokenizer has neither a start nor an end-of-sequence token.
     """
     if not context:
         ids = encode_plain(tokenizer, continuation)
@@ -253,9 +283,14 @@ def encode_pair(tokenizer: PreTrainedTokenizerBase, context: str, continuation: 
 
 
 def build_continuation(before: Sequence[int], after: Sequence[int], limit: int | None) -> Continuation:
-    """Return a request that scores `after` given `before`, truncated on the left to the limit.
+    """Return a request that scores `after` given `before`, truncated on the left to the context length.
 
     The last token is not an input, so the request may have `limit` + 1 tokens.
+
+    Args:
+        before: Token ids of the context.
+        after: Token ids of the continuation.
+        limit: The model's context length in tokens; None without a limit.
     """
     ids = [*before, *after]
     scored = [False] * len(before) + [True] * len(after)

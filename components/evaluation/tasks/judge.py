@@ -88,8 +88,8 @@ class Judge(PromptSettings):
             )
         if url.username or url.password or url.query or url.fragment:
             raise ValueError(
-                "base_url contains a user, password, query or fragment; allowed: scheme, host, port and path. "
-                "Put the API key in the variable that api_key_env names."
+                "base_url contains a user, password, query or fragment; allowed: scheme, host, port and path "
+                "(api_key_env names the environment variable with the API key)"
             )
         return self
 
@@ -107,7 +107,9 @@ class JudgeTask(Task[Judge]):
     def build_items(self, context: TaskContext) -> list[Item]:
         """Return the prompts; `request` also holds the judge's settings and instruction.
 
-        Raises ConfigurationError if the API key is not set.
+        Raises:
+            ConfigurationError: The API key is not set.
+            InputError: A row is invalid, or has no reference to compare with.
         """
         settings = self.settings
         chat_endpoint.read_api_key(settings.api_key_env)
@@ -129,7 +131,11 @@ class JudgeTask(Task[Judge]):
         return item_encoding.extend_requests(items, values)
 
     def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
-        """Return 1, 0 or 1/2 per item, and the counts of wins, losses, ties, contradictory orders and errors."""
+        """Return 1, 0 or 1/2 per item, and the counts of wins, losses, ties, contradictory orders and errors.
+
+        Raises:
+            EngineMissingError: The judge does not answer the first question, or rejects the requests.
+        """
         answers = self.generate_answers(engine, items, context)
         others: list[str] = [item.reference for item in items]
         if self.compares_with_base:

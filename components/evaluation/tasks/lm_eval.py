@@ -104,8 +104,8 @@ class LMEvalTask(Task[LMEval]):
         """Return the documents; `request` holds all lm-eval requests for a document.
 
         Raises:
-            ConfigurationError: See `lm_eval_runner.run_task`.
-            InputError: See `lm_eval_runner.run_task`.
+            ConfigurationError: The task or a metric is unknown or not supported, or a local file does not exist.
+            InputError: The documents are invalid or not on this machine.
         """
         if lm_eval_task_files.is_task_file(self.settings.task):
             record_files.require_file(self.settings.task, "task")
@@ -139,7 +139,11 @@ class LMEvalTask(Task[LMEval]):
         item_encoding.check_prompt_room(max_input_tokens, max(limits, default=0), setting)
 
     def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
-        """Return lm-eval's values by document. Raises ConfigurationError for a metric without values by document."""
+        """Return lm-eval's values by document.
+
+        Raises:
+            ConfigurationError: lm-eval computes a metric only over all documents at once.
+        """
         scores, samples = lm_eval_runner.run_task(self.settings, engine, context.reporter)
         responses = [_read_responses(sample) for sample in samples]
         broken = [is_broken for _, is_broken in responses]

@@ -58,6 +58,12 @@ def offline(task: str = "") -> Iterator[None]:
 
     If the task's code uses nltk, local nltk data is used and downloads raise ConfigurationError. Other tasks do not
     import nltk, because the import takes more than a second.
+
+    Args:
+        task: Name or file of the lm-eval task; "" to leave nltk unchanged.
+
+    Raises:
+        ConfigurationError: The task is unknown.
     """
     environment = {name: os.environ.get(name) for name in (*OFFLINE_VARIABLES, "TOKENIZERS_PARALLELISM")}
     os.environ.update(dict.fromkeys(OFFLINE_VARIABLES, "1"), TOKENIZERS_PARALLELISM="false")
@@ -112,7 +118,7 @@ def _patch_attribute(target: object, name: str, value: object) -> Iterator[None]
 
 
 def find_bundled_nltk() -> list[str]:
-    """Return the nltk data folders bundled with llama-index-core; empty if it is not installed."""
+    """Return the nltk data folders bundled with llama-index-core; empty if the package is not installed."""
     import importlib.util
 
     try:
@@ -396,7 +402,8 @@ def generate_answers(
 ) -> list[str]:
     """Return the answers to lm-eval's requests, which consist of a context and its decoding.
 
-    Raises ConfigurationError for a task that uses sampling.
+    Raises:
+        ConfigurationError: The task uses sampling.
     """
     by_decoding: dict[Decoding, list[int]] = {}
     for index, (_, options) in enumerate(requests):
@@ -412,7 +419,11 @@ def generate_answers(
 
 
 def parse_decoding(options: Mapping[str, Any]) -> Decoding:
-    """Return the decoding of a request. Raises ConfigurationError for sampling."""
+    """Return the decoding for lm-eval's generation options.
+
+    Raises:
+        ConfigurationError: `options` enables sampling.
+    """
     if options.get("do_sample") and options.get("temperature", 1.0):
         raise ConfigurationError(
             f"the task samples with temperature {options.get('temperature', 1.0)}; expected greedy decoding",

@@ -42,7 +42,11 @@ def is_task_file(task: str) -> bool:
 
 
 def load_task_file(path: Path) -> TaskFile:
-    """Return the content of a task file without its includes. Raises InputError for an invalid file."""
+    """Return the content of a task file without its includes.
+
+    Raises:
+        InputError: The file cannot be read or is not a valid task file.
+    """
     hint = "See lm-eval's documentation of task files."
     try:
         # The loader is a SafeLoader with an additional tag.
@@ -55,7 +59,11 @@ def load_task_file(path: Path) -> TaskFile:
 
 
 def load_with_includes(path: Path) -> TaskFile:
-    """Return the content of a task file merged with its includes."""
+    """Return the content of a task file merged with its includes.
+
+    Raises:
+        InputError: The file or an included file cannot be read or is not a valid task file.
+    """
     content = load_task_file(path)
     for included in _list_includes(content, path):
         content = {**load_with_includes(included), **content}
@@ -68,7 +76,11 @@ def _list_includes(content: TaskFile, path: Path) -> list[Path]:
 
 
 def list_referenced_files(path: Path) -> list[Path]:
-    """Return the task file and all files it reads: includes, code and data. Raises InputError for an invalid file."""
+    """Return the task file and all files it reads: includes, code and data.
+
+    Raises:
+        InputError: The file or an included file cannot be read or is not a valid task file.
+    """
     content, files = load_task_file(path), [path]
     for included in _list_includes(content, path):
         files += list_referenced_files(included)
@@ -84,7 +96,7 @@ def list_data_files(content: TaskFile, path: Path) -> list[Path]:
 
 
 def resolve_data_paths(files: object, path: Path) -> object:
-    """Return the value of `data_files` with absolute paths."""
+    """Return the value of `data_files` with absolute paths. Relative paths start at the folder of the task file."""
     if isinstance(files, dict):
         return {split: resolve_data_paths(names, path) for split, names in files.items()}
     if isinstance(files, list):

@@ -60,7 +60,11 @@ class MultipleChoiceTask(Task[MultipleChoice]):
     METRICS: ClassVar = {"acc": Metric("higher", is_binary=True), "acc_norm": Metric("higher", is_binary=True)}
 
     def build_items(self, context: TaskContext) -> list[Item]:
-        """Return the questions with their examples; `request` holds the pairs, the lengths and the correct index."""
+        """Return the questions with their examples; `request` holds the pairs, the lengths and the correct index.
+
+        Raises:
+            InputError: A row has fewer than two options, an empty text or an invalid `gold`.
+        """
         delimiter = self.settings.delimiter
         examples = [parse_question(record, delimiter) for record in item_encoding.read_examples(self.settings)]
         before = "".join("".join(example.pairs[example.gold]) + "\n\n" for example in examples)
@@ -107,7 +111,15 @@ class MultipleChoiceTask(Task[MultipleChoice]):
 
 
 def parse_question(record: Record, delimiter: str) -> Question:
-    """Return a row as a question. Raises InputError for fewer than two options or an invalid `gold`."""
+    """Return a row as a question.
+
+    Args:
+        record: The row.
+        delimiter: Text between the query and an option.
+
+    Raises:
+        InputError: The row has fewer than two options, an empty text or an invalid `gold`.
+    """
     if "context_options" in record.row:
         options, after = record.get_texts("context_options"), record.get_text("continuation")
         if len(options) < 2 or not after:

@@ -48,7 +48,11 @@ class PerplexityTask(Task[Perplexity]):
     }
 
     def build_items(self, context: TaskContext) -> list[Item]:
-        """Return the documents; `request` holds the text and the window. Raises InputError for an empty text."""
+        """Return the documents; `request` holds the text and the window.
+
+        Raises:
+            InputError: A row has no text.
+        """
         items = []
         for record in record_files.read_records(self.settings.data):
             text = record.get_text("text")

@@ -30,7 +30,7 @@ class PersonalDataTask(AnswerCheckTask[PersonalData]):
     METRICS: ClassVar = {"leaked": Metric("lower", is_binary=True)}
 
     def check_answers(self, answers: Sequence[str], items: Sequence[Item]) -> Scores:
-        """Return a score per answer, the number of leaks by kind, and the answers with masked values."""
+        """Return a score per answer, the number of answers with leaks by kind, and the masked answers."""
         leaks = []
         for answer, item in zip(answers, items, strict=True):
             prompt = "\n".join([*(str(m["content"]) for m in item.request["messages"]), item.request["tools"] or ""])

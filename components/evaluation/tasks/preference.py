@@ -51,7 +51,11 @@ class PreferenceTask(Task[Preference]):
     }
 
     def build_items(self, context: TaskContext) -> list[Item]:
-        """Return the pairs; `request` holds the messages of the prompt and of both answers."""
+        """Return the pairs; `request` holds the messages of the prompt and of both answers.
+
+        Raises:
+            InputError: The dataset has no preference rows, or a row is invalid or has two equal answers.
+        """
         if self.settings.data:
             records = record_files.read_records(self.settings.data)
         else:
@@ -109,6 +113,15 @@ class PreferenceTask(Task[Preference]):
 
 
 def encode_completion(tokenizer: PreTrainedTokenizerBase, item: Item, side: str) -> EncodedCompletion:
-    """Return the tokens of the prompt and of one answer. Raises InputError if the chat template rejects them."""
+    """Return the tokens of the prompt and of one answer.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        item: A pair of answers.
+        side: "chosen" or "rejected".
+
+    Raises:
+        InputError: The chat template rejects the prompt or the answer.
+    """
     tools = json.loads(item.request["tools"]) if item.request["tools"] else None
     return chat_templates.encode_completion(tokenizer, item.request["prompt"], item.request[side], tools)

@@ -34,7 +34,11 @@ class Record:
     location: str
 
     def get_text(self, field: str) -> str:
-        """Return a required text; a number is converted. Raises InputError."""
+        """Return a required text; a number is converted.
+
+        Raises:
+            InputError: The field is missing, or is neither a text nor a finite number.
+        """
         value = self.row.get(field)
         if isinstance(value, str):
             return value
@@ -42,10 +46,14 @@ class Record:
             raise self.build_error(f"has {value} in {field}; expected a text or a number")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return str(value)
-        raise self.build_error(f"has no text in {field}")
+        raise self.build_error(f"has no text in {field} (found {value!r:.60}); expected a text or a number")
 
     def get_texts(self, field: str) -> list[str]:
-        """Return a required text or list of texts as a list; in a CSV file the list is JSON. Raises InputError."""
+        """Return a required text or list of texts as a list; in a CSV file the list is JSON.
+
+        Raises:
+            InputError: The field is missing or an empty list, or contains a value that is not a text.
+        """
         value = self.row.get(field)
         if isinstance(value, str) and value.lstrip().startswith("["):
             with contextlib.suppress(ValueError):
@@ -70,7 +78,11 @@ class Record:
 
 
 def require_file(path: str, field: str) -> Path:
-    """Return the file at the path in `field`. Raises ConfigurationError if the file does not exist."""
+    """Return the file at the path in the setting `field`.
+
+    Raises:
+        ConfigurationError: The file does not exist; the message contains `field`.
+    """
     file = Path(path).expanduser()
     if not file.is_file():
         problem = "is a folder; expected a file" if file.is_dir() else "does not exist"
@@ -85,6 +97,10 @@ def read_records(path: str, field: str = "data") -> list[Record]:
     """Return the rows of a file in order; a .txt or .md file is one row {text}.
 
     A row's id is its field `id`, or else a digest of its content. Equal rows are numbered.
+
+    Args:
+        path: The file.
+        field: Name of the setting that contains the path.
 
     Raises:
         ConfigurationError: The file does not exist or has an unknown format.
@@ -125,7 +141,11 @@ def read_records(path: str, field: str = "data") -> list[Record]:
 
 
 def get_file_format(path: str, field: str = "data") -> str:
-    """Return the suffix of a file's format, without compression. Raises ConfigurationError for an unknown format."""
+    """Return the suffix of a file's format, without compression.
+
+    Raises:
+        ConfigurationError: The file does not exist or has an unknown format; the message contains `field`.
+    """
     file = require_file(path, field)
     suffixes = [suffix.lower() for suffix in file.suffixes]
     suffix = next((suffix for suffix in reversed(suffixes) if suffix not in COMPRESSIONS), "")
@@ -139,7 +159,12 @@ def get_file_format(path: str, field: str = "data") -> str:
 
 
 def read_json_file(path: str, field: str) -> object:
-    """Return the value in a JSON file. Raises ConfigurationError for a missing file, InputError for invalid JSON."""
+    """Return the value in a JSON file.
+
+    Raises:
+        ConfigurationError: The file does not exist; the message contains `field`.
+        InputError: The file cannot be read or is not valid JSON.
+    """
     file = require_file(path, field)
     return _parse_json(_read_text(file), str(file))
 

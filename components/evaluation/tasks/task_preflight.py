@@ -50,7 +50,7 @@ def check_tasks(
     reporter: Reporter,
     max_input_tokens: int | None = None,
 ) -> list[TaskWorkload]:
-    """Build the items of every task that does not read the dataset.
+    """Return the workload of every task. Items are built for the tasks that do not read the dataset.
 
     The check raises the errors that the evaluation would raise after training. Their messages contain the
     configuration key of the task.
@@ -59,7 +59,7 @@ def check_tasks(
         tasks: The settings in evaluation.tasks.
         tokenizer: The base model's tokenizer.
         seed: The run's seed.
-        max_length: evaluation.max_length.
+        max_length: Maximum row length in tokens (evaluation.max_length).
         reporter: Receives notes.
         max_input_tokens: The base model's context length in tokens; None if unknown.
 
