@@ -19,7 +19,7 @@ def data_versioning(plan: str, dataset: str, links: dsl.Output[dsl.Markdown]) ->
         links: Links to the run and its artifacts.
 
     Returns:
-        Repository, path, revision and md5, as JSON.
+        The published revision (`Version` without `created`), as JSON.
     """
     import json
 

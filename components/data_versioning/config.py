@@ -13,13 +13,13 @@ class DataVersioningConfig(BaseModel):
     repository: str = Field(
         "",
         description="Data repository, a bare git repository: a folder, or the URL of an existing repository, such as "
-        "ssh://git@host/team/data.git. A folder is created on first use; a relative path is relative to the work "
-        "folder. Empty: data-repository in the work folder.",
+        "ssh://git@host/team/data.git. A folder is created on first use; a relative path is relative to the "
+        "workdir. Empty: data-repository in the workdir.",
     )
     remote: str = Field(
         "",
         description="DVC remote that stores the files: a folder (for instance a PowerScale export) or a URL such as "
-        "s3://bucket/prefix. A relative path is relative to the work folder. Empty: dvc-remote in the work folder.",
+        "s3://bucket/prefix. A relative path is relative to the workdir. Empty: dvc-remote in the workdir.",
     )
     endpoint_url: str = Field(
         "",

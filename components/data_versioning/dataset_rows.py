@@ -21,7 +21,13 @@ def list_splits(dataset: Artifact) -> list[str]:
 
 
 def read_rows(dataset: Artifact, table: str, columns: list[str] | None = None) -> Iterator[Row]:
-    """Yield the rows of a split or the rejected rows. A table that does not exist has no rows."""
+    """Yield the rows of a split or the rejected rows. A table that does not exist has no rows.
+
+    Args:
+        dataset: The dataset artifact.
+        table: Name of a split, or `rejected`.
+        columns: Names of the columns to read; None for all columns.
+    """
     import pyarrow.parquet as pq
 
     path = dataset.path / f"{table}.parquet"
@@ -33,7 +39,11 @@ def read_rows(dataset: Artifact, table: str, columns: list[str] | None = None) -
 
 
 def read_quarantine(dataset: Artifact) -> Iterator[Row]:
-    """Yield the quarantined rows as {"source", "line", "why"}."""
+    """Yield the quarantined rows. A dataset without a quarantine file has no quarantined rows.
+
+    Yields:
+        {"source": file of the row, "line": number of its line, "why": reason of the quarantine}.
+    """
     path = dataset.path / f"{QUARANTINE}.jsonl"
     if path.exists():
         with path.open(encoding="utf-8") as lines:

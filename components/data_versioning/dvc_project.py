@@ -60,7 +60,12 @@ class Remote:
         return {"url": self.url, "verify": True, **endpoint}
 
     def check(self) -> None:
-        """Raise DataVersioningError for an inaccessible bucket, or EngineMissingError without DVC's S3 plugin."""
+        """Check the access to a remote in S3; no other remote is checked.
+
+        Raises:
+            DataVersioningError: the bucket is not accessible.
+            EngineMissingError: DVC's S3 plugin is not installed.
+        """
         if not self.is_s3:
             return
         if importlib.util.find_spec("dvc_s3") is None:
@@ -96,7 +101,7 @@ def isolated_settings(folder: Path) -> AbstractContextManager[None]:
 
 @contextmanager
 def captured_errors() -> Iterator[list[str]]:
-    """Collect the errors that DVC logs instead of printing them."""
+    """Yield a list that collects the messages of DVC's logged errors, and prevent DVC from printing them."""
     messages: list[str] = []
 
     def collect(record: logging.LogRecord) -> None:
@@ -118,7 +123,7 @@ def captured_errors() -> Iterator[list[str]]:
 
 
 def parse_remote(config: str) -> Remote | None:
-    """Return the remote in a project's .dvc/config."""
+    """Return the remote in the text of a .dvc/config; None if the text is invalid or contains no remote."""
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(config)
@@ -130,7 +135,7 @@ def parse_remote(config: str) -> Remote | None:
 
 
 def parse_md5(dvc_file: str) -> str:
-    """Return the md5 in a .dvc file."""
+    """Return the md5 in the text of a .dvc file."""
     return str(yaml.safe_load(dvc_file)["outs"][0]["md5"])
 
 
@@ -172,6 +177,13 @@ class Project:
 
         Each use has its own state database. DVC records the objects of the remote there, and would not check the remote
         again with the same database.
+
+        Args:
+            cache: Name of the cache folder in .dvc.
+
+        Raises:
+            DataVersioningError: a DVC operation in the block failed.
+            DiskFullError, NotWritableError: the operation could not write to a disk.
         """
         from dvc.exceptions import DvcException
         from dvc.repo import Repo
@@ -212,10 +224,16 @@ class Project:
                 repo.push([str(self.dvc_file)])
 
     def fetch(self, cache: str = "cache") -> dict[str, str]:
-        """Fetch the folder's objects into the cache and return the missing or damaged ones: {object id: file}.
+        """Fetch the folder's objects into the cache and return the missing or damaged objects: {object id: file}.
 
         DVC silently discards a file's object with wrong bytes, and uses a directory's object before it verifies the
         object. This method therefore checks the cache after the fetch, including the digest of the directory's object.
+
+        Args:
+            cache: Name of the cache folder in .dvc.
+
+        Raises:
+            DataVersioningError: the remote is not accessible.
         """
         from dvc.exceptions import DownloadError
         from dvc_objects.errors import ObjectFormatError

@@ -37,10 +37,16 @@ class DvcUri:
 
 
 def parse_uri(uri: str) -> DvcUri:
-    """Parse a dvc:// URI. Raises ConfigurationError if the URI is invalid."""
+    """Parse a dvc:// URI.
+
+    Raises:
+        ConfigurationError: the URI is invalid, or contains a password.
+    """
     match = re.fullmatch(r"dvc://(.+)@([^@:]+):([^:]+)", uri)
     if not match:
-        raise ConfigurationError(f"{uri!r} is not a DVC source", hint=URI_HINT)
+        raise ConfigurationError(
+            f"{uri!r} is not a DVC source; expected the form dvc://REPOSITORY@REVISION:PATH", hint=URI_HINT
+        )
     repo, rev, path = match[1], match[2], match[3].strip("/")
     git_repository.check_no_password(repo, "a dvc:// source")
     if rev.startswith("-") or not path or ".." in Path(path).parts:
@@ -52,10 +58,10 @@ def parse_uri(uri: str) -> DvcUri:
 
 
 def fetch_source(uri: str, folder: Path, reporter: Reporter) -> Path:
-    """Fetch the file or folder of a dvc:// URI and return its path below `folder`. Keeps its name.
+    """Fetch the file or folder of a dvc:// URI, and return the path of the copy below `folder`; the name is unchanged.
 
     Each content has its own folder, which concurrent jobs can fill. A job's copy does not change if the revision moves
-    to another commit. An intact copy of the same commit is not fetched again. Unused copies are deleted after a week.
+    to another commit. Reuses an intact copy of the same commit, and deletes copies that are unused for a week.
 
     Raises:
         ConfigurationError: the URI or its path is invalid.
@@ -170,7 +176,7 @@ def _clone(source: DvcUri, folder: Path) -> str:
         tags, branches = (
             ", ".join(names[:MAX_LISTED_NAMES])
             + f" and {len(names) - MAX_LISTED_NAMES} more" * (len(names) > MAX_LISTED_NAMES)
-            or "none exists"
+            or "not available"
             for names in git_repository.list_newest_refs(folder)
         )
         raise DataVersioningError(

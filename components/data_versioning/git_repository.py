@@ -72,7 +72,15 @@ def to_folder(address: str) -> Path:
 
 
 def check_no_password(address: str, key: str) -> None:
-    """Raise ConfigurationError for an address with a password: addresses are recorded with every version."""
+    """Check that an address contains no password, because addresses are recorded with every version.
+
+    Args:
+        address: Path or URL.
+        key: Name of the setting, for the message.
+
+    Raises:
+        ConfigurationError: the address contains a password.
+    """
     if url_credentials.contains_password(address):
         host = urlsplit(url_credentials.split_credentials(address)[0]).hostname or "a server"
         raise ConfigurationError(
@@ -87,6 +95,8 @@ def run_git(folder: Path, *arguments: str, stdin: str = "") -> str:
 
     Raises:
         DataVersioningError: git failed; the message is git's.
+        DiskFullError: the disk is full.
+        EngineMissingError: git is not installed.
     """
     result = _run(folder, arguments, stdin)
     if result.returncode:
@@ -146,7 +156,11 @@ def _run(folder: Path, arguments: tuple[str, ...], stdin: str = "") -> subproces
 
 
 def is_repository(repository: Path) -> bool:
-    """Return whether the folder is a data repository. Raises ConfigurationError if it has other contents."""
+    """Return whether the folder is a bare git repository; False if the folder is empty or does not exist.
+
+    Raises:
+        ConfigurationError: the folder is a working copy or has other contents.
+    """
     if (repository / ".git").exists():
         raise ConfigurationError(
             f"data_versioning.repository: {repository} is a working copy; expected a bare repository, "
@@ -164,7 +178,11 @@ def is_repository(repository: Path) -> bool:
 
 
 def create_repository(repository: Path) -> None:
-    """Create the repository unless it exists. A rename publishes it, so concurrent processes do not conflict."""
+    """Create the repository unless it exists. A rename publishes it, so concurrent processes do not conflict.
+
+    Raises:
+        ConfigurationError: the folder is a working copy or has other contents.
+    """
     if is_repository(repository):
         return
     with private_folder(repository.parent, f".{repository.name}-new") as folder:
@@ -177,7 +195,11 @@ def create_repository(repository: Path) -> None:
 
 
 def update_mirror(url: str, folder: Path) -> None:
-    """Create or update `folder`, a mirror of the URL. Raises DataVersioningError if the URL is unreachable."""
+    """Create or update `folder`, a mirror of the URL.
+
+    Raises:
+        DataVersioningError: the URL cannot be reached, or another process holds a lock in the mirror.
+    """
     if not folder.exists():
         with private_folder(folder.parent, f".{folder.name}-new") as new:
             _contact(url, new, "clone", "--quiet", "--mirror", "--template=", "--", url, "made")
@@ -195,7 +217,7 @@ def update_mirror(url: str, folder: Path) -> None:
             clear_stale_locks(folder)
             time.sleep(0.2)
     raise DataVersioningError(
-        f"{folder}, the mirror of {url}, is locked",
+        f"{folder}, the mirror of {url}, is still locked after {MAX_MIRROR_ATTEMPTS} attempts",
         hint=f"Remove {folder} if no other job uses it; the next command creates it again.",
     )
 
@@ -215,7 +237,11 @@ def _contact(url: str, folder: Path, *arguments: str) -> None:
 
 
 def clone(address: str, folder: Path) -> Path:
-    """Clone the repository into `folder`."""
+    """Clone the repository into `folder`, and return `folder`.
+
+    Raises:
+        DataVersioningError: the repository cannot be reached.
+    """
     _contact(address, folder.parent, "clone", "--quiet", "--template=", "--", address, str(folder))
     return folder
 
@@ -228,12 +254,16 @@ def commit(folder: Path, message: str) -> str:
 
 
 def create_tag(folder: Path, name: str, rev: str, message: str) -> None:
-    """Create or replace an annotated tag in the clone. The push fails if the data repository has another tag."""
+    """Create or replace an annotated tag in the clone. A push fails if the repository has a different tag `name`."""
     run_git(folder, "tag", "--annotate", "--force", "--cleanup=verbatim", "--message", message, name, rev)
 
 
 def check_tag_name(name: str) -> None:
-    """Raise UsageError if the tag name is invalid or reserved for versions."""
+    """Check the name of a user's tag.
+
+    Raises:
+        UsageError: git does not accept the name, or the name looks like a commit or is reserved for versions.
+    """
     if VERSION_TAG.fullmatch(name):
         raise UsageError(
             f"--tag {name}: tags that end in -v1, -v2, … are reserved for versions",
@@ -242,13 +272,18 @@ def check_tag_name(name: str) -> None:
     result = _run(Path.cwd(), ("check-ref-format", f"refs/tags/{name}"))
     if name.startswith("-") or result.returncode or re.fullmatch(r"[0-9a-f]{7,64}", name):
         raise UsageError(
-            f"--tag {name!r} is not a valid tag name; expected a name that git accepts and that is no commit",
+            f"--tag {name!r} is not a valid tag name; expected a name that git accepts and that is not a commit ID",
             hint="Use letters, digits, dots and hyphens, for instance release-2026-11.",
         )
 
 
 def push(folder: Path, address: str, *refs: str) -> None:
     """Push all references in one atomic transaction.
+
+    Args:
+        folder: Clone with the references.
+        address: Address of the data repository, for messages.
+        refs: Names of the references, or mappings in the form SOURCE:TARGET.
 
     Raises:
         CollisionError: another job pushed first or holds a lock.
@@ -279,7 +314,7 @@ def clear_stale_locks(repository: Path) -> None:
 
 
 def list_version_tags(repository: Path, prefix: str) -> dict[str, str]:
-    """Return the tags <prefix><number> with their commits, in the order of their numbers."""
+    """Return the tags <prefix><number> and their commits as {tag: commit}, in the order of their numbers."""
     numbered = {
         int(tag.removeprefix(prefix)): (tag, rev)
         for tag, rev in list_tags(repository).items()
@@ -289,7 +324,7 @@ def list_version_tags(repository: Path, prefix: str) -> dict[str, str]:
 
 
 def list_tags(repository: Path) -> dict[str, str]:
-    """Return every tag with its commit. Resolves tags that point to other tags.
+    """Return every tag and its commit as {tag: commit}. Resolves tags that point to other tags.
 
     Raises:
         DataVersioningError: the object of a tag is missing.
@@ -316,11 +351,19 @@ def list_newest_refs(clone: Path) -> tuple[list[str], list[str]]:
 
 
 def has_file(repository: Path, rev: str, path: str) -> bool:
-    """Return whether `rev` is a commit with this file. Raises DataVersioningError if the repository is damaged."""
+    """Return whether `rev` is a commit with this file.
+
+    Raises:
+        DataVersioningError: the repository does not contain the object `rev`.
+    """
     is_commit = run_git(repository, "cat-file", "-t", rev).strip() == "commit"
     return is_commit and bool(run_git(repository, "ls-tree", "--name-only", rev, "--", path).strip())
 
 
 def read_file(repository: Path, rev: str, path: str) -> str:
-    """Return the text of a file in a commit."""
+    """Return the text of a file in a commit.
+
+    Raises:
+        DataVersioningError: the commit or the file does not exist.
+    """
     return run_git(repository, "cat-file", "blob", f"{rev}:{path}")

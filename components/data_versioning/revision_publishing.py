@@ -46,7 +46,11 @@ def read_message(store: VersionStore, version: Version) -> str:
 
 
 def check_tag(publication: Publication, store: VersionStore, published: Version | None) -> None:
-    """Raise DataVersioningError if the user's tag points to another revision: tags are never moved."""
+    """Check that the user's tag, if any, does not exist or points to the revision `published`; tags are never moved.
+
+    Raises:
+        DataVersioningError: the tag points to another revision.
+    """
     if not publication.tag:
         return
     rev = git_repository.list_tags(store.repository).get(publication.tag)
@@ -62,7 +66,11 @@ def check_tag(publication: Publication, store: VersionStore, published: Version 
 def find_published(publication: Publication, store: VersionStore, folder: Path, reporter: Reporter) -> Version | None:
     """Return the latest revision with this content, after verifying and repairing its objects in the remote.
 
-    Returns None if no revision has this content, or if this dataset lacks the files to repair the revision.
+    Returns:
+        The revision; None if no revision has this content, or if this dataset lacks the files to repair the revision.
+
+    Raises:
+        ArtifactDamagedError: objects are still missing or damaged after the repair.
     """
     version = _find_by_content(publication, store)
     if version is None:
@@ -91,7 +99,11 @@ def _find_by_content(publication: Publication, store: VersionStore) -> Version |
 
 
 def upload(dataset: Artifact, store: VersionStore, folder: Path, reporter: Reporter) -> Project:
-    """Upload the dataset's files to the remote, verify them, and return the project in `folder` that tracks them."""
+    """Upload the dataset's files to the remote, verify them, and return the project in `folder` that tracks them.
+
+    Raises:
+        ArtifactDamagedError: objects are missing or damaged immediately after the upload.
+    """
     reporter.step(f"writing the files to {store.remote}")
     project = store.build_project(folder)
     project.dvc_file.parent.mkdir(parents=True)
@@ -106,6 +118,12 @@ def push_with_retry(
     attempt: Callable[[Path], Version], store: VersionStore, folder: Path, reporter: Reporter
 ) -> Version:
     """Call `attempt` until it pushes commit and tags without a conflict, each time on the latest commit.
+
+    Args:
+        attempt: Clones the data repository into the given folder, pushes, and returns the published revision.
+        store: Storage of the dataset's versions.
+        folder: Private folder for the clones.
+        reporter: Receives progress.
 
     Raises:
         DataVersioningError: another job or a lock blocked the push for PUBLISH_TIMEOUT_SECONDS.
@@ -123,7 +141,7 @@ def push_with_retry(
                 raise DataVersioningError(
                     f"the data repository {store.origin} accepted no push for {PUBLISH_TIMEOUT_SECONDS:.0f} seconds"
                     f"{blocking}: {lines[0] if lines else collision}",
-                    hint="Remove lock files that no git process holds, then publish again; "
+                    hint="Remove lock files that no git process holds before you publish again; "
                     "the files are already in the remote.",
                 ) from None
             reporter.note("another job is writing to the data repository; retrying on the latest commit")
@@ -136,9 +154,17 @@ def push_with_retry(
 def commit_revision(
     publication: Publication, store: VersionStore, project: Project, known_tags: set[str], clone: Path
 ) -> Version:
-    """Commit and push the next revision, or return the one with the same content that another job just published.
+    """Commit and push the next revision, or return an equal revision that another job has published meanwhile.
+
+    Args:
+        publication: The dataset to publish.
+        store: Storage of the dataset's versions.
+        project: Project of the uploaded files.
+        known_tags: Version tags that existed before the upload.
+        clone: New folder for the clone.
 
     Raises:
+        DataVersioningError: the user's tag points to another revision, or the repository rejects the push.
         CollisionError: another job pushed first or holds a lock.
     """
     existing = _find_by_content(publication, store)
@@ -166,7 +192,12 @@ def commit_revision(
 
 
 def add_tag(publication: Publication, store: VersionStore, version: Version, clone: Path) -> Version:
-    """Add the user's tag, if any, to a published revision."""
+    """Add the user's tag, if any, to a published revision, and return the revision.
+
+    Raises:
+        DataVersioningError: the tag points to another revision, or the repository rejects the push.
+        CollisionError: another job pushed first or holds a lock.
+    """
     check_tag(publication, store, version)
     if publication.tag and publication.tag not in git_repository.list_tags(store.repository):
         git_repository.clone(store.origin, clone)
@@ -198,7 +229,13 @@ def _verify_remote(project: Project, store: VersionStore, reporter: Reporter) ->
 
 
 def build_damage_error(damaged: dict[str, str], store: VersionStore, failure: str) -> ArtifactDamagedError:
-    """Return the error that lists damaged objects with their files."""
+    """Return the error that lists damaged objects with their files.
+
+    Args:
+        damaged: Missing or damaged objects as {object id: file}.
+        store: Storage of the dataset's versions.
+        failure: Predicate of the message, such as "has missing or damaged objects".
+    """
     objects = "; ".join(f"{file}, object {oid[:2]}/{oid[2:]}" for oid, file in damaged.items())
     return ArtifactDamagedError(
         f"the DVC remote {store.remote} {failure}: {objects}",

@@ -28,7 +28,15 @@ FetchVersion = Callable[[Version, VersionStore, Reporter], AbstractContextManage
 
 @dataclass(frozen=True)
 class Query:
-    """A search query. Messages never contain its value, which may be text that has to be erased."""
+    """A search query. Messages never contain its value, which may be text that has to be erased.
+
+    Attributes:
+        by: Kind of the value: id of a row, text or source.
+        value: Value to search for.
+
+    Raises:
+        UsageError: the value is empty or blank.
+    """
 
     by: SearchField
     value: str = field(repr=False)
@@ -77,7 +85,16 @@ class TableMatches(TypedDict):
 
 @dataclass
 class RevisionMatches:
-    """Matching rows of one revision."""
+    """Matching rows of one revision.
+
+    Attributes:
+        name: Name of the dataset.
+        tag: Version tag.
+        rev: Commit in the data repository.
+        content_sha256: Digest of the dataset artifact.
+        uri: The revision in the form dvc://REPOSITORY@COMMIT:PATH.
+        places: Matches by table.
+    """
 
     name: str
     tag: str
@@ -89,7 +106,14 @@ class RevisionMatches:
 
 @dataclass
 class SearchResult:
-    """Revisions with matches, digests of all searched datasets, and revisions that could not be searched."""
+    """Result of a search in all revisions.
+
+    Attributes:
+        found: Revisions with matches.
+        read: Digests of the searched datasets.
+        revisions: Number of all revisions.
+        not_searched: Revisions that were not searched completely, as {"what": tag, "why": reason, "hint"}.
+    """
 
     found: list[RevisionMatches] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
@@ -98,7 +122,14 @@ class SearchResult:
 
 
 def search_revisions(query: Query, store: VersionStore, fetch: FetchVersion, reporter: Reporter) -> SearchResult:
-    """Search all revisions of all datasets in the repository; search each distinct content once."""
+    """Search all revisions of all datasets in the repository; search each distinct content once.
+
+    Args:
+        query: The search query.
+        store: Storage of the versions; its name is ignored.
+        fetch: Context manager that yields the dataset of a revision.
+        reporter: Receives progress.
+    """
     result = SearchResult()
     searched: dict[str, tuple[dict[str, str], list[TableMatches]]] = {}  # gap and matches by digest
     for dataset_store in list_datasets(store):

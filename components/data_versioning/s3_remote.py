@@ -34,7 +34,15 @@ def resolve_endpoint(configured: str) -> str:
 
 
 def check_bucket(url: str, endpoint: str) -> None:
-    """List one key of s3://bucket/prefix. Raises DataVersioningError for an invalid address, key or bucket."""
+    """Check the access to a bucket by listing one key.
+
+    Args:
+        url: Address in the form s3://bucket/prefix.
+        endpoint: Address of the S3 service; "" for Amazon S3.
+
+    Raises:
+        DataVersioningError: the service does not answer, or the address, a key or the bucket is invalid.
+    """
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ProfileNotFound
     from botocore.session import get_session

@@ -50,7 +50,16 @@ __all__ = [
 
 
 class Entry(Version):
-    """A published revision with the contents of its commit and manifest. `tags` are the user's tags."""
+    """A published revision with the contents of its commit and manifest.
+
+    Attributes:
+        date: Time of the commit in ISO 8601 format.
+        author: Author of the commit.
+        message: The user's message; "" if no message was given.
+        tags: The user's tags.
+        rows: Row counts in the manifest's summary.
+        splits: Number of rows of each split.
+    """
 
     date: str
     author: str
@@ -77,7 +86,7 @@ def publish(
     Args:
         dataset: The dataset to publish.
         config: The data repository.
-        workdir: The work folder.
+        workdir: Folder to which the relative paths in `config` are relative.
         reporter: Receives progress.
         message: The user's message, for commit and tag.
         tag: A further tag for the revision.
@@ -86,6 +95,7 @@ def publish(
         EngineMissingError: git is not installed.
         UsageError: the tag is invalid.
         DataVersioningError: the tag points to another revision, or repository or remote cannot be written.
+        ArtifactDamagedError: objects are missing or damaged immediately after the upload.
         DiskFullError: a disk is full.
     """
     store, publication = VersionStore.from_config(config, workdir), Publication(dataset, message.strip(), tag)
@@ -144,7 +154,14 @@ def _read_entry(store: VersionStore, version: Version) -> Entry:
 
 
 def show(rev: str, config: DataVersioningConfig, *, workdir: Path) -> dict[str, Any]:
-    """Return a revision with the contents of its commit and manifest: {…Entry, "summary", "inputs", "files"}."""
+    """Return a revision with the contents of its commit and manifest.
+
+    Returns:
+        The fields of `Entry` except "created", and the manifest's "summary", "inputs" and "files".
+
+    Raises:
+        DataVersioningError: the revision is unknown; the hint lists the published revisions.
+    """
     store = VersionStore.from_config(config, workdir)
     version = store.find_version(rev)
     manifest = store.read_manifest(version.rev).model_dump(include={"summary", "inputs", "files"})
@@ -160,7 +177,7 @@ def fetch(
         rev: A tag, a commit, or the dvc:// URI in a model's manifest, which is resolved as in `check_revision`.
         output: Folder of the dataset artifact.
         config: The data repository.
-        workdir: The work folder.
+        workdir: Folder to which the relative paths in `config` are relative.
         reporter: Receives progress.
         overwrite: Replace another artifact in `output`.
 
@@ -217,7 +234,11 @@ def check_revision(
 
 
 def describe(uri: str, config: DataVersioningConfig, *, workdir: Path) -> tuple[Version, Manifest]:
-    """Return the same values as `check_revision`, from git, without access to the remote."""
+    """Return the same values as `check_revision`, from git, without access to the remote.
+
+    Raises:
+        DataVersioningError: the revision is unknown; the hint lists the published revisions.
+    """
     store, version = _resolve(uri, config, workdir)
     return version, store.read_manifest(version.rev)
 
@@ -267,7 +288,7 @@ def _translate_disk_errors(store: VersionStore) -> Iterator[None]:
 
 @contextmanager
 def fetched(version: Version, store: VersionStore, reporter: Reporter) -> Iterator[Artifact]:
-    """Fetch and verify a revision's dataset in a private folder, which is deleted at the end of the block.
+    """Fetch, verify and yield a revision's dataset in a private folder, which is deleted at the end of the block.
 
     Raises:
         ArtifactDamagedError: objects are missing or damaged, or the dataset differs from the revision's commit.
@@ -293,7 +314,22 @@ def diff(
 ) -> dict[str, Any]:
     """Return the rows that `rev2` added, removed, changed and moved relative to `rev1`, and the reject reasons of both.
 
-    `tuneline data diff --json` prints this object; see `revision_diff.compare_datasets`.
+    `tuneline data diff --json` prints this object.
+
+    Args:
+        rev1: Tag or commit of the first revision.
+        rev2: Tag or commit of the second revision.
+        config: The data repository.
+        workdir: Folder to which the relative paths in `config` are relative.
+        reporter: Receives progress.
+        examples: Maximum number of row ids of each kind of change.
+
+    Returns:
+        {"from": tag of `rev1`, "to": tag of `rev2`}, and the keys of `revision_diff.compare_datasets`.
+
+    Raises:
+        DataVersioningError: a revision is unknown; the hint lists the published revisions.
+        ArtifactDamagedError: objects are missing from the remote or damaged.
     """
     store = VersionStore.from_config(config, workdir)
     old, new = store.find_version(rev1), store.find_version(rev2)

@@ -71,7 +71,10 @@ def is_missing(config: DataVersioningConfig, *, workdir: Path) -> bool:
 def find_other_repositories(uris: Collection[str], config: DataVersioningConfig, *, workdir: Path) -> list[str]:
     """Return the repositories in these dvc://repository@commit:path URIs that differ from the configured repository.
 
-    A commit identifies the configured repository under another address. Raises the errors of `list_revisions`.
+    A commit identifies the configured repository under another address.
+
+    Raises:
+        DataVersioningError, EngineMissingError: as `list_revisions`.
     """
     store = VersionStore.from_config(config, workdir)
     others = []
@@ -94,8 +97,10 @@ def find_other_repositories(uris: Collection[str], config: DataVersioningConfig,
 def find_unreferenced(config: DataVersioningConfig, *, workdir: Path, own_remote: bool = False) -> UnreferencedObjects:
     """Return the unreferenced objects of the remote.
 
-    The remote has to be a folder in the work folder, or a folder that only this repository uses (`own_remote`). Raises
-    the errors of `list_revisions`.
+    The remote has to be a folder in the workdir, or a folder that only this repository uses (`own_remote`).
+
+    Raises:
+        DataVersioningError, EngineMissingError: as `list_revisions`.
     """
     store = VersionStore.from_config(config, workdir)
     if not store.refresh():
@@ -179,7 +184,10 @@ def remove_object(
     """Delete an unreferenced object and return whether it was deleted.
 
     Keeps the object while another job publishes, or if it was written within `min_unused_seconds`. A concurrent
-    publication verifies its objects and writes missing objects again. Raises the errors of `find_unreferenced`.
+    publication verifies its objects and writes missing objects again.
+
+    Raises:
+        DataVersioningError, EngineMissingError: as `list_revisions`, or a list of referenced objects is damaged.
     """
     store = VersionStore.from_config(config, workdir)
     if any(not job_folders.is_abandoned(job, "publish") for job in store.jobs_folder.glob("publish.*.*.*")):

@@ -20,7 +20,19 @@ MAX_NAMED_VERSIONS = 20  # listed in a hint
 
 
 class Version(BaseModel):
-    """A published revision of a dataset."""
+    """A published revision of a dataset.
+
+    Attributes:
+        rev: Commit in the data repository.
+        tag: Version tag, such as dataset-v1.
+        md5: DVC's digest of the dataset's folder.
+        path: The dataset's folder in the repository.
+        repo: Folder or URL of the data repository.
+        remote: Folder or URL of the DVC remote.
+        uri: The revision in the form dvc://REPOSITORY@COMMIT:PATH.
+        content_sha256: Digest of the dataset artifact.
+        created: Whether the call that returned this object created the revision.
+    """
 
     rev: str
     tag: str
@@ -39,7 +51,7 @@ class Version(BaseModel):
 
 @dataclass(frozen=True)
 class VersionStore:
-    """Repository, remote and work folders of a dataset's versions.
+    """Repository, remote and job folders of a dataset's versions.
 
     Attributes:
         origin: Repository to clone from and push to.
@@ -57,7 +69,11 @@ class VersionStore:
 
     @staticmethod
     def from_config(config: DataVersioningConfig, workdir: Path) -> VersionStore:
-        """Return the configured store; its relative paths are relative to `workdir`, never to the current folder."""
+        """Return the configured store; its relative paths are relative to `workdir`, never to the current folder.
+
+        Raises:
+            ConfigurationError: the address of the repository or the remote contains a password.
+        """
         root = workdir.absolute()
         git_repository.check_no_password(config.repository, "data_versioning.repository")
         git_repository.check_no_password(config.remote, "data_versioning.remote")
@@ -87,7 +103,12 @@ class VersionStore:
         return Project(folder, self.dataset_path, self.remote)
 
     def refresh(self) -> bool:
-        """Update the mirror of a URL. Return False if a local repository does not exist yet."""
+        """Update the mirror of a URL, and return whether the repository exists.
+
+        Raises:
+            ConfigurationError: a local repository is a folder with other contents.
+            DataVersioningError: the URL cannot be reached.
+        """
         if self.is_local:
             return git_repository.is_repository(self.repository)
         git_repository.update_mirror(self.origin, self.repository)
@@ -99,7 +120,7 @@ class VersionStore:
             git_repository.create_repository(self.repository)
 
     def build_version(self, tag: str, rev: str, md5: str, content_sha256: str, *, created: bool = False) -> Version:
-        """Return the version with this tag."""
+        """Return the version with these fields; the other fields are those of the store."""
         return Version(
             rev=rev,
             tag=tag,
@@ -113,7 +134,7 @@ class VersionStore:
         )
 
     def list_versions(self) -> list[Version]:
-        """Return the published versions in the local repository, oldest first."""
+        """Return the published versions in `repository`, oldest first; a mirror is not updated first."""
         dvc_file = f"{self.dataset_path}.dvc"
         versions = []
         for tag, rev in git_repository.list_version_tags(self.repository, self.tag_prefix).items():
@@ -153,7 +174,13 @@ def describe_versions(versions: list[Version]) -> str:
 
 
 def resolve_location(address: str, root: Path, jobs_folder: Path) -> tuple[str, Path]:
-    """Return the address to clone and push to, and the folder to read: for a URL, a mirror next to `jobs_folder`."""
+    """Return the address to clone and push to, and the folder to read: for a URL, a mirror next to `jobs_folder`.
+
+    Args:
+        address: Folder or URL of a repository.
+        root: Folder to which a relative path is relative.
+        jobs_folder: Folder for the private folders of jobs.
+    """
     if git_repository.is_url(address):
         digest = hashlib.sha256(address.encode()).hexdigest()[:16]
         return address, jobs_folder.with_name("data_repositories") / f"{digest}.git"

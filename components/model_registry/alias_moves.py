@@ -54,6 +54,7 @@ def move_alias(client: MlflowClient, model: str, intent: Entry, check: Check = l
 
     Raises:
         BusyError: the alias moved outside of tuneline during each of ten attempts.
+        RegistryError: the move was slow, and another process has closed its entry.
     """
     for _ in range(10):
         try:
@@ -67,7 +68,11 @@ def move_alias(client: MlflowClient, model: str, intent: Entry, check: Check = l
 
 
 def record_external_move(client: MlflowClient, model: str, alias: str, by: str = "") -> Entry | None:
-    """Record the current version of an alias that was moved outside of tuneline; None if it is already recorded."""
+    """Record the current version of an alias that was moved outside of tuneline.
+
+    Returns:
+        The closed entry; None if the history already records the version, or the alias moves again.
+    """
     holder = model_versions.get_alias_holder(client, model, alias)
     intent = Entry(
         kind="foreign",

@@ -36,7 +36,16 @@ class Finding(BaseModel):
 
 
 class Audit(BaseModel):
-    """The result of an audit. `notes` lists interrupted moves and acknowledged findings, which are not errors."""
+    """The result of an audit.
+
+    Attributes:
+        name: name of the registered model.
+        clean: whether no finding is open.
+        entries: number of history entries.
+        aliases: current version number by alias.
+        findings: open findings.
+        notes: interrupted moves and acknowledged findings, which are not errors.
+    """
 
     name: str
     clean: bool
@@ -52,6 +61,7 @@ def audit(name: str, *, repair: bool = False, by: str = "", reporter: Reporter) 
     Args:
         repair: close interrupted moves, record moves made outside of tuneline, and acknowledge the remaining findings
             in the history. The repair deletes nothing and moves no alias.
+        by: name of the person who repairs the history.
 
     Raises:
         RegistryError: the model does not exist.

@@ -44,7 +44,11 @@ def build_version_tags(
     """Return the non-empty tags of a version: digests, locations, verdict, scores and proof of the package.
 
     Args:
-        dataset_version: the dataset's revision in the data repository.
+        dataset_version: the dataset's revision in the data repository, with the keys "rev", "tag", "md5" and "uri".
+        finetune_key: digest of the recipe; "" for the key in the model's manifest.
+
+    Raises:
+        RegistryError: the evaluation's verdict is missing, unknown or inconsistent.
     """
     produced_by, incumbent = model.manifest.produced_by, evaluation.manifest.find_input("incumbent")
     tags = {
@@ -94,7 +98,7 @@ def _build_score_tags(evaluation: Artifact) -> dict[str, str]:
 
 
 def list_superseded_tags(present: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return the tags of an earlier evaluation that the new evaluation does not set."""
+    """Return the names of the tags of an earlier evaluation that the new evaluation does not set."""
     return [key for key in present if key not in new and key.startswith(EVALUATION_PREFIXES)]
 
 
@@ -104,7 +108,7 @@ def read_verdict(evaluation: Artifact) -> str:
     The digest covers evaluation.json, but not the manifest's summary.
 
     Raises:
-        RegistryError: the verdict is not set, or the manifest's summary contains a different verdict.
+        RegistryError: the verdict is missing or unknown, or the manifest's summary contains a different verdict.
     """
     verdict = str(evaluation.manifest.summary.get("verdict", ""))
     if any(file.path == "evaluation.json" for file in evaluation.manifest.files):

@@ -35,7 +35,11 @@ READ_ONLY_MESSAGES = ("readonly database", "read-only transaction", "read-only f
 
 
 def get_timeout_seconds() -> float:
-    """Return the total time for a call and its retries. Raises ConfigurationError for an invalid variable."""
+    """Return the total time for a call and its retries.
+
+    Raises:
+        ConfigurationError: TIMEOUT_VARIABLE is not a number.
+    """
     given = os.environ.get(TIMEOUT_VARIABLE, "")
     try:
         seconds = float(given) if given else DEFAULT_TIMEOUT_SECONDS
@@ -45,7 +49,7 @@ def get_timeout_seconds() -> float:
     except ValueError:
         raise ConfigurationError(
             f"{TIMEOUT_VARIABLE} is {given!r}; expected a number of seconds",
-            hint=f"Set a number, or unset the variable for the default, {DEFAULT_TIMEOUT_SECONDS:.0f}.",
+            hint=f"Set a number, or unset the variable for the default, {DEFAULT_TIMEOUT_SECONDS:.0f} seconds.",
         ) from None
 
 
@@ -82,6 +86,9 @@ def retry(call: Callable[[], T], find_created: Callable[[], T | None] = lambda: 
     Args:
         find_created: returns the object that an earlier attempt created, or None. `retry` calls it before every retry,
             because the response of the earlier attempt may have been lost.
+
+    Raises:
+        Exception: the error of the last attempt, if the error is permanent or the timeout has passed.
     """
     end, pause = time.monotonic() + get_timeout_seconds(), MIN_BACKOFF_SECONDS
     while True:
@@ -168,8 +175,7 @@ def build_user_error(error: BaseException, client: MlflowClient | None = None) -
         )
     return TrackingUnavailableError(
         f"the MLflow server {address} stopped answering; {attempts}",
-        hint=f"Start the server, or raise {TIMEOUT_VARIABLE}, then run the same command again: no version is "
-        "registered twice.",
+        hint=f"Start the server, or raise {TIMEOUT_VARIABLE}; a repeated command registers no version twice.",
     )
 
 

@@ -39,6 +39,10 @@ def log_model(
 
     The files are uploaded unchanged, and the model is never loaded.
 
+    Args:
+        name: name of the registered model.
+        copy_limit_mb: size in MB of 10^6 bytes; of a larger model, only the manifest and a pointer are uploaded.
+
     Raises:
         RegistryError: MLflow does not list the files after the upload; MLflow itself accepts an empty model.
     """
@@ -118,6 +122,11 @@ def _check_upload(
 def fetch_model(name: str, version: str, sha256: str, store_uri: str, folder: Path) -> Artifact:
     """Copy a registered model's files into `folder` and verify every digest.
 
+    Args:
+        sha256: digest of the model that the version records.
+        store_uri: location of the model in the artifact store, for a model of which MLflow stores only a pointer.
+        folder: folder to create or replace.
+
     Raises:
         RegistryError: the files are neither in MLflow nor at the pointer's location.
         ArtifactDamagedError: the files differ from the registered files.
@@ -151,8 +160,13 @@ def fetch_model(name: str, version: str, sha256: str, store_uri: str, folder: Pa
 def fetch_artifact(version: ModelVersion, kind: str, folder: Path) -> Artifact:
     """Fetch a version's model or evaluation from MLflow and verify every digest.
 
+    Args:
+        kind: model or evaluation.
+        folder: new folder for the files.
+
     Raises:
-        RegistryError: the kind is a package, which MLflow does not store.
+        RegistryError: the files are missing, or the kind is a package, which MLflow does not store.
+        ArtifactDamagedError: the files differ from the registered files.
     """
     name, number, tags = version.name, str(version.version), version.tags
     if kind == "model":
@@ -166,7 +180,11 @@ def fetch_artifact(version: ModelVersion, kind: str, folder: Path) -> Artifact:
 
 
 def read_logged_manifest(name: str, version: str) -> Manifest:
-    """Return the manifest that MLflow stores with a model version's files. Raises RegistryError if it is missing."""
+    """Return the manifest that MLflow stores with a model version's files.
+
+    Raises:
+        RegistryError: MLflow does not return the manifest.
+    """
     mlflow = mlflow_tracking.connect()
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -72,7 +72,11 @@ def require_store(name: str) -> None:
 
 
 def get_version(client: MlflowClient, name: str, version: str) -> ModelVersion:
-    """Return a model version. Raises RegistryError, with a list of the existing versions."""
+    """Return a model version.
+
+    Raises:
+        RegistryError: the model or version does not exist; the hint lists the existing models or versions.
+    """
     found = {str(v.version): v for v in list_versions(client, name)}
     if str(version) not in found:
         numbers = ", ".join(sorted(found, key=int)[-MAX_LISTED_VERSIONS:])
@@ -83,7 +87,10 @@ def get_version(client: MlflowClient, name: str, version: str) -> ModelVersion:
 
 
 def list_versions(client: MlflowClient, name: str, tag: tuple[str, str] | None = None) -> list[ModelVersion]:
-    """Return the versions of a registered model by number, optionally only those with a tag.
+    """Return the versions of a registered model by number, optionally only the versions with a tag.
+
+    Args:
+        tag: name and value of the tag; None for all versions.
 
     Raises:
         RegistryError: the model does not exist.
@@ -144,7 +151,11 @@ def ensure_model(client: MlflowClient, name: str, description: str | None = None
 
 
 def require_model(client: MlflowClient, name: str) -> MlflowModel:
-    """Return the registered model. Raises RegistryError, with a list of the existing models."""
+    """Return the registered model.
+
+    Raises:
+        RegistryError: the model does not exist; the hint lists the existing models.
+    """
     found = find_model(client, name)
     if found is None:
         existing = [model.name for model in client.search_registered_models(max_results=100)]
@@ -162,7 +173,11 @@ def get_alias_holder(client: MlflowClient, name: str, alias: str) -> ModelVersio
 
 
 def get_version_by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersion:
-    """Return the version with an alias. Raises RegistryError, which lists the existing aliases and versions."""
+    """Return the version with an alias.
+
+    Raises:
+        RegistryError: the alias is not set; the message lists the existing aliases and versions.
+    """
     found = get_alias_holder(client, name, alias)
     if found is None:
         numbers = ", ".join(str(v.version) for v in list_versions(client, name)) or "none yet"

@@ -158,7 +158,8 @@ def _move(
         for key in ("model_sha256", "evaluation_sha256", "verdict"):
             if now.tags.get(TAG_PREFIX + key) != to.tags.get(TAG_PREFIX + key):
                 raise RegistryError(
-                    f"the tag {TAG_PREFIX}{key} of {to.name} version {to.version} changed during the promotion",
+                    f"the tag {TAG_PREFIX}{key} of {to.name} version {to.version} changed during the promotion: "
+                    f"now {now.tags.get(TAG_PREFIX + key, 'unset')}, before {to.tags.get(TAG_PREFIX + key, 'unset')}",
                     hint="Check the version before you promote it again.",
                 )
         if number != (str(planned.version) if planned else None) and not force:
@@ -199,8 +200,13 @@ def rollback(
 
     One approver is sufficient, even if the policy requires two, so that a rollback is quick.
 
+    Args:
+        by: name of the person who rolls back; default: the user name of this process.
+        reason: text for the history; default: the version that is rolled back.
+        policy: default policy, used if the history contains no policy.
+
     Raises:
-        RegistryError: no version had the alias before.
+        RegistryError: the model does not exist, no version has the alias, or no earlier version exists.
         ApprovalNeededError: the policy lists approvers, and `by` is not one of them.
     """
     with model_versions.registry_client() as client:

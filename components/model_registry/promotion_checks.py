@@ -34,7 +34,7 @@ def list_objections(version: ModelVersion, incumbent_sha256: str | None) -> list
 
     Args:
         incumbent_sha256: digest of the deployed model, with which the evaluation must have compared the version; None
-            if no model is deployed.
+            if no model is deployed; SKIP_COMPARISON to accept any incumbent.
 
     Raises:
         EngineMissingError, DiskFullError, NotWritableError: the files cannot be read at the moment; this is not an
@@ -91,7 +91,16 @@ def _check_artifacts(version: ModelVersion, incumbent_sha256: str | None) -> lis
 
 @contextmanager
 def open_artifact(version: ModelVersion, kind: str, sha256: str) -> Iterator[Artifact]:
-    """Yield the artifact from the URI in the tags, the workdir's store or MLflow, with every digest verified."""
+    """Yield the artifact from the URI in the tags, the workdir's store or MLflow, with every digest verified.
+
+    Args:
+        kind: model, evaluation or repository.
+        sha256: digest of the artifact, for its path in the workdir's store.
+
+    Raises:
+        ArtifactDamagedError: the only copies in the stores are damaged.
+        RegistryError: no store has the artifact, and MLflow does not return the files.
+    """
     recorded = _get_tag(version, "store_uri" if kind == "model" else f"{kind}_store_uri")
     default = artifact_store.build_artifact_uri(Workdir.from_environment().store, sha256)
     damage: TunelineError | None = None

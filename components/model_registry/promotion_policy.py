@@ -26,7 +26,7 @@ class ApprovalNeededError(RegistryError):
 
 
 class Policy(BaseModel):
-    """The approvers of promotions. Empty: everyone with write access to the registry."""
+    """The approvers of promotions and the number of required approvals."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -137,7 +137,7 @@ def recheck_approvals(
     if len(now) < policy.approvals_required or not set(approved) <= set(now):
         raise ApprovalNeededError(
             "the policy or the approvals changed during the promotion: current approvals of version "
-            f"{intent.to}: {', '.join(now) or 'none'}",
+            f"{intent.to}: {', '.join(now)}; required: {policy.approvals_required}",
             hint="Run the same command again to list the missing approvals.",
         )
 

@@ -40,8 +40,11 @@ class Entry(BaseModel):
         from_, to: version numbers before and after the move; None if the alias is not set.
         by: name of the person who moves the alias.
         account: MLflow user of the process.
+        at: time of the entry in ISO 8601 format.
         digest, evaluation: digests of the model and of its evaluation.
         forced: objections that a forced promotion overruled.
+        state: pending, done or void.
+        note: reason for the state `void`.
         token: unique ID of the intent.
         owner: host and process that wrote the entry.
         seal: digest; empty until the entry is closed.
@@ -142,7 +145,13 @@ def append(client: MlflowClient, model: str, intent: Entry) -> Entry:
 def close(
     client: MlflowClient, model: str, entry: Entry, earlier_entries: Sequence[Entry], state: str, note: str = ""
 ) -> Entry:
-    """Close an entry as done or void. Idempotent, so a killed call can be repeated. Earlier entries must be closed."""
+    """Close an entry, and return the closed entry. Idempotent, so a killed call can be repeated.
+
+    Args:
+        earlier_entries: all earlier entries, oldest first; they must be closed.
+        state: DONE or VOID.
+        note: reason for the state VOID.
+    """
     closed = entry.model_copy(update={"state": state, "note": note[:MAX_TEXT_CHARACTERS]})
     closed = closed.model_copy(
         update={"seal": compute_seal(closed, earlier_entries[-1].seal if earlier_entries else "")}
@@ -155,7 +164,7 @@ def close(
 
 
 def compute_seal(entry: Entry, before: str) -> str:
-    """Return the SHA-256 of an entry's content and the previous seal, in hexadecimal digits."""
+    """Return the SHA-256 of an entry's content and the previous seal (`before`), in hexadecimal digits."""
     return hashing.digest({"before": before, **entry.model_dump(by_alias=True, exclude={"seal"})})
 
 
@@ -165,13 +174,13 @@ def list_completed_moves(entries: Iterable[Entry], alias: str) -> list[Entry]:
 
 
 def get_recorded_holder(entries: Iterable[Entry], alias: str) -> str | None:
-    """Return the version with an alias according to the history, or None."""
+    """Return the number of the version with an alias according to the history; None if the alias is not set."""
     moves = list_completed_moves(entries, alias)
     return moves[-1].to if moves else None
 
 
 def list_rollback_candidates(entries: Iterable[Entry], alias: str, initial: Sequence[str] = ()) -> list[str]:
-    """Return the versions that a rollback can restore, oldest first; a rollback restores the last one.
+    """Return the version numbers that a rollback can restore, oldest first; a rollback restores the last version.
 
     Args:
         initial: versions that had the alias before the history began, oldest first.

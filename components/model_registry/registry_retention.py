@@ -136,7 +136,11 @@ def _build_item(run: Run, reasons: Mapping[str, str], older_than: float) -> Trac
 
 
 def count_foreign_items(owner: str) -> int:
-    """Return the number of runs and models that `owner` does not own. Raises as `list_retained_digests`."""
+    """Return the number of runs and models that `owner`, the ID of a workdir, does not own.
+
+    Raises:
+        EngineMissingError, RegistryError: as `list_retained_digests`.
+    """
     if is_registry_missing():
         return 0
     with model_versions.registry_client() as client:
@@ -219,7 +223,10 @@ def _list_all_versions(client: MlflowClient) -> Iterator[ModelVersion]:
 def remove_run(run_id: str) -> None:
     """Delete a run, then its files, so that a killed removal can be resumed.
 
-    `mlflow gc` deletes the run's metrics and parameters. Raises as `list_retained_digests`.
+    `mlflow gc` deletes the run's metrics and parameters.
+
+    Raises:
+        EngineMissingError, RegistryError: as `list_retained_digests`.
     """
     with model_versions.registry_client() as client:
         run = client.get_run(run_id)
@@ -229,7 +236,15 @@ def remove_run(run_id: str) -> None:
 
 
 def list_unversioned_models(older_than: float, owner: str | None) -> list[TrackedItem]:
-    """Return the logged models that no model version uses; arguments and errors as for `list_ended_runs`."""
+    """Return the logged models that no model version uses.
+
+    Args:
+        older_than: minimum age in seconds of a model whose files are measured.
+        owner: ID of the workdir whose models are returned; None for all workdirs.
+
+    Raises:
+        EngineMissingError, RegistryError: as `list_retained_digests`.
+    """
     if is_registry_missing():
         return []
     items = []
@@ -263,7 +278,9 @@ def remove_model(model_id: str) -> bool:
     """Remove a logged model and its files; return False if a version has started to use the model.
 
     The tag with the digest is removed first, so that no registration finds the model. A killed removal can be resumed.
-    Raises as `list_retained_digests`.
+
+    Raises:
+        EngineMissingError, RegistryError: as `list_retained_digests`.
     """
     with model_versions.registry_client() as client:
         model = next((each for each in _list_logged_models(client) if each.model_id == model_id), None)

@@ -72,7 +72,11 @@ def list_serving_objections(name: str, version: str, alias: str, in_service: str
     promotion overruled are omitted.
 
     Args:
-        in_service: digest of the deployed model; None if no model is deployed.
+        in_service: digest of the deployed model; None if no model is deployed; UNKNOWN_MODEL to use the history.
+
+    Raises:
+        RegistryError: the model or version does not exist.
+        EngineMissingError, DiskFullError, NotWritableError: as `promotion_checks.list_objections`.
     """
     with model_versions.registry_client() as client:
         target = model_versions.get_version(client, name, version)
@@ -135,7 +139,14 @@ def open_package(name: str, version: str) -> Iterator[Artifact]:
 
 
 def record_serving_state(name: str, version: str, state: str, reason: str = "") -> None:
-    """Record in the version's tags whether it is deployed, refused (with a reason) or retired."""
+    """Record in the version's tags whether the version is deployed, refused (with a reason) or retired.
+
+    Args:
+        state: IN_SERVICE, REFUSED or RETIRED.
+
+    Raises:
+        RegistryError: the model or version does not exist.
+    """
     at = datetime.now(UTC).isoformat(timespec="seconds")
     tags = {SERVING_TAG: state, f"{SERVING_TAG}.at": at, f"{SERVING_TAG}.reason": reason[:4000]}
     with model_versions.registry_client() as client:

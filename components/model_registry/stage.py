@@ -46,7 +46,7 @@ CANDIDATE, CHALLENGER = "candidate", "challenger"
 
 
 class Registration(BaseModel):
-    """A registered model version."""
+    """A registered model version. `tags` contains the tags with the prefix "tuneline."."""
 
     name: str
     version: str
@@ -55,7 +55,14 @@ class Registration(BaseModel):
 
 
 class RegisteredModel(BaseModel):
-    """A registered model version, described by its tags."""
+    """A registered model version, described by its tags.
+
+    Attributes:
+        incumbent_sha256: digest of the model with which the evaluation compared the version; None without incumbent.
+        finetune_key: digest of the recipe; "" if the version has no such tag.
+        store_uri: location of the files in the artifact store.
+        tags: all tags of the version.
+    """
 
     name: str
     version: str
@@ -70,6 +77,7 @@ class RegisteredModel(BaseModel):
 
         Raises:
             RegistryError: the files are no longer available.
+            ArtifactDamagedError: the files differ from the registered files.
         """
         with model_versions.registry_client():
             return model_files.fetch_model(self.name, self.version, self.model_sha256, self.store_uri, folder)
@@ -84,7 +92,11 @@ class RegisteredModel(BaseModel):
             return model_files.read_logged_manifest(self.name, self.version)
 
     def read_logged_sha256(self) -> str:
-        """Return the digest of the model whose files MLflow stores. Raises RegistryError, as `read_manifest` does."""
+        """Return the digest of the model whose files MLflow stores.
+
+        Raises:
+            RegistryError: MLflow does not store the manifest.
+        """
         return self.read_manifest().content_sha256
 
 
@@ -106,10 +118,11 @@ def register(
 
     Args:
         dataset_version: the dataset's revision as returned by data_versioning.
-        finetune_key: digest of the recipe.
+        finetune_key: digest of the recipe; "" for the key in the model's manifest.
 
     Raises:
         UsageError: the evaluation or the package was built from another model, or the name is reserved for a history.
+        RegistryError: the evaluation has no valid verdict, or MLflow does not list an upload or the new version.
     """
     if registry_history.is_history_name(config.name):
         raise UsageError(

@@ -27,7 +27,11 @@ class RegisteredVersion(BaseModel):
 
 
 def list_registered_versions() -> list[RegisteredVersion]:
-    """Return every version that tuneline registered; empty if no registry exists. Raises RegistryError."""
+    """Return every version that tuneline registered; empty if no registry exists.
+
+    Raises:
+        EngineMissingError, RegistryError: as `model_versions.registry_client`.
+    """
     if model_versions.is_registry_missing():
         return []
     listed = []
@@ -58,7 +62,10 @@ def find_runs_using_datasets(datasets: Collection[str]) -> list[dict[str, str]]:
         datasets: digests of the datasets.
 
     Returns:
-        Entries of the form {"run_id", "name", "experiment"}.
+        Entries of the form {"run_id", "name", "experiment"}, where "experiment" is the experiment's name.
+
+    Raises:
+        EngineMissingError, RegistryError: as `model_versions.registry_client`.
     """
     if not datasets or model_versions.is_registry_missing():
         return []
