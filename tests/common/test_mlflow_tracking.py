@@ -204,7 +204,10 @@ def test_credentials_in_uri_work_and_stay_out_of_errors(server: str) -> None:
 def test_missing_database_driver_error_names_module() -> None:
     with pytest.raises(EngineMissingError) as error:
         mlflow_tracking._check_server("mssql+pyodbc://u:s3cret@db/mlflow")
-    assert error.value.message == "the tracking store mssql+pyodbc://u@db/mlflow requires the Python module pyodbc"
+    assert (
+        error.value.message
+        == "the tracking store mssql+pyodbc://u@db/mlflow requires the Python module pyodbc, which is not installed"
+    )
     assert error.value.hint == "Install the database driver that provides the module pyodbc."
 
 

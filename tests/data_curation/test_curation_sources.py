@@ -293,13 +293,13 @@ def test_hub_dataset_files_are_listed_and_read(hub, tmp_path, pattern, names):
             "hf://datasets/org/name@main/gone.jsonl",
             {},
             "does not exist, or HF_TOKEN has no access to it",
-            "Check the name, revision and path; for a private",
+            "Check the name, revision and path, or set HF_TOKEN for a private",
         ),
         (
             "hf://datasets/org/other@main/a.jsonl",
             {},
             "does not exist, or HF_TOKEN has no access to it",
-            "Check the name, revision and path; for a private",
+            "Check the name, revision and path, or set HF_TOKEN for a private",
         ),
         (
             "hf://datasets/org/name@main/*.csv",
