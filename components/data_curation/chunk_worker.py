@@ -281,7 +281,7 @@ def _load_settings(settings: str) -> tuple[DataCurationConfig, EvaluationIndex |
 
 
 def run_worker(folder: str, descriptor: int) -> None:
-    """Prepare the chunks whose numbers standard input lists, until it ends.
+    """Prepare the chunks whose numbers are read from standard input, one per line, until end of file.
 
     Args:
         folder: the folder of the chunks.

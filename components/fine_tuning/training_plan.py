@@ -23,9 +23,13 @@ def count_batched_rows(rows: int, total_tokens: float, config: FineTuningConfig)
 
 
 def count_steps(rows: int, config: FineTuningConfig) -> int:
-    """Return the number of optimizer steps for `rows` rows, or packed rows, per epoch.
+    """Return the number of optimizer steps of a training: max_steps, or else the steps of all epochs.
 
     As in transformers, an epoch ends with a partial batch.
+
+    Args:
+        rows: Rows per epoch; packed rows if packing is enabled.
+        config: The recipe.
     """
     return config.max_steps or math.ceil(config.epochs * _count_epoch_steps(rows, config))
 

@@ -141,7 +141,7 @@ def fetch_model(name: str, version: str, sha256: str, store_uri: str, folder: Pa
             raise RegistryError(
                 f"the files of {name} version {version} are neither in MLflow nor at "
                 f"{store_uri or 'a recorded artifact store'}",
-                hint="Mount that artifact store, or register the model again with a higher "
+                hint="Mount the artifact store of the model, or register the model again with a higher "
                 "model_registry.copy_limit_mb.",
             )
         shutil.copytree(path, part)

@@ -83,7 +83,10 @@ def gc(
         str, typer.Option("--pin", metavar="NAME", help="Artifact digest or run to pin. Nothing is deleted.")
     ] = "",
     because: Annotated[
-        str, typer.Option("--because", metavar="TEXT", help="Reason for the pin. Default: the user of this process.")
+        str,
+        typer.Option(
+            "--because", metavar="TEXT", help='Reason for the pin. Default: "by USER", with the user of this process.'
+        ),
     ] = "",
     unpin: Annotated[str, typer.Option("--unpin", metavar="NAME", help="Pin to remove. Nothing is deleted.")] = "",
     config: ConfigOption = None,

@@ -36,7 +36,7 @@ PipelineOption = Annotated[
     Literal["customization", "promotion", "data_curation", "fine_tuning", "evaluation", "triton_packaging"],
     typer.Option(
         "--pipeline",
-        help="customization: all stages. promotion: promote and deploy a version. Other values: a single stage.",
+        help="Pipeline to use: customization (all stages), promotion (promote and deploy a version), or one stage.",
     ),
 ]
 

@@ -72,7 +72,10 @@ def read_examples(settings: FewShotSettings) -> list[Record]:
         return []
     records = record_files.read_records(settings.examples, "examples")[: settings.shots]
     if len(records) < settings.shots:
-        raise InputError(f"{settings.examples} has {len(records)} rows; shots is {settings.shots}", hint="Lower shots.")
+        raise InputError(
+            f"{settings.examples} has {len(records)} rows; expected at least {settings.shots}, as in shots",
+            hint="Lower shots, or add rows to the file.",
+        )
     return records
 
 
