@@ -37,7 +37,7 @@ $(VENV)/.engines: $(VENV)/.ready
 
 # Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
 # Tests against engines mostly wait while the others compute, so one more worker runs both.
-test-all: $(VENV)/.engines ## Run the long tests: kills, full disks, stopped servers, documented commands, real engines (35 minutes)
+test-all: $(VENV)/.engines ## Run the long tests: kills, full disks, stopped servers, documented commands, real engines (35 to 50 minutes)
 	@$(PYTEST) -n 4 -m "long and not stress" $(ARGS)
 
 quality: $(VENV)/.ready ## Print the size and shape of the code with the targets

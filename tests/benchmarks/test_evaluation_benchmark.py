@@ -1,4 +1,7 @@
-"""The evaluation benchmark on the tiny model, with a fake lm-eval that scores every request separately."""
+"""The evaluation benchmark on the tiny model, with a fake lm-eval that scores every request separately.
+
+The tests marked `long` share a run of the benchmark, which takes 10 seconds of CPU.
+"""
 
 from __future__ import annotations
 
@@ -120,6 +123,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_both_engines_agree_on_items(results: dict[str, Any]) -> None:
     assert evaluation_page.equal(results)
     assert all(difference["most"] < 1e-3 for difference in results["differences"].values())
@@ -128,12 +132,14 @@ def test_both_engines_agree_on_items(results: dict[str, Any]) -> None:
     assert results["lengths"]["questions"]["requests"] == 9
 
 
+@pytest.mark.long
 def test_profile_counts_model_slots(results: dict[str, Any]) -> None:
     ours, theirs = (results["profiles"][name] for name in ("ours", "theirs"))
     assert ours["slots"] < theirs["slots"]
     assert sum(ours["parts"].values()) == pytest.approx(ours["total"])
 
 
+@pytest.mark.long
 def test_page_reports_missed_goal(results: dict[str, Any]) -> None:
     slow = {
         **results,
@@ -150,6 +156,7 @@ def test_page_reports_missed_goal(results: dict[str, Any]) -> None:
     assert "the speeds do not compare" in evaluation_page.markdown(unequal)
 
 
+@pytest.mark.long
 def test_missing_peer_is_reported(results: dict[str, Any]) -> None:
     partial = {name: value for name, value in results.items() if name not in ("theirs", "profiles", "best", "trials")}
     partial["adapter"] = {

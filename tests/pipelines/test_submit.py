@@ -1,6 +1,6 @@
 """Submission of compiled pipelines by the kfp command and by `tuneline submit` to a simulated server (tests/kfp_api.py).
 
-The tests marked `long` compile a whole example platform in child processes.
+The tests marked `long` compile a whole example platform, or run the commands of a page, in child processes.
 """
 
 from __future__ import annotations
@@ -1093,6 +1093,7 @@ def _copy_tracked_files(folder: Path) -> None:
             shutil.copy(ROOT / name, folder / name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", ["kubeflow.md", "ci.md"])
 def test_documented_commands_run(api: KfpApi, repository: Path, page: str) -> None:
     api.script = [State("SUCCEEDED")]
