@@ -57,12 +57,9 @@ def finetune(
     interruption, the same call resumes from the newest complete checkpoint and produces the same weights.
 
     Args:
-        dataset: The dataset artifact.
         output: Folder of the model artifact.
-        config: The recipe.
         seed: Seed of all random numbers.
         state: Folder of checkpoints and cached tokens.
-        reporter: Receives progress and metrics.
         dataset_uri: URI of the published dataset, for the manifest.
         base: The resolved base model. Default: resolve `config.base_model`.
         overwrite: Replace another artifact in `output`.
