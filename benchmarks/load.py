@@ -223,10 +223,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--stream-model", metavar="NAME", help="where streamed answers come from instead")
     parser.add_argument("--whole", action="store_true", help="whole answers by unary calls instead of streamed ones")
     parser.add_argument(
-        "--clients", type=numbers(int), default=[], metavar="N,N", help="closed loops of so many clients"
+        "--clients", type=numbers(int), default=[], metavar="N,N", help="closed loops with these numbers of clients"
     )
     parser.add_argument(
-        "--rate", type=numbers(float), default=[], metavar="R,R", help="open loops of so many requests a second"
+        "--rate",
+        type=numbers(float),
+        default=[],
+        metavar="R,R",
+        help="open loops with these rates in requests per second",
     )
     parser.add_argument("--requests", type=int, default=64, metavar="N", help="of each loop")
     parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="of an answer")
@@ -238,7 +242,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the times at which requests arrive")
     parser.add_argument(
-        "--server-pid", type=int, default=0, metavar="PID", help="a server on this machine, whose CPU seconds are told"
+        "--server-pid",
+        type=int,
+        default=0,
+        metavar="PID",
+        help="server process on this machine, whose CPU time is reported",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures and answers")
     args = parser.parse_args()

@@ -18,11 +18,9 @@ import psutil
 
 from components.common.runtime import process_control
 
-EVERY, SELDOM = (
-    0.1,
-    1.0,
-)  # seconds between two looks at processes and memory; at shared memory and disk, which cost more to look at
-PATIENCE = 10  # seconds that what the command left behind may still run
+PROCESS_POLL_INTERVAL_SECONDS = 0.1  # of processes and memory
+STORAGE_POLL_INTERVAL_SECONDS = 1.0  # of shared memory and disk, which cost more to measure
+LEFTOVER_TIMEOUT_SECONDS = 10  # for processes that the command left behind
 
 
 @dataclass
@@ -92,11 +90,11 @@ def _measured(
         looked = 0.0
         while child.poll() is None:
             _look(cost, seen)
-            if time.monotonic() - looked > SELDOM:
+            if time.monotonic() - looked > STORAGE_POLL_INTERVAL_SECONDS:
                 looked = time.monotonic()
                 cost.pss = max(cost.pss, sum(pss_of(p.pid) for p in seen if p.is_running()))
                 cost.disk = max(cost.disk, sum(map(_size, watched)) - held)
-            time.sleep(EVERY)
+            time.sleep(PROCESS_POLL_INTERVAL_SECONDS)
         cost.wall, cost.returncode = time.monotonic() - began, child.returncode
     _end(seen)
     cost.disk = max(cost.disk, sum(map(_size, watched)) - held)
@@ -162,11 +160,11 @@ def _size(folder: Path) -> int:
 
 def _end(seen: dict[psutil.Process, tuple[str, float]]) -> None:
     """Wait for what the command left behind, end what does not, and count it all."""
-    _, alive = psutil.wait_procs(list(seen), timeout=PATIENCE)
+    _, alive = psutil.wait_procs(list(seen), timeout=LEFTOVER_TIMEOUT_SECONDS)
     for left in alive:
         with suppress(psutil.Error):
             left.kill()
-    psutil.wait_procs(alive, timeout=PATIENCE)
+    psutil.wait_procs(alive, timeout=LEFTOVER_TIMEOUT_SECONDS)
     for child in seen:
         with suppress(ChildProcessError):
             os.waitpid(child.pid, os.WNOHANG)

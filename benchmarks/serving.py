@@ -259,7 +259,11 @@ def _arguments() -> argparse.Namespace:
         "--model", default=served.RANDOM, metavar="SOURCE", help="a base model; default: a random one of 27M parameters"
     )
     parser.add_argument(
-        "--clients", type=load.numbers(int), default=[1, 4, 16], metavar="N,N", help="closed loops of so many clients"
+        "--clients",
+        type=load.numbers(int),
+        default=[1, 4, 16],
+        metavar="N,N",
+        help="closed loops with these numbers of clients",
     )
     parser.add_argument(
         "--rates",

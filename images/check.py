@@ -36,6 +36,7 @@ from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import Platform
 from pipelines.definition import compilation
 from pipelines.steps import curation_inputs, input_resolution
+from tests.datasets import QUESTION_WORDS
 from tests.tiny import tiny_model
 
 NEEDED = ("buildah", "mmdebstrap", "unshare", "chroot")
@@ -43,25 +44,9 @@ SUITE, PYTHON = "bookworm", (3, 11)
 PACKAGES = ("python3", "python3-pip", "libpython3.11", "git", "ca-certificates")  # what the public base has
 BASE = "localhost/tuneline-stand-in:12"
 REGISTRY, TAG = "localhost/tuneline", "check"
-THINGS = (
-    "letter",
-    "parcel",
-    "invoice",
-    "ticket",
-    "order",
-    "refund",
-    "contract",
-    "report",
-    "meeting",
-    "licence",
-    "visitor",
-    "badge",
-)
-ACTS = ("send", "track", "cancel", "archive", "approve", "translate", "copy", "sign", "print", "return")
 ROWS = [
-    {"prompt": f"How do I {act} a {thing}?", "completion": f"To {act} a {thing}, open desk {len(act + thing)}."}
-    for act in ACTS
-    for thing in THINGS
+    {"prompt": f"How do I {verb} a {noun}?", "completion": f"To {verb} a {noun}, open desk {len(verb + noun)}."}
+    for verb, noun in QUESTION_WORDS
 ]
 CURATION = {
     "near_duplicate_threshold": 0.95,

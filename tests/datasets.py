@@ -23,6 +23,25 @@ SCHEMA = pa.schema(
         ("meta", pa.string()),
     ]
 )
+# Verbs and nouns of different questions, for raw data: "How do I send a letter?"
+QUESTION_WORDS = [
+    (verb, noun)
+    for verb in ["send", "track", "cancel", "archive", "approve", "translate", "copy", "sign", "print", "return"]
+    for noun in [
+        "letter",
+        "parcel",
+        "invoice",
+        "ticket",
+        "order",
+        "refund",
+        "contract",
+        "report",
+        "meeting",
+        "licence",
+        "visitor",
+        "badge",
+    ]
+]
 WORDS = [
     "open",
     "file",

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests import kubernetes_api
+from tests.datasets import QUESTION_WORDS
 from tests.kfp_api import KfpApi, State, serving
 from tests.kubernetes_api import KubernetesApi
 from tests.pipelines.command import ROOT, environment
@@ -30,21 +31,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROO
 README = PAGES[0]
 UNREACHABLE_PROXY = "http://127.0.0.1:9"  # the documented commands need no network beyond this machine
 PROGRAMS = ("tuneline", "make", "python", "pip")
-NOUNS = [
-    "letter",
-    "parcel",
-    "invoice",
-    "ticket",
-    "order",
-    "refund",
-    "contract",
-    "report",
-    "meeting",
-    "licence",
-    "visitor",
-    "badge",
-]
-VERBS = ["send", "track", "cancel", "archive", "approve", "translate", "copy", "sign", "print", "return"]
 
 
 def read_blocks(page: Path) -> list[str]:
@@ -53,8 +39,7 @@ def read_blocks(page: Path) -> list[str]:
 
 
 def write_rows(path: Path) -> None:
-    pairs = [(f"How do I {verb} a {noun}?", f"To {verb} a {noun}, open desk {n}.") for n, (verb, noun) in enumerate(
-        (verb, noun) for verb in VERBS for noun in NOUNS)]  # fmt: skip
+    pairs = [(f"How do I {verb} a {noun}?", f"To {verb} a {noun}, open desk {n}.") for n, (verb, noun) in enumerate(QUESTION_WORDS)]  # fmt: skip
     path.write_text("".join(json.dumps({"prompt": q, "completion": a, "source": "desk"}) + "\n" for q, a in pairs))
 
 

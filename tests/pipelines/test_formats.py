@@ -12,27 +12,15 @@ from typing import Any
 
 import pytest
 
+from tests.datasets import QUESTION_WORDS
 from tests.pipelines.command import answer
 from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.long]
-THINGS = [
-    "letter",
-    "parcel",
-    "invoice",
-    "ticket",
-    "order",
-    "refund",
-    "contract",
-    "report",
-    "meeting",
-    "licence",
-    "visitor",
-    "badge",
+PAIRS = [
+    (f"How do I {verb} a {noun}?", f"To {verb} a {noun}, open desk {n} and ask for {verb}-{noun}.")
+    for n, (verb, noun) in enumerate(QUESTION_WORDS[:72])
 ]
-VERBS = ["send", "track", "cancel", "archive", "approve", "translate"]
-PAIRS = [(f"How do I {verb} a {thing}?", f"To {verb} a {thing}, open desk {n} and ask for {verb}-{thing}.") for n, (verb, thing) in enumerate(
-    (verb, thing) for verb in VERBS for thing in THINGS)]  # fmt: skip
 
 
 def write_alpaca(folder: Path) -> Path:

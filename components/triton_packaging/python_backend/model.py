@@ -194,7 +194,7 @@ class TritonPythonModel:
                 async for chunk in chunks:
                     await send_line(writer, vars(chunk))
         except ConnectionError:
-            pass
+            pass  # the client has disconnected: nobody reads an answer or an error
         except Exception as error:
             shown = as_client_error(error)
             await send_line(writer, {"code": shown.code, "error": str(shown)})
