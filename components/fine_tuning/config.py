@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from components.common.models.adaptations import ADAPTATIONS, Adaptation, AdaptationName
 from components.common.models.compute_devices import Device
+from components.common.runtime.validation_errors import describe_validation_error
 from components.fine_tuning.objectives import OBJECTIVES, Objective, ObjectiveName
 
 SHARDED_STRATEGIES = ("fsdp2", "zero3")
@@ -429,10 +430,7 @@ class FineTuningConfig(Section):
                 recipe = FineTuningConfig.model_validate(values)
             except ValidationError as error:
                 name = ", ".join(f"{key}={value}" for key, value in zip(keys, changes, strict=True))
-                details = "; ".join(
-                    ": ".join(filter(None, [".".join(map(str, item["loc"])), item["msg"]])) for item in error.errors()
-                )
-                raise ValueError(f"sweep.vary: {name}: {details}") from None
+                raise ValueError(describe_validation_error(error, f"sweep.vary: {name}", FineTuningConfig)) from None
             name = ", ".join(f"{key}={recipe.get_value(key)}" for key in keys)
             if name in recipes:
                 raise ValueError(f"sweep.vary: {name} is listed twice")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from components.common.runtime.errors import ConfigurationError, RegistryError
+from components.common.runtime.validation_errors import describe_validation_error
 from components.model_registry import alias_moves, registry_history
 from components.model_registry.config import ModelRegistryConfig, check_approval_count
 from components.model_registry.registry_history import DONE, Entry
@@ -57,10 +58,8 @@ def read_policy(path: Path) -> Policy:
             f"{path} cannot be read: {error}", hint="Pass a YAML file, such as mlflow/promotion-policy.yaml."
         ) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
         raise ConfigurationError(
-            f"{path}: {field + ': ' if field else ''}{first['msg'].removeprefix('Value error, ')}",
+            describe_validation_error(error, str(path), Policy),
             hint="Correct the file; mlflow/promotion-policy.yaml is an example.",
         ) from None
 

@@ -5,16 +5,16 @@ This module copies the values that sections share.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from components.common.runtime.errors import ConfigurationError, UsageError
+from components.common.runtime.validation_errors import describe_validation_error
 from components.data_curation.config import DataCurationConfig
 from components.data_versioning.config import DataVersioningConfig
 from components.evaluation.config import EvaluationConfig
@@ -23,14 +23,10 @@ from components.fine_tuning.config import FineTuningConfig
 from components.model_registry.config import ModelRegistryConfig
 from components.triton_packaging.config import TritonPackagingConfig
 
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
 Values = dict[str, Any]  # parsed YAML: sections, keys and values
 # Keys whose values are paths, or lists of paths.
 PATH_KEYS = ("data_curation.tokens.base_model", "data_curation.personal_data.names.model", "fine_tuning.base_model")
 PATH_LIST_KEYS = ("data_curation.sources", "data_curation.decontamination.sets")
-MAX_VALUE_CHARACTERS = 200  # of a value that an error message repeats
 
 
 class Customization(BaseModel):
@@ -304,68 +300,3 @@ def _make_absolute(value: object, base: Path) -> object:
     if not isinstance(value, str) or not value or re.match(r"[a-z0-9]+:", value):
         return value
     return str(base / Path(value).expanduser())
-
-
-def describe_validation_error(
-    error: ValidationError, source: str, model: type[BaseModel], hidden: Sequence[str] = ()
-) -> str:
-    """Return a line with each invalid field, the value found and the allowed values.
-
-    Args:
-        error: Pydantic's error.
-        source: The origin of the values, at the start of the line.
-        model: The validated model, whose keys are suggested for a misspelled key.
-        hidden: Sections whose values are left out, because they may contain a secret.
-    """
-    problems = []
-    for problem in error.errors():
-        location = problem["loc"]
-        field = ".".join(str(part) for part in location) or "top level"
-        if problem["type"] == "extra_forbidden":
-            problems.append(f"{field}: unknown key{_suggest_key(location, model)}")
-        elif location and location[0] in hidden:
-            problems.append(f"{field}: {_describe_expected(problem)}")
-        else:
-            value = problem["input"]
-            text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
-            found = text if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + " …"
-            problems.append(f"{field}: found {found}; {_describe_expected(problem)}")
-    return f"{source}: " + "; ".join(problems)
-
-
-# Pydantic's error types and the values that are allowed instead.
-EXPECTED_VALUES = {
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "string_type": "a string",
-    "list_type": "a list, for example [one, two]",
-    "too_short": "a list with {min_length} or more entries",
-    "model_type": "a mapping of keys, for example section.key=value",
-    "greater_than": "more than {gt}",
-    "greater_than_equal": "{ge} or more",
-    "less_than": "less than {lt}",
-    "less_than_equal": "{le} or less",
-}
-
-
-def _describe_expected(problem: ErrorDetails) -> str:
-    expected = EXPECTED_VALUES.get(problem["type"])
-    if expected is None:
-        return problem["msg"].removeprefix("Value error, ")
-    return f"expected {expected.format(**problem.get('ctx', {}))}"
-
-
-def _suggest_key(location: tuple[int | str, ...], model: Any) -> str:
-    """Return the nearest key for a misspelled one, or the allowed keys."""
-    for part in location[:-1]:
-        field = model.model_fields.get(str(part)) if hasattr(model, "model_fields") else None
-        model = field.annotation if field else None
-    names = list(model.model_fields) if hasattr(model, "model_fields") else []
-    matches = difflib.get_close_matches(str(location[-1]), names, n=1)
-    return f" (did you mean {matches[0]}?)" if matches else f" (allowed: {', '.join(names)})" if names else ""

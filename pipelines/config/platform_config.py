@@ -20,7 +20,8 @@ from components.common.launch.kubernetes.pod_scheduling import (
 from components.common.launch.launcher_settings import LauncherSettings
 from components.common.runtime import container_images, url_credentials
 from components.common.runtime.errors import ConfigurationError
-from pipelines.config.customization_config import describe_validation_error, read_sections
+from components.common.runtime.validation_errors import describe_validation_error
+from pipelines.config.customization_config import read_sections
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 QUANTITY_PATTERN = r"^$|^[0-9]+([EPTGMK]i?)?$"

@@ -34,6 +34,7 @@ from components.common.runtime.errors import (
     UsageError,
 )
 from components.common.runtime.reporters import Reporter
+from components.common.runtime.validation_errors import describe_validation_error
 from components.common.workspace import artifact_store, job_folders
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation import stage as curation
@@ -46,7 +47,6 @@ from components.data_versioning.git_repository import DataVersioningError
 from components.fine_tuning import stage as tuning
 from components.fine_tuning.config import FineTuningConfig
 from components.model_registry.stage import RegisteredModel, get_registered
-from pipelines.config.customization_config import describe_validation_error
 from pipelines.provenance import artifact_diff, environment_diff, lineage
 from pipelines.provenance.environment_diff import Difference, StageRecord
 from pipelines.provenance.lineage import LineageError

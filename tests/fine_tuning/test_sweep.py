@@ -352,14 +352,14 @@ def test_sweep_requires_validation_rows_in_the_dataset(tiny: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("vary", "message"),
     [
-        ({"learning_rate": [1e-3, -1]}, "learning_rate=-1: learning_rate: Input should be greater than 0"),
+        ({"learning_rate": [1e-3, -1]}, "learning_rate=-1: learning_rate: found -1; expected more than 0"),
         (
             {"learning_rate": [1e-3], "lora.rank": [8, 0]},
-            "learning_rate=0.001, lora.rank=0: lora.rank: Input should be greater than",
+            "learning_rate=0.001, lora.rank=0: lora.rank: found 0; expected 1 or more",
         ),
         (
             {"micro_batch_size": [2, 3]},
-            "micro_batch_size=3: Value error, batch_size 4 is not a multiple of micro_batch_size 3",
+            "micro_batch_size=3: batch_size 4 is not a multiple of micro_batch_size 3",
         ),
         ({"learning_rate": [1e-3, 0.001]}, "learning_rate=0.001 is listed twice"),
         ({"learning_rate": []}, "learning_rate has an empty list of values"),

@@ -205,8 +205,8 @@ def test_policy_file_in_another_encoding_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("approver: [ann]", "approver: Extra inputs"),
-        ("approvers: ann", "approvers: Input should be a valid list"),
+        ("approver: [ann]", "approver: unknown key .did you mean approvers"),
+        ("approvers: ann", "approvers: found 'ann'; expected a list"),
         ("a: [", "cannot be read"),
     ],
 )

@@ -64,7 +64,7 @@ ERRORS = {
         "{where}: data_curation.sources: found 'raw.jsonl'; expected a list, for example [one, two]", KEYS_HINT
     ),
     "unknown choice": ExpectedError(
-        "{where}: fine_tuning.schedule: found 'magic'; Input should be 'linear', 'cosine' or 'constant_with_warmup'",
+        "{where}: fine_tuning.schedule: found 'magic'; expected 'linear', 'cosine' or 'constant_with_warmup'",
         KEYS_HINT,
     ),
     "set without =": ExpectedError(

@@ -84,7 +84,7 @@ def test_validation_error_names_the_key() -> None:
     message = get_error(adaptation="magic").message
     *names, last = (f"'{name}'" for name in ADAPTATIONS)
     allowed = f"{', '.join(names)} or {last}"
-    assert message == f"the run's parameters: fine_tuning.adaptation: found 'magic'; Input should be {allowed}"
+    assert message == f"the run's parameters: fine_tuning.adaptation: found 'magic'; expected {allowed}"
     assert (
         "fine_tuning.learning_rat: unknown key (did you mean learning_rate?)"
         in get_error("fine_tuning: {learning_rat: 1}").message

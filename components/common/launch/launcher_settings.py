@@ -15,8 +15,10 @@ from components.common.launch.launcher_registry import LAUNCHERS, LauncherEntry,
 from components.common.launch.ray.ray_settings import RaySettings
 from components.common.launch.slurm.slurm_settings import SlurmSettings
 from components.common.runtime.errors import ConfigurationError, UsageError
+from components.common.runtime.validation_errors import describe_validation_error
 
 SETTINGS_VARIABLE = "TUNELINE_LAUNCHER"  # contains a step's settings as JSON
+SECRET_FIELDS = ("environment",)  # their values may contain a secret, and are not reported
 
 
 class LauncherSettings(StrictModel):
@@ -110,7 +112,8 @@ def load_settings() -> LauncherSettings:
         return LauncherSettings.model_validate_json(os.environ.get(SETTINGS_VARIABLE) or "{}")
     except ValidationError as error:
         hint = f"Set {SETTINGS_VARIABLE} to a JSON object with the keys of the section launcher of platform.yaml."
-        raise ConfigurationError(f"{SETTINGS_VARIABLE}: {_format_errors(error)}", hint=hint) from None
+        message = describe_validation_error(error, SETTINGS_VARIABLE, LauncherSettings, hidden=SECRET_FIELDS)
+        raise ConfigurationError(message, hint=hint) from None
 
 
 def replace_kind(settings: LauncherSettings, kind: str) -> LauncherSettings:
@@ -123,21 +126,8 @@ def replace_kind(settings: LauncherSettings, kind: str) -> LauncherSettings:
         return LauncherSettings.model_validate(settings.model_dump() | {"kind": kind})
     except ValidationError as error:
         hint = f"Choose one of: {', '.join(get_args(LauncherKind))}."
-        raise UsageError(f"--launcher {kind}: {_format_errors(error)}", hint=hint) from None
-
-
-def _format_errors(error: ValidationError) -> str:
-    """Return each field, the value found (not of `environment`, which may contain secrets) and what is expected."""
-    problems = []
-    for item in error.errors():
-        field = ".".join(map(str, item["loc"]))
-        message = item["msg"].removeprefix("Value error, ").replace("Input should be ", "expected ")
-        if item["type"] == "extra_forbidden":
-            message = "unknown key"
-        elif field and item["loc"][0] != "environment" and isinstance(item["input"], (str, int, float)):
-            message = f"found {item['input']!r}; {message}"
-        problems.append(f"{field}: {message}" if field else message)
-    return "; ".join(problems)
+        message = describe_validation_error(error, f"--launcher {kind}", LauncherSettings, hidden=SECRET_FIELDS)
+        raise UsageError(message, hint=hint) from None
 
 
 def to_environment(settings: LauncherSettings) -> dict[str, str]:

@@ -1,0 +1,82 @@
+"""Messages for values that a Pydantic model rejects: the field, the value found and the allowed values."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+MAX_VALUE_CHARACTERS = 200  # of a value that an error message repeats
+
+
+def describe_validation_error(
+    error: ValidationError, source: str, model: type[BaseModel], hidden: Sequence[str] = ()
+) -> str:
+    """Return a line with each invalid field, the value found and the allowed values.
+
+    Args:
+        error: Pydantic's error.
+        source: The origin of the values, at the start of the line.
+        model: The validated model, whose keys are suggested for a misspelled key.
+        hidden: Sections whose values are left out, because they may contain a secret.
+    """
+    problems = []
+    for problem in error.errors():
+        location = problem["loc"]
+        field = ".".join(map(str, location))
+        if problem["type"] == "extra_forbidden":
+            problems.append(f"{field}: unknown key{_suggest_key(location, model)}")
+        elif not location:  # a check of several keys, whose message contains their values
+            problems.append(_describe_expected(problem))
+        elif location[0] in hidden:
+            problems.append(f"{field}: {_describe_expected(problem)}")
+        else:
+            value = problem["input"]
+            text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+            found = text if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + " …"
+            problems.append(f"{field}: found {found}; {_describe_expected(problem)}")
+    return f"{source}: " + "; ".join(problems)
+
+
+# Pydantic's error types and the values that are allowed instead.
+EXPECTED_VALUES = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "literal_error": "{expected}",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a string",
+    "list_type": "a list, for example [one, two]",
+    "too_short": "a list with {min_length} or more entries",
+    "model_type": "a mapping of keys, for example section.key=value",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+}
+
+
+def _describe_expected(problem: ErrorDetails) -> str:
+    expected = EXPECTED_VALUES.get(problem["type"])
+    if expected is None:
+        return problem["msg"].removeprefix("Value error, ")
+    return f"expected {expected.format(**problem.get('ctx', {}))}"
+
+
+def _suggest_key(location: tuple[int | str, ...], model: Any) -> str:
+    """Return the nearest key for a misspelled one, or the allowed keys."""
+    for part in location[:-1]:
+        field = model.model_fields.get(str(part)) if hasattr(model, "model_fields") else None
+        model = field.annotation if field else None
+    names = list(model.model_fields) if hasattr(model, "model_fields") else []
+    matches = difflib.get_close_matches(str(location[-1]), names, n=1)
+    return f" (did you mean {matches[0]}?)" if matches else f" (allowed: {', '.join(names)})" if names else ""
