@@ -1,4 +1,4 @@
-"""JSON schemas of the configuration files: `python -m pipelines.config.json_schemas` writes them to docs/schemas."""
+"""JSON schemas of the configuration files, for editors: `make` writes them to .vscode/schemas, outside version control."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import Platform
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "schemas"
+FOLDER = Path(__file__).resolve().parents[2] / ".vscode" / "schemas"
 SCHEMAS: dict[str, type[BaseModel]] = {"customization.schema.json": Customization, "platform.schema.json": Platform}
 
 
@@ -19,7 +19,12 @@ def render_schemas() -> dict[str, str]:
     return {name: json.dumps(model.model_json_schema(), indent=1) + "\n" for name, model in SCHEMAS.items()}
 
 
-if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
+def write_schemas() -> None:
+    """Write each schema to FOLDER."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in render_schemas().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_schemas()

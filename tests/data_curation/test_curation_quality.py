@@ -235,7 +235,9 @@ def test_every_switch_is_a_key_and_every_reason_is_unique_and_documented(family)
     assert {switch: type(getattr(section, switch, None)) for switch in switches} == dict.fromkeys(switches, bool)
     reasons = [reason for reason, _, _ in family.filters]
     assert len(set(reasons)) == len(reasons)
-    pages = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("filters.md", "data.md"))
+    pages = "".join(
+        (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("filters.md", "data.md", "configuration.md")
+    )
     assert [reason for reason in reasons if f"`{reason}`" not in pages] == []
 
 
