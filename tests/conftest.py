@@ -14,10 +14,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from components.common.runtime import process_control
+
 settings.register_profile(
     "no-clock", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )  # a busy machine fails no test
 settings.load_profile("no-clock")
+process_control.relax_garbage_collector()
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ.pop("MLFLOW_RUN_ID", None)

@@ -126,6 +126,7 @@ def step_context(stage: str, *, tracked: bool = True) -> Iterator[Step]:
     # Ctrl-C on a terminal reaches a step twice, from the terminal and from its run; the second must not stop the
     # cleanup.
     process_control.install_stop_handlers(once=True)
+    process_control.relax_garbage_collector()
     path = os.environ.get("TUNELINE_EVENTS")
     events = EventLog(Path(path), stage) if path else None
     clock = stage_cost.CostClock()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from components.common.artifacts import artifact_folder
 from components.common.launch import EVENTS_FILENAME, OUTCOME_FILENAME, LostJobError, get_outcome_filename
+from components.common.runtime import process_control
 from components.common.runtime.errors import RESUME_HINT, TunelineError, translate_system_error, wrap_unexpected_error
 from components.common.runtime.reporters import EventLog, Reporter, SilentReporter
 from components.common.workspace import liveness
@@ -56,6 +57,7 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
+    process_control.relax_garbage_collector()
     exit_code = main(sys.argv[1])
     import torch.distributed as dist
 

@@ -39,6 +39,7 @@ def main() -> None:
     """Run the command, report its error, and exit with the documented code."""
     arguments = sys.argv[1:]
     process_control.install_stop_handlers()
+    process_control.relax_garbage_collector()
     try:
         code = app(arguments, standalone_mode=False)
         if code == TYPER_INTERRUPT_CODE:

@@ -163,3 +163,16 @@ def test_other_errors_in_finalizers_are_still_printed() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
     assert "ZeroDivisionError" in result.stderr
+
+
+def test_relaxed_garbage_collector_skips_the_modules_at_exit() -> None:
+    script = """
+import atexit, gc
+from components.common.runtime import process_control
+atexit.register(lambda: print(gc.get_threshold()[0], gc.get_freeze_count() > 10_000))
+process_control.relax_garbage_collector()
+process_control.relax_garbage_collector()
+print(gc.get_freeze_count())
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "0\n10000 True\n"
