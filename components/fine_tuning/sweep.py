@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -24,10 +24,17 @@ from typing import Any
 from components.common import launch
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact
-from components.common.launch import ArrayLauncher, Command, DetachedError, Launcher, NotStartedError, StopRequest
+from components.common.launch import (
+    ArrayLauncher,
+    Command,
+    DetachedError,
+    Launcher,
+    LocalLauncher,
+    NotStartedError,
+    StopRequest,
+)
 from components.common.launch.array_submission import ArraySubmission
 from components.common.launch.launcher_settings import LauncherSettings
-from components.common.launch.torchrun import TorchrunLauncher
 from components.common.models import compute_devices, model_loading
 from components.common.models.model_loading import LocalBaseModel
 from components.common.reporting import mlflow_tracking
@@ -311,8 +318,8 @@ class _RunningSweep:
             started = None
             if self.submission and isinstance(launcher, ArrayLauncher):
                 started = self.submission.start(name, launcher, command, folder)
-            if isinstance(launcher, TorchrunLauncher):
-                launcher = replace(launcher, environment=environment)
+            if isinstance(launcher, LocalLauncher):
+                launcher = launcher.with_environment(environment)
             return launch.run(launcher, command, folder, reporter, self.stop, started)
         finally:
             self.lock.acquire()

@@ -146,6 +146,14 @@ class ArrayLauncher(Launcher, Protocol):
         """
 
 
+@runtime_checkable
+class LocalLauncher(Launcher, Protocol):
+    """A launcher on the machine of the step, whose concurrent jobs share the accelerators of the machine."""
+
+    def with_environment(self, environment: Mapping[str, str]) -> Launcher:
+        """Return a launcher whose processes also get these variables, such as those that select accelerators."""
+
+
 class LostJobError(TunelineError):
     """A job ended without an outcome."""
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -123,6 +123,10 @@ class TorchrunLauncher:
             )
         guard = process_control.start_job_guard(torchrun.pid, f"TUNELINE_JOB={job_id}")
         return TorchrunJob(torchrun, guard, folder, signal.SIGINT if self.ignores_sigterm else signal.SIGTERM)
+
+    def with_environment(self, environment: Mapping[str, str]) -> TorchrunLauncher:
+        """Return this launcher with other further variables."""
+        return replace(self, environment=environment)
 
     def find(self, folder: Path) -> None:
         """Return None: jobs do not outlive the watching process."""
