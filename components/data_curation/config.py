@@ -233,7 +233,7 @@ class InstructionConfig(_Section):
         "row, a system turn after the first, or a last turn not by the assistant.",
     )
     placeholders: bool = Field(
-        True, description="Drop placeholder answers (nooutput, nan, only dots). Reject reason: empty_answer."
+        True, description="Drop placeholder answers (nooutput, nan, only dots). Reject reason: `empty_answer`."
     )
     echoes: bool = Field(True, description="Drop answers of at least 20 characters that only repeat the question.")
     refusals: bool = Field(

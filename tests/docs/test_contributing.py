@@ -34,9 +34,12 @@ def run(command: str, clone: Path) -> str:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the tracked files to a repository with this environment as its .venv and a `make` that only prints."""
+    """Copy the files that are tracked, or new and not ignored, to a repository with this environment as its .venv and a `make` that only prints."""
     folder = tmp_path_factory.mktemp("clone")
-    run(f"git -C '{ROOT}' ls-files -z | tar -C '{ROOT}' --null -T - -c | tar -x", folder)
+    run(
+        f"git -C '{ROOT}' ls-files -z --cached --others --exclude-standard | tar -C '{ROOT}' --null -T - -c | tar -x",
+        folder,
+    )
     run("git init -q . && git add -A && git -c user.name=a -c user.email=a@b commit -qm all", folder)
     (folder / ".venv").symlink_to(sys.prefix, target_is_directory=True)
     (folder / "bin").mkdir()

@@ -1085,8 +1085,9 @@ def test_github_workflow_installs_tuneline_from_its_checkout(repository: Path) -
 
 
 def _copy_tracked_files(folder: Path) -> None:
-    """Copy the files of tuneline that git tracks."""
-    output = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    """Copy the files of tuneline that git tracks, and new files that it does not ignore."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, output.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
