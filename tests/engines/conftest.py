@@ -14,6 +14,7 @@ import pytest
 from tests.data_versioning.conftest import make_dataset
 from tests.engines import postgresql, slurm_cluster
 from tests.engines.s3_server import S3, run_server
+from tests.pipelines.conftest import digests_file, first, first_digests, project
 
 ENGINES_REQUIRED = os.environ.get("TUNELINE_ENGINES") == "required"
 REQUIRED_PROGRAMS = {
@@ -29,7 +30,7 @@ REQUIRED_MODULES = {
     "deepspeed": ("deepspeed",),
 }
 REQUIRED_MODULES["postgresql"] = ("psycopg2", "flask_wtf")
-__all__ = ["make_dataset"]
+__all__ = ["digests_file", "first", "first_digests", "make_dataset", "project"]
 
 
 def find_missing(marker: str) -> str | None:

@@ -1,13 +1,17 @@
-"""One whole run of the tiny customization, shared by the tests of its results."""
+"""One whole run of the tiny customization, shared by the tests of its results, and its digests for all workers."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
+from components.common.artifacts import artifact_folder
 from tests.pipelines.project import run, write_project
 
 
@@ -18,11 +22,32 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def first(project: Path) -> dict[str, Any]:
+def digests_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file with the digests of the first run, shared by all workers. A lock on it is held during the run."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "first_digests.json"
+
+
+@pytest.fixture(scope="session")
+def first(project: Path, digests_file: Path) -> dict[str, Any]:
     """The JSON result of the first run, whose workdir is `wd` in the project.
 
     `costs` is a copy of the artifacts' costs: a later run that makes the same artifact again overwrites them.
     """
-    result = run(project, "wd")
+    with FileLock(f"{digests_file}.lock"):
+        result = run(project, "wd")
+        artifacts = result["artifacts"].items()
+        digests_file.write_text(json.dumps({k: artifact_folder.read(Path(path), k).sha256 for k, path in artifacts}))
     shutil.copytree(project / "wd" / "store" / "costs", project / "costs")
     return result
+
+
+@pytest.fixture(scope="session")
+def first_digests(request: pytest.FixtureRequest, digests_file: Path) -> dict[str, str]:
+    """The digests of the first run's artifacts by kind, of this worker or another: they depend on no path."""
+    with FileLock(f"{digests_file}.lock"):
+        is_known = digests_file.exists()
+    if not is_known:
+        request.getfixturevalue("first")
+    digests: dict[str, str] = json.loads(digests_file.read_text())
+    return digests

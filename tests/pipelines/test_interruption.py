@@ -82,7 +82,7 @@ def read_digests(result: dict[str, Any]) -> dict[str, str]:
     return {kind: artifact_folder.read(Path(path), kind).sha256 for kind, path in result["artifacts"].items()}
 
 
-def test_interrupted_and_killed_run_resumes_with_equal_digests(first: dict[str, Any], project: Path) -> None:
+def test_interrupted_and_killed_run_resumes_with_equal_digests(first_digests: dict[str, str], project: Path) -> None:
     child = start_until(project, is_training_metric)
     signal_group(child, signal.SIGINT)
     error = check_interruption(child, project, timeout=120)
@@ -109,7 +109,7 @@ def test_interrupted_and_killed_run_resumes_with_equal_digests(first: dict[str, 
     assert error["message"] in ("the run was killed before it saved its last steps", "interrupted")
 
     result = run(project, WORKDIR)
-    assert read_digests(result) == read_digests(first)
+    assert read_digests(result) == first_digests
     assert [mlflow_run.data.tags.get("tuneline.stage") for mlflow_run in find_open_mlflow_runs(project / WORKDIR)] == []
     assert not list((project / WORKDIR / "store" / "unfinished").iterdir())
     check_logs(project)
