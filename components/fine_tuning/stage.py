@@ -18,6 +18,7 @@ from components.common.launch.launcher_registry import create_launcher
 from components.common.launch.launcher_settings import LauncherSettings
 from components.common.models import model_loading
 from components.common.models.model_loading import LocalBaseModel
+from components.common.models.weight_integrity import check_vocabulary
 from components.common.runtime.errors import RESUME_HINT, BusyError, ConfigurationError, InputError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders, liveness
@@ -93,6 +94,7 @@ def finetune(
         timer = training.StartupTimer()
         with timer.measure("tokens"):
             tokenizer = model_loading.load_tokenizer(base.path)
+            check_vocabulary(tokenizer, model_loading.load_configuration(base.path), base.uri)
             splits = tokenize(dataset, kind, tokenizer, base, config, state, reporter)
         job = TrainingJob(
             str(base.path),

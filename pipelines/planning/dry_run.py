@@ -244,6 +244,8 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
             planned = replace(inputs, sources=sources)
             reporter.step("resolving the base model")
             outline = model_loading.load_outline(config.fine_tuning.base_model)
+            if outline.base:
+                model_loading.check_base_model(outline.base)
             shape = ModelShape.from_configuration(outline.config, count_parameters(outline.config, config.fine_tuning))
             workloads = check_evaluation_tasks(config, lambda: (outline.tokenizer, outline.config), reporter)
             repository = curation_inputs.repository_root(config, workdir, scratch)

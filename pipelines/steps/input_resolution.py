@@ -62,6 +62,7 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     curation_inputs.fetch_earlier_revisions(config, inputs.earlier_revisions, workdir, reporter)
     reporter.step("resolving the base model")
     base = model_loading.resolve_base_model(config.fine_tuning.base_model, reporter)
+    model_loading.check_base_model(base)
     workloads = _check_tasks_with(base, config, reporter)
     reporter.step("resolving the champion")
     reason = get_unproven_reason(config)

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from components.common.artifacts import artifact_folder
 from components.common.launch.launcher_settings import LauncherSettings, to_environment
-from components.common.runtime.errors import EngineMissingError, InputError, TunelineError
+from components.common.runtime.errors import ConfigurationError, EngineMissingError, InputError, TunelineError
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.stage import curate, list_sources
@@ -559,3 +560,18 @@ def test_text_lists_rows_tokens_steps_memory_disk_time_and_warnings(estimate: Es
     assert f"30 steps (fine_tuning.max_steps), {result['tokens']['trained']:,} tokens" in "\n".join(text)
     assert "triton_packaging  unknown until a package of this base model has been built here" in "\n".join(text)
     assert text[-1].startswith("warning: the model will be packaged unproven")
+
+
+def test_weights_without_a_tensor_are_refused_by_dry_run_and_resolve(fresh_project: Path, tmp_path: Path) -> None:
+    shutil.copytree(fresh_project / "tiny", tmp_path / "damaged")
+    tensors = load_file(tmp_path / "damaged" / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, tmp_path / "damaged" / "model.safetensors", metadata={"format": "pt"})
+    overrides = ("--set", f"fine_tuning.base_model={tmp_path / 'damaged'}")
+    error = refusal(2, "run", "--dry-run", "-c", "customization.yaml", *overrides, cwd=fresh_project)
+    assert error["message"] == (
+        f"the weights in {tmp_path / 'damaged'} do not match its config.json: missing: model.norm.weight"
+    )
+    config = load_settings(fresh_project, overrides[1])
+    with pytest.raises(ConfigurationError, match=re.escape(error["message"])):
+        resolve_plans(config, Workdir(tmp_path / "wd"), SilentReporter())

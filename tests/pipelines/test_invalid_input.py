@@ -1148,6 +1148,20 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
     "the package refers to …, which is missing or has changed: …": ("artifact_damaged", 1),
     "the package cannot be published: …": ("engine_missing", 1),
 }
+MODEL_ERRORS = {  # the tests are in tests/common/test_weight_integrity.py
+    "fine_tuning.base_model: … of … has … bytes; expected …": ("configuration", 2),
+    "fine_tuning.base_model: … of … is not a safetensors file (… bytes)": ("configuration", 2),
+    "fine_tuning.base_model: … of … names '…', which is not a safetensors file of the model": ("configuration", 2),
+    "fine_tuning.base_model: … of … has no tensor '…', which … lists": ("configuration", 2),
+    "fine_tuning.base_model: … of … has no weight_map of tensor and file names": ("configuration", 2),
+    "fine_tuning.base_model: config.json of … names the weights '…', which are not a safetensors file of the model": (
+        "configuration",
+        2,
+    ),
+    "fine_tuning.base_model: … contains adapter_config.json, which refers to another base model": ("configuration", 2),
+    "fine_tuning.base_model: the token '…' of … has the ID …, and the model has … embeddings": ("configuration", 2),
+    "the weights in … do not match its config.json: …": ("configuration", 2),
+}
 PLATFORM_ERRORS = {  # the test is in test_platform_check.py
     "the environment does not match platform.yaml: …": ("platform", 1),
 }
@@ -1233,6 +1247,7 @@ def test_errors_page_lists_every_error_with_kind_and_code() -> None:
         **DEPLOYMENT_ERRORS,
         **GARBAGE_COLLECTION_ERRORS,
         **JOB_ERRORS,
+        **MODEL_ERRORS,
         **PLATFORM_ERRORS,
         **STORAGE_PROBE_ERRORS,
     }

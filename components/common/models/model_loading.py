@@ -24,7 +24,7 @@ from typing import Any
 
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
-from components.common.models import compute_devices
+from components.common.models import compute_devices, weight_integrity
 from components.common.runtime import cpu_cores
 from components.common.runtime.errors import (
     ArtifactDamagedError,
@@ -49,7 +49,8 @@ MACHINE_DEPENDENT_SETTINGS = ("is_local", "local_files_only")  # of a tokenizer
 # The files of a model. Licences, readmes and other weight formats, such as pickles, are neither read nor digested.
 MODEL_FILE_PATTERN = re.compile(
     r"(.*\.safetensors|.*\.safetensors\.index\.json|config\.json|generation_config\.json|tokenizer.*|vocab.*|merges\.txt"
-    r"|special_tokens_map\.json|added_tokens\.json|chat_template.*|adapter_config\.json)"
+    r"|special_tokens_map\.json|added_tokens\.json|chat_template.*|adapter_config\.json"
+    r"|.*\.model|.*\.tiktoken|tekken\.json)"
 )
 SOURCES_HINT = f"Use {EMBEDDED_SOURCE}, a folder in the Hugging Face layout, store:<sha256>, or hf://org/name@revision."
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
@@ -222,6 +223,22 @@ def resolve_base_model(
     return base
 
 
+def check_base_model(base: LocalBaseModel) -> None:
+    """Check that the weights have the tensors of the architecture, and that every token has an embedding.
+
+    The model is loaded onto the meta device, which reads no data.
+
+    Raises:
+        ConfigurationError: a tensor is missing, unexpected or mis-shaped, or the tokenizer exceeds the embedding.
+    """
+    if base.uri == EMBEDDED_SOURCE:  # tuneline converts it from a file with a fixed digest
+        return
+    config = load_configuration(base.path)
+    weight_integrity.check_vocabulary(load_tokenizer(base.path), config, base.uri)
+    if not hasattr(config, "quantization_config"):  # a quantized checkpoint has more tensors than the architecture
+        _load_weights(base.path, device_map="meta")
+
+
 def find_local_base_model(source: str) -> LocalBaseModel | None:
     """Return the base model of a source if it is on this machine; None if it must be fetched or converted first.
 
@@ -302,11 +319,20 @@ def _inspect_folder(folder: Path, uri: str) -> LocalBaseModel:
     if not folder.is_dir():
         raise ConfigurationError(f"fine_tuning.base_model: {uri} is not a folder", hint=SOURCES_HINT)
     files = sorted(p for p in folder.iterdir() if p.is_file() and MODEL_FILE_PATTERN.fullmatch(p.name))
-    check_model_files((p.name for p in files), uri)
+    names = {p.name for p in files}
+    check_model_files(names, uri)
     check_configuration(folder / "config.json", uri)
+    if ADAPTER_CONFIG in names:  # transformers would load other base weights, which the digest does not cover
+        raise ConfigurationError(
+            f"fine_tuning.base_model: {uri} contains {ADAPTER_CONFIG}, which refers to another base model",
+            hint="Merge the adapter into its base model, or remove the file if the weights are complete.",
+        )
+    weight_integrity.check_weight_files(folder, names, uri)
     if (folder / artifact_folder.MANIFEST_FILENAME).exists():
         return LocalBaseModel(folder, artifact_folder.read(folder, "base_model").sha256, uri)
-    return LocalBaseModel(folder, hashing.content_sha256((p.name, hashing.sha256_file(p)) for p in files), uri)
+    files += sorted((folder / "additional_chat_templates").glob("*.jinja"))  # transformers reads these, too
+    digests = ((path.relative_to(folder).as_posix(), hashing.sha256_file(path)) for path in files)
+    return LocalBaseModel(folder, hashing.content_sha256(digests), uri)
 
 
 def check_configuration(path: Path, uri: str) -> None:
@@ -547,20 +573,33 @@ def load_model(model: LoadableModel, *, trainable: bool = False, dtype: Any = No
         The transformers model, or the peft.PeftModel if the model has an adapter.
 
     Raises:
-        ConfigurationError: the weights cannot be loaded.
+        ConfigurationError: the weights cannot be loaded, or a tensor is missing, unexpected or mis-shaped.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
-    silence_transformers()
     dtype = dtype or (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
-    with _translate_load_errors(model.weights, "weights"):
-        loaded = AutoModelForCausalLM.from_pretrained(
-            model.weights, dtype=dtype, trust_remote_code=False, use_safetensors=True, **options
-        )
+    loaded = _load_weights(model.weights, dtype=dtype, **options)
     if model.adapter:
         loaded = attach_adapter(loaded, model.adapter, trainable=trainable)
     return loaded if trainable else loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def _load_weights(folder: Path, **options: Any) -> Any:
+    """Load weights onto the CPU or the device in `options`, and check that every tensor was used."""
+    from transformers import AutoModelForCausalLM
+
+    silence_transformers()
+    with _translate_load_errors(folder, "weights"):
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below with the other tensors
+            output_loading_info=True,
+            **options,
+        )
+    weight_integrity.check_loaded_tensors(info, folder)
+    return loaded
 
 
 def attach_adapter(loaded: Any, adapter: Path, *, trainable: bool = False) -> Any:

@@ -1,0 +1,178 @@
+"""Damaged, incomplete and hostile model folders are refused with the name of the file or tensor (fast tier: a tiny model)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from components.common.models import model_loading
+from components.common.runtime.errors import ConfigurationError
+from tests.tiny import tiny_model
+
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("original") / "tiny")
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "tiny"))
+
+
+def edit_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def split_weights(folder: Path, **moved: str) -> None:
+    """Split the weights into two files with an index; `moved` overrides the file of a tensor in the index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {"model-1-of-2.safetensors": names[:10], "model-2-of-2.safetensors": names[10:]}
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
+    weight_map = {name: file for file, part in files.items() for name in part}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {**weight_map, **moved}}))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def test_whole_model_passes_in_one_file_and_in_two(folder: Path) -> None:
+    base = model_loading.resolve_base_model(str(folder))
+    model_loading.check_base_model(base)
+    split_weights(folder)
+    (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "../outside.bin"}}')  # never read
+    divided = model_loading.resolve_base_model(str(folder))
+    model_loading.check_base_model(divided)
+    assert divided.sha256 != base.sha256
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda folder: truncate(folder / "model.safetensors"),
+            r"model\.safetensors of .* has \d+ bytes; expected \d+",
+        ),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b""), r"is not a safetensors file \(0 bytes\)"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64), r"is not a safetensors file"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes((90_000).to_bytes(8, "little") + b"[" * 90_000),
+            r"is not a safetensors file",
+        ),
+        (
+            lambda folder: split_weights(folder, **{QUERY: "../outside.safetensors"}),
+            r"index\.json of .* names '\.\./outside\.safetensors', which is not a safetensors file of the model",
+        ),
+        (
+            lambda folder: split_weights(folder, **{QUERY: "/etc/outside.safetensors"}),
+            r"names '/etc/outside\.safetensors', which is not a safetensors file of the model",
+        ),
+        (
+            lambda folder: split_weights(folder, **{QUERY: "pytorch_model.bin"}),
+            r"names 'pytorch_model\.bin', which is not a safetensors file of the model",
+        ),
+        (
+            lambda folder: split_weights(folder, **{"model.extra.weight": "model-1-of-2.safetensors"}),
+            r"model-1-of-2\.safetensors of .* has no tensor 'model\.extra\.weight', which model\.safetensors\.index",
+        ),
+        (
+            lambda folder: (split_weights(folder), (folder / INDEX).write_text("[]")),
+            r"index\.json of .* has no weight_map",
+        ),
+        (
+            lambda folder: edit_json(folder / "config.json", transformers_weights="other/model.safetensors"),
+            r"config\.json of .* names the weights 'other/model\.safetensors'",
+        ),
+        (
+            lambda folder: (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/other"}'),
+            r"contains adapter_config\.json, which refers to another base model",
+        ),
+    ],
+)
+def test_unusable_files_are_refused_before_they_are_loaded(
+    folder: Path, damage: Callable[[Path], Any], message: str
+) -> None:
+    (folder.parent / "outside.safetensors").write_bytes(b"")
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    damage(folder)
+    with pytest.raises(ConfigurationError, match=message) as error:
+        model_loading.resolve_base_model(str(folder))
+    assert error.value.message.startswith("fine_tuning.base_model: ")
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda tensors: tensors.pop(QUERY), f"missing: {QUERY}"),
+        (
+            lambda tensors: tensors.update({"model.layers.7.norm.weight": torch.zeros(2)}),
+            "unexpected: model.layers.7.norm",
+        ),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}),
+            "mis-shaped: model.norm.weight ([3]; expected [64])",
+        ),
+        (
+            lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers" in name],
+            "missing: model.layers.0.input_layernorm.weight, model.layers.0.mlp.down_proj.weight, "
+            "model.layers.0.mlp.gate_proj.weight, model.layers.0.mlp.up_proj.weight, "
+            "model.layers.0.post_attention_layernorm.weight, and 13 more",
+        ),
+    ],
+)
+def test_tensors_that_do_not_match_the_architecture_are_named(
+    folder: Path, damage: Callable[[dict[str, torch.Tensor]], Any], message: str
+) -> None:
+    edit_tensors(folder, damage)
+    base = model_loading.resolve_base_model(str(folder))
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        model_loading.check_base_model(base)
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        model_loading.load_model(model_loading.open_model(folder))
+
+
+def test_tokenizer_that_exceeds_the_embedding_is_refused(folder: Path) -> None:
+    tokenizer = model_loading.load_tokenizer(folder)
+    size = len(tokenizer)
+    tokenizer.add_tokens(["<extra>"])
+    tokenizer.save_pretrained(folder)
+    message = rf"the token '<extra>' of .* has the ID {size}, and the model has {size} embeddings"
+    with pytest.raises(ConfigurationError, match=message):
+        model_loading.check_base_model(model_loading.resolve_base_model(str(folder)))
+
+
+def test_every_file_of_a_tokenizer_is_in_the_digest(folder: Path) -> None:
+    digests = {model_loading.resolve_base_model(str(folder)).sha256}
+    for name in (
+        "tokenizer.model",
+        "spiece.model",
+        "qwen.tiktoken",
+        "tekken.json",
+        "additional_chat_templates/rag.jinja",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("one")
+        digests.add(model_loading.resolve_base_model(str(folder)).sha256)
+    assert len(digests) == 6
