@@ -238,6 +238,7 @@ def _create_figure(height: float = 3.2) -> tuple[Figure, Axes]:
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "tuneline"  # equal plots have equal bytes
     matplotlib.rcParams["svg.fonttype"] = "none"  # keep text as text: searchable and accessible
+    matplotlib.rcParams["text.parse_math"] = False  # a label with $ is a name, not a formula
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, height), layout="constrained")

@@ -22,6 +22,10 @@ EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: temporary failure, retry
 RESUME_HINT = "Run the same command again to resume."
 
 
+# Names in a model or dataset may contain escape sequences, which a terminal would obey.
+_ESCAPED_CONTROLS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
+
+
 class TunelineError(Exception):
     """A failure with a stable kind, a message (the problem) and a hint (the action)."""
 
@@ -29,8 +33,8 @@ class TunelineError(Exception):
     exit_code = EXIT_FAILED
 
     def __init__(self, message: str, *, hint: str = "", stage: str = "") -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = message.translate(_ESCAPED_CONTROLS)
+        super().__init__(self.message)
         self.hint = hint
         self.stage = stage
         self.details: dict[str, str] = {}  # additional keys for scripts, such as the run ID
@@ -136,6 +140,8 @@ NO_SPACE_MESSAGES = (
     "os error 28",
     "disk quota exceeded",
     "file write failed",
+    "unexpected pos ",
+    "basic_ios::clear: iostream error",
 )
 NEARLY_FULL_BYTES = 1 << 20
 READ_ONLY_MESSAGES = ("readonly database", "read-only file system", "unable to open database file")
