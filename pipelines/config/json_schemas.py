@@ -1,4 +1,4 @@
-"""JSON schemas of the configuration files, for editors: `make` writes them to .vscode/schemas, outside version control."""
+"""JSON schemas of the configuration files, for editors: `make lint` writes them to .vscode/schemas, outside git."""
 
 from __future__ import annotations
 

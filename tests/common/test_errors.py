@@ -27,7 +27,8 @@ def test_messages_of_torch_and_safetensors_on_a_full_disk_are_recognized(message
 def test_escape_sequences_in_names_do_not_reach_the_terminal() -> None:
     error = ConfigurationError("missing: \x1b[2Jmodel\x9b31m.weight\r\n\ttwo lines")
     assert error.message == str(error) == "missing: \\x1b[2Jmodel\\x9b31m.weight\\x0d\n\ttwo lines"
-    assert TunelineError.from_dict({"message": "\x07"}).message == "\\x07"
+    recorded = TunelineError.from_dict({"message": "\x07", "hint": "\x1b[2J"})
+    assert (recorded.message, recorded.hint) == ("\\x07", "\\x1b[2J")
 
 
 def test_plot_labels_are_text_and_never_formulas() -> None:

@@ -45,9 +45,12 @@ def first(project: Path, digests_file: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def first_digests(request: pytest.FixtureRequest, digests_file: Path) -> dict[str, str]:
     """The digests of the first run's artifacts by kind, of this worker or another: they depend on no path."""
-    with FileLock(f"{digests_file}.lock"):
-        is_known = digests_file.exists()
-    if not is_known:
+
+    def read() -> str:
+        with FileLock(f"{digests_file}.lock"):  # waits for a run, and for the end of a write
+            return digests_file.read_text() if digests_file.exists() else ""
+
+    if not read():
         request.getfixturevalue("first")
-    digests: dict[str, str] = json.loads(digests_file.read_text())
+    digests: dict[str, str] = json.loads(read())
     return digests

@@ -125,8 +125,8 @@ class TorchrunLauncher:
         return TorchrunJob(torchrun, guard, folder, signal.SIGINT if self.ignores_sigterm else signal.SIGTERM)
 
     def with_environment(self, environment: Mapping[str, str]) -> TorchrunLauncher:
-        """Return this launcher with other further variables."""
-        return replace(self, environment=environment)
+        """Return this launcher with additional variables."""
+        return replace(self, environment={**self.environment, **environment})
 
     def find(self, folder: Path) -> None:
         """Return None: jobs do not outlive the watching process."""

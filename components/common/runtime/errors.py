@@ -22,7 +22,7 @@ EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: temporary failure, retry
 RESUME_HINT = "Run the same command again to resume."
 
 
-# Names in a model or dataset may contain escape sequences, which a terminal would obey.
+# Names in a model or dataset may contain escape sequences, which a terminal would interpret.
 _ESCAPED_CONTROLS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
 
@@ -35,7 +35,7 @@ class TunelineError(Exception):
     def __init__(self, message: str, *, hint: str = "", stage: str = "") -> None:
         self.message = message.translate(_ESCAPED_CONTROLS)
         super().__init__(self.message)
-        self.hint = hint
+        self.hint = hint.translate(_ESCAPED_CONTROLS)
         self.stage = stage
         self.details: dict[str, str] = {}  # additional keys for scripts, such as the run ID
 
