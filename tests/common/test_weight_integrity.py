@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AddedToken, MixtralConfig, MixtralForCausalLM
 
+from components.common.artifacts import artifact_folder
 from components.common.models import model_loading
 from components.common.runtime.errors import ConfigurationError
+from components.common.workspace import artifact_store
+from components.common.workspace.artifact_store import Workdir
 from tests.tiny import tiny_model
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -82,15 +86,15 @@ def test_whole_model_passes_in_one_file_and_in_two(folder: Path) -> None:
         ),
         (
             lambda folder: split_weights(folder, **{QUERY: "../outside.safetensors"}),
-            r"index\.json of .* names '\.\./outside\.safetensors', which is not a safetensors file of the model",
+            r"index\.json of .* refers to '\.\./outside\.safetensors', which is not a safetensors file of the model",
         ),
         (
             lambda folder: split_weights(folder, **{QUERY: "/etc/outside.safetensors"}),
-            r"names '/etc/outside\.safetensors', which is not a safetensors file of the model",
+            r"refers to '/etc/outside\.safetensors', which is not a safetensors file of the model",
         ),
         (
             lambda folder: split_weights(folder, **{QUERY: "pytorch_model.bin"}),
-            r"names 'pytorch_model\.bin', which is not a safetensors file of the model",
+            r"refers to 'pytorch_model\.bin', which is not a safetensors file of the model",
         ),
         (
             lambda folder: split_weights(folder, **{"model.extra.weight": "model-1-of-2.safetensors"}),
@@ -102,7 +106,11 @@ def test_whole_model_passes_in_one_file_and_in_two(folder: Path) -> None:
         ),
         (
             lambda folder: edit_json(folder / "config.json", transformers_weights="other/model.safetensors"),
-            r"config\.json of .* names the weights 'other/model\.safetensors'",
+            r"config\.json of .* refers to the weights 'other/model\.safetensors'",
+        ),
+        (
+            lambda folder: edit_json(folder / "config.json", transformers_weights=["a"]),
+            r"config\.json of .* refers to the weights \['a'\]",
         ),
         (
             lambda folder: (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/other"}'),
@@ -151,6 +159,51 @@ def test_tensors_that_do_not_match_the_architecture_are_named(
         model_loading.check_base_model(base)
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         model_loading.load_model(model_loading.open_model(folder))
+
+
+def test_constant_masks_of_old_checkpoints_are_ignored(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update({"model.layers.0.attn.masked_bias": torch.zeros(1)}))
+    model_loading.check_base_model(model_loading.resolve_base_model(str(folder)))
+
+
+def test_missing_expert_is_an_error_of_the_model(folder: Path) -> None:
+    """Transformers merges the tensors of experts while it loads them, and raises an error without their names."""
+    config = MixtralConfig(
+        vocab_size=400, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=2,
+    )  # fmt: skip
+    MixtralForCausalLM(config).save_pretrained(folder)
+    base = model_loading.resolve_base_model(str(folder))
+    model_loading.check_base_model(base)
+    edit_tensors(folder, lambda tensors: tensors.pop("model.layers.0.block_sparse_moe.experts.1.w1.weight"))
+    with pytest.raises(ConfigurationError, match="a tensor of an expert is missing, unexpected or mis-shaped"):
+        model_loading.check_base_model(base)
+
+
+def test_files_of_a_stored_model_are_checked(folder: Path) -> None:
+    store = Workdir.from_environment().store
+
+    def build(output: Path) -> artifact_folder.Artifact:
+        shutil.copytree(folder, output, dirs_exist_ok=True)
+        return artifact_folder.publish(
+            output, "base_model", payload=lambda _: True, inputs=[], config={}, seed=0, key="k", summary={}
+        )
+
+    split_weights(folder, **{QUERY: "../outside.safetensors"})
+    stored, _ = artifact_store.get_or_build(store, "models", "k", build)
+    with pytest.raises(ConfigurationError, match=r"refers to '\.\./outside\.safetensors'"):
+        model_loading.resolve_base_model(f"store:{stored.sha256}")
+
+
+def test_special_token_for_images_needs_no_embedding(folder: Path) -> None:
+    """As in Gemma 3 1B, a text model with the tokenizer of the multimodal models."""
+    tokenizer = model_loading.load_tokenizer(folder)
+    tokenizer.add_tokens([AddedToken("<image>", special=True)])
+    tokenizer.save_pretrained(folder)
+    model_loading.check_base_model(model_loading.resolve_base_model(str(folder)))
+    (folder / "chat_template.jinja").write_text("{{ '<image>' }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    with pytest.raises(ConfigurationError, match=r"the token '<image>' of .* has the ID"):
+        model_loading.check_base_model(model_loading.resolve_base_model(str(folder)))
 
 
 def test_tokenizer_that_exceeds_the_embedding_is_refused(folder: Path) -> None:

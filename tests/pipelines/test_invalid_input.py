@@ -1151,10 +1151,10 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
 MODEL_ERRORS = {  # the tests are in tests/common/test_weight_integrity.py
     "fine_tuning.base_model: … of … has … bytes; expected …": ("configuration", 2),
     "fine_tuning.base_model: … of … is not a safetensors file (… bytes)": ("configuration", 2),
-    "fine_tuning.base_model: … of … names '…', which is not a safetensors file of the model": ("configuration", 2),
+    "fine_tuning.base_model: … of … refers to '…', which is not a safetensors file of the model": ("configuration", 2),
     "fine_tuning.base_model: … of … has no tensor '…', which … lists": ("configuration", 2),
     "fine_tuning.base_model: … of … has no weight_map of tensor and file names": ("configuration", 2),
-    "fine_tuning.base_model: config.json of … names the weights '…', which are not a safetensors file of the model": (
+    "fine_tuning.base_model: config.json of … refers to the weights '…', which are not a safetensors file of the model": (
         "configuration",
         2,
     ),

@@ -17,7 +17,7 @@ from typing import Any
 
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, Manifest
-from components.common.models import licences, model_loading
+from components.common.models import licences, model_loading, weight_integrity
 from components.common.models.licences import Licence
 from components.common.runtime.errors import ArtifactDamagedError, UsageError
 from components.common.runtime.filesystem import link_or_copy
@@ -102,7 +102,7 @@ def inspect_source(source: str, reporter: Reporter) -> SourceContent:
 
 
 def _is_model(name: str) -> bool:
-    return "/" not in name and bool(model_loading.MODEL_FILE_PATTERN.fullmatch(name))
+    return bool(model_loading.MODEL_FILE_PATTERN.fullmatch(name))
 
 
 def _is_documentation(name: str) -> bool:
@@ -167,6 +167,7 @@ def import_model(
         if offer.folder is None:
             _download(offer, state, reporter)
         model_loading.check_configuration(source / "config.json", offer.source)
+        weight_integrity.check_weight_files(source, offer.files, offer.source)
         digests = {name: hashing.sha256_file(source / name) for name in sorted(offer.files)}
         # If the store has the same files from another source, name and acceptance are kept: the manifests of tuned models
         # contain the name, and the acceptance remains valid.
@@ -220,6 +221,7 @@ def _publish(
     artifact_folder.claim_folder(folder, key)
     reporter.step("adding the files to the store")
     for done, name in enumerate(names, 1):
+        (folder / name).parent.mkdir(exist_ok=True)
         transfer((source / name).resolve(), folder / name)
         reporter.progress(done, len(names), "files")
     return artifact_folder.publish(

@@ -44,13 +44,13 @@ EMBEDDED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONVERSION_VERSION = 2  # increment when the output of `_convert` changes
 
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG = weight_integrity.ADAPTER_CONFIG
 MACHINE_DEPENDENT_SETTINGS = ("is_local", "local_files_only")  # of a tokenizer
 # The files of a model. Licences, readmes and other weight formats, such as pickles, are neither read nor digested.
 MODEL_FILE_PATTERN = re.compile(
-    r"(.*\.safetensors|.*\.safetensors\.index\.json|config\.json|generation_config\.json|tokenizer.*|vocab.*|merges\.txt"
-    r"|special_tokens_map\.json|added_tokens\.json|chat_template.*|adapter_config\.json"
-    r"|.*\.model|.*\.tiktoken|tekken\.json)"
+    r"([^/]*\.safetensors|[^/]*\.safetensors\.index\.json|config\.json|generation_config\.json|tokenizer[^/]*|vocab[^/]*"
+    r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template[^/]*|adapter_config\.json"
+    r"|[^/]*\.model|[^/]*\.tiktoken|tekken\.json|additional_chat_templates/[^/]*\.jinja)"
 )
 SOURCES_HINT = f"Use {EMBEDDED_SOURCE}, a folder in the Hugging Face layout, store:<sha256>, or hf://org/name@revision."
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
@@ -208,6 +208,7 @@ def resolve_base_model(
                 "store that contains the model.",
             )
         stored = artifact_store.load_artifact(store, sha256, "base_model")
+        weight_integrity.check_weight_files(stored.path, {file.path for file in stored.manifest.files}, source)
         base = LocalBaseModel(stored.path, stored.sha256, source, str(stored.manifest.summary.get("source", "")))
     elif source.startswith("hf://"):
         base = _inspect_folder(_download(source), source)
@@ -235,7 +236,7 @@ def check_base_model(base: LocalBaseModel) -> None:
         return
     config = load_configuration(base.path)
     weight_integrity.check_vocabulary(load_tokenizer(base.path), config, base.uri)
-    if not hasattr(config, "quantization_config"):  # a quantized checkpoint has more tensors than the architecture
+    if not hasattr(config, "quantization_config"):  # its quantizer may need a GPU
         _load_weights(base.path, device_map="meta")
 
 
@@ -318,21 +319,15 @@ def check_model_files(names: Iterable[str], uri: str) -> None:
 def _inspect_folder(folder: Path, uri: str) -> LocalBaseModel:
     if not folder.is_dir():
         raise ConfigurationError(f"fine_tuning.base_model: {uri} is not a folder", hint=SOURCES_HINT)
-    files = sorted(p for p in folder.iterdir() if p.is_file() and MODEL_FILE_PATTERN.fullmatch(p.name))
-    names = {p.name for p in files}
+    candidates = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
+    files = {path.relative_to(folder).as_posix(): path for path in candidates if path.is_file()}
+    names = sorted(filter(MODEL_FILE_PATTERN.fullmatch, files))
     check_model_files(names, uri)
     check_configuration(folder / "config.json", uri)
-    if ADAPTER_CONFIG in names:  # transformers would load other base weights, which the digest does not cover
-        raise ConfigurationError(
-            f"fine_tuning.base_model: {uri} contains {ADAPTER_CONFIG}, which refers to another base model",
-            hint="Merge the adapter into its base model, or remove the file if the weights are complete.",
-        )
     weight_integrity.check_weight_files(folder, names, uri)
     if (folder / artifact_folder.MANIFEST_FILENAME).exists():
         return LocalBaseModel(folder, artifact_folder.read(folder, "base_model").sha256, uri)
-    files += sorted((folder / "additional_chat_templates").glob("*.jinja"))  # transformers reads these, too
-    digests = ((path.relative_to(folder).as_posix(), hashing.sha256_file(path)) for path in files)
-    return LocalBaseModel(folder, hashing.content_sha256(digests), uri)
+    return LocalBaseModel(folder, hashing.content_sha256((n, hashing.sha256_file(files[n])) for n in names), uri)
 
 
 def check_configuration(path: Path, uri: str) -> None:
@@ -362,7 +357,9 @@ def _download(source: str, *, weights: bool = True, cache_dir: str | None = None
     name, revision = _parse_hub_source(source)
     import huggingface_hub
 
-    patterns = ["*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab*", *(["*.safetensors"] if weights else [])]
+    patterns = ["*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab*", "*.model", "*.tiktoken"]
+    if weights:
+        patterns.append("*.safetensors")
     with _translate_hub_errors(source):
         return Path(
             huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, cache_dir=cache_dir)
@@ -589,15 +586,26 @@ def _load_weights(folder: Path, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     silence_transformers()
-    with _translate_load_errors(folder, "weights"):
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            folder,
-            trust_remote_code=False,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # reported below with the other tensors
-            output_loading_info=True,
-            **options,
-        )
+    try:
+        with _translate_load_errors(folder, "weights"):
+            loaded, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # reported below with the other tensors
+                output_loading_info=True,
+                **options,
+            )
+    except RuntimeError as error:  # transformers merges the tensors of experts while it loads them
+        if "automatic conversion of the weights" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"the weights in {folder} do not match its config.json: a tensor of an expert is missing, unexpected or "
+            "mis-shaped",
+            hint=weight_integrity.MATCH_HINT,
+        ) from error
+    if hasattr(loaded.config, "quantization_config"):  # quantized weights have more tensors than the architecture
+        info = {**info, "missing_keys": (), "unexpected_keys": ()}
     weight_integrity.check_loaded_tensors(info, folder)
     return loaded
 
