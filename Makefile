@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt embedded.txt
 	@$(PIP) install -q -c constraints.txt -e '.[all,dev]'
 	@$(PIP) install -q --no-deps --require-hashes -r embedded.txt
 	@$(BIN)/python -m components.triton_packaging.serving_env || echo "no Triton here: models will be packaged unproven (see tuneline doctor)"
-	@$(BIN)/python -m pipelines.config.json_schemas
+	@$(BIN)/python -m tests.reference --schemas
 	@touch $@
 
 run: $(VENV)/.ready ## Customize the embedded model on the demo dataset, end to end
@@ -82,7 +82,7 @@ images-check: $(VENV)/.ready ## Build the curation image on a stand-in base and 
 	@$(BIN)/python -P -m images.check --workdir $(WORKDIR)/images-check --markdown docs/images-check.md $(ARGS)
 
 lint: $(VENV)/.ready ## Run ruff, mypy and import-linter; update the JSON schemas for editors
-	@$(BIN)/python -m pipelines.config.json_schemas
+	@$(BIN)/python -m tests.reference --schemas
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

@@ -75,7 +75,7 @@ def init(
     as_json: JsonOption = False,
 ) -> None:
     """Write a commented customization.yaml and platform.yaml: every key with its default and its effect."""
-    from pipelines.config.config_reference import write_templates
+    from pipelines.config.config_templates import write_templates
 
     customization, platform = write_templates(folder)
     lines = [

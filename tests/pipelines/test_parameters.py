@@ -12,7 +12,7 @@ import yaml
 
 from components.common.models.adaptations import ADAPTATIONS
 from components.common.runtime.errors import ConfigurationError
-from pipelines.config import config_reference
+from pipelines.config import config_templates
 from pipelines.config.customization_config import Customization, load_customization
 from pipelines.definition import run_parameters
 
@@ -145,7 +145,7 @@ def test_remaining_keys_are_one_line() -> None:
 
 
 def test_template_has_no_remaining_keys(tmp_path: Path) -> None:
-    file, _ = config_reference.write_templates(tmp_path)
+    file, _ = config_templates.write_templates(tmp_path)
     assert run_parameters.dump_remaining_keys(load_customization(file)) == ""
     assert run_parameters.dump_remaining_keys(Customization()) == ""
 
