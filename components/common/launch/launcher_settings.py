@@ -33,8 +33,8 @@ class LauncherSettings(StrictModel):
     threads: int = Field(
         0,
         ge=0,
-        description="CPU threads per process; ignored by launchers on the step's machine. 0: the node's cores divided by its "
-        "number of processes.",
+        description="CPU threads per process; ignored by launchers on the step's machine. 0: the node's cores divided "
+        "by its number of processes.",
     )
     resumes: int = Field(
         10,

@@ -23,9 +23,9 @@ MATCH_HINT = "Use the config.json that belongs to the weights, or download the m
 
 
 def check_weight_files(folder: Path, names: Collection[str], uri: str) -> None:
-    """Check that weights are whole and that an index and config.json name only files of the model.
+    """Check that weights are whole and that an index and config.json refer only to files of the model.
 
-    transformers opens every file that an index names. A file outside the folder would not be part of the digest, and
+    transformers opens every file in an index. A file outside the folder would not be part of the digest, and
     a file in another format may be a pickle, which can run code.
 
     Args:
@@ -121,7 +121,8 @@ def check_vocabulary(tokenizer: Any, config: Any, uri: str) -> None:
     size = config.get_text_config(decoder=True).vocab_size
     if last >= size:
         raise ConfigurationError(
-            f"fine_tuning.base_model: the token {token!r} of {uri} has the ID {last}, and the model has {size} embeddings",
+            f"fine_tuning.base_model: the token {token!r} of {uri} has the ID {last}, and the model has {size} "
+            "embeddings",
             hint="Use the tokenizer that belongs to the model, or a model with resized embeddings.",
         )
 
