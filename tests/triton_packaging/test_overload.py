@@ -47,16 +47,19 @@ SLOT_RELEASE_SECONDS = 4.0
 
 @contextmanager
 def saturate(server: Server) -> Iterator[Callable[[], None]]:
-    """Open twice as many slow streams as the model accepts and wait for the rejections. Yield a function that cancels all."""
+    """Open slow streams until the server rejects one: all slots are occupied. Yield a function that cancels all.
+
+    A fixed number of streams is not enough: on a loaded machine the first streams end before the last ones begin.
+    """
     with ExitStack() as stack:
-        responses = ResponseQueue()
-        streams = [
-            stack.enter_context(open_stream(server, "tiny_stream", responses, **SLOW_REQUEST))
-            for _ in range(2 * MAX_REQUESTS)
-        ]
-        rejected = 0
-        while rejected < MAX_REQUESTS:
-            rejected += responses.get(timeout=60)[1] is not None
+        responses, streams, rejected = ResponseQueue(), [], False
+        deadline = time.monotonic() + 60
+        while not rejected:
+            assert time.monotonic() < deadline, f"{len(streams)} streams, and none was rejected"
+            streams.append(stack.enter_context(open_stream(server, "tiny_stream", responses, **SLOW_REQUEST)))
+            time.sleep(0.02)
+            while not rejected and not responses.empty():
+                rejected = responses.get()[1] is not None
 
         def cancel() -> None:
             for client, _ in streams:
