@@ -32,11 +32,11 @@ class Watching(SilentReporter):
 def run(settings: dict[str, Any]) -> dict[str, Any]:
     """Train, publish the model in settings["output"], and return the figures."""
     from components.fine_tuning import stage
-    from components.fine_tuning.config import FineTuningConfig
+    from components.fine_tuning.config import Recipe
 
     output, reporter = Path(settings["output"]), Watching()
     data = dataset(json.loads(Path(settings["rows"]).read_text(encoding="utf-8")), output.parent / "dataset")
-    config = FineTuningConfig.model_validate(recipe(settings))
+    config = Recipe.model_validate(recipe(settings))
     model = stage.finetune(
         data, output, config, seed=settings["seed"], state=output.parent / "state", reporter=reporter
     )

@@ -89,11 +89,11 @@ class TokensConfig(_Section):
         description="Model whose tokenizer is used. Default: fine_tuning.base_model. Tokens are not counted if the "
         "tokenizer is not on this machine.",
     )
-    max_length: int = Field(
-        256,
+    max_length: int | None = Field(
+        None,
         ge=8,
         description="Maximum row length in tokens, for truncation and packing in the report. "
-        "Default: fine_tuning.max_length.",
+        "null: fine_tuning.max_length, or else the length of 95% of the rows.",
     )
     sample: int = Field(
         20_000,

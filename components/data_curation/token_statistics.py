@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.models import chat_templates, conversation_rows, model_loading
+from components.common.models.row_lengths import find_covering_length
 from components.common.runtime import cpu_cores
 from components.common.runtime.errors import TunelineError
 from components.common.runtime.reporters import Reporter
@@ -127,8 +128,9 @@ def measure_tokens(
             "Tokens were not counted: no sampled row is used in training and accepted by the chat template of "
             f"{base_model}."
         )
+    max_length = config.max_length or find_covering_length(lengths)[1]
     return compute_statistics(
-        lengths, config.max_length, model=base_model, rows=len(ids), sampled=len(chosen), refused_by_template=refused
+        lengths, max_length, model=base_model, rows=len(ids), sampled=len(chosen), refused_by_template=refused
     )
 
 

@@ -91,7 +91,11 @@ class EvaluationConfig(BaseModel):
         None, ge=2, description="Maximum number of test rows, in order of id. null: all rows."
     )
     min_items: int = Field(10, ge=2, description="Minimum number of items for a rule. A rule with fewer items fails.")
-    max_length: int = Field(256, ge=8, description="Maximum row length in tokens. Longer rows are truncated.")
+    max_length: int | None = Field(
+        None,
+        ge=8,
+        description="Maximum row length in tokens. Longer rows are truncated. null: the candidate's fine_tuning.max_length.",
+    )
     batch_tokens: int = Field(
         2048,
         ge=8,

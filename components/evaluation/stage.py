@@ -13,7 +13,7 @@ from components.common.models.model_loading import LoadableModel
 from components.common.runtime.reporters import Reporter
 from components.evaluation import engine_loading, evaluation_result, promotion_gate, report, score_cache
 from components.evaluation.config import EvaluationConfig
-from components.evaluation.task_interface import UNANSWERED_FIGURE, TaskContext
+from components.evaluation.task_interface import DEFAULT_MAX_LENGTH, UNANSWERED_FIGURE, TaskContext
 from components.evaluation.task_results import TaskResult
 from components.evaluation.tasks import file_digests, task_registry
 
@@ -128,8 +128,10 @@ class _Measurement:
         # All models receive equal inputs, limited to the shortest context length.
         lengths = [length for model in self.roles.values() if (length := engine_loading.read_context_length(model))]
         self.input_limit = min(lengths, default=None)
-        max_length = min([config.max_length, *lengths])
-        if max_length < config.max_length:
+        trained_length = candidate.artifact.manifest.config.get("max_length") if candidate.artifact else None
+        requested = config.max_length or trained_length or DEFAULT_MAX_LENGTH
+        max_length = min([requested, *lengths])
+        if max_length < requested:
             reporter.note(f"rows are truncated at {max_length} tokens, the shortest context length of the models")
         tokenizer = model_loading.load_tokenizer(candidate.tokenizer)
         self.context = TaskContext(tokenizer, dataset, max_length, seed, reporter)

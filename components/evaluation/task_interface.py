@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Request = Mapping[str, Any]  # JSON values that a task needs to query a model about one item
 
+DEFAULT_MAX_LENGTH = 2048  # tokens of a row if neither configuration nor candidate states a length
 UNANSWERED_FIGURE = "unanswered"  # number of transient failures; a rerun may succeed
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from components.common.models import compute_devices
 from components.common.models.model_shape import ModelShape, estimate_training_memory
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import FineTuningConfig, Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ def _uses_bfloat16(config: FineTuningConfig, device: str) -> bool:
     return config.precision == "bfloat16" or (config.precision == "auto" and device in BFLOAT16_DEVICES)
 
 
-def choose_settings(config: FineTuningConfig, device: str, shape: ModelShape, model_type: str) -> ComputeSettings:
+def choose_settings(config: Recipe, device: str, shape: ModelShape, model_type: str) -> ComputeSettings:
     """Return the compute settings of this recipe and model on this device.
 
     Args:
@@ -125,13 +125,9 @@ def choose_settings(config: FineTuningConfig, device: str, shape: ModelShape, mo
     choice = config.activation_checkpointing
     is_checkpointing, memory = choice == "on", "as configured"
     if choice == "auto":
-        # Preference objectives hold two sequences per row: chosen and rejected, or an answer and its KL completion.
-        rows = config.micro_batch_size * (1 if config.objective_spec.is_causal else 2)
-        required = estimate_training_memory(
-            shape, rows=rows, length=config.max_length, dropout=config.has_lora_dropout, gpu=device in BFLOAT16_DEVICES
-        )["total"]
-        if config.is_sharded:
-            required //= config.processes
+        required = estimate_required_memory(
+            config, shape, rows=config.micro_batch_size, length=config.max_length, gpu=device in BFLOAT16_DEVICES
+        )
         free = compute_devices.get_free_memory_bytes(device) // (config.processes if device == "cpu" else 1)
         is_checkpointing = required > MAX_MEMORY_FRACTION * free
         memory = f"about {required / 1e9:.1f} GB are required without it and {free / 1e9:.1f} GB are free"
@@ -143,6 +139,49 @@ def choose_settings(config: FineTuningConfig, device: str, shape: ModelShape, mo
         f"activation checkpointing: {'on' if is_checkpointing else 'off'}, {memory}",
     ]
     return ComputeSettings(device, bfloat16, attention, liger, config.compile, is_checkpointing, reasons)
+
+
+@dataclass(frozen=True)
+class TrainingDevice:
+    """The device that trains: whether it is a GPU, and its memory in bytes for each process (None: unknown)."""
+
+    is_gpu: bool
+    memory: int | None
+
+
+def describe_training_device(config: FineTuningConfig, *, remote: bool) -> TrainingDevice:
+    """Return the device that trains the recipe.
+
+    Args:
+        config: The recipe.
+        remote: Whether another machine trains; its accelerators are taken for GPUs, and their memory is not known.
+    """
+    if remote:
+        return TrainingDevice(is_gpu=config.device != "cpu", memory=None)
+    device = compute_devices.select_device(config.device)
+    memory = compute_devices.get_total_memory_bytes(device)
+    return TrainingDevice(device in BFLOAT16_DEVICES, memory // (config.processes if device == "cpu" else 1))
+
+
+def estimate_required_memory(
+    config: FineTuningConfig, shape: ModelShape, *, rows: int, length: int, gpu: bool, checkpointing: bool = False
+) -> int:
+    """Return the estimated bytes that each process requires.
+
+    Args:
+        config: The recipe; its objective, dropout and sharding matter.
+        shape: Shape of the adapted model.
+        rows: Rows of a micro-batch.
+        length: Tokens per row.
+        gpu: Whether a GPU trains.
+        checkpointing: Whether activations are recomputed.
+    """
+    # Preference objectives hold two sequences per row: chosen and rejected, or an answer and its KL completion.
+    sequences = rows * (1 if config.objective_spec.is_causal else 2)
+    required = estimate_training_memory(
+        shape, rows=sequences, length=length, dropout=config.has_lora_dropout, gpu=gpu, checkpointing=checkpointing
+    )["total"]
+    return required // config.processes if config.is_sharded else required
 
 
 def _choose_attention(config: FineTuningConfig, device: str, bfloat16: bool) -> tuple[str, str]:

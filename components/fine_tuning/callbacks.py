@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.runtime.reporters import Reporter
 from components.fine_tuning import checkpoints, training_health
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import Recipe
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
@@ -51,7 +51,7 @@ class TrainingEvents:
         on_first_step: Function called before the first step, after the trainer has wrapped the model.
     """
 
-    config: FineTuningConfig
+    config: Recipe
     folder: Path
     reporter: Reporter
     stop: threading.Event
@@ -175,7 +175,7 @@ class TrainingEvents:
 
 
 def build_callback(
-    config: FineTuningConfig,
+    config: Recipe,
     folder: Path,
     reporter: Reporter,
     stop: threading.Event,

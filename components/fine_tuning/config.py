@@ -1,6 +1,7 @@
 """Configuration of fine-tuning: objective, adaptation, optimizer settings and device.
 
-Validation rejects invalid combinations with the reason, before any work starts.
+Validation rejects invalid combinations with the reason, before any work starts. Settings that are null are chosen from
+the model and the rows when the training is planned (components/fine_tuning/recipe_defaults.py): a `Recipe` has them all.
 """
 
 from __future__ import annotations
@@ -224,31 +225,39 @@ class FineTuningConfig(Section):
         description="Merge the adapter into the base model and publish the whole model, after a check that the "
         "logits agree. The published model is larger, but serving requires no adapter support.",
     )
-    max_steps: int | None = Field(40, ge=1, description="Number of optimizer steps. null: train for `epochs` instead.")
-    epochs: float = Field(
-        1.0, gt=0, description="Number of passes over the training rows. Used only if max_steps is null."
+    max_steps: int | None = Field(
+        None, ge=1, description="Number of optimizer steps. null: train for `epochs` instead."
     )
-    learning_rate: float = Field(
-        5e-4,
+    epochs: float | None = Field(
+        None,
         gt=0,
-        description="Peak learning rate. Training diverges if it is too high. Relative to lora, full, dpo and kto "
-        "need about a tenth of the rate; virtual tokens need about ten times the rate.",
+        description="Number of passes over the training rows. Used only if max_steps is null. null: "
+        + ", ".join(f"{entry.epochs:g} for {name}" for name, entry in OBJECTIVES.items())
+        + ".",
+    )
+    learning_rate: float | None = Field(
+        None,
+        gt=0,
+        description="Peak learning rate. Training diverges if it is too high. null: chosen from the adaptation, the "
+        "objective and the model's hidden size (docs/fine-tuning.md).",
     )
     schedule: Literal["linear", "cosine", "constant_with_warmup"] = Field(
         "linear", description="Decay of the learning rate after warm-up."
     )
-    warmup_steps: int = Field(
-        4, ge=0, description="Optimizer steps over which the learning rate rises from 0 to its peak."
+    warmup_steps: int | None = Field(
+        None,
+        ge=0,
+        description="Optimizer steps over which the learning rate rises from 0 to its peak. null: 3% of the steps.",
     )
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of AdamW.")
     max_grad_norm: float = Field(
         1.0, gt=0, description="Maximum gradient norm. Larger gradients are scaled down to this norm."
     )
-    batch_size: int = Field(
-        8,
+    batch_size: int | None = Field(
+        None,
         ge=1,
         description="Rows per optimizer step, over all processes. A larger batch is more stable, but steps are slower. "
-        "A packed row counts once.",
+        "A packed row counts once. null: 16, or the next multiple of micro_batch_size × processes.",
     )
     tokens_per_step: int | None = Field(
         None,
@@ -256,25 +265,28 @@ class FineTuningConfig(Section):
         description="With packing: tokens per optimizer step, used instead of batch_size. "
         "Rounded to a multiple of max_length × micro_batch_size × processes. null: use batch_size.",
     )
-    micro_batch_size: int = Field(
-        2,
+    micro_batch_size: int | None = Field(
+        None,
         ge=1,
         description="Rows per process in one forward pass. batch_size must be a multiple of "
-        "micro_batch_size × processes. Fewer rows need less memory.",
+        "micro_batch_size × processes. Fewer rows need less memory. null: up to 8 that fit into memory.",
     )
-    max_length: int = Field(
-        256,
+    max_length: int | None = Field(
+        None,
         ge=8,
         description="Maximum length of a row in tokens. Longer rows are truncated (objective text: split) and counted. "
-        "Memory use grows with the length.",
+        "Memory use grows with the length. null: the length of 95% of the rows, within the model's context and memory.",
     )
     packing: bool = Field(
         False,
         description="Pack several short rows into one row of max_length tokens, without attention between them. "
         "Faster if rows are short.",
     )
-    checkpoint_every: int = Field(
-        10, ge=1, description="Optimizer steps between checkpoints. An interruption loses at most this many steps."
+    checkpoint_every: int | None = Field(
+        None,
+        ge=1,
+        description="Optimizer steps between checkpoints. An interruption loses at most this many steps. "
+        "null: a twentieth of the steps, at least 10.",
     )
     keep_checkpoints: int = Field(
         2,
@@ -283,7 +295,7 @@ class FineTuningConfig(Section):
         "At least 2, because a crash can damage the newest checkpoint.",
     )
     validation_rows: int = Field(
-        32,
+        128,
         ge=0,
         description="Number of validation rows whose loss is measured at every checkpoint; the first rows are used. "
         "The checkpoint with the lowest loss is the result. 0: the last checkpoint is the result.",
@@ -353,19 +365,6 @@ class FineTuningConfig(Section):
     def has_lora_dropout(self) -> bool:
         """Whether low-rank updates use dropout, which stores additional activations."""
         return self.adaptation_spec.is_low_rank and self.lora.dropout > 0
-
-    @property
-    def rows_per_step(self) -> int:
-        """Rows, or packed rows, per optimizer step; a multiple of micro_batch_size × processes."""
-        if not self.tokens_per_step:
-            return self.batch_size
-        concurrent_rows = self.micro_batch_size * self.processes
-        return max(1, round(self.tokens_per_step / (self.max_length * concurrent_rows))) * concurrent_rows
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """Number of micro-batches per process in an optimizer step."""
-        return self.rows_per_step // (self.micro_batch_size * self.processes)
 
     @model_validator(mode="after")
     def _check_consistency(self) -> FineTuningConfig:
@@ -445,6 +444,29 @@ class FineTuningConfig(Section):
         return value
 
 
+class Recipe(FineTuningConfig):
+    """A recipe whose automatic settings have been chosen, without a sweep."""
+
+    epochs: float
+    learning_rate: float
+    batch_size: int
+    micro_batch_size: int
+    max_length: int
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows, or packed rows, per optimizer step; a multiple of micro_batch_size × processes."""
+        if not self.tokens_per_step:
+            return self.batch_size
+        concurrent_rows = self.micro_batch_size * self.processes
+        return max(1, round(self.tokens_per_step / (self.max_length * concurrent_rows))) * concurrent_rows
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Number of micro-batches per process in an optimizer step."""
+        return self.rows_per_step // (self.micro_batch_size * self.processes)
+
+
 def recipe_from_plan(config: dict[str, Any], sweep_options: dict[str, Any]) -> FineTuningConfig:
     """Return the recipe of a step's plan.
 
@@ -461,6 +483,7 @@ def _find_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     """Return a pair for each invalid combination: whether the recipe has it, and the error message."""
     adaptation, objective = c.adaptation_spec, c.objective_spec
     times_processes = f" × processes {c.processes}" if c.processes > 1 else ""
+    concurrent_rows = (c.micro_batch_size or 1) * c.processes
     unmergeable = (
         "it trains all weights, so no adapter exists"
         if adaptation.trains_all_weights
@@ -468,8 +491,9 @@ def _find_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     )
     return [
         (
-            not c.tokens_per_step and c.batch_size % (c.micro_batch_size * c.processes) > 0,
-            f"batch_size {c.batch_size} is not a multiple of micro_batch_size {c.micro_batch_size}{times_processes}",
+            not c.tokens_per_step and (c.batch_size or 0) % concurrent_rows > 0,
+            f"batch_size {c.batch_size} is not a multiple of micro_batch_size {c.micro_batch_size or 1}"
+            f"{times_processes}",
         ),
         (
             c.packing and adaptation.is_prompt_based,
@@ -497,7 +521,7 @@ def _find_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             "expected device auto or cuda",
         ),
         (
-            c.micro_batch_size < objective.min_micro_batch_size,
+            (c.micro_batch_size or objective.min_micro_batch_size) < objective.min_micro_batch_size,
             f"{c.objective} requires micro_batch_size {objective.min_micro_batch_size} or more; found "
             f"{c.micro_batch_size}: the reference term of the loss is the mean over the rows of a micro-batch",
         ),

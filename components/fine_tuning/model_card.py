@@ -10,7 +10,7 @@ from typing import Any
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.models import licences, model_loading
 from components.common.models.model_loading import LocalBaseModel
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import FineTuningConfig, Recipe
 
 CARD_FILENAME = "README.md"
 UNSTATED = "not stated"
@@ -19,7 +19,7 @@ SOURCE_LICENCES = {"demo:": "PSF-2.0"}  # by URI prefix
 
 
 def render_card(
-    config: FineTuningConfig,
+    config: Recipe,
     summary: dict[str, Any],
     dataset: Artifact,
     base: LocalBaseModel,
@@ -58,7 +58,10 @@ def render_card(
                 f"{summary['steps']:,}, weights from step {summary['best_step'] or summary['steps']:,}",
             ),
             ("rows per step", f"{config.rows_per_step}{packed}"),
-            ("learning rate", f"{config.learning_rate:g}, {config.schedule}, {config.warmup_steps} steps of warm-up"),
+            (
+                "learning rate",
+                f"{config.learning_rate:g}, {config.schedule}, {summary['warmup_steps']} steps of warm-up",
+            ),
             ("tokens per row", f"at most {config.max_length}"),
             ("seed", seed),
         ],
@@ -69,7 +72,8 @@ def render_card(
                 "training rows",
                 f"{rows['train']:,}, {rows['truncated']:,} of them truncated; {rows['without_answer']:,} more omitted",
             ),
-            ("tokens", f"{summary['tokens']:,}"),
+            ("rows seen", f"{summary['rows_seen']:,}, {summary['rows_seen'] / max(rows['train'], 1):.2f} epochs"),
+            ("tokens seen", f"{summary['tokens']:,}"),
         ],
         "Licences": [("base model", base_licence), ("training data", data_licence)],
     }

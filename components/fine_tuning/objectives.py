@@ -68,6 +68,9 @@ class Objective:
         preference_settings: Keys of the section `preference` that the trainer accepts.
         min_micro_batch_size: Minimum number of rows in a micro-batch.
         precomputes_reference: Whether TRL can compute the reference model's log-probabilities before training.
+        epochs: Passes over the training rows if the recipe sets none.
+        learning_rate_factor: Factor on the learning rate that the recipe leaves open, relative to sft.
+        splits_long_rows: Whether a row longer than max_length gives several examples instead of a truncated one.
     """
 
     summary: str
@@ -81,6 +84,9 @@ class Objective:
     preference_settings: set[str] = field(default_factory=set)
     min_micro_batch_size: int = 1
     precomputes_reference: bool = False
+    epochs: float = 1.0
+    learning_rate_factor: float = 1.0
+    splits_long_rows: bool = False
 
     @property
     def is_causal(self) -> bool:
@@ -174,6 +180,8 @@ def _to_conversation(row: Row, kind: str) -> Iterable[Row]:
     return [] if messages is None else [{"messages": messages, "tools": row.get("tools")}]
 
 
+# Full DPO of 7B and 8B models uses 5e-7 (Zephyr, arXiv 2310.16944; Tülu 3, arXiv 2411.15124), a fortieth of their SFT.
+PREFERENCE_RATE_FACTOR = 1 / 40
 PAIR_COLUMNS = ["prompt", "chosen", "rejected", "tools"]
 CAUSAL_COLLATOR = "trl.trainer.sft_trainer.DataCollatorForLanguageModeling"
 OBJECTIVES: dict[ObjectiveName, Objective] = {
@@ -189,6 +197,7 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         collator_path=CAUSAL_COLLATOR,
         accepted_rows="conversations (sft, preference or unpaired rows)",
         loss_description="cross-entropy on the assistant's tokens, nats per token",
+        epochs=3.0,  # Stanford Alpaca, 52,000 rows; validation selects the best checkpoint
     ),
     "text": Objective(
         summary="prediction of every next token of plain text",
@@ -199,6 +208,7 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         collator_path=CAUSAL_COLLATOR,
         accepted_rows="plain text (text rows)",
         loss_description="cross-entropy on every token, nats per token",
+        splits_long_rows=True,
     ),
     "dpo": Objective(
         summary="preference for the chosen answer of a pair",
@@ -211,6 +221,7 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         accepted_rows="pairs of a chosen and a rejected answer (preference rows)",
         loss_description="DPO's loss (Rafailov et al., arXiv 2305.18290); 0.693 if the model has no preference",
         precomputes_reference=True,
+        learning_rate_factor=PREFERENCE_RATE_FACTOR,
     ),
     "kto": Objective(
         summary="preference for answers labelled good",
@@ -228,5 +239,6 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         accepted_rows="answers with a label (unpaired or preference rows)",
         loss_description="KTO's loss (Ethayarajh et al., arXiv 2402.01306); 0.5 if the model has no preference",
         min_micro_batch_size=2,  # its reference term is the mean over a micro-batch
+        learning_rate_factor=PREFERENCE_RATE_FACTOR,
     ),
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.reporting import html_report
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import Recipe
 
 Log = Sequence[dict[str, Any]]
 MAX_PLOTTED_RECIPES = 10  # recipes of a sweep in one plot; more colours are hard to distinguish
@@ -28,7 +28,7 @@ def render_report(
     log: Log,
     summary: dict[str, Any],
     inputs: Sequence[ArtifactInput],
-    config: FineTuningConfig,
+    config: Recipe,
     sweep: Sequence[SweepEntry] = (),
 ) -> str:
     """Return the HTML page: metrics, curves, compute settings with reasons, recipe and inputs.
@@ -43,6 +43,7 @@ def render_report(
     loss, flops, mfu = summary["loss"], summary["flops_per_second"], summary["mfu"]
     metrics = {
         "steps": summary["steps"],
+        "rows seen": summary["rows_seen"],
         "tokens trained on": summary["tokens"],
         "tokens per second": round(summary["tokens_per_second"], 1),
         "last training loss": summary["train_loss"],
@@ -60,10 +61,12 @@ def render_report(
         **{f"startup: {phase}, s": seconds for phase, seconds in summary["startup"].items()},
     }
     rows = summary["rows"]
+    seen = min(summary["rows_seen"], rows["train"])
     sentences = [
-        f"Trained on {summary['learned']} of {rows['train']:,} training rows; "
-        f"{rows['truncated']:,} were truncated at {config.max_length} tokens. {rows['without_answer']:,} other rows "
-        "were left out, because they have no token to learn within that length."
+        f"Trained on {summary['learned']} of {seen:,} of {rows['train']:,} training rows, "
+        f"{summary['rows_seen'] / max(rows['train'], 1):.2f} epochs; "
+        f"{rows['truncated']:,} rows were truncated at {config.max_length} tokens. {rows['without_answer']:,} other "
+        "rows were left out, because they have no token to learn within that length."
     ]
     if config.packing:
         sentences.append(f"The rows were packed into {summary['examples']:,} rows of {config.max_length} tokens.")

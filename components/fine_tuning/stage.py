@@ -18,12 +18,23 @@ from components.common.launch.launcher_registry import create_launcher
 from components.common.launch.launcher_settings import LauncherSettings
 from components.common.models import model_loading
 from components.common.models.model_loading import LocalBaseModel
+from components.common.models.model_shape import ModelShape
 from components.common.models.weight_integrity import check_vocabulary
 from components.common.runtime.errors import RESUME_HINT, BusyError, ConfigurationError, InputError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders, liveness
-from components.fine_tuning import acceleration, callbacks, model_card, report, token_cache, training
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning import (
+    acceleration,
+    callbacks,
+    model_card,
+    recipe_defaults,
+    report,
+    row_encoding,
+    token_cache,
+    training,
+    training_plan,
+)
+from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.token_cache import TokenizedDataset
 from components.fine_tuning.training import TrainingJob, TrainingResult
 
@@ -83,51 +94,94 @@ def finetune(
     kind = get_rows_kind(dataset)
     trained_on = config.objective_spec.get_mapping(kind, f"the dataset in {dataset.path} contains").trained_on
     base = base or model_loading.resolve_base_model(config.base_model, reporter)
-    arithmetic = describe_arithmetic(config, launcher_settings)
-    key = compute_key(dataset.sha256, base.sha256, config, seed, arithmetic)
+    timer = training.StartupTimer()
+    with timer.measure("tokens"):
+        tokenizer = model_loading.load_tokenizer(base.path)
+        recipe = plan_recipe(dataset, base, config, tokenizer, launcher_settings, reporter)
+    arithmetic = describe_arithmetic(recipe, launcher_settings)
+    key = compute_key(dataset.sha256, base.sha256, recipe, seed, arithmetic)
     work = state / STAGE / key
     if finished := artifact_folder.claim_folder(output, key, overwrite=overwrite):
         discard_state(work)  # left by an interruption after publication
         return finished
     work.mkdir(parents=True, exist_ok=True)
     with job_folders.folder_lock(work):
-        timer = training.StartupTimer()
         with timer.measure("tokens"):
-            tokenizer = model_loading.load_tokenizer(base.path)
             check_vocabulary(tokenizer, model_loading.load_configuration(base.path), base.uri)
-            splits = tokenize(dataset, kind, tokenizer, base, config, state, reporter)
+            splits = tokenize(dataset, kind, tokenizer, base, recipe, state, reporter)
         job = TrainingJob(
             str(base.path),
             base.sha256,
             base.uri,
             str(splits.folder),
-            config.model_dump(),
+            recipe.model_dump(),
             seed,
             str(work),
             str(output),
         )
         with liveness.heartbeat(splits.folder):
-            result = _train(job, config, tokenizer, reporter, launcher_settings, run)
+            result = _train(job, recipe, tokenizer, reporter, launcher_settings, run)
         _add_tokenizer(tokenizer, base, output)
         summary = {
             **asdict(result),
             **splits.train.summarize(),
-            "loss": config.objective_spec.loss_description,
+            "loss": recipe.objective_spec.loss_description,
             "arithmetic": arithmetic,
             "learned": trained_on,
             "startup": {**timer.seconds, **result.startup},
         }
         inputs = [dataset.as_input(dataset_uri), base.as_input()]
-        shutil.copyfile(work / callbacks.LOG_FILENAME, output / callbacks.LOG_FILENAME)
-        board = work / callbacks.TENSORBOARD_FOLDER
-        if board.is_dir():
-            shutil.copytree(board, output / board.name, dirs_exist_ok=True)
-        card = model_card.render_card(config, summary, dataset, base, inputs, seed)
+        _copy_logs(work, output)
+        card = model_card.render_card(recipe, summary, dataset, base, inputs, seed)
         (output / model_card.CARD_FILENAME).write_text(card, encoding="utf-8")
-        page = report.render_report(callbacks.read_log(output / callbacks.LOG_FILENAME), summary, inputs, config)
-        published = publish_model(output, page, inputs, config.model_dump(), seed, key, summary)
+        page = report.render_report(callbacks.read_log(output / callbacks.LOG_FILENAME), summary, inputs, recipe)
+        published = publish_model(output, page, inputs, recipe.model_dump(), seed, key, summary)
         shutil.rmtree(work, ignore_errors=True)
     return published
+
+
+def plan_recipe(
+    dataset: Artifact,
+    base: LocalBaseModel,
+    config: FineTuningConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    launcher_settings: LauncherSettings,
+    reporter: Reporter,
+) -> Recipe:
+    """Return the recipe with the settings that it leaves open, chosen from rows, model and device, and report them.
+
+    Args:
+        dataset: The dataset artifact, whose rows the objective accepts.
+        base: The base model.
+        config: The recipe; a sweep is dropped.
+        tokenizer: The base model's tokenizer.
+        launcher_settings: Launcher and number of nodes.
+        reporter: Receives a note for each setting.
+    """
+    if not recipe_defaults.has_open_settings(config):
+        return Recipe.model_validate(
+            {"epochs": config.objective_spec.epochs, **config.model_dump(exclude={"sweep"}, exclude_none=True)}
+        )
+    lengths: list[int] = []
+    if config.max_length is None:
+        mapping = config.objective_spec.get_mapping(get_rows_kind(dataset), "the dataset contains")
+        rows = row_encoding.sample_rows(dataset.path / "train.parquet", mapping, recipe_defaults.MAX_SAMPLED_ROWS)
+        lengths = recipe_defaults.measure_lengths(rows, config, tokenizer)
+    model_config = model_loading.load_configuration(base.path)
+    shape = ModelShape.from_configuration(model_config, training.count_parameters(model_config, config))
+    device = acceleration.describe_training_device(config, remote=not launcher_settings.entry.uses_this_machine)
+    completed = recipe_defaults.complete_recipe(config, lengths, model_config, shape, device)
+    for reason in completed.reasons:
+        reporter.note(reason)
+    return completed.recipe
+
+
+def _copy_logs(work: Path, output: Path) -> None:
+    """Copy the training's log and its TensorBoard files to the output."""
+    shutil.copyfile(work / callbacks.LOG_FILENAME, output / callbacks.LOG_FILENAME)
+    board = work / callbacks.TENSORBOARD_FOLDER
+    if board.is_dir():
+        shutil.copytree(board, output / board.name, dirs_exist_ok=True)
 
 
 def publish_model(
@@ -187,9 +241,7 @@ def discard_state(work: Path) -> None:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def compute_key(
-    dataset_sha256: str, base_sha256: str, config: FineTuningConfig, seed: int, arithmetic: Mapping[str, Any]
-) -> str:
+def compute_key(dataset_sha256: str, base_sha256: str, config: Recipe, seed: int, arithmetic: Mapping[str, Any]) -> str:
     """Return the digest of all inputs that determine the weights.
 
     Includes device and threads (`arithmetic`), because the order of floating-point sums affects rounding. Excludes the
@@ -212,7 +264,7 @@ def tokenize(
     kind: str,
     tokenizer: PreTrainedTokenizerBase,
     base: LocalBaseModel,
-    config: FineTuningConfig,
+    config: Recipe,
     state: Path,
     reporter: Reporter,
 ) -> TokenizedDataset:
@@ -248,6 +300,12 @@ def tokenize(
         )
     if counts.truncated:
         reporter.note(f"{counts.truncated} training rows are longer than {config.max_length} tokens and were truncated")
+    rows, batched_rows = counts.rows - counts.without_answer, len(splits.train.lengths)
+    seen = training_plan.count_rows_seen(
+        rows, batched_rows, training_plan.plan_steps(batched_rows, config).total, config
+    )
+    if warning := training_plan.describe_unseen_rows(rows, seen, config):
+        reporter.note(warning)
     return splits
 
 
@@ -270,7 +328,7 @@ def check_launcher(config: FineTuningConfig, launcher_settings: LauncherSettings
 
 def _train(
     job: TrainingJob,
-    config: FineTuningConfig,
+    config: Recipe,
     tokenizer: PreTrainedTokenizerBase,
     reporter: Reporter,
     launcher_settings: LauncherSettings,

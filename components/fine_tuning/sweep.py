@@ -47,10 +47,10 @@ from components.common.runtime.errors import (
     InterruptedRunError,
     TunelineError,
 )
-from components.common.runtime.reporters import Reporter
+from components.common.runtime.reporters import Reporter, SilentReporter
 from components.common.workspace import artifact_store, job_folders
 from components.fine_tuning import callbacks, report, stage
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.report import SweepEntry
 
 SWEEPS_FOLDER = "sweeps"
@@ -66,7 +66,7 @@ class RecipeOutcome:
     """A recipe with its trained model, or with the error that stopped the training."""
 
     name: str
-    recipe: FineTuningConfig
+    recipe: Recipe
     model: Artifact | None = None
     error: TunelineError | None = None
 
@@ -130,10 +130,10 @@ def tune(
     )
     if not config.sweep.vary:
         return train(output, config, reporter=reporter, base=base, overwrite=overwrite)
-    recipes = config.recipes
-    for recipe in recipes.values():
+    for recipe in config.recipes.values():
         stage.check_launcher(recipe, launcher_settings)
     base = base or model_loading.resolve_base_model(config.base_model, reporter)
+    recipes = _plan_recipes(dataset, base, config, launcher_settings, reporter)
     keys = [
         stage.compute_key(
             dataset.sha256, base.sha256, recipe, seed, stage.describe_arithmetic(recipe, launcher_settings)
@@ -176,8 +176,26 @@ def tune(
     return finished
 
 
+def _plan_recipes(
+    dataset: Artifact,
+    base: LocalBaseModel,
+    config: FineTuningConfig,
+    launcher_settings: LauncherSettings,
+    reporter: Reporter,
+) -> dict[str, Recipe]:
+    """Return the recipes by name, with equal values of the settings that define the validation loss."""
+    tokenizer = model_loading.load_tokenizer(base.path)
+    shared = stage.plan_recipe(dataset, base, config, tokenizer, launcher_settings, reporter)
+    names = ["max_length", *(["micro_batch_size"] if config.objective_spec.min_micro_batch_size > 1 else [])]
+    config = config.model_copy(update={name: getattr(shared, name) for name in names})
+    return {
+        name: stage.plan_recipe(dataset, base, recipe, tokenizer, launcher_settings, SilentReporter())
+        for name, recipe in config.recipes.items()
+    }
+
+
 def _tokenize(
-    dataset: Artifact, base: LocalBaseModel, recipes: Mapping[str, FineTuningConfig], state: Path, reporter: Reporter
+    dataset: Artifact, base: LocalBaseModel, recipes: Mapping[str, Recipe], state: Path, reporter: Reporter
 ) -> None:
     """Tokenize the rows once for all recipes. Raises InputError if a split has no examples."""
     tokenizer, kind = model_loading.load_tokenizer(base.path), stage.get_rows_kind(dataset)
@@ -193,7 +211,7 @@ def _tokenize(
 
 
 def _train_all(
-    recipes: Mapping[str, FineTuningConfig],
+    recipes: Mapping[str, Recipe],
     outputs: Mapping[str, Path],
     array: Path,
     train: TrainFunction,
@@ -249,7 +267,7 @@ class _RunningSweep:
     """
 
     train: TrainFunction
-    recipes: Mapping[str, FineTuningConfig]
+    recipes: Mapping[str, Recipe]
     reporter: Reporter
     tracked: MlflowReporter | None
     stop: StopRequest
@@ -260,7 +278,7 @@ class _RunningSweep:
     steps_done: dict[str, int] = field(default_factory=dict)
     trained: int = 0
 
-    def train_recipe(self, name: str, recipe: FineTuningConfig, output: Path) -> RecipeOutcome:
+    def train_recipe(self, name: str, recipe: Recipe, output: Path) -> RecipeOutcome:
         """Train one recipe once this thread has the lock.
 
         An error that the recipe caused is returned as its outcome. After any other error, no further recipe starts, and

@@ -20,7 +20,7 @@ from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders, liveness
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import Recipe
 from components.fine_tuning.objectives import KL_COLUMN, TOKEN_LIST, Example, RowMapping
 from components.fine_tuning.row_encoding import RowCounts, encode_rows, read_rows
 
@@ -96,7 +96,7 @@ def load_or_tokenize(
     kind: str,
     tokenizer: PreTrainedTokenizerBase,
     tokenizer_sha256: str,
-    config: FineTuningConfig,
+    config: Recipe,
     state: Path,
     reporter: Reporter,
 ) -> TokenizedDataset:
@@ -183,7 +183,7 @@ def _write_split(
     limit: int | None,
     mapping: RowMapping,
     tokenizer: PreTrainedTokenizerBase,
-    config: FineTuningConfig,
+    config: Recipe,
     reporter: Reporter,
 ) -> RowCounts:
     """Tokenize a split into an Arrow stream that `datasets.Dataset.from_file` reads."""

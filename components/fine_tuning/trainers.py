@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from components.fine_tuning import batch_order
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import Recipe
 from components.fine_tuning.objectives import IGNORED_LABEL
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 Batch = dict[str, "torch.Tensor"]
 
 
-def is_padding_free(config: FineTuningConfig) -> bool:
+def is_padding_free(config: Recipe) -> bool:
     """Return whether the rows of a micro-batch form one sequence, instead of being padded to the longest row."""
     return config.objective_spec.is_causal and not config.adaptation_spec.is_prompt_based
 
 
-def build_trainer_class(config: FineTuningConfig, splits: TokenizedDataset, seed: int) -> type[Trainer]:
+def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> type[Trainer]:
     """Return a subclass of the objective's TRL trainer for these splits."""
     import transformers
     import trl
@@ -98,7 +98,7 @@ def _compute_answer_loss(model: PreTrainedModel, inputs: Batch, items: Any) -> t
     return total / (max(len(keep), 1) if items is None else items)
 
 
-def build_collator(config: FineTuningConfig, tokenizer: PreTrainedTokenizerBase) -> DataCollator:
+def build_collator(config: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataCollator:
     """Return TRL's collator, which builds a batch from rows."""
     module, _, name = config.objective_spec.collator_path.rpartition(".")
     options = {"padding_free": is_padding_free(config)} if config.objective_spec.is_causal else {}

@@ -29,10 +29,11 @@ from components.fine_tuning import (
     token_cache,
     trainers,
     training_health,
+    training_plan,
 )
 from components.fine_tuning.acceleration import ComputeSettings
 from components.fine_tuning.callbacks import TrainingEvents
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.token_cache import TokenizedDataset
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class TrainingJob:
 class TrainingResult:
     """Metrics of a training, including the steps before a resume. Units: seconds, bytes, FLOP/s.
 
-    `choices` has one sentence per compute setting. `startup` has the duration of each startup phase.
+    `rows_seen` counts a row once per epoch. `choices` has one sentence per compute setting. `startup` has the duration of each startup phase.
     """
 
     steps: int
@@ -77,6 +78,8 @@ class TrainingResult:
     parameters: dict[str, int]
     device: str
     processes: int
+    rows_seen: int
+    warmup_steps: int
     choices: list[str]
     startup: dict[str, float] = field(default_factory=dict)
 
@@ -114,7 +117,7 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
     import psutil
 
     timer = StartupTimer()
-    config, state = FineTuningConfig.model_validate(job.config), Path(job.state)
+    config, state = Recipe.model_validate(job.config), Path(job.state)
     silence_libraries()
     device = acceleration.check_machine(config)
     if config.strategy == "zero3":
@@ -215,7 +218,7 @@ def _build_trainer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     splits: TokenizedDataset,
-    config: FineTuningConfig,
+    config: Recipe,
     settings: ComputeSettings,
     job: TrainingJob,
     events: TrainingEvents,
@@ -225,15 +228,14 @@ def _build_trainer(
     from transformers import PrinterCallback
 
     has_validation = bool(splits.validation.counts.examples)
-    objective = config.objective_spec
+    objective, steps = config.objective_spec, training_plan.plan_steps(len(splits.train.lengths), config)
     options = sharding.build_arguments(config) | config.preference.model_dump(include=objective.preference_settings)
     if objective.is_causal:
         options["dataset_kwargs"] = {"skip_prepare_dataset": True}  # the rows are already tokenized
     if objective.precomputes_reference:
         # Precompute the log-probabilities of the reference model only if training visits every row.
         rows = splits.train.counts.examples
-        visits = config.max_steps * config.rows_per_step if config.max_steps else config.epochs * rows
-        options["precompute_ref_log_probs"] = visits >= rows
+        options["precompute_ref_log_probs"] = training_plan.count_rows_seen(rows, rows, steps.total, config) >= rows
     arguments: TrainingArguments = getattr(trl, f"{objective.trl_method}Config")(
         output_dir=job.state,
         max_length=None,
@@ -241,16 +243,16 @@ def _build_trainer(
         num_train_epochs=config.epochs,
         learning_rate=config.learning_rate,
         lr_scheduler_type=config.schedule,
-        warmup_steps=config.warmup_steps,
+        warmup_steps=steps.warmup,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         per_device_train_batch_size=config.micro_batch_size,
         per_device_eval_batch_size=config.micro_batch_size,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         eval_strategy="steps" if has_validation else "no",
-        eval_steps=config.checkpoint_every,
+        eval_steps=steps.checkpoint_interval,
         save_strategy="steps",
-        save_steps=config.checkpoint_every,
+        save_steps=steps.checkpoint_interval,
         metric_for_best_model="eval_loss" if has_validation else None,
         greater_is_better=False if has_validation else None,
         logging_steps=1,
@@ -296,7 +298,7 @@ def _build_trainer(
     return trainer
 
 
-def _run_trainer(trainer: Trainer, checkpoint: Path | None, config: FineTuningConfig, splits: TokenizedDataset) -> None:
+def _run_trainer(trainer: Trainer, checkpoint: Path | None, config: Recipe, splits: TokenizedDataset) -> None:
     """Train from the checkpoint to the last step, or restore the state of a finished checkpoint."""
     from transformers import TrainerState
 
@@ -317,13 +319,13 @@ def _run_trainer(trainer: Trainer, checkpoint: Path | None, config: FineTuningCo
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 
-def _is_finished(state: dict[str, Any], config: FineTuningConfig) -> bool:
+def _is_finished(state: dict[str, Any], config: Recipe) -> bool:
     """Return whether a trainer's state is at the last step or stopped early."""
     stopped_early = callbacks.has_stopped_early(state["log_history"], config.early_stopping)
     return bool(state["global_step"] >= state["max_steps"] or stopped_early)
 
 
-def _save_model(trainer: Trainer, job: TrainingJob, config: FineTuningConfig) -> None:
+def _save_model(trainer: Trainer, job: TrainingJob, config: Recipe) -> None:
     """Write the weights of the best checkpoint (without validation: the last), merged if configured."""
     checkpoint = Path(job.state) / f"checkpoint-{trainer.state.best_global_step or trainer.state.global_step}"
     output = Path(job.output)
@@ -349,7 +351,7 @@ def _save_model(trainer: Trainer, job: TrainingJob, config: FineTuningConfig) ->
     trainer.accelerator.wait_for_everyone()
 
 
-def _build_row_lookup(splits: TokenizedDataset, config: FineTuningConfig, seed: int) -> Callable[[int], list[str]]:
+def _build_row_lookup(splits: TokenizedDataset, config: Recipe, seed: int) -> Callable[[int], list[str]]:
     """Return a function that returns the dataset row ids in the batch of a step, counted from 1."""
 
     def get_step_rows(step: int) -> list[str]:
@@ -365,7 +367,7 @@ def _build_row_lookup(splits: TokenizedDataset, config: FineTuningConfig, seed: 
 def _build_result(
     trainer: Trainer,
     settings: ComputeSettings,
-    config: FineTuningConfig,
+    config: Recipe,
     checkpoint: Path | None,
     splits: TokenizedDataset,
     timer: StartupTimer,
@@ -384,6 +386,7 @@ def _build_result(
         mean_length = splits.train.counts.tokens / max(splits.train.counts.examples, 1)
         trained_shape = model_shape.ModelShape.from_configuration(trainer.model.config, parameters)
         flops = tokens / (step_seconds + waited) * model_shape.estimate_training_flops(trained_shape, mean_length)
+    counts = splits.train.counts
     device = compute_devices.get_device_name(settings.device)
     peak = compute_devices.get_peak_flops(device)
     return TrainingResult(
@@ -404,6 +407,13 @@ def _build_result(
         parameters={name: parameters[name] for name in ("all", "trainable")},
         device=device,
         processes=config.processes,
+        rows_seen=training_plan.count_rows_seen(
+            counts.rows - counts.without_answer,
+            len(splits.train.lengths),
+            int(trainer.state.global_step),
+            config,
+        ),
+        warmup_steps=int(trainer.args.warmup_steps),
         choices=settings.reasons,
         startup=timer.seconds,
     )

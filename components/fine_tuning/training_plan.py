@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from components.fine_tuning.batch_order import order_epoch
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import Recipe
+
+WARMUP_SHARE = 0.03  # of the steps, as in Stanford Alpaca and QLoRA (arXiv 2305.14314)
+CHECKPOINTS = 20  # per training, if the recipe sets no interval
+MIN_CHECKPOINT_INTERVAL = 10  # optimizer steps
 
 
-def count_batched_rows(rows: int, total_tokens: float, config: FineTuningConfig) -> int:
+@dataclass(frozen=True)
+class TrainingSteps:
+    """Optimizer steps of a training, of its warm-up, and between two checkpoints."""
+
+    total: int
+    warmup: int
+    checkpoint_interval: int
+
+
+def count_batched_rows(rows: int, total_tokens: float, config: Recipe) -> int:
     """Return the number of rows, or packed rows, in the batches of an epoch.
 
     Best-fit decreasing fills packed rows to within 1%.
@@ -22,8 +36,8 @@ def count_batched_rows(rows: int, total_tokens: float, config: FineTuningConfig)
     return math.ceil(total_tokens / config.max_length) if config.packing else rows
 
 
-def count_steps(rows: int, config: FineTuningConfig) -> int:
-    """Return the number of optimizer steps of a training: max_steps, or else the steps of all epochs.
+def plan_steps(rows: int, config: Recipe) -> TrainingSteps:
+    """Return the steps of a training: max_steps, or else the steps of all epochs.
 
     As in transformers, an epoch ends with a partial batch.
 
@@ -31,19 +45,47 @@ def count_steps(rows: int, config: FineTuningConfig) -> int:
         rows: Rows per epoch; packed rows if packing is enabled.
         config: The recipe.
     """
-    return config.max_steps or math.ceil(config.epochs * _count_epoch_steps(rows, config))
+    total = config.max_steps or math.ceil(config.epochs * _count_epoch_steps(rows, config))
+    warmup = math.ceil(WARMUP_SHARE * total) if config.warmup_steps is None else config.warmup_steps
+    interval = config.checkpoint_every or max(MIN_CHECKPOINT_INTERVAL, math.ceil(total / CHECKPOINTS))
+    return TrainingSteps(total, warmup, interval)
 
 
-def _count_epoch_steps(rows: int, config: FineTuningConfig) -> int:
+def count_rows_seen(rows: int, batched_rows: int, steps: int, config: Recipe) -> int:
+    """Return the number of rows in the batches of `steps` optimizer steps; a row counts once per epoch.
+
+    Args:
+        rows: Training rows with a token to learn.
+        batched_rows: Rows per epoch as they are batched: the rows, or packed rows, or pieces of long texts.
+        steps: Optimizer steps.
+        config: The recipe.
+    """
+    epochs, remaining_steps = divmod(steps, _count_epoch_steps(batched_rows, config))
+    partial = min(remaining_steps * config.rows_per_step / max(batched_rows, 1), 1.0)
+    return epochs * rows + round(partial * rows)
+
+
+def describe_unseen_rows(rows: int, seen: int, config: Recipe) -> str | None:
+    """Return a warning if the training ends before it has seen every row; None otherwise."""
+    if seen >= rows:
+        return None
+    setting = f"max_steps {config.max_steps}" if config.max_steps else f"epochs {config.epochs:g}"
+    return (
+        f"fine_tuning.{setting} trains on {seen:,} of {rows:,} rows ({seen / rows:.2g} epochs). "
+        "Set fine_tuning.max_steps to null and epochs to at least 1 to train on all rows"
+    )
+
+
+def _count_epoch_steps(rows: int, config: Recipe) -> int:
     return max(1, math.ceil(rows / config.rows_per_step))
 
 
-def count_tokens(lengths: Sequence[int], config: FineTuningConfig, seed: int) -> int:
+def count_tokens(lengths: Sequence[int], config: Recipe, seed: int) -> int:
     """Return the number of tokens in all steps, without padding; `lengths` are the tokens of each row."""
     if config.packing:
         packed = count_batched_rows(len(lengths), sum(lengths), config)
-        return round(sum(lengths) * count_steps(packed, config) * config.rows_per_step / max(packed, 1))
-    steps = count_steps(len(lengths), config)
+        return round(sum(lengths) * plan_steps(packed, config).total * config.rows_per_step / max(packed, 1))
+    steps = plan_steps(len(lengths), config).total
     epochs, remaining_steps = divmod(steps, _count_epoch_steps(len(lengths), config))
     order = order_epoch(lengths, config.rows_per_step, seed=seed, epoch=epochs)
     last_rows = order[: remaining_steps * config.rows_per_step]

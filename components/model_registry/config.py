@@ -25,8 +25,9 @@ class ModelRegistryConfig(BaseModel):
         description="Name of the registered model in MLflow. Not allowed: slash, colon.",
     )
     auto_promote: bool = Field(
-        True,
-        description="Promote an accepted and proven version to champion. false: a person promotes the version.",
+        False,
+        description="Promote an accepted and proven version to champion at once. false: a person promotes the version "
+        "(tuneline promote).",
     )
     copy_limit_mb: int = Field(
         512,

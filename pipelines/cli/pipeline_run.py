@@ -44,8 +44,11 @@ def run(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Run the whole pipeline on this machine: curate, version, fine-tune, evaluate, package, register, promote."""
-    customization, settings = load_config(config, sets), load_launcher(platform, launcher)
+    """Run the whole pipeline on this machine: curate, version, fine-tune, evaluate, package, register, promote.
+
+    Without a configuration file and without data_curation.sources, run the demo with its own small settings.
+    """
+    customization, settings = load_config(config, sets, or_demo=True), load_launcher(platform, launcher)
     from components.fine_tuning import acceleration
     from pipelines.config.customization_config import check_consistency
 

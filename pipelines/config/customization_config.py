@@ -29,8 +29,11 @@ PATH_KEYS = ("data_curation.tokens.base_model", "data_curation.personal_data.nam
 PATH_LIST_KEYS = ("data_curation.sources", "data_curation.decontamination.sets")
 
 
+DEMO_PATH = Path(__file__).parent / "demo.yaml"
+
+
 class Customization(BaseModel):
-    """A whole customization. The defaults run the demo."""
+    """A whole customization."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -53,14 +56,14 @@ class Customization(BaseModel):
             (tokens, "max_length", tuning.max_length),
             (tokens, "base_model", tuning.base_model),
         ):
-            if field not in section.model_fields_set or not getattr(section, field):
+            if value is not None and (field not in section.model_fields_set or not getattr(section, field)):
                 setattr(section, field, value)
                 section.model_fields_set.discard(field)  # an unset field continues to follow the shared value
         return self
 
 
 def load_customization(
-    path: Path | None = None, overrides: Sequence[str] = (), *, resolve_paths: bool = True
+    path: Path | None = None, overrides: Sequence[str] = (), *, resolve_paths: bool = True, or_demo: bool = False
 ) -> Customization:
     """Load a customization.
 
@@ -68,6 +71,7 @@ def load_customization(
         path: A YAML file; None for the defaults.
         overrides: Strings `section.key=value` with values in YAML.
         resolve_paths: Make relative paths absolute; False for a customization that runs on another machine.
+        or_demo: Start from the demo's configuration file if neither a file nor an override states the sources.
 
     Raises:
         ConfigurationError: a value is invalid; the message contains file, field, value found and allowed values.
@@ -78,9 +82,19 @@ def load_customization(
         _make_paths_absolute(values, path.absolute().parent)
     for override in overrides:
         _apply_override(values, override)
+    if or_demo and path is None and not has_sources(values):
+        values = read_sections(DEMO_PATH)
+        for override in overrides:
+            _apply_override(values, override)
     if resolve_paths:
         _make_paths_absolute(values, Path.cwd())
     return parse_values(values, str(path) if path else "the configuration")
+
+
+def has_sources(values: Values) -> bool:
+    """Return whether the values state data_curation.sources."""
+    section, name = find_section(values, "data_curation.sources")
+    return section is not None and name in section
 
 
 def check_consistency(config: Customization) -> None:

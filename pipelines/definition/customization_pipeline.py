@@ -143,10 +143,10 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
             model_name: Name of the registered model in MLflow; the run registers a new version.
             adaptation: Trained parameters. lora: a small update with frozen weights. full: every weight (16 bytes per parameter).
             max_steps: Number of optimizer steps. 0: train for `epochs` instead.
-            epochs: Passes over the training rows; used only if max_steps is 0.
-            learning_rate: Peak learning rate. A rate that is too high diverges; full needs about a tenth of lora's.
-            batch_size: Rows per optimizer step, a multiple of fine_tuning.micro_batch_size (2 unless `configuration` sets it).
-            max_length: Tokens per row in training and evaluation; longer rows are truncated and counted. Memory grows with this length.
+            epochs: Passes over the training rows; used only if max_steps is 0. 0: the default of the objective.
+            learning_rate: Peak learning rate. A rate that is too high diverges. 0: chosen from adaptation, objective and model size.
+            batch_size: Rows per optimizer step, a multiple of fine_tuning.micro_batch_size. 0: 16.
+            max_length: Tokens per row in training and evaluation; longer rows are truncated and counted. 0: the length of 95% of the rows, within context and memory.
             seed: Seed of the split, the training and the intervals. Equal seeds and inputs give equal models.
             auto_promote: Promote an accepted and proven version to champion at once. False: a person promotes it.
             configuration: All other keys, as the text of a customization.yaml, for example {evaluation: {max_items: 200}}. A parameter changed in this form overrides its default; a key with two different values is rejected.

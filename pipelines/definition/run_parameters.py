@@ -32,6 +32,8 @@ PARAMETER_KEYS: dict[str, str] = {
     "seed": "seed",
     "auto_promote": "model_registry.auto_promote",
 }
+# Numbers that may be null; 0 in the form.
+AUTOMATIC_PARAMETERS = ("max_steps", "epochs", "learning_rate", "batch_size", "max_length")
 PARAMETERS_SOURCE = "the run's parameters"
 
 
@@ -46,10 +48,10 @@ _SingleLineDumper.add_representer(
 
 
 def default_parameters(config: Customization) -> Values:
-    """Return the parameters' values by name. `max_steps: null` becomes 0: Kubeflow cannot omit an integer."""
+    """Return the parameters' values by name. A number that is null becomes 0: Kubeflow cannot omit it."""
     values = config.model_dump(mode="json")
     parameters = {name: reduce(getitem, key.split("."), values) for name, key in PARAMETER_KEYS.items()}
-    return {**parameters, "max_steps": parameters["max_steps"] or 0}
+    return {**parameters, **{name: parameters[name] or 0 for name in AUTOMATIC_PARAMETERS}}
 
 
 def dump_remaining_keys(config: Customization) -> str:
@@ -111,7 +113,7 @@ def combine_parameters(given: Mapping[str, Any], compiled: Mapping[str, Any], te
     """
     values = _parse_sections(text)
     for name, key in PARAMETER_KEYS.items():
-        value = None if name == "max_steps" and given[name] == 0 else given[name]
+        value = None if name in AUTOMATIC_PARAMETERS and given[name] == 0 else given[name]
         changed, (section, field) = given[name] != compiled[name], find_section(values, key)
         stated = section is not None and field in section
         if changed and section and stated and _validate_value(key, section[field]) != value:

@@ -40,6 +40,13 @@ from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning import acceleration
 from components.fine_tuning import training_plan as training
+from components.fine_tuning.config import FineTuningConfig, Recipe
+from components.fine_tuning.recipe_defaults import (
+    MAX_SAMPLED_ROWS,
+    complete_recipe,
+    get_context_length,
+    measure_lengths,
+)
 from components.fine_tuning.row_encoding import RowCounts, encode_rows
 from components.fine_tuning.training import count_parameters
 from components.model_registry.stage import find_champion
@@ -57,7 +64,8 @@ from pipelines.steps.input_resolution import (
 )
 from pipelines.steps.stage_names import STAGE_BY_ARTIFACT
 
-MAX_SAMPLED_ROWS = 2000  # training rows that are tokenized
+# With 100 items, the 95% interval of an accuracy of one half is ten percentage points wide on each side.
+MIN_DECISIVE_ITEMS = 100
 GB = 10**9
 DAFT_START_SECONDS = 5.0  # the engine's child process starts and compares some thousand rows
 ESTIMATED_STAGES = tuple(STAGE_BY_ARTIFACT.values())
@@ -105,6 +113,8 @@ class RunSurvey:
 
     Attributes:
         config: the customization.
+        recipe: the recipe of the training; of a sweep, without the values that it varies.
+        choices: one sentence for each setting that the customization leaves open.
         workdir: the workdir of the run.
         sources: the raw files.
         outline: the base model without its weights.
@@ -118,6 +128,8 @@ class RunSurvey:
     """
 
     config: Customization
+    recipe: Recipe
+    choices: list[str]
     workdir: Workdir
     sources: list[Source]
     outline: ModelOutline
@@ -132,18 +144,23 @@ class RunSurvey:
     @property
     def steps(self) -> int:
         """Optimizer steps."""
-        tuning, rows = self.config.fine_tuning, self.tokens.trained_rows
-        return training.count_steps(training.count_batched_rows(rows, rows * self.tokens.mean_length, tuning), tuning)
+        return training.plan_steps(self.batched_rows, self.recipe).total
+
+    @property
+    def batched_rows(self) -> int:
+        """Rows, or packed rows, per epoch."""
+        rows = self.tokens.trained_rows
+        return training.count_batched_rows(rows, rows * self.tokens.mean_length, self.recipe)
 
     @property
     def is_full(self) -> bool:
         """Whether every weight is trained."""
-        return self.config.fine_tuning.adaptation_spec.trains_all_weights
+        return self.recipe.adaptation_spec.trains_all_weights
 
     @property
     def trained_tokens(self) -> int:
         """Tokens trained on in all steps."""
-        tuning, tokens = self.config.fine_tuning, self.tokens
+        tuning, tokens = self.recipe, self.tokens
         if not tokens.lengths:
             return 0
         if not tokens.is_sample:
@@ -159,16 +176,17 @@ class RunSurvey:
             return [self]
         shapes: dict[str, ModelShape] = {}
         surveys = []
-        for recipe in self.config.fine_tuning.recipes.values():
+        shared = {"max_length": self.recipe.max_length}
+        for config in self.config.fine_tuning.model_copy(update=shared).recipes.values():
             # Counting a large model's parameters is slow; only the adaptation and the sections change them.
-            values = recipe.model_dump(mode="json").items()
+            values = config.model_dump(mode="json").items()
             key = hashing.digest({n: value for n, value in values if n == "adaptation" or isinstance(value, dict)})
             if key not in shapes:
                 shapes[key] = ModelShape.from_configuration(
-                    self.outline.config, count_parameters(self.outline.config, recipe)
+                    self.outline.config, count_parameters(self.outline.config, config)
                 )
-            config = self.config.model_copy(update={"fine_tuning": recipe})
-            surveys.append(replace(self, config=config, shape=shapes[key]))
+            recipe = complete_recipe(config, [], self.outline.config, shapes[key], _find_device(config)).recipe
+            surveys.append(replace(self, recipe=recipe, shape=shapes[key]))
         return surveys
 
     @property
@@ -210,11 +228,14 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
             "mean": round(tokens.mean_length, 2),
             "longest": max(lengths, default=0),
             "cut_share": round(tokenized.truncated / tokenized.rows, 4) if tokenized.rows else 0.0,
+            "max_length": survey.recipe.max_length,
             "without_answer": round(tokenized.without_answer * tokens.rows_per_sampled_row),
             "an_epoch": round(sum(lengths) * tokens.rows_per_sampled_row),
             "trained": sum(recipe.trained_tokens for recipe in survey.recipes),
         },
         "steps": sum(recipe.steps for recipe in survey.recipes),
+        "epochs": round(_count_epochs(survey.recipes[0]), 4),
+        "recipe": survey.choices,
         "parameters": {"all": shape.parameters, "trainable": shape.trainable},
         "memory": memory,
         "disk": disk,
@@ -271,12 +292,14 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
                         if count % interval == 0:
                             rows.append(row)
                         count += 1
+                measured = measure_lengths(rows, tuning, outline.tokenizer) if tuning.max_length is None else []
+                completed = complete_recipe(tuning, measured, outline.config, shape, _find_device(tuning))
                 sample = RowCounts()
                 examples = encode_rows(
                     rows,
                     tuning.objective_spec,
                     outline.tokenizer,
-                    max_length=tuning.max_length,
+                    max_length=completed.recipe.max_length,
                     counts=sample,
                     reporter=reporter,
                     total=len(rows),
@@ -285,6 +308,8 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
     compared = {revision.label for revision in earlier}
     return RunSurvey(
         config,
+        completed.recipe,
+        completed.reasons,
         workdir,
         inputs.sources,
         outline,
@@ -296,6 +321,15 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
         cached,
         missing_revisions=[tag for tag, _ in inputs.earlier_revisions if tag not in compared],
     )
+
+
+def _find_device(config: FineTuningConfig) -> acceleration.TrainingDevice:
+    return acceleration.describe_training_device(config, remote=bool(_describe_remote_training()))
+
+
+def _count_epochs(survey: RunSurvey) -> float:
+    rows = survey.tokens.trained_rows
+    return training.count_rows_seen(rows, survey.batched_rows, survey.steps, survey.recipe) / max(rows, 1)
 
 
 def _find_cached_stages(
@@ -340,10 +374,10 @@ def _find_cached_stages(
 
 def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> list[str]:
     """Return the reasons for which the run would fail, be rejected, or produce less than expected."""
-    tuning, warnings = survey.config.fine_tuning, []
+    tuning, warnings = survey.recipe, []
     for recipe in [] if _describe_remote_training() else survey.recipes:
         try:
-            acceleration.check_machine(recipe.config.fine_tuning)
+            acceleration.check_machine(recipe.recipe)
         except TunelineError as error:
             warnings.append(f"{error.message}. {error.hint}")
     warnings = list(dict.fromkeys(warnings))
@@ -364,10 +398,33 @@ def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> lis
         warnings.append(
             f"no training row has an answer within {tuning.max_length} tokens. Raise fine_tuning.max_length."
         )
-    context = survey.outline.config.get_text_config().max_position_embeddings
-    if tuning.max_length > context:
+    warnings += _list_limits(survey)
+    context = get_context_length(tuning, survey.outline.config)
+    if context and tuning.max_length > context:
         warnings.append(f"fine_tuning.max_length is {tuning.max_length}; the model's context is {context} tokens")
     return warnings + _list_shortages(survey.workdir, memory, disk)
+
+
+def _list_limits(survey: RunSurvey) -> list[str]:
+    """Return a warning for each setting that keeps rows or tokens from the training, or leaves few items to decide."""
+    tokens, warnings = survey.tokens, []
+    for recipe in survey.recipes:
+        seen = training.count_rows_seen(tokens.trained_rows, recipe.batched_rows, recipe.steps, recipe.recipe)
+        if warning := training.describe_unseen_rows(tokens.trained_rows, seen, recipe.recipe):
+            warnings.append(warning)
+    if tokens.counts.truncated:
+        warnings.append(
+            f"{tokens.counts.truncated / tokens.counts.rows:.1%} of the training rows are truncated at "
+            f"{survey.recipe.max_length} tokens. Set fine_tuning.max_length to train on the rest"
+        )
+    items, limit = survey.curated.verdicts.count_splits()["test"], survey.config.evaluation.max_items
+    used = min(items, limit) if limit else items
+    if any(task.kind == "held_out" for task in survey.config.evaluation.tasks) and 0 < used < MIN_DECISIVE_ITEMS:
+        warnings.append(
+            f"the held-out evaluation has {used} items: only a large difference is significant. "
+            "Add rows, or increase the test fraction in data_curation.fractions"
+        )
+    return list(dict.fromkeys(warnings))
 
 
 def _list_shortages(workdir: Workdir, memory: Json, disk: dict[str, int]) -> list[str]:
@@ -385,7 +442,7 @@ def _list_shortages(workdir: Workdir, memory: Json, disk: dict[str, int]) -> lis
 
 def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str, str]:
     """Return the origin of each figure."""
-    tokens, max_length = survey.tokens, survey.config.fine_tuning.max_length
+    tokens, max_length = survey.tokens, survey.recipe.max_length
     rows = "every source is read, cleaned and compared for exact duplicates; near-duplicates are not counted"
     if survey.missing_revisions:
         rows += f"; not compared with {', '.join(survey.missing_revisions)}, which a run fetches first"
@@ -394,7 +451,7 @@ def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str,
         sample = f"{tokens.counts.rows:,} evenly spread rows of {tokens.rows:,}"
     steps = []
     for recipe in survey.recipes:
-        tuning = recipe.config.fine_tuning
+        tuning = recipe.recipe
         per_step = f"{tuning.rows_per_step}{' packed rows' if tuning.packing else ''} per step"
         epochs = f"{tuning.epochs:g} epochs of {recipe.tokens.trained_rows:,} rows, {per_step}"
         steps.append("fine_tuning.max_steps" if tuning.max_steps else epochs)
@@ -427,7 +484,7 @@ def _estimate_memory(survey: RunSurvey) -> Json:
     config, shape, gpu = survey.config, survey.largest.shape, torch.cuda.is_available()
     trainings = []
     for recipe in survey.recipes:
-        tuning, lengths = recipe.config.fine_tuning, recipe.tokens.lengths
+        tuning, lengths = recipe.recipe, recipe.tokens.lengths
         length = tuning.max_length if tuning.packing else max(lengths, default=tuning.max_length)
         trainings.append(
             shape_of.estimate_training_memory(
@@ -464,9 +521,10 @@ def _estimate_disk(survey: RunSurvey) -> dict[str, int]:
 
     config, checkpoints, sizes = survey.config, [], []
     for recipe in survey.recipes:
-        tuning = recipe.config.fine_tuning
+        tuning = recipe.recipe
+        interval = training.plan_steps(recipe.batched_rows, tuning).checkpoint_interval
         # the oldest checkpoint is removed after the newest checkpoint is complete
-        kept = min(math.ceil(recipe.steps / tuning.checkpoint_every), tuning.keep_checkpoints + 1)
+        kept = min(math.ceil(recipe.steps / interval), tuning.keep_checkpoints + 1)
         checkpoints.append(resource_formulas.estimate_checkpoint_bytes(recipe.shape, full=recipe.is_full) * kept)
         parameters = recipe.shape.parameters if recipe.is_full or tuning.merge else recipe.shape.trainable
         sizes.append(parameters * shape_of.FLOAT32_BYTES)
@@ -512,7 +570,7 @@ def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
             times["triton_packaging"] = StageTime(cost["seconds"], basis)
             break
     if "evaluation" not in survey.cached:  # if the evaluation is cached, its inputs are cached
-        tokens = survey.config.fine_tuning.micro_batch_size * max(8, round(survey.tokens.mean_length))
+        tokens = survey.recipe.micro_batch_size * max(8, round(survey.tokens.mean_length))
         matmul_rate = resource_formulas.measure_matmul_rate(survey.shape, rows=tokens)
         rate = resource_formulas.TRAINING_EFFICIENCY * matmul_rate
         trainings = [_estimate_training_time(recipe, history, rate) for recipe in survey.recipes]
@@ -529,7 +587,7 @@ def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
 
 def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate: float) -> tuple[float, str]:
     """Return seconds and their basis: the newest similar training on this machine, or a formula."""
-    tuning, hardware = survey.config.fine_tuning, model_loading.describe_arithmetic()
+    tuning, hardware = survey.recipe, model_loading.describe_arithmetic()
     same = ("objective", "adaptation", "max_length", "micro_batch_size", "packing")
     for manifest in history:
         if (
@@ -588,6 +646,7 @@ def format_estimate(result: Json) -> list[str]:
         f"truncated ({basis['tokens']})",
         f"training  {result['steps']} steps ({basis['steps']}), {tokens['trained']:,} tokens, "
         f"{parameters['trainable']:,} of {parameters['all']:,} parameters",
+        *(f"          {choice}" for choice in result["recipe"]),
         f"memory    {_format_gb(parts['total'])} for the training: {purposes_text}",
         f"          {_format_gb(memory['stages'][largest])} for the largest stage, {largest}; "
         f"{_format_gb(memory['free'])} free",

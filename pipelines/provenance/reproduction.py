@@ -45,7 +45,7 @@ from components.data_versioning import stage as versioning
 from components.data_versioning.config import DataVersioningConfig
 from components.data_versioning.git_repository import DataVersioningError
 from components.fine_tuning import stage as tuning
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import Recipe
 from components.model_registry.stage import RegisteredModel, get_registered
 from pipelines.provenance import artifact_diff, environment_diff, lineage
 from pipelines.provenance.environment_diff import Difference, StageRecord
@@ -128,7 +128,7 @@ class ReproductionPlan:
     dataset_method: str
     method_reason: str
     sources: CurationSources | None
-    recipe: FineTuningConfig
+    recipe: Recipe
     differences: list[Difference]
 
 
@@ -321,7 +321,7 @@ def _build_plan(recorded: RecordedVersion, request: ReproductionRequest, folder:
             f"--from-revision: the dataset of {recorded.title} was not published as a revision",
             hint="Omit --from-revision.",
         )
-    recipe = _parse_config(FineTuningConfig, recorded.model, f"the recipe of {recorded.title}")
+    recipe = _parse_config(Recipe, recorded.model, f"the recipe of {recorded.title}")
     if method == FROM_REVISION:  # check the revision before hours of training
         _describe_revision(recorded.version, recorded.revision, request)
     model, dataset = recorded.model, recorded.dataset

@@ -236,7 +236,7 @@ def test_command_on_the_page_has_no_local_paths() -> None:
 
 def test_recipe_and_dataset_are_accepted_by_the_stage(tmp_path: Path) -> None:
     from components.common.artifacts import artifact_folder
-    from components.fine_tuning.config import FineTuningConfig
+    from components.fine_tuning.config import Recipe
 
     settings = {
         "rank": 16,
@@ -246,9 +246,7 @@ def test_recipe_and_dataset_are_accepted_by_the_stage(tmp_path: Path) -> None:
         "micro_batch_size": 2,
         "max_length": 512,
     }
-    config = FineTuningConfig.model_validate(
-        run_tuneline_finetune.recipe({**settings, "packing": True, "recompute": None})
-    )
+    config = Recipe.model_validate(run_tuneline_finetune.recipe({**settings, "packing": True, "recompute": None}))
     assert (config.lora.rank, config.lora.dropout, config.packing, config.activation_checkpointing) == (
         16,
         0,

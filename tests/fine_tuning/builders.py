@@ -14,9 +14,10 @@ from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.runtime.reporters import SilentReporter
 from components.fine_tuning import adapters, token_cache, trainers
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import Recipe
 from components.fine_tuning.token_cache import TokenizedDataset, TokenizedSplit
 from tests.datasets import KINDS, SCHEMA
+from tests.fine_tuning.recipes import complete_recipe
 
 Row = dict[str, Any]
 
@@ -48,12 +49,12 @@ def build_conversation(row_id: str, *turns: str, system: str = "", tools: str | 
     return {"id": row_id, "messages": [*system_messages, *messages], "tools": tools, "source": "made", "meta": "{}"}
 
 
-def recipe(**changes: object) -> FineTuningConfig:
-    return FineTuningConfig.model_validate({"max_length": 400, "device": "cpu", **changes})
+def recipe(**changes: object) -> Recipe:
+    return complete_recipe(**{"max_length": 400, "device": "cpu", **changes})
 
 
 def tokenize(
-    dataset: Artifact, tokenizer: Any, state: Path, config: FineTuningConfig, *, sha256: str = "4" * 64
+    dataset: Artifact, tokenizer: Any, state: Path, config: Recipe, *, sha256: str = "4" * 64
 ) -> TokenizedDataset:
     kind = str(dataset.manifest.summary["rows_kind"])
     return token_cache.load_or_tokenize(dataset, kind, tokenizer, sha256, config, state, SilentReporter())
@@ -81,7 +82,7 @@ def add_random_adapter(model: Any, **changes: object) -> Any:
     return model
 
 
-def collate_split(split: TokenizedSplit, config: FineTuningConfig, tokenizer: Any) -> Any:
+def collate_split(split: TokenizedSplit, config: Recipe, tokenizer: Any) -> Any:
     """Collate all examples of a split into one batch with the trainer's collator."""
     return trainers.build_collator(config, tokenizer)(list(split.dataset))
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import Recipe
 
 # Row kind of the test dataset of each objective.
 ROW_KINDS = {"sft": "sft", "text": "text", "dpo": "preference", "kto": "unpaired"}
+SETTINGS: dict[str, Any] = {
+    "epochs": 1.0,
+    "learning_rate": 5e-4,
+    "batch_size": 8,
+    "micro_batch_size": 2,
+    "max_length": 256,
+}
 SHORT_TRAINING: dict[str, Any] = {
     "max_steps": 6,
     "batch_size": 4,
@@ -20,6 +27,11 @@ SHORT_TRAINING: dict[str, Any] = {
 }
 
 
-def recipe(tiny: Path, **changes: object) -> FineTuningConfig:
+def recipe(tiny: Path, **changes: object) -> Recipe:
     """Return a recipe of a few steps on the tiny model."""
-    return FineTuningConfig.model_validate({"base_model": str(tiny), **SHORT_TRAINING, **changes})
+    return complete_recipe(base_model=str(tiny), **{**SHORT_TRAINING, **changes})
+
+
+def complete_recipe(**changes: object) -> Recipe:
+    """Return a recipe with every setting."""
+    return Recipe.model_validate({**SETTINGS, **changes})

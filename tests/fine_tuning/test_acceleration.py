@@ -22,8 +22,9 @@ from components.common.models.model_shape import ModelShape, estimate_training_m
 from components.common.runtime.errors import EXIT_USAGE, ConfigurationError, EngineMissingError
 from components.fine_tuning import acceleration
 from components.fine_tuning.acceleration import ComputeSettings
-from components.fine_tuning.config import AdaptationName, FineTuningConfig, ObjectiveName
+from components.fine_tuning.config import AdaptationName, ObjectiveName, Recipe
 from components.fine_tuning.objectives import OBJECTIVES
+from tests.fine_tuning.recipes import complete_recipe as recipe
 
 LARGE_MODEL = ModelShape(
     parameters=8_030_000_000,
@@ -69,10 +70,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     return configure
-
-
-def recipe(**changes: Any) -> FineTuningConfig:
-    return FineTuningConfig.model_validate(changes)
 
 
 def choose_settings(device: str, **changes: Any) -> ComputeSettings:
@@ -150,7 +147,7 @@ def test_liger_is_used_on_a_gpu_if_installed_and_model_supported(machine: FakeMa
         assert f"the device is {device}" in find_reason(choose_settings(device), "fused kernels")
 
 
-def estimate_memory(config: FineTuningConfig, rows: int, gpu: bool) -> int:
+def estimate_memory(config: Recipe, rows: int, gpu: bool) -> int:
     dropout = config.lora.dropout > 0
     return estimate_training_memory(LARGE_MODEL, rows=rows, length=config.max_length, dropout=dropout, gpu=gpu)["total"]
 
@@ -374,7 +371,7 @@ def test_every_known_conflict_is_covered() -> None:
 def _find_conflicts(settings: Mapping[str, Any]) -> list[tuple[bool, str]]:
     from components.fine_tuning import config
 
-    return config._find_conflicts(FineTuningConfig().model_copy(update=settings))
+    return config._find_conflicts(recipe().model_copy(update=settings))
 
 
 def _conflict_indices(settings: Mapping[str, Any]) -> list[int]:

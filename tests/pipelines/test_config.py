@@ -18,12 +18,22 @@ def get_error_message(*overrides: str, file: Path | None = None) -> str:
     return error.value.message
 
 
-def test_defaults_are_the_demo() -> None:
-    config = load_customization()
-    assert config == Customization()
-    assert config.fine_tuning.base_model == "embedded:smollm2-135m-instruct"
-    assert config.model_registry.auto_promote is True
+def test_defaults_train_on_all_rows_and_promote_nothing() -> None:
+    config = load_customization(None, ["data_curation.sources=[tickets.jsonl]"], or_demo=True)
+    tuning = config.fine_tuning
+    assert (tuning.max_steps, tuning.epochs, tuning.max_length, config.evaluation.max_length) == (None,) * 4
+    assert config.model_registry.auto_promote is False
+    assert load_customization() == Customization()
+
+
+def test_run_without_sources_is_the_demo_with_its_own_settings(tmp_path: Path) -> None:
+    config = load_customization(None, ["fine_tuning.max_steps=7"], or_demo=True)
+    assert (config.fine_tuning.max_steps, config.fine_tuning.batch_size, config.evaluation.max_length) == (7, 8, 256)
     assert config.data_curation.sources == ["demo:python-docs"]
+    assert config.model_registry.auto_promote is True
+    file = tmp_path / "customization.yaml"
+    file.write_text("seed: 3\n")
+    assert load_customization(file, or_demo=True).model_registry.auto_promote is False
 
 
 def test_override_sets_its_key_with_its_type() -> None:
@@ -50,7 +60,9 @@ def test_wrong_type_names_field_value_and_allowed_values() -> None:
         "the configuration: fine_tuning.max_steps: found 'many'; expected a whole number"
     )
     assert "fine_tuning.batch_size" in get_error_message("fine_tuning.batch_size=0")
-    assert "batch_size 8 is not a multiple of micro_batch_size 3" in get_error_message("fine_tuning.micro_batch_size=3")
+    assert "batch_size 8 is not a multiple of micro_batch_size 3" in get_error_message(
+        "fine_tuning.micro_batch_size=3", "fine_tuning.batch_size=8"
+    )
     assert "expected exactly one of min_gain and max_loss" in get_error_message("evaluation.gate=[{against: base}]")
 
 

@@ -291,11 +291,44 @@ def test_each_unknown_time_has_its_reason() -> None:
     assert last.strip() == "at least 3 s, without fine_tuning (trained by a launcher); triton_packaging (never made)"
 
 
+def test_open_settings_are_chosen_and_stated(estimate: Estimate) -> None:
+    """The settings that the project states are null here, as in a configuration that states none."""
+    names = (
+        "max_steps",
+        "batch_size",
+        "micro_batch_size",
+        "learning_rate",
+        "max_length",
+        "warmup_steps",
+        "checkpoint_every",
+    )
+    result = estimate(*(f"fine_tuning.{name}=null" for name in names))
+    assert (result["epochs"], result["tokens"]["max_length"]) == (3.0, 128)
+    assert result["steps"] == 3 * -(-result["rows"]["splits"]["train"] // 16)
+    assert [choice.split(":")[0] for choice in result["recipe"]] == [
+        "max_length 128",
+        "micro_batch_size 8",
+        "batch_size 16",
+        "epochs 3",
+        "learning_rate 0.0074",
+    ]
+    assert not [warning for warning in result["warnings"] if "trains on" in warning]
+
+
+def test_rows_and_tokens_left_out_and_few_items_give_warnings(estimate: Estimate) -> None:
+    warnings = estimate("fine_tuning.max_steps=5", "fine_tuning.max_length=80")["warnings"]
+    assert [w for w in warnings if w.startswith("fine_tuning.max_steps 5 trains on 20 of 97 rows (0.21 epochs). ")]
+    assert [w for w in warnings if "of the training rows are truncated at 80 tokens. Set fine_tuning.max_length" in w]
+    assert [w for w in warnings if w.startswith("the held-out evaluation has 40 items: only a large difference")]
+
+
 def test_shortage_of_memory_or_disk_gives_a_warning(
     estimate: Estimate, monkeypatch: pytest.MonkeyPatch, fresh_project: Path
 ) -> None:
     assert not [w for w in estimate()["warnings"] if "memory" in w or "disk" in w]
-    monkeypatch.setattr(dry_run.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 10**8})())
+    monkeypatch.setattr(
+        dry_run.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 10**8, "total": 10**8})()
+    )
     monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**5})())
     warnings = " ".join(estimate("fine_tuning.adaptation=full")["warnings"])
     assert "of memory; 0.1 GB are free." in warnings
@@ -559,7 +592,7 @@ def test_text_lists_rows_tokens_steps_memory_disk_time_and_warnings(estimate: Es
     ]
     assert f"30 steps (fine_tuning.max_steps), {result['tokens']['trained']:,} tokens" in "\n".join(text)
     assert "triton_packaging  unknown until a package of this base model has been built here" in "\n".join(text)
-    assert text[-1].startswith("warning: the model will be packaged unproven")
+    assert any(line.startswith("warning: the model will be packaged unproven") for line in text)
 
 
 def test_weights_without_a_tensor_are_refused_by_dry_run_and_resolve(fresh_project: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_customization_template_has_defaults_and_every_key(tmp_path: Path) -> No
     text = path.read_text()
     for section in Customization.model_fields:
         assert f"\n{section}:" in text
-    assert "  # Number of optimizer steps. null: train for `epochs` instead.\n  max_steps: 40\n" in text
+    assert "  # Number of optimizer steps. null: train for `epochs` instead.\n  max_steps: null\n" in text
 
 
 def test_platform_template_has_defaults_and_every_key(tmp_path: Path) -> None:

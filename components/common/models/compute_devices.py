@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from components.common.runtime.errors import ConfigurationError
@@ -148,3 +149,16 @@ def get_free_memory_bytes(device: str) -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)
+
+
+def get_total_memory_bytes(device: str) -> int:
+    """Return the memory of the device; on the CPU, the main memory, or the limit of the control group if it is lower."""
+    module = get_torch_module(device)
+    if hasattr(module, "mem_get_info"):
+        return int(module.mem_get_info()[1])
+    import psutil
+
+    limit = Path("/sys/fs/cgroup/memory.max")  # cgroup v2, as Kubernetes and Slurm set it
+    text = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
+    total = int(psutil.virtual_memory().total)
+    return min(total, int(text)) if text.isdecimal() else total

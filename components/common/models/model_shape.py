@@ -60,14 +60,17 @@ class ModelShape:
         )
 
 
-def estimate_training_memory(shape: ModelShape, *, rows: int, length: int, dropout: bool, gpu: bool) -> dict[str, int]:
+def estimate_training_memory(
+    shape: ModelShape, *, rows: int, length: int, dropout: bool, gpu: bool, checkpointing: bool = False
+) -> dict[str, int]:
     """Estimate the peak memory of a training step, in bytes.
 
     Frozen weights are float32 on a CPU and bfloat16 on a GPU. Trained weights are float32 with Adam's two moments: 16
     bytes per parameter (4 weights, 4 gradients, 8 optimizer), as in EleutherAI's cookbook for mixed precision.
     Activations follow Korthikanti et al. (arXiv 2205.05198): 9h + 4i numbers per token and layer with a gated MLP. The
     attention matrix is left out, because scaled dot-product attention does not store it. Dropout before a low-rank
-    update adds the adapted inputs and their masks: 12h + 2i. Logits are float32: 4·V bytes per token, LOGIT_COPIES
+    update adds the adapted inputs and their masks: 12h + 2i. With activation checkpointing, every layer keeps its input
+    only, h numbers per token, and one layer at a time has all. Logits are float32: 4·V bytes per token, LOGIT_COPIES
     times.
 
     Args:
@@ -75,6 +78,7 @@ def estimate_training_memory(shape: ModelShape, *, rows: int, length: int, dropo
         length: number of tokens per row.
         dropout: whether dropout precedes a low-rank update.
         gpu: whether the model is trained on a GPU.
+        checkpointing: whether activations are recomputed in the backward pass.
 
     Returns:
         Bytes by part: {"weights", "gradients", "optimizer", "activations", "logits", "process", "total"}.
@@ -83,11 +87,12 @@ def estimate_training_memory(shape: ModelShape, *, rows: int, length: int, dropo
     numbers = 9 * shape.hidden + 4 * shape.intermediate
     if dropout:
         numbers += 12 * shape.hidden + 2 * shape.intermediate
+    numbers = numbers + shape.layers * shape.hidden if checkpointing else shape.layers * numbers
     parts = {
         "weights": shape.frozen * width + shape.trainable * FLOAT32_BYTES,
         "gradients": shape.trainable * FLOAT32_BYTES,
         "optimizer": shape.trainable * 2 * FLOAT32_BYTES,
-        "activations": rows * length * shape.layers * numbers * width,
+        "activations": rows * length * numbers * width,
         "logits": rows * length * shape.vocabulary * FLOAT32_BYTES * LOGIT_COPIES,
         "process": PROCESS_BYTES,
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from components.common.runtime.errors import TunelineError
 from components.common.runtime.reporters import Reporter
 from components.evaluation import score_cache
-from components.evaluation.task_interface import TaskContext
+from components.evaluation.task_interface import DEFAULT_MAX_LENGTH, TaskContext
 from components.evaluation.tasks import item_encoding, task_registry
 from components.evaluation.tasks.config import TaskSettings
 from components.evaluation.tasks.held_out import HeldOut
@@ -46,7 +46,7 @@ def check_tasks(
     tasks: Sequence[TaskSettings],
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
-    max_length: int,
+    max_length: int | None,
     reporter: Reporter,
     max_input_tokens: int | None = None,
 ) -> list[TaskWorkload]:
@@ -59,7 +59,7 @@ def check_tasks(
         tasks: The settings in evaluation.tasks.
         tokenizer: The base model's tokenizer.
         seed: The run's seed.
-        max_length: Maximum row length in tokens (evaluation.max_length).
+        max_length: Maximum row length in tokens (evaluation.max_length). None: the context length.
         reporter: Receives notes.
         max_input_tokens: The base model's context length in tokens; None if unknown.
 
@@ -67,6 +67,7 @@ def check_tasks(
         ConfigurationError: A file, a task of lm-eval or an environment variable does not exist.
         InputError: Rows are invalid, or the longest answer leaves no room for a prompt.
     """
+    max_length = max_length or max_input_tokens or DEFAULT_MAX_LENGTH
     context = TaskContext(tokenizer, None, max_length, seed, reporter)
     workloads = []
     for number, settings in enumerate(tasks):

@@ -1,0 +1,117 @@
+"""Settings that a recipe leaves open: chosen from rows, model and memory, and equal for equal inputs. Fast tier: arithmetic."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from components.common.models.model_shape import ModelShape
+from components.fine_tuning import training_plan
+from components.fine_tuning.acceleration import TrainingDevice
+from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.recipe_defaults import CompletedRecipe, complete_recipe, has_open_settings
+from tests.fine_tuning.recipes import complete_recipe as recipe
+
+GB = 10**9
+LLAMA_8B = ModelShape(
+    parameters=8_072_000_000,
+    trainable=42_000_000,
+    embedding=525_000_000,
+    layers=32,
+    hidden=4096,
+    intermediate=14_336,
+    vocabulary=128_256,
+)
+
+
+def choose(
+    lengths: list[int], memory: int | None = 10**15, context: int | None = 131_072, **settings: Any
+) -> CompletedRecipe:
+    text = SimpleNamespace(max_position_embeddings=context)
+    model_config = SimpleNamespace(get_text_config=lambda decoder: text)
+    config = FineTuningConfig.model_validate(settings)
+    return complete_recipe(config, lengths, model_config, LLAMA_8B, TrainingDevice(is_gpu=True, memory=memory))
+
+
+def test_default_recipe_covers_the_rows_and_states_each_choice() -> None:
+    completed = choose([*range(1, 96), 400, 500, 600, 700, 8000])
+    chosen = completed.recipe
+    assert (chosen.max_length, chosen.epochs, chosen.batch_size, chosen.micro_batch_size) == (128, 3.0, 16, 8)
+    assert chosen.learning_rate == pytest.approx(2.9e-4)  # LoRA of an 8B Llama: 2.9e-4 in the source's table
+    assert [reason.split(":")[0] for reason in completed.reasons] == [
+        "max_length 128",
+        "micro_batch_size 8",
+        "batch_size 16",
+        "epochs 3",
+        "learning_rate 0.00029",
+    ]
+    assert "95% of the rows have at most 95 tokens" in completed.reasons[0]
+    assert not has_open_settings(chosen)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rate", "epochs"),
+    [
+        ({"adaptation": "full"}, 2.9e-5, 3),
+        ({"adaptation": "p_tuning"}, 2.9e-3, 3),
+        ({"objective": "dpo"}, 7.1e-6, 1),
+        ({"objective": "kto", "adaptation": "full"}, 7.1e-7, 1),
+        ({"objective": "text"}, 2.9e-4, 1),
+    ],
+)
+def test_rate_and_epochs_follow_adaptation_and_objective(settings: dict[str, Any], rate: float, epochs: float) -> None:
+    chosen = choose([100], **settings).recipe
+    assert (chosen.learning_rate, chosen.epochs) == (pytest.approx(rate, rel=0.02), epochs)
+
+
+def test_length_stays_within_context_and_memory() -> None:
+    assert choose([9000] * 10, context=4096).recipe.max_length == 4096
+    assert choose([9000] * 10, context=4096, adaptation="p_tuning").recipe.max_length == 4096 - 20
+    assert choose([9000] * 10, context=None).recipe.max_length == 9024
+    limited = choose([90_000] * 10, memory=40 * GB)
+    assert 64 <= limited.recipe.max_length < 90_000
+    assert "40 GB of memory allow" in limited.reasons[0]
+    assert limited.recipe.micro_batch_size == 1
+    assert choose([90_000] * 10, objective="text").recipe.max_length == 2048, "longer texts are split"
+
+
+def test_micro_batch_fits_memory_batch_and_objective() -> None:
+    assert choose([500], memory=30 * GB).recipe.micro_batch_size < 8
+    assert choose([500], batch_size=6).recipe.micro_batch_size == 2
+    assert choose([500], processes=3).recipe.batch_size == 24
+    assert choose([500], objective="kto", memory=1).recipe.micro_batch_size == 2
+    unknown = choose([500], memory=None)
+    assert unknown.recipe.micro_batch_size == 2
+    assert "the memory of the machine that trains is not known" in unknown.reasons[1]
+
+
+def test_stated_settings_are_kept() -> None:
+    stated = {"max_length": 77, "micro_batch_size": 3, "batch_size": 9, "epochs": 0.5, "learning_rate": 0.1}
+    completed = choose([9000], memory=1, **stated)
+    assert completed.reasons == []
+    assert {name: getattr(completed.recipe, name) for name in stated} == stated
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "seen"),
+    [
+        ({"max_steps": 40, "batch_size": 8}, 40, 320),
+        ({"epochs": 3, "batch_size": 16}, 357, 5700),
+        ({"epochs": 0.5, "batch_size": 16}, 60, 960),
+    ],
+)
+def test_rows_seen_count_whole_and_partial_epochs(settings: dict[str, Any], steps: int, seen: int) -> None:
+    config = recipe(**settings, warmup_steps=None, checkpoint_every=None)
+    plan = training_plan.plan_steps(1900, config)
+    assert plan.total == steps
+    assert (plan.warmup, plan.checkpoint_interval) == (-(-steps * 3 // 100), max(10, -(-steps // 20)))
+    assert training_plan.count_rows_seen(1900, 1900, steps, config) == seen
+    warning = training_plan.describe_unseen_rows(1900, seen, config)
+    assert (warning is None) == (seen >= 1900)
+    if "max_steps" in settings:
+        assert warning == (
+            "fine_tuning.max_steps 40 trains on 320 of 1,900 rows (0.17 epochs). "
+            "Set fine_tuning.max_steps to null and epochs to at least 1 to train on all rows"
+        )
