@@ -269,7 +269,7 @@ class FineTuningConfig(Section):
         None,
         ge=1,
         description="Rows per process in one forward pass. batch_size must be a multiple of "
-        "micro_batch_size × processes. Fewer rows need less memory. null: up to 8 that fit into memory.",
+        "micro_batch_size × processes. Fewer rows need less memory. null: up to 8 that fit into memory, on a CPU up to 2.",
     )
     max_length: int | None = Field(
         None,

@@ -417,6 +417,10 @@ def _list_limits(survey: RunSurvey) -> list[str]:
             f"{tokens.counts.truncated / tokens.counts.rows:.1%} of the training rows are truncated at "
             f"{survey.recipe.max_length} tokens. Set fine_tuning.max_length to train on the rest"
         )
+    if left_out := round(tokens.counts.without_answer * tokens.rows_per_sampled_row):
+        warnings.append(
+            f"{left_out:,} training rows are left out: they have no answer within {survey.recipe.max_length} tokens"
+        )
     items, limit = survey.curated.verdicts.count_splits()["test"], survey.config.evaluation.max_items
     used = min(items, limit) if limit else items
     if any(task.kind == "held_out" for task in survey.config.evaluation.tasks) and 0 < used < MIN_DECISIVE_ITEMS:
@@ -657,6 +661,10 @@ def format_estimate(result: Json) -> list[str]:
     ]
 
 
+def _format_duration(seconds: float) -> str:
+    return f"{seconds:,.0f} s" + (f" ({seconds / 3600:.1f} hours)" if seconds >= 3600 else "")
+
+
 def _format_times(result: Json) -> list[str]:
     cached = {stage["name"] for stage in result["stages"] if stage["cached"]}
     lines, unknown = [], []
@@ -668,7 +676,7 @@ def _format_times(result: Json) -> list[str]:
         if value is None:
             unknown.append(f"{stage} ({basis})")
     if unknown:
-        lines.append(f"at least {_sum_known(seconds):,.0f} s, without {'; '.join(unknown)}")
+        lines.append(f"at least {_format_duration(_sum_known(seconds))}, without {'; '.join(unknown)}")
     else:
-        lines.append(f"about {result['seconds']['total']:,.0f} s in total")
+        lines.append(f"about {_format_duration(result['seconds']['total'])} in total")
     return [f"{'' if i else 'time':<10}{line}" for i, line in enumerate(lines)]

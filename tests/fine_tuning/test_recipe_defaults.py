@@ -27,12 +27,12 @@ LLAMA_8B = ModelShape(
 
 
 def choose(
-    lengths: list[int], memory: int | None = 10**15, context: int | None = 131_072, **settings: Any
+    lengths: list[int], memory: int | None = 10**15, context: int | None = 131_072, gpu: bool = True, **settings: Any
 ) -> CompletedRecipe:
     text = SimpleNamespace(max_position_embeddings=context)
     model_config = SimpleNamespace(get_text_config=lambda decoder: text)
     config = FineTuningConfig.model_validate(settings)
-    return complete_recipe(config, lengths, model_config, LLAMA_8B, TrainingDevice(is_gpu=True, memory=memory))
+    return complete_recipe(config, lengths, model_config, LLAMA_8B, TrainingDevice(is_gpu=gpu, memory=memory))
 
 
 def test_default_recipe_covers_the_rows_and_states_each_choice() -> None:
@@ -82,6 +82,7 @@ def test_micro_batch_fits_memory_batch_and_objective() -> None:
     assert choose([500], batch_size=6).recipe.micro_batch_size == 2
     assert choose([500], processes=3).recipe.batch_size == 24
     assert choose([500], objective="kto", memory=1).recipe.micro_batch_size == 2
+    assert choose([500], gpu=False).recipe.micro_batch_size == 2, "more rows are slower on a CPU"
     unknown = choose([500], memory=None)
     assert unknown.recipe.micro_batch_size == 2
     assert "the memory of the machine that trains is not known" in unknown.reasons[1]

@@ -307,7 +307,7 @@ def test_open_settings_are_chosen_and_stated(estimate: Estimate) -> None:
     assert result["steps"] == 3 * -(-result["rows"]["splits"]["train"] // 16)
     assert [choice.split(":")[0] for choice in result["recipe"]] == [
         "max_length 128",
-        "micro_batch_size 8",
+        "micro_batch_size 2",
         "batch_size 16",
         "epochs 3",
         "learning_rate 0.0074",
