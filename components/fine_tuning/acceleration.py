@@ -13,6 +13,7 @@ from components.common.models import compute_devices
 from components.common.models.model_shape import ModelShape, estimate_training_memory
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
 from components.fine_tuning.config import FineTuningConfig, Recipe
+from components.fine_tuning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +63,13 @@ def check_machine(config: FineTuningConfig) -> str:
                 hint="Set fine_tuning.adaptation to lora.",
             )
         _require_package("bitsandbytes", f"fine_tuning.adaptation: {config.adaptation}", "gpu")
+    if OPTIMIZERS[config.optimizer].requires_bitsandbytes:
+        if device != "cuda":
+            raise ConfigurationError(
+                f"fine_tuning.optimizer: {config.optimizer} requires an NVIDIA GPU; the device is {device}",
+                hint="Set fine_tuning.optimizer to adamw or adafactor.",
+            )
+        _require_package("bitsandbytes", f"fine_tuning.optimizer: {config.optimizer}", "gpu")
     if config.strategy == "fsdp2" and device not in BFLOAT16_DEVICES:
         raise ConfigurationError(
             f"fine_tuning.strategy: fsdp2 has no effect on {device}: Accelerate ignores it and trains with plain DDP",
@@ -179,7 +187,13 @@ def estimate_required_memory(
     # Preference objectives hold two sequences per row: chosen and rejected, or an answer and its KL completion.
     sequences = rows * (1 if config.objective_spec.is_causal else 2)
     required = estimate_training_memory(
-        shape, rows=sequences, length=length, dropout=config.has_lora_dropout, gpu=gpu, checkpointing=checkpointing
+        shape,
+        rows=sequences,
+        length=length,
+        dropout=config.has_lora_dropout,
+        gpu=gpu,
+        checkpointing=checkpointing,
+        optimizer_bytes=OPTIMIZERS[config.optimizer].state_bytes,
     )["total"]
     return required // config.processes if config.is_sharded else required
 

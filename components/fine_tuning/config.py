@@ -16,6 +16,7 @@ from components.common.models.adaptations import ADAPTATIONS, Adaptation, Adapta
 from components.common.models.compute_devices import Device
 from components.common.runtime.validation_errors import describe_validation_error
 from components.fine_tuning.objectives import OBJECTIVES, Objective, ObjectiveName
+from components.fine_tuning.optimizers import OPTIMIZERS, OptimizerName
 
 SHARDED_STRATEGIES = ("fsdp2", "zero3")
 MAX_RECIPES = 64
@@ -60,6 +61,13 @@ class LoraConfig(Section):
         False,
         description="Train magnitude and direction of the weights separately (DoRA, Liu et al., arXiv "
         "2402.09353). DoRA is closer to full fine-tuning at low ranks, but slower. false: plain LoRA.",
+    )
+
+    plus_ratio: float | None = Field(
+        None,
+        gt=0,
+        description="Learning rate of the output matrix B relative to the input matrix A, for example 16 "
+        "(LoRA+, Hayou et al., arXiv 2402.12354). null: equal rates.",
     )
 
     def build_peft_options(self, peft_type: str, tokenizer: str) -> dict[str, object]:
@@ -241,8 +249,14 @@ class FineTuningConfig(Section):
         description="Peak learning rate. Training diverges if it is too high. null: chosen from the adaptation, the "
         "objective and the model's hidden size (docs/fine-tuning.md).",
     )
-    schedule: Literal["linear", "cosine", "constant_with_warmup"] = Field(
-        "linear", description="Decay of the learning rate after warm-up."
+    optimizer: OptimizerName = Field(
+        "adamw",
+        description="Optimizer. " + " ".join(f"{name}: {entry.summary}." for name, entry in OPTIMIZERS.items()),
+    )
+    schedule: Literal["linear", "cosine", "warmup_stable_decay", "constant_with_warmup"] = Field(
+        "linear",
+        description="Decay of the learning rate after warm-up. warmup_stable_decay: constant until the last tenth of "
+        "the steps, then linear to 0 (MiniCPM, arXiv 2404.06395).",
     )
     warmup_steps: int | None = Field(
         None,
@@ -250,6 +264,12 @@ class FineTuningConfig(Section):
         description="Optimizer steps over which the learning rate rises from 0 to its peak. null: 3% of the steps.",
     )
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of AdamW.")
+    neftune_noise_alpha: float | None = Field(
+        None,
+        gt=0,
+        description="Scale of uniform noise on the input embeddings during training, for example 5; it can improve "
+        "answers on small datasets (NEFTune, Jain et al., arXiv 2310.05914). null: no noise.",
+    )
     max_grad_norm: float = Field(
         1.0, gt=0, description="Maximum gradient norm. Larger gradients are scaled down to this norm."
     )
@@ -481,14 +501,13 @@ def recipe_from_plan(config: dict[str, Any], sweep_options: dict[str, Any]) -> F
 
 def _find_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     """Return a pair for each invalid combination: whether the recipe has it, and the error message."""
+    return [*_find_row_conflicts(c), *_find_adaptation_conflicts(c), *_find_distribution_conflicts(c)]
+
+
+def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     adaptation, objective = c.adaptation_spec, c.objective_spec
     times_processes = f" × processes {c.processes}" if c.processes > 1 else ""
     concurrent_rows = (c.micro_batch_size or 1) * c.processes
-    unmergeable = (
-        "it trains all weights, so no adapter exists"
-        if adaptation.trains_all_weights
-        else "virtual tokens are inputs and cannot be added to weights"
-    )
     return [
         (
             not c.tokens_per_step and (c.batch_size or 0) % concurrent_rows > 0,
@@ -509,17 +528,6 @@ def _find_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             "tokens_per_step requires packing, which is false: without packing, rows differ in length and a "
             "step has fewer tokens",
         ),
-        (c.merge and not adaptation.is_mergeable, f"merge cannot be used with {c.adaptation}: {unmergeable}"),
-        (
-            c.merge and c.is_sharded,
-            f"merge cannot be used with strategy {c.strategy}: merging requires all weights in one process; "
-            "expected strategy ddp",
-        ),
-        (
-            adaptation.holds_4bit_weights and c.device in ("cpu", "mps", "hpu"),
-            f"{c.adaptation} cannot run on {c.device}: the 4-bit weights of bitsandbytes require an NVIDIA GPU; "
-            "expected device auto or cuda",
-        ),
         (
             (c.micro_batch_size or objective.min_micro_batch_size) < objective.min_micro_batch_size,
             f"{c.objective} requires micro_batch_size {objective.min_micro_batch_size} or more; found "
@@ -530,12 +538,59 @@ def _find_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             "early_stopping requires validation_rows of at least 1; found 0: early stopping monitors the "
             "validation loss",
         ),
+    ]
+
+
+def _find_adaptation_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
+    adaptation, objective = c.adaptation_spec, c.objective_spec
+    unmergeable = (
+        "it trains all weights, so no adapter exists"
+        if adaptation.trains_all_weights
+        else "virtual tokens are inputs and cannot be added to weights"
+    )
+    return [
+        (c.merge and not adaptation.is_mergeable, f"merge cannot be used with {c.adaptation}: {unmergeable}"),
+        (
+            adaptation.holds_4bit_weights and c.device in ("cpu", "mps", "hpu"),
+            f"{c.adaptation} cannot run on {c.device}: the 4-bit weights of bitsandbytes require an NVIDIA GPU; "
+            "expected device auto or cuda",
+        ),
+        (
+            bool(c.lora.plus_ratio) and (not adaptation.is_low_rank or c.is_sharded),
+            f"lora.plus_ratio cannot be used with adaptation {c.adaptation} and strategy {c.strategy}: it sets the "
+            "rates of the two matrices of an unsharded low-rank update; expected lora or qlora with ddp",
+        ),
+        (
+            bool(c.neftune_noise_alpha) and (not objective.is_causal or adaptation.is_prompt_based),
+            f"neftune_noise_alpha cannot be used with {c.objective} and {c.adaptation}: the noise is for the input "
+            "embeddings of sft and text without virtual tokens",
+        ),
+        (
+            OPTIMIZERS[c.optimizer].requires_bitsandbytes and c.device in ("cpu", "mps", "hpu"),
+            f"optimizer {c.optimizer} cannot run on {c.device}: bitsandbytes requires an NVIDIA GPU; expected "
+            "optimizer adamw or adafactor",
+        ),
+    ]
+
+
+def _find_distribution_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
+    return [
+        (
+            c.merge and c.is_sharded,
+            f"merge cannot be used with strategy {c.strategy}: merging requires all weights in one process; "
+            "expected strategy ddp",
+        ),
+        (
+            c.optimizer != "adamw" and c.is_sharded,
+            f"optimizer {c.optimizer} cannot be used with strategy {c.strategy}: it was not tested on shards; "
+            "expected adamw",
+        ),
         (
             c.is_sharded and c.processes == 1,
             f"strategy {c.strategy} requires at least 2 processes; processes is 1",
         ),
         (
-            c.is_sharded and not adaptation.is_shardable,
+            c.is_sharded and not c.adaptation_spec.is_shardable,
             f"strategy {c.strategy} cannot be used with {c.adaptation}: the trained tensors are not sharded",
         ),
     ]

@@ -43,6 +43,18 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
             self.order = batch_order.build_sampler(lengths, config.rows_per_step, seed=seed)
             return self.order
 
+        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+            """Create the optimizer; for LoRA+ with separate rates for the matrices A and B."""
+            if not config.lora.plus_ratio:
+                return super().create_optimizer(*args, **kwargs)
+            from peft.optimizers import create_loraplus_optimizer
+
+            optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            self.optimizer = create_loraplus_optimizer(
+                self.model, optimizer_class, loraplus_lr_ratio=config.lora.plus_ratio, **options
+            )
+            return self.optimizer
+
         def _prepare_dataset(self, dataset: object, *_: object, **__: object) -> object:
             """Return the dataset unchanged: its rows are already tokenized."""
             return dataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -34,6 +35,7 @@ from components.fine_tuning import (
 from components.fine_tuning.acceleration import ComputeSettings
 from components.fine_tuning.callbacks import TrainingEvents
 from components.fine_tuning.config import FineTuningConfig, Recipe
+from components.fine_tuning.optimizers import OPTIMIZERS
 from components.fine_tuning.token_cache import TokenizedDataset
 
 if TYPE_CHECKING:
@@ -230,6 +232,11 @@ def _build_trainer(
     has_validation = bool(splits.validation.counts.examples)
     objective, steps = config.objective_spec, training_plan.plan_steps(len(splits.train.lengths), config)
     options = sharding.build_arguments(config) | config.preference.model_dump(include=objective.preference_settings)
+    if optimizer := OPTIMIZERS[config.optimizer].transformers_name:
+        options["optim"] = optimizer
+    if config.schedule == "warmup_stable_decay":
+        decay_steps = math.ceil(training_plan.DECAY_SHARE * steps.total)
+        options["lr_scheduler_kwargs"] = {"num_decay_steps": decay_steps, "decay_type": "linear"}
     if objective.is_causal:
         options["dataset_kwargs"] = {"skip_prepare_dataset": True}  # the rows are already tokenized
     if objective.precomputes_reference:
@@ -246,6 +253,7 @@ def _build_trainer(
         warmup_steps=steps.warmup,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
+        neftune_noise_alpha=config.neftune_noise_alpha,
         per_device_train_batch_size=config.micro_batch_size,
         per_device_eval_batch_size=config.micro_batch_size,
         gradient_accumulation_steps=config.gradient_accumulation_steps,

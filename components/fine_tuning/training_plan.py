@@ -10,6 +10,7 @@ from components.fine_tuning.batch_order import order_epoch
 from components.fine_tuning.config import Recipe
 
 WARMUP_SHARE = 0.03  # of the steps, as in Stanford Alpaca and QLoRA (arXiv 2305.14314)
+DECAY_SHARE = 0.1  # of the steps, for warmup_stable_decay (MiniCPM, arXiv 2404.06395)
 CHECKPOINTS = 20  # per training, if the recipe sets no interval
 MIN_CHECKPOINT_INTERVAL = 10  # optimizer steps
 

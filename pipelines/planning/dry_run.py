@@ -41,6 +41,7 @@ from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning import acceleration
 from components.fine_tuning import training_plan as training
 from components.fine_tuning.config import FineTuningConfig, Recipe
+from components.fine_tuning.optimizers import OPTIMIZERS
 from components.fine_tuning.recipe_defaults import (
     MAX_SAMPLED_ROWS,
     complete_recipe,
@@ -492,7 +493,12 @@ def _estimate_memory(survey: RunSurvey) -> Json:
         length = tuning.max_length if tuning.packing else max(lengths, default=tuning.max_length)
         trainings.append(
             shape_of.estimate_training_memory(
-                recipe.shape, rows=tuning.micro_batch_size, length=length, dropout=tuning.has_lora_dropout, gpu=gpu
+                recipe.shape,
+                rows=tuning.micro_batch_size,
+                length=length,
+                dropout=tuning.has_lora_dropout,
+                gpu=gpu,
+                optimizer_bytes=OPTIMIZERS[tuning.optimizer].state_bytes,
             )
         )
     batch_tokens = config.evaluation.batch_tokens

@@ -22,7 +22,7 @@ from components.common.models.model_shape import ModelShape, estimate_training_m
 from components.common.runtime.errors import EXIT_USAGE, ConfigurationError, EngineMissingError
 from components.fine_tuning import acceleration
 from components.fine_tuning.acceleration import ComputeSettings
-from components.fine_tuning.config import AdaptationName, ObjectiveName, Recipe
+from components.fine_tuning.config import AdaptationName, LoraConfig, ObjectiveName, Recipe
 from components.fine_tuning.objectives import OBJECTIVES
 from tests.fine_tuning.recipes import complete_recipe as recipe
 
@@ -276,8 +276,9 @@ def test_qlora_is_rejected_on_detected_device_without_nvidia_gpu(device: str, ma
 
 def test_qlora_on_a_gpu_requires_bitsandbytes(machine: FakeMachine) -> None:
     machine("cuda")
-    with pytest.raises(EngineMissingError, match="bitsandbytes"):
-        acceleration.check_machine(recipe(adaptation="qlora"))
+    for settings in ({"adaptation": "qlora"}, {"optimizer": "paged_adamw_8bit"}):
+        with pytest.raises(EngineMissingError, match="bitsandbytes"):
+            acceleration.check_machine(recipe(**settings))
     machine("cuda", "bitsandbytes")
     assert acceleration.check_machine(recipe(adaptation="qlora")) == "cuda"
 
@@ -343,6 +344,13 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
         for device in ("cpu", "mps", "hpu")
     ),
     ({"objective": "kto", "micro_batch_size": 1}, "kto requires micro_batch_size 2 or more"),
+    ({"lora": LoraConfig(plus_ratio=4.0), "adaptation": "full"}, "lora.plus_ratio cannot be used with adaptation full"),
+    ({"neftune_noise_alpha": 5.0, "objective": "dpo"}, "neftune_noise_alpha cannot be used with dpo and lora"),
+    ({"optimizer": "adamw_8bit", "device": "cpu"}, "optimizer adamw_8bit cannot run on cpu: bitsandbytes requires"),
+    (
+        {"optimizer": "adafactor", "strategy": "zero3", "processes": 2},
+        "optimizer adafactor cannot be used with strategy zero3: it was not tested on shards",
+    ),
     ({"early_stopping": 2, "validation_rows": 0}, "early_stopping requires validation_rows"),
     *(({"strategy": strategy}, f"strategy {strategy} {SHARDING_ERROR}") for strategy in ("fsdp2", "zero3")),
     *(

@@ -6,6 +6,7 @@ The merge test is in the `long` tier because it trains two models per setting.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,48 @@ def test_recipe_reaches_recorded_losses(
     assert summary["validation_loss"] < summary["validation_loss_before"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "losses"),
+    [
+        ({"optimizer": "adafactor", "adaptation": "full"}, (5.4161, 4.8100)),
+        ({"lora": {"plus_ratio": 16.0}}, (4.4815, 4.4787)),
+        ({"neftune_noise_alpha": 5.0}, (7.4627, 7.0528)),
+        ({"schedule": "warmup_stable_decay"}, (6.5029, 6.3527)),
+    ],
+    ids=["adafactor", "lora+", "neftune", "warmup-stable-decay"],
+)
+def test_optimizer_settings_reach_recorded_losses_and_resume(
+    settings: dict[str, Any],
+    losses: tuple[float, float],
+    datasets: dict[str, Artifact],
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TUNELINE_THREADS", "1")
+    expected = tune(datasets, tiny, tmp_path / "whole", **settings)
+    summary = expected.manifest.summary
+    assert (summary["train_loss"], summary["validation_loss"]) == pytest.approx(losses, abs=TOLERANCE)
+    interrupt_at_step_four(lambda: tune(datasets, tiny, tmp_path / "resumed", **settings))
+    model = tune(datasets, tiny, tmp_path / "resumed", **settings)
+    assert (model.sha256, model.manifest.summary["resumed_from"]) == (expected.sha256, 4)
+
+
+def interrupt_at_step_four(train: Callable[[], object]) -> None:
+    """Interrupt a training after its checkpoint of step 4."""
+    rotate = checkpoints.rotate
+
+    def interrupt(folder: Path, keep: int) -> None:
+        rotate(folder, keep)
+        if (folder / "checkpoint-4").exists():
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checkpoints, "rotate", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train()
+
+
 @pytest.mark.parametrize("adaptation", ["lora", "p_tuning", "prompt_tuning", "ia3"])
 def test_adapter_artifact_has_no_base_weights_and_no_pickle(
     adaptation: str, datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
@@ -141,17 +184,7 @@ def test_interrupted_ia3_training_resumes_and_is_packaged_merged(
     datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
 ) -> None:
     expected = tune(datasets, tiny, tmp_path / "whole", adaptation="ia3")
-    rotate = checkpoints.rotate
-
-    def interrupt(folder: Path, keep: int) -> None:
-        rotate(folder, keep)
-        if (folder / "checkpoint-4").exists():
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(checkpoints, "rotate", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            tune(datasets, tiny, tmp_path / "resumed", adaptation="ia3")
+    interrupt_at_step_four(lambda: tune(datasets, tiny, tmp_path / "resumed", adaptation="ia3"))
     model = tune(datasets, tiny, tmp_path / "resumed", adaptation="ia3")
     assert (model.sha256, model.manifest.summary["resumed_from"]) == (expected.sha256, 4)
     loadable = model_loading.open_model(model.path)

@@ -61,7 +61,14 @@ class ModelShape:
 
 
 def estimate_training_memory(
-    shape: ModelShape, *, rows: int, length: int, dropout: bool, gpu: bool, checkpointing: bool = False
+    shape: ModelShape,
+    *,
+    rows: int,
+    length: int,
+    dropout: bool,
+    gpu: bool,
+    checkpointing: bool = False,
+    optimizer_bytes: float = 8.0,
 ) -> dict[str, int]:
     """Estimate the peak memory of a training step, in bytes.
 
@@ -79,6 +86,7 @@ def estimate_training_memory(
         dropout: whether dropout precedes a low-rank update.
         gpu: whether the model is trained on a GPU.
         checkpointing: whether activations are recomputed in the backward pass.
+        optimizer_bytes: bytes of the optimizer's state for each trained parameter; 8 for AdamW.
 
     Returns:
         Bytes by part: {"weights", "gradients", "optimizer", "activations", "logits", "process", "total"}.
@@ -91,7 +99,7 @@ def estimate_training_memory(
     parts = {
         "weights": shape.frozen * width + shape.trainable * FLOAT32_BYTES,
         "gradients": shape.trainable * FLOAT32_BYTES,
-        "optimizer": shape.trainable * 2 * FLOAT32_BYTES,
+        "optimizer": round(shape.trainable * optimizer_bytes),
         "activations": rows * length * numbers * width,
         "logits": rows * length * shape.vocabulary * FLOAT32_BYTES * LOGIT_COPIES,
         "process": PROCESS_BYTES,
