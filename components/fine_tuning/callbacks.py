@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.runtime.reporters import Reporter
-from components.fine_tuning import checkpoints, training_health
+from components.fine_tuning import checkpoints, sample_answers, training_health
 from components.fine_tuning.config import Recipe
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class TrainingEvents:
 
             log_path = self.folder / LOG_FILENAME
             truncate_log(log_path, state.global_step)
+            if self.config.sample_prompts:
+                truncate_log(self.folder / sample_answers.SAMPLES_FILENAME, state.global_step)
             # TensorBoard discards points from `purge_step` on; a resumed training logs them again.
             purge_step = state.global_step + 1 if state.global_step else 0
             self.board = SummaryWriter(str(self.folder / TENSORBOARD_FOLDER), purge_step=purge_step, write_to_disk=True)
@@ -141,6 +143,15 @@ class TrainingEvents:
             self.is_stall_reported = self._report_stall(losses)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        if self.config.sample_prompts and self.trainer.is_world_process_zero():
+            sample_answers.log_answers(
+                self.folder / sample_answers.SAMPLES_FILENAME,
+                state.global_step,
+                self.trainer.accelerator.unwrap_model(self.trainer.model),
+                self.trainer.processing_class,
+                self.config.sample_prompts,
+                self.config.sample_tokens,
+            )
         if has_stopped_early(state.log_history, self.config.early_stopping):
             control.should_save = control.should_training_stop = True
 

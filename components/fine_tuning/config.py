@@ -320,6 +320,13 @@ class FineTuningConfig(Section):
         description="Number of validation rows whose loss is measured at every checkpoint; the first rows are used. "
         "The checkpoint with the lowest loss is the result. 0: the last checkpoint is the result.",
     )
+    sample_prompts: list[str] = Field(
+        [],
+        max_length=8,
+        description="Prompts that the model answers at every validation, for the report. Empty: none. Each answer takes "
+        "the time of `sample_tokens` forward passes.",
+    )
+    sample_tokens: int = Field(48, ge=1, description="Maximum length in tokens of the answers to sample_prompts.")
     early_stopping: int | None = Field(
         None,
         ge=1,
@@ -532,6 +539,11 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             (c.micro_batch_size or objective.min_micro_batch_size) < objective.min_micro_batch_size,
             f"{c.objective} requires micro_batch_size {objective.min_micro_batch_size} or more; found "
             f"{c.micro_batch_size}: the reference term of the loss is the mean over the rows of a micro-batch",
+        ),
+        (
+            bool(c.sample_prompts) and (not c.validation_rows or c.is_sharded),
+            f"sample_prompts requires validation_rows of at least 1 and strategy ddp; found {c.validation_rows} and "
+            f"{c.strategy}: the prompts are answered at validations, by one process",
         ),
         (
             bool(c.early_stopping) and not c.validation_rows,

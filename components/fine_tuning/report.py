@@ -9,6 +9,7 @@ from typing import Any
 
 from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.reporting import html_report
+from components.fine_tuning import sample_answers
 from components.fine_tuning.config import Recipe
 
 Log = Sequence[dict[str, Any]]
@@ -30,6 +31,7 @@ def render_report(
     inputs: Sequence[ArtifactInput],
     config: Recipe,
     sweep: Sequence[SweepEntry] = (),
+    samples: Log = (),
 ) -> str:
     """Return the HTML page: metrics, curves, compute settings with reasons, recipe and inputs.
 
@@ -39,6 +41,7 @@ def render_report(
         inputs: Inputs in the model's manifest.
         config: The recipe.
         sweep: All recipes of the sweep, sorted by validation loss; empty without a sweep.
+        samples: Answers to the recipe's sample_prompts.
     """
     loss, flops, mfu = summary["loss"], summary["flops_per_second"], summary["mfu"]
     metrics = {
@@ -84,6 +87,7 @@ def render_report(
             "reward margin",
             "Preference for chosen over rejected answers, relative to the base model.",
         ),
+        "Sample answers": html_report.render_table(*sample_answers.tabulate_answers(samples)) if samples else "",
         "Gradient": _plot(log, ("gradient_norm",), "norm", f"Norm before clipping to {config.max_grad_norm:g}."),
         "Learning rate": _plot(log, ("learning_rate",), "learning rate", f"Schedule: {config.schedule}."),
         "Speed": _plot(

@@ -35,6 +35,7 @@ from components.fine_tuning import (
     training_plan,
 )
 from components.fine_tuning.config import FineTuningConfig, Recipe
+from components.fine_tuning.sample_answers import SAMPLES_FILENAME
 from components.fine_tuning.token_cache import TokenizedDataset
 from components.fine_tuning.training import TrainingJob, TrainingResult
 
@@ -43,7 +44,12 @@ if TYPE_CHECKING:
 
 STAGE = "fine_tuning"
 # All other files of the output are payload.
-NON_PAYLOAD_FILES = ("report.html", callbacks.LOG_FILENAME, model_card.CARD_FILENAME)
+NON_PAYLOAD_FILES = (
+    "report.html",
+    callbacks.LOG_FILENAME,
+    SAMPLES_FILENAME,
+    model_card.CARD_FILENAME,
+)
 # Lists of adapter_config.json without a meaningful order; others, such as layer_types, have one entry for each layer.
 UNORDERED_LISTS = ("target_modules", "modules_to_save", "exclude_modules", "feedforward_modules")
 RunCommand = Callable[[Launcher, Command, Path, Reporter], dict[str, Any]]  # called like launch.run
@@ -134,7 +140,8 @@ def finetune(
         _copy_logs(work, output)
         card = model_card.render_card(recipe, summary, dataset, base, inputs, seed)
         (output / model_card.CARD_FILENAME).write_text(card, encoding="utf-8")
-        page = report.render_report(callbacks.read_log(output / callbacks.LOG_FILENAME), summary, inputs, recipe)
+        log, samples = (callbacks.read_log(output / name) for name in (callbacks.LOG_FILENAME, SAMPLES_FILENAME))
+        page = report.render_report(log, summary, inputs, recipe, samples=samples)
         published = publish_model(output, page, inputs, recipe.model_dump(), seed, key, summary)
         shutil.rmtree(work, ignore_errors=True)
     return published
@@ -177,8 +184,10 @@ def plan_recipe(
 
 
 def _copy_logs(work: Path, output: Path) -> None:
-    """Copy the training's log and its TensorBoard files to the output."""
+    """Copy the training's log, its sample answers and its TensorBoard files to the output."""
     shutil.copyfile(work / callbacks.LOG_FILENAME, output / callbacks.LOG_FILENAME)
+    if (work / SAMPLES_FILENAME).exists():
+        shutil.copyfile(work / SAMPLES_FILENAME, output / SAMPLES_FILENAME)
     board = work / callbacks.TENSORBOARD_FOLDER
     if board.is_dir():
         shutil.copytree(board, output / board.name, dirs_exist_ok=True)

@@ -52,6 +52,7 @@ from components.common.workspace import artifact_store, job_folders
 from components.fine_tuning import callbacks, report, stage
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.report import SweepEntry
+from components.fine_tuning.sample_answers import SAMPLES_FILENAME
 
 SWEEPS_FOLDER = "sweeps"
 RESULT_KEYS = ("validation_loss", "train_loss", "steps", "best_step", "tokens_per_second")
@@ -389,6 +390,7 @@ def _publish_best(
     unpublished = shutil.ignore_patterns(artifact_folder.MANIFEST_FILENAME)
     shutil.copytree(best.model.path, output, dirs_exist_ok=True, ignore=unpublished)
     summary = {**manifest.summary, "sweep": {"key": sweep_key, "recipes": [entry.result for entry in entries]}}
-    page = report.render_report(entries[0].log, summary, manifest.inputs, best.recipe, entries)
+    samples = callbacks.read_log(output / SAMPLES_FILENAME)
+    page = report.render_report(entries[0].log, summary, manifest.inputs, best.recipe, entries, samples)
     key = str(manifest.produced_by["key"])
     return stage.publish_model(output, page, manifest.inputs, manifest.config, manifest.seed, key, summary)

@@ -26,6 +26,7 @@ from components.fine_tuning import (
     checkpoints,
     merging,
     packing_isolation,
+    sample_answers,
     sharding,
     token_cache,
     trainers,
@@ -318,6 +319,7 @@ def _run_trainer(trainer: Trainer, checkpoint: Path | None, config: Recipe, spli
             return
     elif splits.validation.counts.examples and not config.is_sharded:
         callbacks.truncate_log(log_path, -1)
+        (log_path.parent / sample_answers.SAMPLES_FILENAME).unlink(missing_ok=True)
         trainer.evaluate()  # the validation loss of the base model
         # Accelerate prepares a model only once. Without this reset, the model would not be wrapped for training, and
         # each process would train separately.

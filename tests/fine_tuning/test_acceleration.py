@@ -351,6 +351,7 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
         {"optimizer": "adafactor", "strategy": "zero3", "processes": 2},
         "optimizer adafactor cannot be used with strategy zero3: it was not tested on shards",
     ),
+    ({"sample_prompts": ["a"], "validation_rows": 0}, "sample_prompts requires validation_rows of at least 1"),
     ({"early_stopping": 2, "validation_rows": 0}, "early_stopping requires validation_rows"),
     *(({"strategy": strategy}, f"strategy {strategy} {SHARDING_ERROR}") for strategy in ("fsdp2", "zero3")),
     *(

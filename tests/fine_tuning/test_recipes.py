@@ -123,6 +123,22 @@ def test_optimizer_settings_reach_recorded_losses_and_resume(
     assert (model.sha256, model.manifest.summary["resumed_from"]) == (expected.sha256, 4)
 
 
+@pytest.mark.parametrize("adaptation", ["lora", "p_tuning"])
+def test_sample_prompts_are_answered_at_every_validation_and_change_no_weight(
+    adaptation: str, datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
+) -> None:
+    settings = {"adaptation": adaptation, "sample_prompts": ["Name <the> fox.", "What is a list?"], "sample_tokens": 5}
+    interrupt_at_step_four(lambda: tune(datasets, tiny, tmp_path, **settings))
+    model = tune(datasets, tiny, tmp_path, **settings)
+    assert model.sha256 == tune(datasets, tiny, tmp_path / "without", adaptation=adaptation).sha256
+    lines = [json.loads(line) for line in (model.path / "samples.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 0, 2, 2, 4, 4, 6, 6]
+    assert len({line["answer"] for line in lines if line["prompt"] == "What is a list?"}) > 1, "the model changes"
+    page = (model.path / "report.html").read_text()
+    assert "Sample answers" in page
+    assert "Name &lt;the&gt; fox." in page
+
+
 def interrupt_at_step_four(train: Callable[[], object]) -> None:
     """Interrupt a training after its checkpoint of step 4."""
     rotate = checkpoints.rotate

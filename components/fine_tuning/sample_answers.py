@@ -1,0 +1,64 @@
+"""Answers to fixed prompts at every validation, which show how the model changes during the training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.common.models import chat_templates
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SAMPLES_FILENAME = "samples.jsonl"
+
+
+def log_answers(
+    path: Path,
+    step: int,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+) -> None:
+    """Answer each prompt greedily as the user's turn of a conversation, and append the answers to the log.
+
+    Greedy decoding consumes no random numbers, so the training stays the same.
+
+    Args:
+        path: The log; one object {"step", "prompt", "answer"} per line.
+        step: Optimizer step.
+        model: The model, in evaluation mode.
+        tokenizer: The base model's tokenizer.
+        prompts: The prompts.
+        max_new_tokens: Maximum length of an answer in tokens.
+    """
+    import torch
+
+    lines = []
+    for prompt in prompts:
+        ids = chat_templates.encode_prompt(tokenizer, [{"role": "user", "content": prompt}])
+        inputs = torch.tensor([ids], device=model.device)
+        with torch.inference_mode():
+            output = model.generate(
+                input_ids=inputs,
+                attention_mask=torch.ones_like(inputs),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+        answer_ids = output[0, len(ids) :] if output.shape[1] > len(ids) else output[0, :0]
+        answer = tokenizer.decode(answer_ids, skip_special_tokens=True)
+        lines.append(json.dumps({"step": step, "prompt": prompt, "answer": answer}, ensure_ascii=False) + "\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(lines)
+
+
+def tabulate_answers(lines: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[object]]]:
+    """Return head and rows of a table with a row per step and a column per prompt."""
+    prompts = list(dict.fromkeys(line["prompt"] for line in lines))
+    answers = {(line["step"], line["prompt"]): line["answer"] for line in lines}
+    steps = sorted({line["step"] for line in lines})
+    return ["step", *prompts], [[step, *(answers.get((step, prompt), "") for prompt in prompts)] for step in steps]
