@@ -48,7 +48,8 @@ class TrainingEvents:
         stop: Event that stops the training after the current step.
         get_step_rows: Function that returns the row ids of a step, counted from 1.
         trainer: The trainer, set once it is built.
-        on_first_step: Function called before the first step, after the trainer has wrapped the model.
+        on_wrapped: Function called after the trainer has wrapped the model, before it reads rows.
+        on_first_step: Function called before the first step.
     """
 
     config: Recipe
@@ -57,6 +58,7 @@ class TrainingEvents:
     stop: threading.Event
     get_step_rows: Callable[[int], Sequence[str]]
     trainer: Trainer = None
+    on_wrapped: Callable[[], None] = field(default=lambda: None)
     on_first_step: Callable[[], None] = field(default=lambda: None)
     board: SummaryWriter | None = None
     tokens_seen: int = 0
@@ -67,6 +69,7 @@ class TrainingEvents:
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         trainer = self.trainer
+        self.on_wrapped()
         trainer.order.set_epoch(int(state.epoch or 0))  # transformers skips this with several processes
         checkpoint = self.folder / f"checkpoint-{state.global_step}"
         if state.global_step and (checkpoint / checkpoints.TRAINABLE_FILENAME).exists():

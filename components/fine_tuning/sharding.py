@@ -39,6 +39,17 @@ def build_arguments(config: FineTuningConfig) -> dict[str, object]:
     return {}
 
 
+def prepare_loading(config: FineTuningConfig) -> None:
+    """Connect the processes, so that transformers shards the weights while it loads them.
+
+    With ZeRO-3 a process then holds its shard and one tensor of the model; rank 0 also maps the weights' files.
+    """
+    if config.strategy == "zero3":
+        import deepspeed
+
+        deepspeed.init_distributed()
+
+
 def verify_strategy(config: FineTuningConfig, model: torch.nn.Module) -> str | None:
     """Return a sentence that confirms the strategy, or None for a single process.
 

@@ -137,9 +137,13 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         model_loading.prepare_torch(job.seed, device)
         base = LocalBaseModel(Path(job.base_path), job.base_sha256, job.base_uri)
         model_config = model_loading.load_configuration(base.path)
-        shape = model_shape.ModelShape.from_configuration(model_config, count_parameters(model_config, config))
+        parameters = count_parameters(model_config, config)
+        shape = model_shape.ModelShape.from_configuration(model_config, parameters)
         settings = acceleration.choose_settings(config, device, shape, str(model_config.model_type))
         dtype = acceleration.choose_dtype(config, settings)
+        # With these arguments, transformers shards the weights of ZeRO-3 while it loads them.
+        arguments = _build_arguments(splits, config, settings, job)
+        sharding.prepare_loading(config)
         torch.manual_seed(job.seed)  # counting parameters consumed random numbers
         options: dict[str, object] = {"attn_implementation": settings.attention}
         if config.adaptation_spec.holds_4bit_weights:
@@ -160,13 +164,17 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
             state, reporter, lambda saved: not config.is_sharded or not _is_finished(saved, config)
         )
         events = callbacks.build_callback(config, state, reporter, stop, _build_row_lookup(splits, config, job.seed))
-        trainer = _build_trainer(model, tokenizer, splits, config, settings, job, events)
+        trainer = _build_trainer(model, tokenizer, splits, config, arguments, job, events)
 
     def verify_first_step() -> None:
         timer.seconds["total"] = round(time.time() - psutil.Process().create_time(), 3)
         if sentence := sharding.verify_strategy(config, trainer.model_wrapped):
             settings.reasons.append(sentence)
 
+    if config.is_sharded:  # before the training starts, a process holds only its shard and cannot run the model
+        events.on_wrapped = lambda: _check_row_isolation(trainer, trainer.model_wrapped, config)
+    else:
+        _check_row_isolation(trainer, trainer.model, config)
     events.on_first_step = verify_first_step
     reporter.step("training")
     with process_control.handle_stop_signals(stop):  # on preemption or requeue the current step is finished and saved
@@ -177,7 +185,7 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
             hint="Run the same command again to resume from that step.",
         )
     reporter.step("writing the model")
-    result = _build_result(trainer, settings, config, checkpoint, splits, timer)
+    result = _build_result(trainer, parameters, settings, config, checkpoint, splits, timer)
     _save_model(trainer, job, config)
     for warning in (
         training_health.describe_data_starvation(result.waited_share),
@@ -203,12 +211,7 @@ def count_parameters(model_config: PretrainedConfig, config: FineTuningConfig) -
         warnings.simplefilter("ignore")  # transformers warns when PEFT wraps a model
         prompt = config.prompt.model_copy(update={"initial_text": ""})  # a text would require the tokenizer
         model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
-        return _count_model_parameters(
-            adapters.adapt(model, config.model_copy(update={"prompt": prompt})), model_config
-        )
-
-
-def _count_model_parameters(model: PreTrainedModel, model_config: PretrainedConfig) -> dict[str, int]:
+        model = adapters.adapt(model, config.model_copy(update={"prompt": prompt}))
     is_tied = model_config.get_text_config().tie_word_embeddings
     return {
         "all": sum(p.numel() for p in model.parameters()),
@@ -217,18 +220,11 @@ def _count_model_parameters(model: PreTrainedModel, model_config: PretrainedConf
     }
 
 
-def _build_trainer(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    splits: TokenizedDataset,
-    config: Recipe,
-    settings: ComputeSettings,
-    job: TrainingJob,
-    events: TrainingEvents,
-) -> Trainer:
-    """Build the trainer. If the rows of a sequence attend to each other, reject packing, or pad unpacked rows."""
+def _build_arguments(
+    splits: TokenizedDataset, config: Recipe, settings: ComputeSettings, job: TrainingJob
+) -> TrainingArguments:
+    """Return the arguments of TRL's trainer."""
     import trl
-    from transformers import PrinterCallback
 
     has_validation = bool(splits.validation.counts.examples)
     objective, steps = config.objective_spec, training_plan.plan_steps(len(splits.train.lengths), config)
@@ -282,12 +278,26 @@ def _build_trainer(
     )
     # With several visible GPUs, a single process would use DataParallel and multiply the rows of a step.
     arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments
+
+
+def _build_trainer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    splits: TokenizedDataset,
+    config: Recipe,
+    arguments: TrainingArguments,
+    job: TrainingJob,
+    events: TrainingEvents,
+) -> Trainer:
+    from transformers import PrinterCallback
+
     with adapters.explain_target_errors(model, config):
         trainer = trainers.build_trainer_class(config, splits, job.seed)(
             model=model,
             args=arguments,
             train_dataset=splits.train.dataset,
-            eval_dataset=splits.validation.dataset if has_validation else None,
+            eval_dataset=splits.validation.dataset if splits.validation.counts.examples else None,
             processing_class=tokenizer,
             data_collator=trainers.build_collator(config, tokenizer),
             peft_config=adapters.build_peft_config(config, job.base_path),
@@ -295,16 +305,19 @@ def _build_trainer(
         )
     trainer.remove_callback(PrinterCallback)  # the reporter prints progress
     events.trainer = trainer
-    # FlashAttention cannot run before a sharded model is on the GPU; it separates rows by position ids.
-    is_untested = config.is_sharded and trainer.model.config._attn_implementation == "flash_attention_2"
-    if trainers.is_padding_free(config) and not is_untested:
-        vocabulary = trainer.model.config.get_text_config().vocab_size
-        with trainer.accelerator.autocast():
-            if config.packing:
-                packing_isolation.check_isolation(trainer.model, vocabulary=vocabulary)
-            elif packing_isolation.measure_leak(trainer.model, vocabulary=vocabulary):
-                trainer.data_collator.padding_free = False
     return trainer
+
+
+def _check_row_isolation(trainer: Trainer, model: PreTrainedModel, config: Recipe) -> None:
+    """If the rows of a sequence attend to each other, reject packing, or pad unpacked rows."""
+    if not trainers.is_padding_free(config):
+        return
+    vocabulary = trainer.model.config.get_text_config().vocab_size
+    with trainer.accelerator.autocast():
+        if config.packing:
+            packing_isolation.check_isolation(model, vocabulary=vocabulary)
+        elif packing_isolation.measure_leak(model, vocabulary=vocabulary):
+            trainer.data_collator.padding_free = False
 
 
 def _run_trainer(trainer: Trainer, checkpoint: Path | None, config: Recipe, splits: TokenizedDataset) -> None:
@@ -376,6 +389,7 @@ def _build_row_lookup(splits: TokenizedDataset, config: Recipe, seed: int) -> Ca
 
 def _build_result(
     trainer: Trainer,
+    parameters: dict[str, int],
     settings: ComputeSettings,
     config: Recipe,
     checkpoint: Path | None,
@@ -389,7 +403,6 @@ def _build_result(
     best_step = trainer.state.best_global_step or None
     durations = ("seconds", "step_seconds", "waited_seconds")
     seconds, step_seconds, waited = (sum(line[name] for line in steps) for name in durations)
-    parameters = _count_model_parameters(trainer.model, trainer.model.config)
     tokens = int(trainer.state.num_input_tokens_seen)
     flops = None
     if config.objective_spec.is_causal:  # the formula does not cover reference passes
