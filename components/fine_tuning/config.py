@@ -231,7 +231,8 @@ class FineTuningConfig(Section):
     merge: bool = Field(
         False,
         description="Merge the adapter into the base model and publish the whole model, after a check that the "
-        "logits agree. The published model is larger, but serving requires no adapter support.",
+        "logits agree. The weights keep the base model's data type. The published model is larger, but serving "
+        "requires no adapter support.",
     )
     max_steps: int | None = Field(
         None, ge=1, description="Number of optimizer steps. null: train for `epochs` instead."

@@ -367,7 +367,7 @@ def _save_model(trainer: Trainer, job: TrainingJob, config: Recipe) -> None:
         if config.merge:
             if config.adaptation_spec.holds_4bit_weights:
                 model = merging.load_unquantized(Path(job.base_path), output)
-            merged = merging.merge(model)
+            merged = merging.merge(model, model_loading.read_dtype(Path(job.base_path)))
             for name in ("adapter_model.safetensors", "adapter_config.json"):
                 (output / name).unlink()
             merged.save_pretrained(output, safe_serialization=True)

@@ -6,6 +6,7 @@ The merge test is in the `long` tier because it trains two models per setting.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
-from components.common.runtime.errors import InputError
+from components.common.runtime.errors import InputError, TrainingError
 from components.common.runtime.reporters import SilentReporter
 from components.fine_tuning import checkpoints, merging
 from components.fine_tuning.config import FineTuningConfig
@@ -194,6 +195,37 @@ def test_merged_model_matches_base_with_adapter(
         merging.compute_relative_difference(merging._compute_logits(unmerged), merging._compute_logits(merged))
         <= merging.MAX_LOGIT_DIFFERENCE
     )
+
+
+def test_merged_weights_keep_the_dtype_of_the_base(datasets: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    base = shutil.copytree(tiny, tmp_path / "bfloat16")
+    AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).save_pretrained(base)
+    adapter = tune(datasets, base, tmp_path / "apart", max_steps=2)
+    merged = tune(datasets, base, tmp_path / "merged", max_steps=2, merge=True)
+    assert {tensor.dtype for tensor in load_file(merged.path / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((merged.path / "config.json").read_text())["dtype"] == "bfloat16"
+    expected, actual = (
+        merging._compute_logits(model_loading.load_model(model_loading.open_model(model.path), dtype=torch.float32))
+        for model in (adapter, merged)
+    )
+    difference = merging.compute_relative_difference(expected, actual)
+    assert merging.MAX_LOGIT_DIFFERENCE < difference <= merging.get_rounding_tolerance(torch.bfloat16)
+
+
+def test_weights_that_overflow_the_dtype_of_the_base_are_refused(tiny: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(tiny)
+    with torch.no_grad():
+        base.model.layers[0].mlp.gate_proj.weight[0, 0] = 1e6  # the largest float16 is 65504
+    with pytest.raises(TrainingError, match=r"relative difference of the logits is (nan|inf)"):
+        merging.merge(get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])), torch.float16)
 
 
 def test_interrupted_ia3_training_resumes_and_is_packaged_merged(

@@ -610,6 +610,11 @@ def _load_weights(folder: Path, **options: Any) -> Any:
     return loaded
 
 
+def read_dtype(folder: Path) -> Any:
+    """Return the torch.dtype of a model's weights, as stated in config.json or else by the weights. Reads no data."""
+    return _load_weights(folder, dtype="auto", device_map="meta").dtype
+
+
 def attach_adapter(loaded: Any, adapter: Path, *, trainable: bool = False) -> Any:
     """Attach an adapter to a loaded base model, and return the peft.PeftModel.
 
