@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from components.common.runtime.terminal import escape_controls
 from components.common.workspace.artifact_store import DEFAULT_WORKDIR, Workdir
 
 if TYPE_CHECKING:
@@ -109,7 +110,12 @@ def print_result(
     if as_json:
         print(json.dumps(result, default=str))
     else:
-        print("\n".join(lines() if callable(lines) else lines))
+        print_text("\n".join(lines() if callable(lines) else lines))
+
+
+def print_text(text: str, end: str = "\n", file: TextIO | None = None) -> None:
+    """Print text that may contain names or texts of models and datasets; control characters are escaped."""
+    print(escape_controls(text), end=end, file=file, flush=True)
 
 
 def format_check(result: CheckResult) -> str:

@@ -21,6 +21,7 @@ from pipelines.cli.application import (
     app,
     open_reporter,
     print_result,
+    print_text,
 )
 
 ClusterOption = Annotated[
@@ -146,5 +147,5 @@ def _compile(
     inputs = [path for path in (config, platform) if path]
     warnings = compilation.write_pipeline(customization, cluster, output, inputs=inputs, pipeline=pipeline)
     for warning in [] if quiet else warnings:
-        print(f"tuneline: {warning}", file=sys.stderr)
+        print_text(f"tuneline: {warning}", file=sys.stderr)
     return warnings

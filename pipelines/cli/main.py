@@ -30,7 +30,7 @@ from pipelines.cli import (
     kubeflow,
     storage_probing,
 )
-from pipelines.cli.application import app
+from pipelines.cli.application import app, print_text
 
 TYPER_INTERRUPT_CODE = 130  # typer's exit code for a KeyboardInterrupt
 
@@ -68,7 +68,7 @@ def _convert_error(error: Exception, arguments: list[str]) -> TunelineError:
         converted = TunelineError(message, hint="Check the path and its permissions.")
         converted.kind = "system"
         return converted
-    traceback.print_exception(error)
+    print_text("".join(traceback.format_exception(error)), end="", file=sys.stderr)
     return wrap_unexpected_error(error, "the traceback is printed above.")
 
 

@@ -20,6 +20,7 @@ from pipelines.cli.application import (
     load_config,
     open_workdir,
     print_result,
+    print_text,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def reproduce(
                 lines = tables.render(f"This environment differs from that of {title}:", table)
             else:
                 lines = [f"This environment equals that of {title}: equal digests are expected."]
-            print("\n".join(lines), flush=True)
+            print_text("\n".join(lines))
 
         outcome = reproduction.reproduce(reference, request, print_plan, dry_run=dry_run)
     print_result(outcome.as_dict(), as_json, lambda: _format_outcome(outcome, dry_run=dry_run))

@@ -13,6 +13,7 @@ import typer
 
 from components.common.runtime import process_control
 from components.common.runtime.errors import UsageError
+from components.common.runtime.terminal import escape_controls
 from components.common.workspace.artifact_store import Workdir
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
@@ -21,6 +22,7 @@ from pipelines.cli.application import (
     app,
     open_reporter,
     print_result,
+    print_text,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ def logs(
                 if log.stage != current:
                     print(f"== {log.stage} ({log.path})")
                     current = log.stage
-                print(text, end="", flush=True)
+                print_text(text, end="")
         return
     objects, output = [], []
     for log in run_status.list_logs(run, stage):
@@ -157,7 +159,7 @@ def _watch(run: Run, *, quiet: bool) -> None:
         is_due = current_step != step or time.monotonic() - printed_at >= STATUS_INTERVAL_SECONDS
         if quiet or not (is_terminal or is_due):
             continue
-        step, printed_at, line = current_step, time.monotonic(), _format_row(now)
+        step, printed_at, line = current_step, time.monotonic(), escape_controls(_format_row(now))
         if is_terminal:  # a wrapped line could not be overwritten
             line = f"\r\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}"
         print(line, end="" if is_terminal else "\n", file=sys.stderr, flush=True)

@@ -26,7 +26,7 @@ def render(*parts: Table | str) -> list[str]:
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNWRAPPED_COLUMNS
     buffer = io.StringIO()
-    console = Console(file=buffer, width=width, highlight=False, markup=False)
+    console = Console(file=buffer, width=width, color_system=None, highlight=False, markup=False)
     for part in parts:
         console.print(part)
     return [line.rstrip() for line in buffer.getvalue().rstrip("\n").split("\n")]

@@ -21,6 +21,7 @@ from components.common.artifacts.artifact_folder import Artifact, Manifest
 from components.common.models import model_loading
 from components.common.runtime.errors import ArtifactDamagedError, RegistryError, TunelineError, UsageError
 from components.common.runtime.reporters import Reporter
+from components.common.runtime.terminal import escape_controls
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.stage import find_sources_by_name
@@ -418,11 +419,11 @@ def _format_link(link: Link, name: str = "") -> Text:
     mark, style = ("!", "yellow") if link.kind == "raw" and link.status == MISSING else STATUS_MARKS[link.status]
     is_in_store = link.uri.startswith("file:") and link.uri.endswith(f"/{link.sha256}")
     label = Text(f"{mark} ", style=style, overflow="fold")
-    label.append(name or link.title, style="bold")
+    label.append(escape_controls(name or link.title), style="bold")
     label.append(f"  {link.sha256[:12]}", style="cyan")
     if link.detail:
-        label.append(f"  {link.detail}", style="" if link.status == INTACT else style)
-    label.append(f"  {f'store/{link.sha256[:12]}' if is_in_store else link.uri}", style="dim")
+        label.append(f"  {escape_controls(link.detail)}", style="" if link.status == INTACT else style)
+    label.append(f"  {f'store/{link.sha256[:12]}' if is_in_store else escape_controls(link.uri)}", style="dim")
     return label
 
 

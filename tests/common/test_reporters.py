@@ -48,6 +48,19 @@ def test_bar_accepts_path_with_brackets(capsys: pytest.CaptureFixture[str]) -> N
     assert "[/x] is skipped" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["bar", "lines"])
+def test_escape_sequences_in_reports_do_not_reach_the_terminal(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = reporters.ProgressBarReporter() if kind == "bar" else PlainTextReporter()
+    reporter.step("reading \x1b]0;title\x07")
+    reporter.note("a model named \x9b2J\r")
+    reporter.step("next")
+    reporters.close_reporter(reporter)
+    shown = capsys.readouterr().err
+    assert "reading \\x1b]0;title\\x07" in shown
+    assert "a model named \\x9b2J\\x0d\n" in shown
+    assert "\x1b]0" not in shown
+
+
 def test_quiet_reporter_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     reporter = reporters.create_console_reporter(quiet=True)
     reporter.step("work")

@@ -52,3 +52,10 @@ def test_workdir_is_created_only_for_writing_commands(screen: ScreenReporter, tm
     with application.open_workdir("promote", False, workdir, "", writes=True) as (_, work):
         assert work.tracking_uri == "sqlite:///given.db"
         assert workdir.is_dir()
+
+
+def test_escape_sequences_in_results_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    application.print_result({"text": "\x1b[2J"}, False, ["a\tb", "the card says \x1b[2J\x9b31m"])
+    assert capsys.readouterr().out == "a\tb\nthe card says \\x1b[2J\\x9b31m\n"
+    application.print_result({"text": "\x1b[2J"}, True, [])
+    assert capsys.readouterr().out == '{"text": "\\u001b[2J"}\n'

@@ -38,7 +38,7 @@ from components.fine_tuning.stage import finetune
 from components.model_registry.stage import Registration, promote, register
 from components.triton_packaging.stage import package
 from pipelines.config.customization_config import Customization, parse_values
-from pipelines.provenance.lineage import Lineage, LineageError, Link, summarize, trace
+from pipelines.provenance.lineage import Lineage, LineageError, Link, print_tree, summarize, trace
 from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
 from tests.pipelines.project import write_rows
 from tests.pipelines.test_pipeline import flip_bit
@@ -585,6 +585,14 @@ def test_pipe_receives_one_line_per_link(chain: Chain, run_command: Callable[...
     *lines, last = process.stdout.splitlines()
     assert lines == format_tree(chain, "champion")
     assert last == "All digests match, from the package back to the revision and the raw files."
+
+
+def test_escape_sequences_in_the_chain_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    version = Link("version", "0" * 64, "hf://org/\x1b[2Jname", detail="a card\x9b31m")
+    print_tree(Lineage("my\x1b[31m-model", "1", "", [version]))
+    assert "my\\x1b[31m-model" in (shown := capsys.readouterr().out)
+    assert "\x1b[2J" not in shown
+    assert "\x9b" not in shown
 
 
 def run_on_terminal(columns: int, *arguments: str, cwd: Path) -> list[str]:

@@ -14,16 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from components.common.runtime.filesystem import find_nearest_existing_path
+from components.common.runtime.terminal import escape_controls
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_REFUSED = 3
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: temporary failure, retry
 RESUME_HINT = "Run the same command again to resume."
-
-
-# Names in a model or dataset may contain escape sequences, which a terminal would interpret.
-_ESCAPED_CONTROLS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
 
 class TunelineError(Exception):
@@ -33,9 +30,9 @@ class TunelineError(Exception):
     exit_code = EXIT_FAILED
 
     def __init__(self, message: str, *, hint: str = "", stage: str = "") -> None:
-        self.message = message.translate(_ESCAPED_CONTROLS)
+        self.message = escape_controls(message)
         super().__init__(self.message)
-        self.hint = hint.translate(_ESCAPED_CONTROLS)
+        self.hint = escape_controls(hint)
         self.stage = stage
         self.details: dict[str, str] = {}  # additional keys for scripts, such as the run ID
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from components.common.runtime.terminal import escape_controls
+
 
 class Reporter(Protocol):
     """Interface for the progress reports of a stage."""
@@ -130,7 +132,7 @@ class PlainTextReporter:
         self._resumed_at: int | None = None
 
     def note(self, text: str) -> None:
-        self._stream.write(f"{self._prefix}{text}\n")
+        self._stream.write(f"{self._prefix}{escape_controls(text)}\n")
         self._stream.flush()
 
     def step(self, name: str) -> None:
@@ -199,7 +201,7 @@ class ProgressBarReporter:
         self._task, self._name, self._began = self._progress.add_task("", rate="", total=None), "", time.monotonic()
 
     def _print(self, text: str, style: str | None = None) -> None:
-        self._console.print(self._prefix + text, style=style, highlight=False, markup=False)
+        self._console.print(self._prefix + escape_controls(text), style=style, highlight=False, markup=False)
 
     def close(self) -> None:
         """Remove the bar from the screen."""
@@ -210,7 +212,7 @@ class ProgressBarReporter:
             self._print(f"{self._name} ({time.monotonic() - self._began:.0f} s)", style="dim")
         self._name, self._began, self._resumed_at = name, time.monotonic(), None
         self._progress.start()
-        self._progress.reset(self._task, description=self._prefix + name, rate="", total=None)
+        self._progress.reset(self._task, description=self._prefix + escape_controls(name), rate="", total=None)
 
     def progress(self, done: int, total: int | None, unit: str) -> None:
         elapsed = time.monotonic() - self._began
