@@ -89,8 +89,8 @@ lint: $(VENV)/.ready ## Run ruff, mypy and import-linter; update the JSON schema
 	@$(BIN)/lint-imports --no-cache
 
 ui: $(VENV)/.ready ## Start the MLflow UI of the workdir on http://127.0.0.1:5000
-	@mkdir -p $(WORKDIR)
-	@$(BIN)/mlflow server --backend-store-uri sqlite:///$(abspath $(WORKDIR))/mlflow.db --host 127.0.0.1 --port 5000 --workers 1
+	@umask o= && mkdir -p $(WORKDIR) && \
+	$(BIN)/mlflow server --backend-store-uri sqlite:///$(abspath $(WORKDIR))/mlflow.db --host 127.0.0.1 --port 5000 --workers 1
 
 clean: ## Remove the environment; the workdir stays
 	rm -rf $(VENV)

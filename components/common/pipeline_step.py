@@ -121,6 +121,7 @@ def step_context(stage: str, *, tracked: bool = True) -> Iterator[Step]:
     Raises:
         SystemExit: the body raised an error; the code is the error's exit code.
     """
+    process_control.restrict_new_files()
     if os.environ.get("TUNELINE_RUN_PID"):
         process_control.die_with_process(int(os.environ["TUNELINE_RUN_PID"]))
     # Ctrl-C on a terminal reaches a step twice, from the terminal and from its run; the second must not stop the

@@ -249,6 +249,7 @@ def write_raw_chunk(folder: Path, number: int, records: Iterable[Record | Unread
 
 def prepare_raw_chunk(folder: str, number: int) -> int:
     """Prepare a chunk written by `write_raw_chunk`; return its number of rows."""
+    process_control.restrict_new_files()  # a Ray worker does not inherit the umask of the step
     path = Path(folder)
     config, benchmarks = _load_settings((path / SETTINGS_FILENAME).read_text(encoding="utf-8"))
     with get_raw_path(path, number).open(encoding="utf-8") as file:

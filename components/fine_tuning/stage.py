@@ -375,7 +375,7 @@ def _add_tokenizer(tokenizer: PreTrainedTokenizerBase, base: LocalBaseModel, out
     model_loading.save_tokenizer(tokenizer, output)
     (output / model_card.CARD_FILENAME).unlink(missing_ok=True)  # PEFT's empty model card
     for path in output.glob("*.safetensors"):
-        path.chmod(0o644)  # safetensors writes 0600; the server may run as another user
+        shutil.copymode(output / "tokenizer_config.json", path)  # safetensors writes 0600, whatever the umask
     for path in (output / model_loading.ADAPTER_CONFIG, output / "config.json"):
         if not path.exists():
             continue

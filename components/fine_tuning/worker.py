@@ -57,6 +57,7 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
+    process_control.restrict_new_files()
     process_control.relax_garbage_collector()
     exit_code = main(sys.argv[1])
     import torch.distributed as dist

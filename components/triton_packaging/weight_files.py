@@ -110,11 +110,11 @@ def limit_cache_tokens(folder: Path, requested_tokens: int) -> int:
 
 
 def make_readable(folder: Path) -> None:
-    """Grant all users read permission for the package.
+    """Grant the group read permission for the package.
 
-    safetensors creates files with permissions for their owner only, and Triton often runs as another user.
+    safetensors creates files with permissions for their owner only, and Triton often runs as another user of the group.
     """
     for path in (folder, *folder.rglob("*")):
-        mode = 0o755 if path.is_dir() else 0o644
+        mode = 0o750 if path.is_dir() else 0o640
         if stat.S_IMODE(path.stat().st_mode) & mode != mode:
             path.chmod(mode)

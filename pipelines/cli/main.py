@@ -38,6 +38,7 @@ TYPER_INTERRUPT_CODE = 130  # typer's exit code for a KeyboardInterrupt
 def main() -> None:
     """Run the command, report its error, and exit with the documented code."""
     arguments = sys.argv[1:]
+    process_control.restrict_new_files()
     process_control.install_stop_handlers()
     process_control.relax_garbage_collector()
     try:

@@ -250,7 +250,7 @@ class _LogFile(io.TextIOBase):
     """A log file that ignores write errors: on a full disk, the step's own error is more useful."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):

@@ -32,10 +32,15 @@ def digests_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def first(project: Path, digests_file: Path) -> dict[str, Any]:
     """The JSON result of the first run, whose workdir is `wd` in the project.
 
-    `costs` is a copy of the artifacts' costs: a later run that makes the same artifact again overwrites them.
+    Its umask is that of a team whose members share the workdir. `costs` is a copy of the artifacts' costs: a later run
+    that makes the same artifact again overwrites them.
     """
     with FileLock(f"{digests_file}.lock"):
-        result = run(project, "wd")
+        umask = os.umask(0o002)
+        try:
+            result = run(project, "wd")
+        finally:
+            os.umask(umask)
         artifacts = result["artifacts"].items()
         digests_file.write_text(json.dumps({k: artifact_folder.read(Path(path), k).sha256 for k, path in artifacts}))
     shutil.copytree(project / "wd" / "store" / "costs", project / "costs")

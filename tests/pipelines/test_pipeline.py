@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import time
 import urllib.request
@@ -52,6 +53,19 @@ def test_run_promotes_the_model_and_lists_its_outputs(first: dict[str, Any], pro
     assert set(first["mlflow"]["aliases"]) == {"candidate", "challenger", "champion"}
     assert Path(first["report"]).read_text().startswith("<!doctype html>")
     assert first["seconds"] > sum(stage["seconds"] for stage in first["stages"]) * 0.9
+
+
+def test_files_of_a_run_are_for_owner_and_group_only(first: dict[str, Any], project: Path) -> None:
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in (project / "wd").rglob("*") if not path.is_symlink()}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o770}
+    # DVC makes its objects read-only for everyone, whatever the umask; their folders admit owner and group.
+    files = {path: mode for path, mode in modes.items() if path.is_file() and mode != 0o444}
+    assert [path for path, mode in files.items() if mode & 0o007] == []
+    # SQLite and kfp set their own permissions; packaged weights are readable.
+    fixed = {
+        path for path in files if path.name in ("mlflow.db", "model.safetensors") or path.parent.name == "kfp-cache"
+    }
+    assert [path for path, mode in files.items() if path not in fixed and mode & 0o200 and not mode & 0o020] == []
 
 
 def test_manifests_link_the_repository_to_the_raw_file(first: dict[str, Any], project: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from components.common.artifacts import artifact_folder
 from components.common.models import model_loading
 from components.common.models.model_loading import LoadableModel
+from components.common.runtime import process_control
 from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError, TunelineError, UsageError
 from components.common.runtime.reporters import SilentReporter
 from components.triton_packaging import package_serving, stage, triton_config, triton_installation, weight_files
@@ -114,14 +116,17 @@ def test_report_and_proof_are_not_payload(
     assert all(f.path.startswith(("tuneline/", "tuneline_stream/")) for f in artifact.manifest.files if f.payload)
 
 
-def test_all_package_files_are_readable_by_other_users(
+def test_all_package_files_are_readable_by_the_group_only(
     adapted_model: LoadableModel, tmp_path: Path, unproven_config: TritonPackagingConfig
 ) -> None:
-    artifact = pack(adapted_model, tmp_path / "out", unproven_config)
-    for path in (artifact.path / "tuneline").rglob("*"):
-        mode = stat.S_IMODE(path.stat().st_mode)
-        assert mode & 0o444 == 0o444, path
-        assert not path.is_dir() or mode & 0o111 == 0o111, path
+    before = os.umask(0o077)
+    process_control.restrict_new_files()
+    try:
+        artifact = pack(adapted_model, tmp_path / "out", unproven_config)
+    finally:
+        os.umask(before)
+    for path in (artifact.path / "tuneline", *(artifact.path / "tuneline").rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o750 if path.is_dir() else 0o640), path
 
 
 def test_readable_full_weights_are_hard_linked(tmp_path: Path, unproven_config: TritonPackagingConfig) -> None:

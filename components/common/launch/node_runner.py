@@ -73,4 +73,5 @@ def _wait(job: TorchrunJob, folder: Path, stop_requested: threading.Event) -> Jo
 
 
 if __name__ == "__main__":
+    process_control.restrict_new_files()
     sys.exit(main(Path(sys.argv[1])))

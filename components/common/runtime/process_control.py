@@ -107,6 +107,11 @@ def _start_guard(script: str, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 
+def restrict_new_files() -> None:
+    """Create files and folders without permissions for other users; owner and group are as the user's umask says."""
+    os.umask(os.umask(0o077) | 0o007)
+
+
 def relax_garbage_collector() -> None:
     """Collect cyclic garbage less often and not at exit.
 

@@ -357,4 +357,5 @@ def _read_errors(folder: Path) -> list[JsonObject]:
 
 
 if __name__ == "__main__":
+    process_control.restrict_new_files()
     sys.exit(main(Path(sys.argv[1])))
