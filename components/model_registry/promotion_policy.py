@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from components.common.runtime.errors import ConfigurationError, RegistryError
 from components.common.runtime.validation_errors import describe_validation_error
+from components.common.runtime.yaml_loading import load_yaml
 from components.model_registry import alias_moves, registry_history
 from components.model_registry.config import ModelRegistryConfig, check_approval_count
 from components.model_registry.registry_history import DONE, Entry
@@ -52,7 +53,7 @@ def read_policy(path: Path) -> Policy:
     import yaml
 
     try:
-        return Policy.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        return Policy.model_validate(load_yaml(path.read_text(encoding="utf-8")) or {})
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(
             f"{path} cannot be read: {error}", hint="Pass a YAML file, such as mlflow/promotion-policy.yaml."

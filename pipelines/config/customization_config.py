@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from components.common.runtime.errors import ConfigurationError, UsageError
 from components.common.runtime.validation_errors import describe_validation_error
+from components.common.runtime.yaml_loading import MAX_CHARACTERS, LimitedLoader, load_yaml
 from components.data_curation.config import DataCurationConfig
 from components.data_versioning.config import DataVersioningConfig
 from components.evaluation.config import EvaluationConfig
@@ -163,7 +164,7 @@ def read_sections(path: Path) -> Values:
         ConfigurationError: the file is missing, unreadable, not YAML, or not a mapping.
     """
     try:
-        values = _load_yaml(_read_text(path))
+        values = load_yaml(_read_text(path), _Loader)
     except yaml.YAMLError as error:
         has_tab = TAB_PROBLEM in str(getattr(error, "problem", ""))
         raise ConfigurationError(
@@ -196,6 +197,11 @@ def _read_text(path: Path) -> str:
         raise ConfigurationError(
             f"{path} is a pipe or a device, not a file", hint="Give the path of a file with the configuration."
         )
+    if (size := path.stat().st_size) > MAX_CHARACTERS:
+        raise ConfigurationError(
+            f"{path} has {size:,} bytes; a configuration has at most {MAX_CHARACTERS:,}",
+            hint="Check the path; put data into files that the configuration refers to.",
+        )
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -211,14 +217,14 @@ def _read_text(path: Path) -> str:
         ) from None
 
 
-class _Loader(yaml.SafeLoader):
-    """A SafeLoader that rejects duplicate keys; PyYAML's keeps the last value."""
+class _Loader(LimitedLoader):
+    """A loader that rejects duplicate keys; PyYAML's keeps the last value."""
 
 
 def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[object, object]:
     keys: set[str] = set()
     for key, _ in node.value:
-        if key.value in keys and isinstance(key, yaml.ScalarNode):
+        if isinstance(key, yaml.ScalarNode) and key.value in keys:
             raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value}", problem_mark=key.start_mark)
         keys.add(str(key.value))
     loader.flatten_mapping(node)
@@ -226,10 +232,6 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[object, 
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
-
-
-def _load_yaml(text: str) -> object:
-    return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
 
 
 def _describe_yaml_error(error: yaml.YAMLError) -> str:
@@ -259,7 +261,7 @@ def _apply_override(values: Values, override: str) -> None:
             hint="Use the form --set fine_tuning.max_steps=100.",
         )
     try:
-        value = _load_yaml(text)
+        value = load_yaml(text, _Loader)
     except yaml.YAMLError as error:
         raise UsageError(
             f"--set {override}: the value is not YAML: {_describe_yaml_error(error)}",

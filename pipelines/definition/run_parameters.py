@@ -17,6 +17,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from components.common.runtime.errors import ConfigurationError
+from components.common.runtime.yaml_loading import load_yaml
 from pipelines.config.customization_config import YAML_TYPE_NAMES, Customization, Values, find_section, parse_values
 
 PARAMETER_KEYS: dict[str, str] = {
@@ -162,7 +163,7 @@ def require_absolute_paths(config: Customization) -> Customization:
 
 def _parse_sections(text: str) -> Values:
     try:
-        values = yaml.safe_load(text)
+        values = load_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigurationError(
             f"the parameter `configuration` is not YAML: {' '.join(str(error).split())}", hint="Correct the line."

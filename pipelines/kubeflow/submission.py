@@ -33,6 +33,7 @@ from components.common.runtime.errors import (
     UsageError,
 )
 from components.common.runtime.reporters import Reporter
+from components.common.runtime.yaml_loading import load_yaml
 
 TOKEN_VARIABLES = ("KF_PIPELINES_TOKEN", "KFP_EXISTING_TOKEN")  # the kfp command reads the second one
 PROJECTED_TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
@@ -239,7 +240,7 @@ def parse_parameters(given: Sequence[str], declared: JsonObject) -> JsonObject:
         value: object = text
         if kind is not str:
             with contextlib.suppress(yaml.YAMLError, ValueError):
-                value = float(text) if kind is float else yaml.safe_load(text)
+                value = float(text) if kind is float else load_yaml(text)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise UsageError(
                 f"the parameter {name} is {text!r}; expected {description}",

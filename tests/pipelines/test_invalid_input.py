@@ -27,6 +27,7 @@ import pytest
 
 import tests.mlflow_server
 from components.common.artifacts import artifact_folder
+from tests.common.test_yaml_loading import NESTED_ALIASES
 from tests.mlflow_server import free_port, mlflow_server
 from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, run_in_process
 from tests.pipelines.project import write_rows
@@ -92,6 +93,14 @@ ERRORS = {
     "duplicate key": ExpectedError(
         "{file} is not YAML: line 3, column 3: duplicate key max_steps",
         "Correct the line; `tuneline init` writes an example.",
+    ),
+    "aliases of aliases": ExpectedError(
+        "{file} is not YAML: line 6, column 5: more than 100,000 values, with those of aliases",
+        "Correct the line; `tuneline init` writes an example.",
+    ),
+    "large file as configuration": ExpectedError(
+        "{file} has 2,000,000 bytes; a configuration has at most 1,000,000",
+        "Check the path; put data into files that the configuration refers to.",
     ),
     "list as configuration": ExpectedError(
         "{file} contains a list; expected a mapping of sections", "Run `tuneline init` to write an example."
@@ -412,6 +421,8 @@ def _make_pipe(path: Path) -> None:
         ("pipe as configuration", _make_pipe),
         ("tab in the YAML", lambda path: path.write_text("fine_tuning:\n\tmax_steps: 3\n")),
         ("duplicate key", lambda path: path.write_text("fine_tuning:\n  max_steps: 3\n  max_steps: 4\n")),
+        ("aliases of aliases", lambda path: path.write_text(NESTED_ALIASES)),
+        ("large file as configuration", lambda path: path.write_bytes(bytes(2_000_000))),
         ("list as configuration", lambda path: path.write_text("- seed: 3\n")),
         (
             "configuration in Latin-1",

@@ -9,6 +9,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict
 
+from components.common.runtime.yaml_loading import MAX_CHARACTERS, load_yaml
+
 MODEL_CARD_FILENAME = "README.md"
 LICENCE_FILE_PATTERN = re.compile(r"(licen[cs]e|copying|notice|use_policy|terms)[^/]*", re.IGNORECASE)
 # Licences, by their names on model hubs, that permit any use by anyone without prior consent.
@@ -63,12 +65,13 @@ def parse_card_fields(fields: dict[str, Any], *, gated: bool = False) -> Licence
 def read_model_card(folder: Path) -> Licence:
     """Return the licence in a model folder's card; an empty licence if the folder has no readable card."""
     try:
-        text = (folder / MODEL_CARD_FILENAME).read_text(encoding="utf-8", errors="replace")
+        with (folder / MODEL_CARD_FILENAME).open(encoding="utf-8", errors="replace") as file:
+            text = file.read(MAX_CHARACTERS)
     except OSError:
         return Licence()
     front = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
     try:
-        fields = yaml.safe_load(front[1]) if front else None
+        fields = load_yaml(front[1]) if front else None
     except yaml.YAMLError:
         return Licence()
     return parse_card_fields(fields) if isinstance(fields, dict) else Licence()

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from components.common.runtime.errors import ConfigurationError, InputError
+from components.common.runtime.yaml_loading import LimitedLoader, load_yaml
 from components.evaluation.tasks.config import TASK_FILE_SUFFIXES
 
 TaskFile = dict[str, Any]  # the YAML mapping of a task file
@@ -25,7 +26,7 @@ class FunctionReference:
     module: str
 
 
-class TaskFileLoader(yaml.SafeLoader):
+class TaskFileLoader(LimitedLoader):
     """YAML loader that records the targets of lm-eval's `!function` without importing them."""
 
     def construct_function(self, node: yaml.ScalarNode) -> FunctionReference:
@@ -49,8 +50,7 @@ def load_task_file(path: Path) -> TaskFile:
     """
     hint = "See lm-eval's documentation of task files."
     try:
-        # The loader is a SafeLoader with an additional tag.
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=TaskFileLoader)  # noqa: S506
+        content = load_yaml(path.read_text(encoding="utf-8"), TaskFileLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"{path} is not a valid task file: {error}", hint=hint) from None
     if not isinstance(content, dict):

@@ -1,0 +1,62 @@
+"""Loading of YAML with limits, so that a small file cannot take the memory or the time of the machine."""
+
+from __future__ import annotations
+
+import yaml
+
+MAX_CHARACTERS = 1_000_000  # PyYAML parses about 100,000 characters a second
+MAX_NODES = 100_000  # with every alias replaced by its value
+MAX_DEPTH = 50
+DEPTH_PROBLEM = f"values are nested more than {MAX_DEPTH} levels deep"
+
+
+class LimitedLoader(yaml.SafeLoader):
+    """A SafeLoader that rejects documents with too many or too deeply nested values."""
+
+    def compose_document(self) -> yaml.Node | None:
+        """Return the document's root node, whose size is checked before any value is built."""
+        root: yaml.Node | None = super().compose_document()
+        if root is not None:
+            _check_size(root)
+        return root
+
+
+def load_yaml(text: str, loader: type[LimitedLoader] = LimitedLoader) -> object:
+    """Return the value of a YAML document.
+
+    Raises:
+        yaml.YAMLError: the text is not YAML, contains an impossible value such as 2026-13-01, or exceeds a limit.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise yaml.YAMLError(f"the text has {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed")
+    try:
+        return yaml.load(text, loader)  # noqa: S506 - a SafeLoader
+    except RecursionError:
+        raise yaml.YAMLError(DEPTH_PROBLEM) from None
+    except ValueError as error:  # of a number or date that PyYAML recognizes by its form
+        raise yaml.YAMLError(str(error)) from None
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Raise YAMLError if the document exceeds a limit. An alias counts as often as it occurs, with all its values.
+
+    Each node is measured once, so the check takes linear time for aliases of aliases ("billion laughs").
+    """
+    measured: dict[int, tuple[int, int]] = {}  # nodes and levels below and including a node
+
+    def measure(node: yaml.Node) -> tuple[int, int]:
+        if id(node) in measured:
+            return measured[id(node)]
+        measured[id(node)] = 1, MAX_DEPTH  # for an alias within its own value
+        children = node.value if isinstance(node, yaml.SequenceNode) else []
+        if isinstance(node, yaml.MappingNode):
+            children = [child for pair in node.value for child in pair]
+        sizes = [measure(child) for child in children]
+        nodes, depth = 1 + sum(size for size, _ in sizes), 1 + max((levels for _, levels in sizes), default=0)
+        if depth > MAX_DEPTH or nodes > MAX_NODES:
+            problem = DEPTH_PROBLEM if depth > MAX_DEPTH else f"more than {MAX_NODES:,} values, with those of aliases"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        measured[id(node)] = nodes, depth
+        return nodes, depth
+
+    measure(root)
