@@ -8,33 +8,24 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import nsmallest
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from components.common.models import chat_templates, conversation_rows, model_loading
+from components.common.models import conversation_rows, model_loading, tokenization_check
 from components.common.models.row_lengths import find_covering_length
-from components.common.runtime import cpu_cores
-from components.common.runtime.errors import TunelineError
+from components.common.models.standalone_tokenizer import ChatTemplate, load_tokenizer
+from components.common.runtime.errors import TunelineError, get_first_line
 from components.common.runtime.reporters import Reporter
 from components.data_curation.config import TokensConfig
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 PERCENTILES = (50, 90, 99)
 BATCH_ROWS = 1000
-SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
-# transformers uses these marks to find the assistant's text; they do not change the rendered text.
-GENERATION_MARK = re.compile(r"(\{%[-+]?)\s*(end)?generation\s*([-+]?%\})")
 
 
 @dataclass(frozen=True)
@@ -103,6 +94,8 @@ def measure_tokens(
         return "Tokens were not counted: no base model is set (data_curation.tokens.base_model)."
     try:
         folder = model_loading.find_local_tokenizer(base_model)
+        if folder:
+            tokenization_check.check_tokenization(folder, base_model)
     except TunelineError as error:
         return f"Tokens were not counted: {error.message}."
     if not folder:
@@ -113,7 +106,7 @@ def measure_tokens(
     reporter.step("counting tokens")
     try:
         texts = _render_texts(splits, kind, chosen, ChatTemplate.load(folder))
-        tokenizer, lengths, refused, done = _load_tokenizer(folder), list[int](), 0, 0
+        tokenizer, lengths, refused, done = load_tokenizer(folder), list[int](), 0, 0
         while batch := list(islice(texts, BATCH_ROWS)):
             rendered = [text for text in batch if text is not None]
             encodings = tokenizer.encode_batch_fast(rendered, add_special_tokens=False)
@@ -122,7 +115,7 @@ def measure_tokens(
             done += len(batch)
             reporter.progress(done, len(chosen), "rows")
     except (OSError, ValueError, TypeError) as error:
-        return f"Tokens were not counted: the tokenizer of {base_model} cannot be used: {_get_first_line(error)}"
+        return f"Tokens were not counted: the tokenizer of {base_model} cannot be used: {get_first_line(error)[:300]}"
     if not lengths:
         return (
             "Tokens were not counted: no sampled row is used in training and accepted by the chat template of "
@@ -132,10 +125,6 @@ def measure_tokens(
     return compute_statistics(
         lengths, max_length, model=base_model, rows=len(ids), sampled=len(chosen), refused_by_template=refused
     )
-
-
-def _get_first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def compute_statistics(
@@ -206,107 +195,3 @@ def _render_texts(splits: Sequence[Path], kind: str, chosen: set[int], template:
                     yield row["text"] + template.end_token
                 elif (messages := conversation_rows.extract_conversation(kind, row)) is not None:
                     yield template.render(messages, json.loads(row["tools"]) if row.get("tools") else None)
-
-
-def _load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer without truncation and padding, and set its number of threads."""
-    threads = cpu_cores.get_thread_count()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if threads > 1 else "false")
-    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # tokenizers raises bare exceptions
-        raise ValueError(f"tokenizer.json cannot be read: {_get_first_line(error)}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-@dataclass(frozen=True)
-class ChatTemplate:
-    """A model's chat templates by name, and its special tokens."""
-
-    templates: Mapping[str, Callable[..., str]]
-    tokens: Mapping[str, str]
-
-    @property
-    def end_token(self) -> str:
-        """The end-of-sequence token; "" if it is not set."""
-        return self.tokens.get("eos_token", "")
-
-    @staticmethod
-    def load(folder: Path) -> ChatTemplate:
-        """Load the templates of a model folder, or the default template.
-
-        Raises:
-            ValueError: a template or tokenizer_config.json is invalid.
-        """
-        path = folder / "tokenizer_config.json"
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        settings = settings if isinstance(settings, dict) else {}
-        source = settings.get("chat_template")
-        if (template := folder / "chat_template.jinja").is_file():
-            source = template.read_text(encoding="utf-8")
-        sources = {"default": chat_templates.DEFAULT_CHAT_TEMPLATE}
-        if isinstance(source, list):
-            sources |= {entry["name"]: entry["template"] for entry in source}
-        elif isinstance(source, str) and source:
-            sources["default"] = source
-        tokens = {}
-        for name in SPECIAL_TOKENS:
-            value = settings.get(name)
-            text = value.get("content") if isinstance(value, Mapping) else value
-            if isinstance(text, str) and text:
-                tokens[name] = text
-        return ChatTemplate({name: _compile_template(text) for name, text in sources.items()}, tokens)
-
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: object = None) -> str | None:
-        """Render a conversation; return None if the template rejects it, as in training.
-
-        Args:
-            messages: the turns, each with role and content.
-            tools: the parsed JSON of the row's tools; None for a row without tools.
-        """
-        from jinja2 import TemplateError
-
-        render = self.templates.get("tool_use" if tools else "default") or self.templates["default"]
-        try:
-            return render(
-                messages=list(messages), tools=tools, documents=None, add_generation_prompt=False, **self.tokens
-            )
-        except (TemplateError, TypeError):
-            return None
-
-
-def _compile_template(source: str) -> Callable[..., str]:
-    """Compile a template in a sandbox with the functions that transformers provides. Raises ValueError."""
-    from datetime import datetime
-
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def to_json(
-        value: object,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    sandbox = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    sandbox.filters["tojson"] = to_json
-    sandbox.globals["raise_exception"] = raise_exception
-    sandbox.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
-    plain = GENERATION_MARK.sub(lambda mark: f"{mark[1]} {'endif' if mark[2] else 'if true'} {mark[3]}", source)
-    try:
-        return sandbox.from_string(plain).render
-    except jinja2.TemplateError as error:
-        raise ValueError(f"invalid chat template: {error}") from None

@@ -16,7 +16,7 @@ from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.launch import Command, Launcher, LostJobError
 from components.common.launch.launcher_registry import create_launcher
 from components.common.launch.launcher_settings import LauncherSettings
-from components.common.models import model_loading
+from components.common.models import model_loading, tokenization_check
 from components.common.models.model_loading import LocalBaseModel
 from components.common.models.model_shape import ModelShape
 from components.common.models.weight_integrity import check_vocabulary
@@ -289,11 +289,13 @@ def tokenize(
         reporter: Receives progress and notes.
 
     Raises:
+        ConfigurationError: the chat template or the tokenizer exceeds a limit.
         InputError: the training split is empty, or no training row has a token to learn.
     """
     if kind != config.objective:
         trained_on = config.objective_spec.row_mappings[kind].trained_on
         reporter.note(f"objective {config.objective} trains on {trained_on}")
+    tokenization_check.check_tokenization(base.path, base.uri)
     tokenizer_sha256 = token_cache.hash_tokenizer(base.path)
     splits = token_cache.load_or_tokenize(dataset, kind, tokenizer, tokenizer_sha256, config, state, reporter)
     counts = splits.train.counts

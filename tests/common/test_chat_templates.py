@@ -175,3 +175,13 @@ def test_conversation_refused_by_template_is_input_error(tokenizer: Any) -> None
     strict = with_template(tokenizer, "{{ raise_exception('System role not supported') }}")
     with pytest.raises(InputError, match="System role not supported"):
         chat_templates.encode_conversation(strict, CONVERSATION, max_length=100)
+
+
+def test_tokenizer_that_gives_up_on_a_text_is_reported(tokenizer: Any) -> None:
+    from tokenizers import Regex, pre_tokenizers
+
+    backtracking = model_loading.load_tokenizer(Path(tokenizer.name_or_path))
+    backtracking.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("^(a+)+$"), "isolated")
+    assert chat_templates.encode_text(backtracking, "aaa!") == chat_templates.encode_text(tokenizer, "aaa!")
+    with pytest.raises(InputError, match=r"tokenizer fails for a text of 41 characters: .*retry-limit"):
+        chat_templates.encode_text(backtracking, "a" * 40 + "!")

@@ -207,6 +207,17 @@ def test_free_license_needs_no_acceptance_and_no_second_import(
     assert first.manifest.summary["licence"]["accepted"] is None
 
 
+@pytest.mark.parametrize(("size", "message"), [(100, "renders a short conversation"), (10**6, "expected at most")])
+def test_hostile_chat_template_is_not_imported(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, message: str
+) -> None:
+    use_workdir(tmp_path, monkeypatch)
+    source = copy_model(tiny, tmp_path / "mine", "license: mit")
+    (tmp_path / "mine" / "chat_template.jinja").write_text("{{ 'a' * 10**7 }}" + " " * size)
+    with pytest.raises(ConfigurationError, match=message):
+        import_in_process(source)
+
+
 def test_later_acceptance_reuses_stored_weights(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_workdir(tmp_path, monkeypatch)
     source = copy_model(tiny, tmp_path / "mine", "license: mit")

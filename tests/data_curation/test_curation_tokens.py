@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components.common.models import standalone_tokenizer
+from components.common.models.standalone_tokenizer import ChatTemplate
 from components.common.runtime.reporters import SilentReporter
-from components.data_curation import token_statistics
 from components.data_curation.config import TokensConfig
 from components.data_curation.rows import Row
 from components.data_curation.token_statistics import (
-    ChatTemplate,
     compute_statistics,
     count_packed_sequences,
     measure_tokens,
@@ -208,6 +208,17 @@ def test_unusable_tokenizer_is_reported_without_failing(make_split, model, name,
     assert statistics.startswith(f"Tokens were not counted: the tokenizer of {model} cannot be used: {message}")
 
 
+def test_hostile_template_is_reported_without_failing(make_split, model):
+    (model / "chat_template.jinja").write_text("{{ 'a' * 10**10 }}")
+    assert "needs more than 2 GiB of memory" in count_tokens([make_split([build_row(1, "a", "b")])], model)
+
+
+def test_additional_template_is_used_for_tools(model):
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | length }} tools")
+    assert ChatTemplate.load(model).render([{"role": "user", "content": "x"}], [{}]) == "1 tools"
+
+
 def test_template_is_sandboxed(model):
     (model / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
     assert ChatTemplate.load(model).render([{"role": "user", "content": "x"}]) is None
@@ -250,5 +261,5 @@ def test_conversations_are_rendered_as_in_transformers(model):
         tokenizer = model_loading.load_tokenizer(folder)
         rendered = ChatTemplate.load(folder).render(messages)
         assert rendered == chat_templates.render_conversation(tokenizer, messages)
-        ids = token_statistics._load_tokenizer(folder).encode(rendered, add_special_tokens=False).ids
+        ids = standalone_tokenizer.load_tokenizer(folder).encode(rendered, add_special_tokens=False).ids
         assert ids == chat_templates.encode_conversation(tokenizer, messages, max_length=1000).input_ids

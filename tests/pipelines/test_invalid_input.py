@@ -1159,7 +1159,21 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
     "the package refers to …, which is missing or has changed: …": ("artifact_damaged", 1),
     "the package cannot be published: …": ("engine_missing", 1),
 }
-MODEL_ERRORS = {  # the tests are in tests/common/test_weight_integrity.py
+MODEL_ERRORS = {  # the tests are in tests/common/test_weight_integrity.py and test_tokenization_check.py
+    "fine_tuning.base_model: … of … has … bytes; expected at most …": ("configuration", 2),
+    "fine_tuning.base_model: the chat template of … takes more than 30 seconds for short conversations": (
+        "configuration",
+        2,
+    ),
+    "fine_tuning.base_model: the chat template of … needs more than 2 GiB of memory": ("configuration", 2),
+    "fine_tuning.base_model: the chat template of … renders a short conversation as … characters": ("configuration", 2),
+    "fine_tuning.base_model: the tokenizer of … takes more than 30 seconds for texts of 10,000 characters": (
+        "configuration",
+        2,
+    ),
+    "fine_tuning.base_model: the tokenizer of … fails for 10,000 characters …: …": ("configuration", 2),
+    "fine_tuning.base_model: the tokenizer of … ends the process with code …: …": ("configuration", 2),
+    "the model's tokenizer fails for a text of … characters: …": ("input", 1),
     "fine_tuning.base_model: … of … has … bytes; expected …": ("configuration", 2),
     "fine_tuning.base_model: … of … is not a safetensors file (… bytes)": ("configuration", 2),
     "fine_tuning.base_model: … of … refers to '…', which is not a safetensors file of the model": ("configuration", 2),

@@ -55,12 +55,26 @@ def encode_conversation(
 def _tokenize(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     """Return the tokens of a text and their start offsets, at most the end of the previous token."""
     # ByteLevel's trim_offsets excludes white space from offsets. Tokens of the same character have equal offsets.
-    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    encoding = _call_tokenizer(tokenizer, text, return_offsets_mapping=True)
     starts, reached = [], 0
     for start, end in encoding["offset_mapping"]:
         starts.append(min(start, reached))
         reached = max(reached, end)
     return list(encoding["input_ids"]), starts
+
+
+def _call_tokenizer(tokenizer: Any, text: str, **options: bool) -> Any:
+    """Return the encoding of a text. Raises InputError if a regular expression of the tokenizer gives up."""
+    try:
+        return tokenizer(text, add_special_tokens=False, **options)
+    except BaseException as error:
+        # A failure in the Rust code of tokenizers, which is no Exception. Oniguruma gives up after 10 million steps.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise InputError(
+            f"the model's tokenizer fails for a text of {len(text):,} characters: {error}",
+            hint="Remove rows with long repetitions, or use a model with another tokenizer.",
+        ) from None
 
 
 def encode_prompt(tokenizer: Any, messages: Sequence[Message], tools: Any = None) -> list[int]:
@@ -73,12 +87,12 @@ def encode_prompt(tokenizer: Any, messages: Sequence[Message], tools: Any = None
         InputError: the template rejects the conversation.
     """
     text = render_conversation(tokenizer, messages, tools, prompt=True)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(_call_tokenizer(tokenizer, text)["input_ids"])
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Return the token IDs of plain text, including the beginning and end tokens that the tokenizer defines."""
-    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids = list(_call_tokenizer(tokenizer, text)["input_ids"])
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if begin is not None and begin != end:
         ids = [begin, *ids]

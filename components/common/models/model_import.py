@@ -17,7 +17,7 @@ from typing import Any
 
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, Manifest
-from components.common.models import licences, model_loading, weight_integrity
+from components.common.models import licences, model_loading, tokenization_check, weight_integrity
 from components.common.models.licences import Licence
 from components.common.runtime.errors import ArtifactDamagedError, UsageError
 from components.common.runtime.filesystem import link_or_copy
@@ -167,6 +167,7 @@ def import_model(
         if offer.folder is None:
             _download(offer, state, reporter)
         model_loading.check_configuration(source / "config.json", offer.source)
+        tokenization_check.check_tokenization(source, offer.source)
         weight_integrity.check_weight_files(source, offer.files, offer.source)
         digests = {name: hashing.sha256_file(source / name) for name in sorted(offer.files)}
         # If the store has the same files from another source, name and acceptance are kept: the manifests of tuned models

@@ -16,7 +16,7 @@ import os
 import random
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
-from components.common.models import compute_devices, weight_integrity
+from components.common.models import compute_devices, tokenization_check, weight_integrity
 from components.common.runtime import cpu_cores
 from components.common.runtime.errors import (
     ArtifactDamagedError,
@@ -51,6 +51,12 @@ MODEL_FILE_PATTERN = re.compile(
     r"([^/]*\.safetensors|[^/]*\.safetensors\.index\.json|config\.json|generation_config\.json|tokenizer[^/]*|vocab[^/]*"
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template[^/]*|adapter_config\.json"
     r"|[^/]*\.model|[^/]*\.tiktoken|tekken\.json|additional_chat_templates/[^/]*\.jinja)"
+)
+# Files that are read whole, by the first pattern that matches. The largest of known models: 0.1, 1 and 34 MB.
+MAX_FILE_BYTES = (
+    (re.compile(r"chat_template.*|.*\.jinja"), 1_000_000),
+    (re.compile(r".*config\.json"), 10_000_000),
+    (re.compile(r"tokenizer.*|vocab.*|merges\.txt|.*\.json|.*\.model|.*\.tiktoken"), 100_000_000),
 )
 SOURCES_HINT = f"Use {EMBEDDED_SOURCE}, a folder in the Hugging Face layout, store:<sha256>, or hf://org/name@revision."
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
@@ -137,6 +143,7 @@ def load_outline(source: str) -> ModelOutline:
     if base is None and source.startswith("hf://"):
         with tempfile.TemporaryDirectory() as cache:
             folder = _download(source, weights=False, cache_dir=cache)
+            tokenization_check.check_tokenization(folder, source)
             return ModelOutline(load_configuration(folder), load_tokenizer(folder), None)
     options: dict[str, str] = {}
     if base:
@@ -225,15 +232,17 @@ def resolve_base_model(
 
 
 def check_base_model(base: LocalBaseModel) -> None:
-    """Check that the weights have the tensors of the architecture, and that every token has an embedding.
+    """Check that chat template and tokenizer end, that the weights fit the architecture, and each token an embedding.
 
     The model is loaded onto the meta device, which reads no data.
 
     Raises:
-        ConfigurationError: a tensor is missing, unexpected or mis-shaped, or the tokenizer exceeds the embedding.
+        ConfigurationError: chat template or tokenizer exceed a limit; a tensor is missing, unexpected or mis-shaped; or
+            the tokenizer exceeds the embedding.
     """
     if base.uri == EMBEDDED_SOURCE:  # tuneline converts it from a file with a fixed digest
         return
+    tokenization_check.check_tokenization(base.path, base.uri)
     config = load_configuration(base.path)
     weight_integrity.check_vocabulary(load_tokenizer(base.path), config, base.uri)
     if not hasattr(config, "quantization_config"):  # its quantizer may need a GPU
@@ -299,17 +308,23 @@ def _parse_store_digest(source: str) -> str:
     return sha256
 
 
-def check_model_files(names: Iterable[str], uri: str) -> None:
-    """Raise ConfigurationError if a model's files lack its configuration or safetensors weights.
+def check_model_files(sizes: Mapping[str, int], uri: str) -> None:
+    """Raise ConfigurationError if a model lacks its configuration or safetensors weights, or if a file is too large.
 
     Args:
-        names: names of the files.
+        sizes: sizes of the files in bytes, by name.
         uri: source of the model, for the message.
     """
-    present = set(names)
-    if "config.json" not in present:
+    for name, size in sorted(sizes.items()):
+        limit = next((limit for pattern, limit in MAX_FILE_BYTES if pattern.fullmatch(name)), None)
+        if limit and size > limit:
+            raise ConfigurationError(
+                f"fine_tuning.base_model: {name} of {uri} has {size:,} bytes; expected at most {limit:,}",
+                hint="Copy the model again, or choose another model.",
+            )
+    if "config.json" not in sizes:
         raise ConfigurationError(f"fine_tuning.base_model: {uri} contains no config.json", hint=SOURCES_HINT)
-    if not any(name.endswith(".safetensors") for name in present):
+    if not any(name.endswith(".safetensors") for name in sizes):
         raise ConfigurationError(
             f"fine_tuning.base_model: {uri} contains no safetensors files",
             hint="Convert the weights to safetensors; pickled weights (.bin, .pt) are not supported.",
@@ -322,7 +337,7 @@ def _inspect_folder(folder: Path, uri: str) -> LocalBaseModel:
     candidates = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     files = {path.relative_to(folder).as_posix(): path for path in candidates if path.is_file()}
     names = sorted(filter(MODEL_FILE_PATTERN.fullmatch, files))
-    check_model_files(names, uri)
+    check_model_files({name: files[name].stat().st_size for name in names}, uri)
     check_configuration(folder / "config.json", uri)
     weight_integrity.check_weight_files(folder, names, uri)
     if (folder / artifact_folder.MANIFEST_FILENAME).exists():
@@ -344,7 +359,7 @@ def check_configuration(path: Path, uri: str) -> None:
             case {"model_type": str()}:
                 return
         problem = "has no model_type"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problem = f"is not JSON: {error}"
     raise ConfigurationError(
         f"fine_tuning.base_model: config.json of {uri} {problem}",
@@ -496,6 +511,7 @@ def open_model(reference: str | Path, reporter: Reporter | None = None) -> Loada
     if folder.is_dir() and not (folder / "config.json").exists():
         artifact_folder.read(folder, "model")  # raises a precise error
     base = resolve_base_model(str(reference), reporter)
+    tokenization_check.check_tokenization(base.path, base.uri)
     return LoadableModel(base.sha256, base, base.path, None, None)
 
 
