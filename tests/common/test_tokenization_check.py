@@ -85,7 +85,8 @@ def test_large_file_is_refused_before_it_is_read(folder: Path, name: str, limit:
         model_loading.resolve_base_model(str(folder))
 
 
-def test_deeply_nested_configuration_is_refused(folder: Path) -> None:
-    (folder / "config.json").write_text("[" * 100_000)
-    with pytest.raises(ConfigurationError, match=r"config\.json of .* is not JSON"):
-        model_loading.resolve_base_model(str(folder))
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_deeply_nested_json_is_refused(folder: Path, name: str) -> None:
+    (folder / name).write_text('{"a":' * 100_000)
+    with pytest.raises(ConfigurationError):
+        model_loading.check_base_model(model_loading.resolve_base_model(str(folder)))

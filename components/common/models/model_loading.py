@@ -175,10 +175,12 @@ def _translate_load_errors(folder: Path, part: str) -> Iterator[None]:
     """Raise transformers' errors about a model's folder as ConfigurationError."""
     try:
         yield
-    except (RuntimeError, MemoryError, TunelineError):  # running out of memory is not an error of the folder
-        raise
     except Exception as error:  # tokenizers and safetensors raise plain Exception
-        if translate_system_error(error):
+        # Running out of memory, a RuntimeError in torch, is not an error of the folder. RecursionError: nested JSON.
+        is_other = isinstance(error, (RuntimeError, MemoryError, TunelineError)) and not isinstance(
+            error, RecursionError
+        )
+        if is_other or translate_system_error(error):
             raise
         raise ConfigurationError(
             f"the {part} of the model in {folder} cannot be loaded: {get_first_line(error)[:300]}",
