@@ -208,7 +208,8 @@ class FineTuningConfig(Section):
     base_model: str = Field(
         "embedded:smollm2-135m-instruct",
         description="Base model: embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, "
-        "store:<sha256> (see `tuneline models import`), or hf://org/name@revision.",
+        "store:<sha256> (see `tuneline models import`), or hf://org/name@revision. Also a tuned model: its folder or "
+        "store:<sha256>; an adapter is first merged into its base model.",
     )
     objective: ObjectiveName = Field(
         "sft",

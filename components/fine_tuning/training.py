@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.common.models import compute_devices, model_loading, model_shape
+from components.common.models import adapter_merging, compute_devices, model_loading, model_shape
 from components.common.models.model_loading import LocalBaseModel
 from components.common.runtime import process_control
 from components.common.runtime.errors import InterruptedRunError
@@ -24,7 +24,6 @@ from components.fine_tuning import (
     batch_order,
     callbacks,
     checkpoints,
-    merging,
     packing_isolation,
     sample_answers,
     sharding,
@@ -366,8 +365,8 @@ def _save_model(trainer: Trainer, job: TrainingJob, config: Recipe) -> None:
         model.save_pretrained(output, safe_serialization=True)
         if config.merge:
             if config.adaptation_spec.holds_4bit_weights:
-                model = merging.load_unquantized(Path(job.base_path), output)
-            merged = merging.merge(model, model_loading.read_dtype(Path(job.base_path)))
+                model = adapter_merging.load_unquantized(Path(job.base_path), output)
+            merged = adapter_merging.merge(model, model_loading.read_dtype(Path(job.base_path)))
             for name in ("adapter_model.safetensors", "adapter_config.json"):
                 (output / name).unlink()
             merged.save_pretrained(output, safe_serialization=True)

