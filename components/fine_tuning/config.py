@@ -232,7 +232,8 @@ class FineTuningConfig(Section):
     merge: bool = Field(
         False,
         description="Merge the adapter into the base model and publish the whole model, after a check that the "
-        "logits agree. The weights keep the base model's data type. The published model is larger, but serving "
+        "logits agree. The weights keep the base model's data type. One process then needs memory for the whole "
+        "model in float32, also with a sharded strategy. The published model is larger, but serving "
         "requires no adapter support.",
     )
     max_steps: int | None = Field(
@@ -589,11 +590,6 @@ def _find_adaptation_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
 
 def _find_distribution_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     return [
-        (
-            c.merge and c.is_sharded,
-            f"merge cannot be used with strategy {c.strategy}: merging requires all weights in one process; "
-            "expected strategy ddp",
-        ),
         (
             c.optimizer != "adamw" and c.is_sharded,
             f"optimizer {c.optimizer} cannot be used with strategy {c.strategy}: it was not tested on shards; "

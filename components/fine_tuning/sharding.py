@@ -50,6 +50,14 @@ def prepare_loading(config: FineTuningConfig) -> None:
         deepspeed.init_distributed()
 
 
+def end_sharded_loading(config: FineTuningConfig) -> None:
+    """Let transformers load whole models from now on."""
+    if config.strategy == "zero3":
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+        unset_hf_deepspeed_config()
+
+
 def verify_strategy(config: FineTuningConfig, model: torch.nn.Module) -> str | None:
     """Return a sentence that confirms the strategy, or None for a single process.
 

@@ -358,14 +358,16 @@ def _save_model(trainer: Trainer, job: TrainingJob, config: Recipe) -> None:
         sharding.save_consolidated(trainer, output)
     else:
         checkpoints.restore_trainable(trainer.model, checkpoint)
-    if not config.is_sharded and trainer.is_world_process_zero():
+    if trainer.is_world_process_zero():
         model = trainer.accelerator.unwrap_model(trainer.model)
-        for name in ("forward", "_original_forward"):  # remove Accelerate's forward, which computes in bfloat16
-            model.__dict__.pop(name, None)
-        model.save_pretrained(output, safe_serialization=True)
+        if not config.is_sharded:
+            for name in ("forward", "_original_forward"):  # remove Accelerate's forward, which computes in bfloat16
+                model.__dict__.pop(name, None)
+            model.save_pretrained(output, safe_serialization=True)
         if config.merge:
-            if config.adaptation_spec.holds_4bit_weights:
-                model = adapter_merging.load_unquantized(Path(job.base_path), output)
+            if config.is_sharded or config.adaptation_spec.holds_4bit_weights:
+                sharding.end_sharded_loading(config)
+                model = adapter_merging.load_adapted(Path(job.base_path), output)
             merged = adapter_merging.merge(model, model_loading.read_dtype(Path(job.base_path)))
             for name in ("adapter_model.safetensors", "adapter_config.json"):
                 (output / name).unlink()

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from components.common import launch
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.launch import Command, Launcher
-from components.common.models import model_loading
+from components.common.models import adapter_merging, model_loading
 from components.common.runtime import process_control
 from components.common.runtime.reporters import Reporter, SilentReporter
 from components.fine_tuning.stage import finetune
@@ -98,6 +98,19 @@ def test_weights_are_sharded_while_they_are_loaded(
     )
     assert sorted(growth) == ["growth.0", "growth.1"]
     assert all(0.45 < share < 0.75 for share in growth.values()), growth
+
+
+def test_sharded_adapter_is_merged(model_and_dataset: tuple[Path, Artifact], tmp_path: Path) -> None:
+    settings = {"lora": {"dropout": 0.0}, "processes": 2, "strategy": "zero3", "max_steps": 2}
+    merged, apart = (
+        model_loading.load_model(
+            model_loading.open_model(train(model_and_dataset, tmp_path / str(merge), **settings, merge=merge).path)
+        )
+        for merge in (True, False)
+    )
+    assert not list((tmp_path / "True" / "model").glob("adapter_*"))
+    logits = [adapter_merging._compute_logits(model) for model in (apart, merged)]
+    assert adapter_merging.compute_relative_difference(*logits) <= adapter_merging.MAX_LOGIT_DIFFERENCE
 
 
 def test_best_checkpoint_is_the_result_when_not_the_last(

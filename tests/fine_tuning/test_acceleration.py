@@ -329,7 +329,6 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
         {"packing": True, "adaptation": "prompt_tuning"},
         "packing cannot be used with prompt_tuning: .* position ids that separate packed rows",
     ),
-    ({"merge": True, "strategy": "zero3", "processes": 2}, "merge cannot be used with strategy zero3: "),
     ({"packing": True, "objective": "dpo"}, "packing cannot be used with dpo: the loss compares whole rows"),
     ({"packing": True, "objective": "kto"}, "packing cannot be used with kto: the loss compares whole rows"),
     ({"tokens_per_step": 4096}, "tokens_per_step requires packing"),

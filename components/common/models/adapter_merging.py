@@ -70,8 +70,8 @@ def _compute_logits(model: PreTrainedModel) -> torch.Tensor:
     return logits
 
 
-def load_unquantized(base: Path, adapter: Path) -> PeftModel:
-    """Load base model and adapter in float32, for an adapter trained on 4-bit base weights."""
+def load_adapted(base: Path, adapter: Path) -> PeftModel:
+    """Load base model and adapter in float32, for an adapter trained on 4-bit or sharded base weights."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
