@@ -78,3 +78,13 @@ def explain_target_errors(model: torch.nn.Module, config: FineTuningConfig) -> I
             f"fine_tuning.{config.adaptation_spec.settings}.target_modules: {str(error).splitlines()[0]}",
             hint=f"Choose from the linear layers of this model: {', '.join(linear_layers)}.",
         ) from None
+
+
+def keep_trained_weights_in_float32(model: torch.nn.Module) -> None:
+    """Convert the trained weights to float32. TRL converts those beside 4-bit weights to bfloat16.
+
+    bfloat16 has 8 bits of precision: an update smaller than 1/256 of a weight is lost.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()

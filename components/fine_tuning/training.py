@@ -302,6 +302,8 @@ def _build_trainer(
             peft_config=adapters.build_peft_config(config, job.base_path),
             callbacks=[events],
         )
+    if config.adaptation_spec.holds_4bit_weights:
+        adapters.keep_trained_weights_in_float32(trainer.model)
     trainer.remove_callback(PrinterCallback)  # the reporter prints progress
     events.trainer = trainer
     return trainer

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
+from transformers import LlamaForCausalLM
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import adapter_merging, model_loading
 from components.common.runtime.errors import InputError, TrainingError
 from components.common.runtime.reporters import SilentReporter
-from components.fine_tuning import checkpoints
+from components.fine_tuning import adapters, checkpoints
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
 from components.triton_packaging import adapter_placement
@@ -153,6 +155,17 @@ def interrupt_at_step_four(train: Callable[[], object]) -> None:
         patched.setattr(checkpoints, "rotate", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train()
+
+
+def test_trained_weights_that_trl_rounds_become_float32_again(tiny: Path) -> None:
+    """TRL converts trained weights beside 4-bit weights to bfloat16. No machine here has 4-bit weights: rounded by hand."""
+    model = adapters.adapt(LlamaForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16), recipe(tiny))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    adapters.keep_trained_weights_in_float32(model)
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+    assert model(input_ids=torch.arange(8)[None]).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("adaptation", ["lora", "p_tuning", "prompt_tuning", "ia3"])
