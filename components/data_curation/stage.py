@@ -44,6 +44,7 @@ __all__ = [
     "check_splits",
     "compute_key",
     "curate",
+    "describe_few_test_rows",
     "find_sources_by_name",
     "list_evaluation_sets",
     "list_sources",
@@ -58,6 +59,7 @@ EARLIER_INPUT_KIND = "earlier"  # kind of the inputs that are earlier revisions
 PAYLOAD_FILES = (*SPLIT_FILES.values(), "rejected.parquet", "quarantine.jsonl")
 ENGINE_FOLDER_NAME = ".engine"
 MAX_NAMED_SOURCES = 3
+MIN_DECISIVE_ITEMS = 100  # the 95% interval of an accuracy of one half is then 10 percentage points wide on each side
 FORMATS_HINT = "docs/data.md lists the supported formats."
 # Hints for a source that could not be read, by a part of the reason.
 COPY_HINT = "Replace {file} with a new copy or download of the original."
@@ -153,6 +155,8 @@ def curate(
                 raise
             notes = [f"{error.message}. {error.hint}"]
             reporter.note(notes[0])
+        if warning := describe_few_test_rows(result.verdicts.count_splits()["test"]):
+            reporter.note(warning)
         reporter.step("writing the dataset")
         summary = summarize_rows(result)
         statistics = dataset_writer.write_dataset(prepared, result.verdicts, output, config.personal_data.names)
@@ -207,6 +211,16 @@ def preview_curation(
 def check_splits(result: CurationResult, config: DataCurationConfig) -> None:
     """Raise InputError if the train or test split is empty."""
     split_assignment.check_not_empty(result.verdicts.count_splits(), result.verdicts.cluster_count, config.fractions)
+
+
+def describe_few_test_rows(rows: int) -> str | None:
+    """Return a warning if the test split has too few rows to show a small difference; None otherwise."""
+    if not 0 < rows < MIN_DECISIVE_ITEMS:
+        return None
+    return (
+        f"the held-out evaluation has {rows} items: only a large difference is significant. "
+        "Add rows, or increase the test fraction in data_curation.fractions"
+    )
 
 
 # --- identity ---------------------------------------------------------------------------------------------------------

@@ -34,7 +34,14 @@ from components.common.runtime.errors import InputError, TunelineError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
-from components.data_curation.stage import CurationResult, Source, check_splits, preview_curation, summarize_rows
+from components.data_curation.stage import (
+    CurationResult,
+    Source,
+    check_splits,
+    describe_few_test_rows,
+    preview_curation,
+    summarize_rows,
+)
 from components.data_versioning.stage import list_versions
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
@@ -65,8 +72,6 @@ from pipelines.steps.input_resolution import (
 )
 from pipelines.steps.stage_names import STAGE_BY_ARTIFACT
 
-# With 100 items, the 95% interval of an accuracy of one half is ten percentage points wide on each side.
-MIN_DECISIVE_ITEMS = 100
 GB = 10**9
 DAFT_START_SECONDS = 5.0  # the engine's child process starts and compares some thousand rows
 ESTIMATED_STAGES = tuple(STAGE_BY_ARTIFACT.values())
@@ -423,12 +428,9 @@ def _list_limits(survey: RunSurvey) -> list[str]:
             f"{left_out:,} training rows are left out: they have no answer within {survey.recipe.max_length} tokens"
         )
     items, limit = survey.curated.verdicts.count_splits()["test"], survey.config.evaluation.max_items
-    used = min(items, limit) if limit else items
-    if any(task.kind == "held_out" for task in survey.config.evaluation.tasks) and 0 < used < MIN_DECISIVE_ITEMS:
-        warnings.append(
-            f"the held-out evaluation has {used} items: only a large difference is significant. "
-            "Add rows, or increase the test fraction in data_curation.fractions"
-        )
+    few = describe_few_test_rows(min(items, limit) if limit else items)
+    if few and any(task.kind == "held_out" for task in survey.config.evaluation.tasks):
+        warnings.append(few)
     return list(dict.fromkeys(warnings))
 
 
