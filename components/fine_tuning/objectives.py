@@ -118,15 +118,18 @@ def _parse_tools(row: Row) -> Any:
 
 
 def _encode_conversation(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) -> EncodedRow:
-    """Encode a conversation; only the assistant's tokens, in all turns, are labels."""
-    encoded = chat_templates.encode_conversation(tokenizer, row["messages"], _parse_tools(row), max_length=max_length)
-    if not any(encoded.answer_mask[1:]):  # the first token is never predicted
-        return EncodedRow([], encoded.truncated)
-    labels = [
-        token if is_answer else IGNORED_LABEL
-        for token, is_answer in zip(encoded.input_ids, encoded.answer_mask, strict=True)
-    ]
-    return EncodedRow([{"input_ids": encoded.input_ids, "labels": labels, "length": len(labels)}], encoded.truncated)
+    """Encode a conversation; only the assistant's tokens, in all turns, are labels.
+
+    A template that rewrites earlier turns gives several examples.
+    """
+    parts = chat_templates.encode_answers(tokenizer, row["messages"], _parse_tools(row), max_length=max_length)
+    examples = []
+    for part in parts:
+        if any(part.answer_mask[1:]):  # the first token is never predicted
+            pairs = zip(part.input_ids, part.answer_mask, strict=True)
+            labels = [token if is_answer else IGNORED_LABEL for token, is_answer in pairs]
+            examples.append({"input_ids": part.input_ids, "labels": labels, "length": len(labels)})
+    return EncodedRow(examples, any(part.cut_tokens for part in parts))
 
 
 def _encode_text(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) -> EncodedRow:

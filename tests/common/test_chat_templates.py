@@ -18,7 +18,7 @@ CONVERSATION = [
     {"role": "user", "content": "And 3 + 3?"},
     {"role": "assistant", "content": "Six, naïvely."},
 ]
-REWRITING_TEMPLATE = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+COUNTING_TEMPLATE = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,13 @@ def test_answer_mask_covers_exactly_the_assistant_turns(tokenizer: Any) -> None:
     encoded = chat_templates.encode_conversation(tokenizer, CONVERSATION, max_length=10_000)
     assert decode_answers(tokenizer, encoded) == "Four.<|im_end|>Six, naïvely.<|im_end|>"
     assert tokenizer.decode(encoded.input_ids) == chat_templates.render_conversation(tokenizer, CONVERSATION)
-    assert not encoded.truncated
+    assert encoded.cut_tokens == 0
 
 
-def test_long_conversation_is_truncated_and_flagged(tokenizer: Any) -> None:
+def test_long_conversation_is_truncated_and_cut_tokens_are_counted(tokenizer: Any) -> None:
     full = chat_templates.encode_conversation(tokenizer, CONVERSATION, max_length=10_000)
     truncated = chat_templates.encode_conversation(tokenizer, CONVERSATION, max_length=20)
-    assert truncated.truncated
+    assert truncated.cut_tokens == len(full.input_ids) - 20 > 0
     assert (truncated.input_ids, truncated.answer_mask) == (full.input_ids[:20], full.answer_mask[:20])
 
 
@@ -66,10 +66,103 @@ def test_default_template_ends_answers(tokenizer: Any) -> None:
     assert decode_answers(tokenizer, encoded) == f" Four.{tokenizer.eos_token} Six, naïvely.{tokenizer.eos_token}"
 
 
-def test_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:
-    tokenizer = with_template(tokenizer, REWRITING_TEMPLATE)
-    with pytest.raises(InputError, match="rewrites earlier turns"):
-        chat_templates.encode_conversation(tokenizer, CONVERSATION, max_length=100)
+def list_answers(tokenizer: Any, template: str, messages: Any) -> list[tuple[str, str]]:
+    """Return the text before each learned answer and the answer, of all examples in order."""
+    tokenizer = with_template(tokenizer, template)
+    answers = []
+    for encoded in chat_templates.encode_answers(tokenizer, messages, max_length=10_000):
+        mask = [*encoded.answer_mask, 0]
+        starts = [i for i, is_answer in enumerate(mask) if is_answer and not mask[i - 1]]
+        spans = [(start, mask.index(0, start)) for start in starts]
+        answers += [
+            (tokenizer.decode(encoded.input_ids[:i]), tokenizer.decode(encoded.input_ids[i:j])) for i, j in spans
+        ]
+    return answers
+
+
+def test_answers_that_the_template_rewrites_later_are_learned_in_separate_examples(tokenizer: Any) -> None:
+    """As Qwen3, the template writes a thinking block in the last turn only."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+        "{% if loop.last and m['role'] == 'assistant' %}<think></think>{% endif %}{{ m['content'] + '<|im_end|>\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    first = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    second = f"{first}Four.<|im_end|>\n<|im_start|>user\nAnd 3 + 3?<|im_end|>\n<|im_start|>assistant\n"
+    assert list_answers(tokenizer, template, CONVERSATION) == [
+        (first, "<think></think>Four.<|im_end|>"),
+        (second, "<think></think>Six, naïvely.<|im_end|>"),
+    ]
+
+
+def test_system_prompt_in_the_last_question_is_part_of_each_prompt(tokenizer: Any) -> None:
+    """As in Mistral 7B v0.3 and Pixtral, whose templates omit the system prompt if an answer follows the question."""
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}[INST]"
+        "{% if loop.last and messages[0]['role'] == 'system' %}{{ messages[0]['content'] + '\n\n' }}{% endif %}"
+        "{{ m['content'] }}[/INST]{% elif m['role'] == 'assistant' %}{{ m['content'] + eos_token }}{% endif %}"
+        "{% endfor %}"
+    )
+    assert list_answers(tokenizer, template, CONVERSATION) == [
+        ("[INST]Be brief.\n\nWhat is 2 + 2?[/INST]", "Four.<|im_end|>"),
+        (
+            "[INST]What is 2 + 2?[/INST]Four.<|im_end|>[INST]Be brief.\n\nAnd 3 + 3?[/INST]",
+            "Six, naïvely.<|im_end|>",
+        ),
+    ]
+
+
+def test_opening_of_next_turn_is_not_learned(tokenizer: Any) -> None:
+    """As that of Command R7B, the template always opens the assistant's turn at the end."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] + ':' + m['content'] + eos_token }}{% endfor %}"
+        "<|im_start|>assistant:"
+    )
+    assert [answer for _, answer in list_answers(tokenizer, template, CONVERSATION)] == [
+        "Four.<|im_end|>",
+        "Six, naïvely.<|im_end|>",
+    ]
+
+
+def test_end_token_that_is_written_at_the_end_only_is_learned_in_each_turn(tokenizer: Any) -> None:
+    """As that of GPT-OSS, the template ends the last answer with another token than earlier ones."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] + ':' + m['content'] }}"
+        "{% if loop.last and m['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+    )
+    assert [answer for _, answer in list_answers(tokenizer, template, CONVERSATION)] == [
+        "Four.<|im_end|>",
+        "Six, naïvely.<|im_end|>",
+    ]
+
+
+def test_prompt_that_changes_with_the_number_of_messages_is_read_as_at_inference(tokenizer: Any) -> None:
+    answers = list_answers(tokenizer, COUNTING_TEMPLATE, CONVERSATION)
+    assert answers == [
+        ("2Be brief.What is 2 + 2?", "Four."),
+        ("4Be brief.What is 2 + 2?Four.And 3 + 3?", "Six, naïvely."),
+    ]
+    completion = chat_templates.encode_completion(
+        with_template(tokenizer, COUNTING_TEMPLATE), CONVERSATION[:2], CONVERSATION[2:3]
+    )
+    assert decode_completion(tokenizer, completion) == answers[0]
+
+
+def test_white_space_at_the_end_of_an_answer_without_end_token(tokenizer: Any) -> None:
+    conversation = [CONVERSATION[1], {"role": "assistant", "content": "Four. \n"}]
+    assert list_answers(tokenizer, COUNTING_TEMPLATE, conversation) == [("1What is 2 + 2?", "Four.")]
+
+
+def test_template_that_omits_answers_is_refused(tokenizer: Any) -> None:
+    """Templates of Idefics3 and SmolVLM expect a list of parts as content, and write nothing for a text."""
+    template = (
+        "{% for m in messages %}{{ m['role'] }}:{% for p in m['content'] %}{{ p['text'] }}{% endfor %}|{% endfor %}"
+    )
+    with pytest.raises(InputError, match="omits the text of messages"):
+        chat_templates.encode_answers(with_template(tokenizer, template), CONVERSATION, max_length=100)
 
 
 def test_default_template_writes_one_line_per_message(tokenizer: Any) -> None:
@@ -148,12 +241,6 @@ def test_token_across_prompt_and_answer_belongs_to_prompt(tokenizer: Any) -> Non
     assert decode_completion(bare_template, completion) == ("Open the", " list.")
     encoded = chat_templates.encode_conversation(bare_template, [*question, *reply], max_length=100)
     assert decode_answers(bare_template, encoded) == " list."
-
-
-def test_completion_with_rewriting_template_is_refused(tokenizer: Any) -> None:
-    rewriting = with_template(tokenizer, REWRITING_TEMPLATE)
-    with pytest.raises(InputError, match="rewrites earlier turns"):
-        chat_templates.encode_completion(rewriting, CONVERSATION[:2], CONVERSATION[2:3])
 
 
 def test_text_is_enclosed_in_beginning_and_end_tokens(tokenizer: Any) -> None:

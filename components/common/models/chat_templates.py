@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,41 +15,83 @@ DEFAULT_CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 
+CONTENT_MARK = "content-4c1f"  # a word that no template and no conversation contains
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class EncodedConversation:
-    """A tokenized conversation. `answer_mask` is 1 for tokens of assistant turns, including the end-of-turn token."""
+    """A tokenized conversation. `answer_mask` is 1 for tokens of answers, including the end-of-turn token.
+
+    `cut_tokens` is the number of tokens that were cut off at the end.
+    """
 
     input_ids: list[int]
     answer_mask: list[int]
-    truncated: bool
+    cut_tokens: int = 0
 
 
 def encode_conversation(
     tokenizer: Any, messages: Sequence[Message], tools: Any = None, *, max_length: int
 ) -> EncodedConversation:
-    """Tokenize a conversation, mark the tokens of its assistant turns, and truncate both lists to `max_length` tokens.
+    """Tokenize a conversation, mark the tokens of its answers, and truncate both lists to `max_length` tokens.
 
-    Assistant turns are located as character ranges of the rendered text and mapped to tokens by start offsets. The
-    template therefore needs no `{% generation %}` blocks. A token that spans prompt and answer belongs to the prompt.
+    Answers that the conversation renders otherwise than at inference are not marked; see `encode_answers`.
 
     Args:
         tools: definitions of tools (JSON Schema) for the template.
 
     Raises:
-        InputError: the template rejects the conversation or rewrites earlier turns.
+        InputError: the template rejects the conversation or omits the text of messages.
     """
-    text = render_conversation(tokenizer, messages, tools)
-    spans = [
-        _locate_answer(tokenizer, messages[:index], messages[: index + 1], tools, text)
+    return encode_answers(tokenizer, messages, tools, max_length=max_length)[-1]
+
+
+def encode_answers(
+    tokenizer: Any, messages: Sequence[Message], tools: Any = None, *, max_length: int
+) -> list[EncodedConversation]:
+    """Tokenize a conversation such that each answer is marked once, after the prompt that the model reads at inference.
+
+    Most templates render a turn alike whether or not others follow. They give one example, the conversation. Other
+    templates drop the reasoning of earlier answers, or move the system prompt to the last question. An answer that
+    the conversation renders otherwise than at inference is marked in a separate example, which ends with this answer.
+
+    Answers are located as character ranges of the rendered text and mapped to tokens by start offsets. The template
+    therefore needs no `{% generation %}` blocks. A token that spans prompt and answer belongs to the prompt.
+
+    Args:
+        tools: definitions of tools (JSON Schema) for the template.
+
+    Returns:
+        Examples of at most `max_length` tokens; the last is the whole conversation.
+
+    Raises:
+        InputError: the template rejects the conversation or omits the text of messages.
+    """
+    turns = [
+        _render_turn(tokenizer, messages[:index], messages[: index + 1], tools)
         for index, message in enumerate(messages)
         if message["role"] == "assistant"
     ]
+    is_complete = bool(turns) and len(turns[-1].messages) == len(messages)
+    text = turns[-1].ending if is_complete else render_conversation(tokenizer, messages, tools)
+    examples = []
+    while True:
+        spans = [_locate_answer(tokenizer, turn, text, tools) for turn in turns]
+        examples.append(_encode_spans(tokenizer, text, [span for span in spans if span], max_length))
+        turns = [turn for turn, span in zip(turns, spans, strict=True) if not span]
+        if not turns:
+            return examples[::-1]
+        text = turns[-1].ending
+
+
+def _encode_spans(
+    tokenizer: Any, text: str, spans: Collection[tuple[int, int]], max_length: int
+) -> EncodedConversation:
+    """Tokenize a text and mark the tokens that start in the spans. A token across prompt and answer is not marked."""
     ids, starts = _tokenize(tokenizer, text)
     mask = [int(any(start <= offset < end for start, end in spans)) for offset in starts]
-    return EncodedConversation(ids[:max_length], mask[:max_length], len(ids) > max_length)
+    return EncodedConversation(ids[:max_length], mask[:max_length], max(len(ids) - max_length, 0))
 
 
 def _tokenize(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
@@ -124,22 +166,59 @@ def render_conversation(tokenizer: Any, messages: Sequence[Message], tools: Any 
         ) from None
 
 
-def _locate_answer(
-    tokenizer: Any, before: Sequence[Message], turn: Sequence[Message], tools: Any, text: str
-) -> tuple[int, int]:
-    """Return the character range of the assistant turn that extends `before` to `turn`."""
-    # The prompt may open a thinking block that the answer lacks; an end mark may follow the last turn only.
+@dataclass(frozen=True)
+class _Turn:
+    """A conversation that ends with an answer; the rendered prompt with the answer's opening; prompt and answer."""
+
+    messages: Sequence[Message]
+    opening: str
+    ending: str
+
+
+def _render_turn(tokenizer: Any, before: Sequence[Message], messages: Sequence[Message], tools: Any) -> _Turn:
+    """Render the prompt `before`, and the messages that continue it with an answer.
+
+    Some templates render a prompt otherwise if an answer follows: that of Mistral 7B v0.3 omits the system prompt.
+    """
     opening = render_conversation(tokenizer, before, tools, prompt=True)
-    ending = render_conversation(tokenizer, turn, tools)
-    start, end = (
-        _compute_common_prefix_length(tokenizer, text, opening),
-        _compute_common_prefix_length(tokenizer, text, ending),
-    )
-    if start < len(opening):
-        _check_turns_unchanged(text, render_conversation(tokenizer, before, tools), before)
-    if end < len(ending):
-        _check_turns_unchanged(text, ending, turn)
-    return start, len(text[:end].rstrip())
+    ending = render_conversation(tokenizer, messages, tools)
+    if before and not ending.startswith(opening):  # the prompt may also open a thinking block that the answer lacks
+        marked = [*before[:-1], {**before[-1], "content": CONTENT_MARK}]
+        prompt = opening.removesuffix(_render_after_mark(tokenizer, marked, tools, prompt=True))
+        if not ending.startswith(prompt):
+            ending = prompt + _render_after_mark(tokenizer, [*marked, *messages[len(before) :]], tools)
+    return _Turn(messages, opening, ending)
+
+
+def _locate_answer(tokenizer: Any, turn: _Turn, text: str, tools: Any) -> tuple[int, int] | None:
+    """Return the character range in `text` of the answer that ends `turn`, with its end of turn.
+
+    None if `text` differs there from what the model reads and writes at inference: the prompt, then the answer.
+    """
+    start = _compute_common_prefix_length(tokenizer, text, turn.opening)
+    end = len(text[: _compute_common_prefix_length(tokenizer, text, turn.ending)].rstrip())
+    whole, eos = len(turn.ending.rstrip()), tokenizer.eos_token
+    answer, content = text[start:end], str(turn.messages[-1].get("content") or "").strip()
+    if end >= whole and content in text and (not eos or eos not in answer or answer.endswith(eos)):
+        return start, end
+    marked = [*turn.messages[:-1], {**turn.messages[-1], "content": CONTENT_MARK}]
+    after = _render_after_mark(tokenizer, marked, tools)
+    answer_end = len(turn.ending.removesuffix(after))
+    if end < min(answer_end, whole) or end == answer_end < whole:  # without an end of turn the answer would not end
+        return None
+    end_of_turn = text.find(eos, answer_end, end) if eos else -1
+    return start, end if end_of_turn < 0 else end_of_turn + len(eos)  # the template may open the next turn
+
+
+def _render_after_mark(tokenizer: Any, messages: Sequence[Message], tools: Any, *, prompt: bool = False) -> str:
+    """Return the rendered text after the message whose content is CONTENT_MARK."""
+    _, found, after = render_conversation(tokenizer, messages, tools, prompt=prompt).rpartition(CONTENT_MARK)
+    if not found:
+        raise InputError(
+            "the model's chat template omits the text of messages",
+            hint="Set a chat template in the tokenizer that accepts text, instead of a list of parts, as content.",
+        )
+    return after
 
 
 def _compute_common_prefix_length(tokenizer: Any, text: str, part: str) -> int:
@@ -150,17 +229,6 @@ def _compute_common_prefix_length(tokenizer: Any, text: str, part: str) -> int:
     pairs = enumerate(zip(ids, others, strict=False))
     first = next((i for i, (token, other) in pairs if token != other), min(len(ids), len(others)))
     return starts[first] if first < len(starts) else len(text)
-
-
-def _check_turns_unchanged(text: str, part: str, messages: Sequence[Message]) -> None:
-    """Raise InputError if the text does not begin with the separate rendering of its first messages."""
-    content = str(messages[-1]["content"]).strip() if messages else ""
-    start = part.rfind(content)
-    if start < 0 or not text.startswith(part[: start + len(content)]):
-        raise InputError(
-            "the model's chat template rewrites earlier turns, so the assistant's tokens cannot be located",
-            hint="Use a template that keeps earlier turns unchanged, or split the conversation into one row per turn.",
-        )
 
 
 @dataclass(frozen=True)
@@ -183,11 +251,11 @@ def encode_completion(
         tools: definitions of tools (JSON Schema) for the template.
 
     Raises:
-        InputError: the template rejects the conversation or rewrites earlier turns.
+        InputError: the template rejects the conversation or omits the text of messages.
     """
-    text = render_conversation(tokenizer, [*prompt, *answer], tools)
-    start, end = _locate_answer(tokenizer, prompt, [*prompt, *answer], tools, text)
-    ids, starts = _tokenize(tokenizer, text)
+    turn = _render_turn(tokenizer, prompt, [*prompt, *answer], tools)
+    start, end = _locate_answer(tokenizer, turn, turn.ending, tools) or (0, 0)
+    ids, starts = _tokenize(tokenizer, turn.ending)
     first = next((i for i, offset in enumerate(starts) if offset >= start), len(ids))
     last = next((i for i, offset in enumerate(starts) if offset >= end), len(ids))
     return EncodedCompletion(ids[:first], ids[first:last])
