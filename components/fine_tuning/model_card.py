@@ -70,7 +70,8 @@ def render_card(
             *((item.kind, f"`{item.content_sha256}` {uri}") for item, uri in zip(inputs, uris, strict=True)),
             (
                 "training rows",
-                f"{rows['train']:,}, {rows['truncated']:,} of them truncated; {rows['without_answer']:,} more omitted",
+                f"{rows['train']:,}, {rows['truncated']:,} of them truncated: {rows['cut_tokens']:,} tokens, "
+                f"{rows['cut_share']:.1%} of all, were cut off; {rows['without_answer']:,} more omitted",
             ),
             ("rows seen", f"{summary['rows_seen']:,}, {summary['rows_seen'] / max(rows['train'], 1):.2f} epochs"),
             ("tokens seen", f"{summary['tokens']:,}"),

@@ -29,10 +29,10 @@ Example = dict[str, Any]
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """The examples of a row, and whether tokens were cut off. A row without a token to learn has no examples."""
+    """The examples of a row, and the number of tokens cut off. A row without a token to learn has no examples."""
 
     examples: list[Example]
-    truncated: bool
+    cut_tokens: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _encode_conversation(tokenizer: PreTrainedTokenizerBase, row: Row, max_lengt
             pairs = zip(part.input_ids, part.answer_mask, strict=True)
             labels = [token if is_answer else IGNORED_LABEL for token, is_answer in pairs]
             examples.append({"input_ids": part.input_ids, "labels": labels, "length": len(labels)})
-    return EncodedRow(examples, any(part.cut_tokens for part in parts))
+    return EncodedRow(examples, sum(part.cut_tokens for part in parts))
 
 
 def _encode_text(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) -> EncodedRow:
@@ -137,7 +137,7 @@ def _encode_text(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) 
     ids = chat_templates.encode_text(tokenizer, row["text"])
     # A piece starts with the last token of the previous piece as context, so each token is learned once.
     pieces = [ids[start : start + max_length] for start in range(0, len(ids) - 1, max_length - 1)]
-    return EncodedRow([{"input_ids": piece, "labels": piece, "length": len(piece)} for piece in pieces], False)
+    return EncodedRow([{"input_ids": piece, "labels": piece, "length": len(piece)} for piece in pieces], 0)
 
 
 def _encode_answers(
@@ -150,11 +150,11 @@ def _encode_answers(
     prompt_ids = encoded[0].prompt_ids
     max_answer = max(max_length - len(prompt_ids), 0)
     answers = [completion.answer_ids[:max_answer] for completion in encoded]
-    truncated = any(len(completion.answer_ids) > max_answer for completion in encoded)
+    cut_tokens = sum(max(len(completion.answer_ids) - max_answer, 0) for completion in encoded)
     has_equal_answers = len({tuple(answer) for answer in answers}) < len(answers)
     has_other_prompt = any(completion.prompt_ids != prompt_ids for completion in encoded)
     if not all(answers) or has_equal_answers or has_other_prompt:
-        return EncodedRow([], truncated)
+        return EncodedRow([], cut_tokens)
     example: Example = {
         "prompt_ids": prompt_ids,
         **{f"{column}_ids": answer for column, answer in zip(columns, answers, strict=True)},
@@ -162,7 +162,7 @@ def _encode_answers(
     }
     if "label" in row:
         example["label"] = bool(row["label"])
-    return EncodedRow([example], truncated)
+    return EncodedRow([example], cut_tokens)
 
 
 def _keep_row(row: Row) -> Iterable[Row]:

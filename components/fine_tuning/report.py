@@ -68,7 +68,8 @@ def render_report(
     sentences = [
         f"Trained on {summary['learned']} of {seen:,} of {rows['train']:,} training rows, "
         f"{summary['rows_seen'] / max(rows['train'], 1):.2f} epochs; "
-        f"{rows['truncated']:,} rows were truncated at {config.max_length} tokens. {rows['without_answer']:,} other "
+        f"{rows['truncated']:,} rows were truncated at {config.max_length} tokens: {rows['cut_tokens']:,} tokens, "
+        f"{rows['cut_share']:.1%} of all, were cut off. {rows['without_answer']:,} other "
         "rows were left out, because they have no token to learn within that length."
     ]
     if config.packing:

@@ -26,6 +26,7 @@ class RowCounts:
         rows: Encoded rows.
         examples: Examples of these rows.
         truncated: Rows whose tokens were cut off, and that still have examples.
+        cut_tokens: Tokens cut off from these rows.
         without_answer: Rows without a token to learn, which have no examples.
         tokens: Tokens of all examples, without padding.
         learned: Tokens that the loss covers.
@@ -34,9 +35,15 @@ class RowCounts:
     rows: int = 0
     examples: int = 0
     truncated: int = 0
+    cut_tokens: int = 0
     without_answer: int = 0
     tokens: int = 0
     learned: int = 0
+
+    @property
+    def cut_share(self) -> float:
+        """Share of the tokens of the rows with examples that was cut off."""
+        return self.cut_tokens / max(self.tokens + self.cut_tokens, 1)
 
 
 def read_rows(path: Path, mapping: RowMapping, limit: int | None = None) -> Iterator[Row]:
@@ -87,7 +94,8 @@ def encode_rows(
     for row in rows:
         encoded = objective.encode(tokenizer, row, max_length)
         counts.rows += 1
-        counts.truncated += encoded.truncated and bool(encoded.examples)
+        counts.truncated += bool(encoded.cut_tokens and encoded.examples)
+        counts.cut_tokens += encoded.cut_tokens if encoded.examples else 0
         counts.without_answer += not encoded.examples
         for example in encoded.examples:
             counts.examples += 1

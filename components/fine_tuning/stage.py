@@ -310,7 +310,10 @@ def tokenize(
             hint="Increase fine_tuning.max_length.",
         )
     if counts.truncated:
-        reporter.note(f"{counts.truncated} training rows are longer than {config.max_length} tokens and were truncated")
+        reporter.note(
+            f"{counts.truncated} training rows are longer than {config.max_length} tokens and were truncated: "
+            f"{counts.cut_tokens:,} tokens, {counts.cut_share:.1%} of all, were cut off"
+        )
     rows, batched_rows = counts.rows - counts.without_answer, len(splits.train.lengths)
     seen = training_plan.count_rows_seen(
         rows, batched_rows, training_plan.plan_steps(batched_rows, config).total, config

@@ -65,7 +65,7 @@ class TokenizedSplit:
         """Return the counts of a training split for the model's manifest.
 
         Returns:
-            "rows" (an object with "train", "truncated" and "without_answer"), "examples", and per epoch
+            "rows" (an object with "train", "truncated", "cut_tokens", "cut_share" and "without_answer"), "examples", and per epoch
             "tokens_a_pass" and "learned_tokens_a_pass".
         """
         counts = self.counts
@@ -73,6 +73,8 @@ class TokenizedSplit:
             "rows": {
                 "train": counts.rows - counts.without_answer,
                 "truncated": counts.truncated,
+                "cut_tokens": counts.cut_tokens,
+                "cut_share": counts.cut_share,
                 "without_answer": counts.without_answer,
             },
             "examples": len(self.lengths),

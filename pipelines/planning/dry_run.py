@@ -421,7 +421,8 @@ def _list_limits(survey: RunSurvey) -> list[str]:
     if tokens.counts.truncated:
         warnings.append(
             f"{tokens.counts.truncated / tokens.counts.rows:.1%} of the training rows are truncated at "
-            f"{survey.recipe.max_length} tokens. Set fine_tuning.max_length to train on the rest"
+            f"{survey.recipe.max_length} tokens, which cuts off {tokens.counts.cut_share:.1%} of all tokens. "
+            "Set fine_tuning.max_length to train on the rest"
         )
     if left_out := round(tokens.counts.without_answer * tokens.rows_per_sampled_row):
         warnings.append(

@@ -230,6 +230,12 @@ def test_long_rows_are_truncated_at_the_end_and_counted(
     limit = sorted(lengths)[4]
     truncated = tokenize(datasets[objective], tokenizer, tmp_path, recipe(objective=objective, max_length=limit)).train
     assert truncated.counts.truncated == sum(length > limit for length in lengths) > 0
+    sequences = [sequence for row in complete.dataset for sequence in list_sequences(row)]
+    cut_tokens = sum(max(len(sequence) - limit, 0) for sequence in sequences)
+    assert (complete.counts.cut_tokens, complete.counts.cut_share) == (0, 0)
+    assert truncated.counts.cut_tokens == cut_tokens
+    assert truncated.counts.tokens + cut_tokens == complete.counts.tokens
+    assert truncated.counts.cut_share == cut_tokens / complete.counts.tokens
     assert truncated.counts.examples == 9
     for before, after in zip(complete.dataset, truncated.dataset, strict=True):
         assert list_sequences(after) == [sequence[:limit] for sequence in list_sequences(before)]
@@ -256,7 +262,7 @@ def test_rows_with_truncated_answers_are_dropped_and_counted(
         0,
         0,
     )
-    assert (train.lengths, train.row_ids(range(0))) == ([], [])
+    assert (train.lengths, train.row_ids(range(0)), counts.cut_tokens) == ([], [], 0)
 
 
 def test_rows_without_an_answer_are_dropped(tokenizer: Any, tmp_path: Path) -> None:
