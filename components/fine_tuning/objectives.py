@@ -143,17 +143,21 @@ def _encode_text(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) 
 def _encode_answers(
     tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int, columns: Sequence[str]
 ) -> EncodedRow:
-    """Encode a prompt with one or two answers, each cut to fit max_length; no example for empty or equal answers."""
+    """Encode a prompt with one or two answers, each cut to fit max_length; no example for empty or equal answers.
+
+    The answers begin where a token differs from the common prompt: a thinking block can be part of one answer only.
+    """
     encoded = [
         chat_templates.encode_completion(tokenizer, row["prompt"], row[column], _parse_tools(row)) for column in columns
     ]
-    prompt_ids = encoded[0].prompt_ids
-    max_answer = max(max_length - len(prompt_ids), 0)
-    answers = [completion.answer_ids[:max_answer] for completion in encoded]
-    cut_tokens = sum(max(len(completion.answer_ids) - max_answer, 0) for completion in encoded)
+    prompts = [completion.prompt_ids for completion in encoded]
+    common = next((i for i, ids in enumerate(zip(*prompts, strict=False)) if len(set(ids)) > 1), min(map(len, prompts)))
+    prompt_ids = prompts[0][:common]
+    sequences = [[*completion.prompt_ids, *completion.answer_ids] for completion in encoded]
+    answers = [sequence[common:max_length] for sequence in sequences]
+    cut_tokens = sum(max(len(sequence) - max_length, 0) for sequence in sequences)
     has_equal_answers = len({tuple(answer) for answer in answers}) < len(answers)
-    has_other_prompt = any(completion.prompt_ids != prompt_ids for completion in encoded)
-    if not all(answers) or has_equal_answers or has_other_prompt:
+    if not all(answers) or has_equal_answers:
         return EncodedRow([], cut_tokens)
     example: Example = {
         "prompt_ids": prompt_ids,

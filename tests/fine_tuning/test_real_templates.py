@@ -1,4 +1,4 @@
-"""Learned tokens with the chat templates of published models, which TRL ships, and with TRL's training variants of them.
+"""Learned tokens with the chat templates of published models that TRL ships, and with its training variants of them.
 
 The expected tokens do not come from a rendered conversation: the prompt of each answer is rendered as a server does,
 and `FORMATS` states the text that the model writes after it.
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 import trl
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -21,6 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from components.common.models import chat_templates
 from components.common.runtime.errors import InputError
+from components.fine_tuning import objectives
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 SPECIAL_TOKEN = re.compile(r"<\|?[a-zA-Z_/][\w/ ]*\|?>|<\w*\|>|<｜[^｜]+｜>|\[gMASK\]|\[/?INST\]")
@@ -69,7 +72,7 @@ FORMATS = {
     **dict.fromkeys(("lfm2", "lfm2_v2", "lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl"), CHATML),
     **dict.fromkeys(("llama3", "llama3_1", "llama3_2"), LLAMA_3),
     "muse_glimmer": Format(" to=user<|message|>{answer}<|eot|>"),
-    **dict.fromkeys(("nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"), NEMOTRON_3),
+    **dict.fromkeys((f"nemotron_3_{name}" for name in ("5_lightning", "nano", "super", "ultra")), NEMOTRON_3),
     **dict.fromkeys(("phi3", "phi3_5"), PHI_3),
     **dict.fromkeys(("qwen2_5", "qwen2_5_vl", "qwen3_instruct_2507", "qwen3_vl"), CHATML),
     "qwen3": Format("<think>\n\n</think>\n\n{answer}<|im_end|>", THOUGHT + "<|im_end|>"),
@@ -168,6 +171,35 @@ def test_each_answer_is_learned_after_the_prompt_of_a_server(name: str) -> None:
             continue
         learned = list_learned(tokenizer, build_messages(system, answers))
         assert learned == list_expected(name, tokenizer, system, answers)
+
+
+PAIR = {
+    "prompt": [{"role": "user", "content": "What is 2 + 2?"}],
+    "chosen": [{"role": "assistant", "content": "Four, naïvely."}],
+    "rejected": [{"role": "assistant", "content": THOUGHT.format(thought="Hm.", answer="Five.")}],
+}
+PAIR_OF_TURNS = PAIR | {"prompt": [*PAIR["prompt"], *PAIR["chosen"], {"role": "user", "content": "六 🎉?"}]}
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if not name.endswith("_training")])
+def test_preference_tokens_are_those_of_trl_without_white_space_after_the_answers(name: str) -> None:
+    tokenizer = load_tokenizer(name)
+    for row in (PAIR, PAIR_OF_TURNS):
+        labelled: dict[str, Any] = {"prompt": row["prompt"], "completion": row["rejected"], "label": False}
+        for method, objective, given in (
+            ("DPO", objectives.OBJECTIVES["dpo"], row),
+            ("KTO", objectives.OBJECTIVES["kto"], labelled),
+        ):
+            arguments = getattr(trl, f"{method}Config")(bf16=False, report_to=[], max_length=None)
+            rows = datasets.Dataset.from_list([given])
+            prepare = getattr(trl, f"{method}Trainer")._prepare_dataset
+            (reference,) = prepare(SimpleNamespace(calculate_KL=False), rows, tokenizer, arguments, "train")
+            (example,) = objective.encode(tokenizer, given, 10_000).examples
+            assert example["prompt_ids"] == reference["prompt_ids"]
+            for answer in {"chosen_ids", "rejected_ids", "completion_ids"} & example.keys():
+                length = len(example[answer])
+                assert example[answer] == reference[answer][:length]
+                assert tokenizer.decode(reference[answer][length:]).strip() == ""
 
 
 @pytest.mark.parametrize("name", PARTS_ONLY)
