@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.models.model_shape import ModelShape
 from components.common.models.row_lengths import LENGTH_MULTIPLE, LENGTH_QUANTILE, find_covering_length
-from components.common.runtime.reporters import SilentReporter
 from components.fine_tuning import acceleration
 from components.fine_tuning.acceleration import TrainingDevice
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.objectives import Row
-from components.fine_tuning.row_encoding import RowCounts, encode_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -148,12 +146,13 @@ def get_context_length(config: FineTuningConfig, model_config: Any) -> int | Non
 
 
 def measure_lengths(rows: Iterable[Row], config: FineTuningConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens of each row that has an answer, without truncation; for answers to compare, the longer one."""
-    examples = encode_rows(
-        rows, config.objective_spec, tokenizer, max_length=2**31, counts=RowCounts(), reporter=SilentReporter()
-    )
-    return [
-        len(example.get("input_ids") or example["prompt_ids"])
-        + max((len(example.get(f"{name}_ids", ())) for name in ("chosen", "rejected", "completion")), default=0)
-        for example in examples
-    ]
+    """Return the tokens of each row that has an answer, without truncation; of several sequences, the longest."""
+    lengths = []
+    for row in rows:
+        sequences = [
+            len(example.get("input_ids") or example["prompt_ids"])
+            + max((len(example.get(f"{name}_ids", ())) for name in ("chosen", "rejected", "completion")), default=0)
+            for example in config.objective_spec.encode(tokenizer, row, 2**31).examples
+        ]
+        lengths += [max(sequences)] if sequences else []
+    return lengths

@@ -11,8 +11,10 @@ from components.common.models.model_shape import ModelShape
 from components.fine_tuning import training_plan
 from components.fine_tuning.acceleration import TrainingDevice
 from components.fine_tuning.config import FineTuningConfig
-from components.fine_tuning.recipe_defaults import CompletedRecipe, complete_recipe, has_open_settings
+from components.fine_tuning.recipe_defaults import CompletedRecipe, complete_recipe, has_open_settings, measure_lengths
+from tests.fine_tuning.builders import build_conversation
 from tests.fine_tuning.recipes import complete_recipe as recipe
+from tests.tiny import tiny_tokenizer
 
 GB = 10**9
 LLAMA_8B = ModelShape(
@@ -116,3 +118,12 @@ def test_rows_seen_count_whole_and_partial_epochs(settings: dict[str, Any], step
             "fine_tuning.max_steps 40 trains on 320 of 1,900 rows (0.17 epochs). "
             "Set fine_tuning.max_steps to null and epochs to at least 1 to train on all rows"
         )
+
+
+def test_row_of_several_examples_has_the_length_of_the_longest() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] + eos_token }}{% endfor %}"
+    rows = [build_conversation(str(i), *("What is it?", "None.") * i) for i in range(1, 4)]
+    whole = [len(tokenizer.apply_chat_template(row["messages"], tokenize=True)["input_ids"]) for row in rows]
+    rows.append(build_conversation("unanswered", "What is it?"))
+    assert measure_lengths(rows, FineTuningConfig(), tokenizer) == whole
