@@ -1,7 +1,8 @@
 """Lineage of a registered model: from the version and its package back to the dataset's revision and the raw files.
 
 The version's tags record the digests of its inputs. The trace verifies that each input is intact and records the same
-digests. It continues after a broken link, so that one run reports all problems.
+digests. It continues after a broken link, so that one run reports all problems. If the base model is a tuned model, the
+trace continues with the inputs of that model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,7 @@ from components.data_curation.stage import find_sources_by_name
 from components.data_versioning import stage as versioning
 from components.data_versioning.config import DataVersioningConfig
 from components.model_registry.promotion import CHAMPION
-from components.model_registry.stage import RegisteredModel, get_registered
+from components.model_registry.stage import RegisteredModel, find_by_digest, get_registered
 from components.triton_packaging.stage import read_lineage
 from pipelines.steps.curation_inputs import DEMO_SOURCE, demo_dataset_path
 
@@ -68,7 +70,12 @@ class MissingArtifactError(TunelineError):
 
 @dataclass
 class Link:
-    """A link of the chain, such as the dataset. `inputs` are the digests of the links that it was built from."""
+    """A link of the chain, such as the dataset.
+
+    Attributes:
+        inputs: digests of the links that it was built from.
+        parent: parent in the printed tree. Default: the preceding link of the kind in PARENT_KINDS.
+    """
 
     kind: str
     sha256: str
@@ -77,6 +84,7 @@ class Link:
     status: str = INTACT
     detail: str = ""
     hint: str = ""
+    parent: Link | None = None
 
     @property
     def title(self) -> str:
@@ -141,6 +149,13 @@ class _TraceContext:
         """Return the digests of these kinds in the version's tags."""
         return {kind: self.get_tag(f"{kind}_sha256") for kind in kinds if self.get_tag(f"{kind}_sha256")}
 
+    def describe_parent(self, manifest: Manifest) -> _TraceContext:
+        """Return the context of a model that this version was tuned from, with the model's inputs instead of tags."""
+        values = [(f"tuneline.{one.kind}", one) for one in manifest.inputs]
+        tags = {f"{name}_sha256": one.content_sha256 for name, one in values}
+        tags |= {f"{name}_uri": one.uri for name, one in values}
+        return replace(self, version=self.version.model_copy(update={"tags": tags}))
+
 
 def trace(reference: str, workdir: Workdir, config: DataVersioningConfig, reporter: Reporter) -> Lineage:
     """Trace NAME@ALIAS, NAME@3, NAME/3 or NAME (its champion), and verify every digest.
@@ -161,21 +176,13 @@ def trace(reference: str, workdir: Workdir, config: DataVersioningConfig, report
         uri = f"models:/{version.name}/{version.version}"
         root = Link("version", hashing.digest([version.name, version.version, digests]), uri)
         root.inputs = [link.sha256 for link in outputs]
-        base = Link("base_model", context.get_tag("base_model_sha256"), context.get_tag("base_model_uri"))
-        reporter.step("checking the base model")
-        with _recording_failure(base):  # checked only if no download or conversion is needed
-            is_missing = ":" not in base.uri and not Path(base.uri).exists()
-            local = None if is_missing else model_loading.find_local_base_model(base.uri)
-            if local is None:
-                base.status, base.detail = UNCHECKED, f"{base.uri or 'the base model'} is not on this machine"
-            elif local.sha256 != base.sha256:
-                raise _mismatch_error(f"the files of {base.uri}", "base_model", local.sha256, base.sha256)
+        base = _check_base(context)
         reporter.step("checking the version")
         with _recording_failure(root):
             logged = version.read_logged_sha256()
             if logged != version.model_sha256:
                 raise _mismatch_error("the version's files in MLflow", "model", logged, version.model_sha256)
-        chain = [root, *outputs, base, *_check_data(context)]
+        chain = [root, *outputs, base, *_check_data(context), *_trace_ancestors(context, base)]
     return Lineage(version.name, version.version, None if alias_or_number.isdecimal() else alias_or_number, chain)
 
 
@@ -217,7 +224,7 @@ def _translate_error(error: TunelineError | OSError) -> TunelineError:
 
 def _check_outputs(context: _TraceContext) -> list[Link]:
     """Check the Triton repository if the version has one, the evaluation and the model."""
-    version, folder, links = context.version, context.scratch / "model", []
+    version, links = context.version, []
     if context.get_tag("repository_sha256"):
         uris = [context.get_tag("repository_store_uri")]
         link, package = _check_artifact(context, "repository", uris, ("model", "base_model"))
@@ -244,19 +251,84 @@ def _check_outputs(context: _TraceContext) -> list[Link]:
                 )
     link.detail = link.detail or f"verdict: {tagged}"
 
-    def fetch_from_mlflow() -> tuple[Artifact, str]:
-        context.reporter.step("fetching the model from MLflow")
-        uri = f"models:/{version.name}/{version.version}"
-        try:
-            return version.fetch(folder), uri
-        except ArtifactDamagedError as error:
-            raise LineageError(
-                error.message.replace(f"{folder}.part", uri),
-                hint="Restore the model's folder in MLflow's artifact store from a backup.",
-            ) from None
-
     uris, inputs = [context.get_tag("store_uri")], ("dataset", "base_model")
-    return [*links, _check_artifact(context, "model", uris, inputs, fetch_from_mlflow)[0]]
+    fetch = partial(_fetch_from_mlflow, context, version)
+    return [*links, _check_artifact(context, "model", uris, inputs, fetch)[0]]
+
+
+def _fetch_from_mlflow(context: _TraceContext, version: RegisteredModel | None) -> tuple[Artifact, str]:
+    """Fetch the model of a version, and return it with its URI."""
+    if version is None:
+        raise MissingArtifactError("no version is registered with its digest", hint=RESTORE_HINT)
+    context.reporter.step("fetching the model from MLflow")
+    uri, folder = f"models:/{version.name}/{version.version}", context.scratch / version.model_sha256
+    try:
+        return version.fetch(folder), uri
+    except ArtifactDamagedError as error:
+        raise LineageError(
+            error.message.replace(f"{folder}.part", uri),
+            hint="Restore the model's folder in MLflow's artifact store from a backup.",
+        ) from None
+
+
+def _check_base(context: _TraceContext) -> Link:
+    """Check the base model unless that requires a download, a conversion or a merge."""
+    context.reporter.step("checking the base model")
+    base, store = (
+        Link("base_model", context.get_tag("base_model_sha256"), context.get_tag("base_model_uri")),
+        context.workdir.store,
+    )
+    with _recording_failure(base):
+        is_stored = base.uri.startswith(artifact_store.STORE_PREFIX)
+        if is_stored and not artifact_store.has_artifact(store, base.uri.removeprefix(artifact_store.STORE_PREFIX)):
+            message = f"the base model was not found in {artifact_store.describe_store(store)}"
+            raise MissingArtifactError(message, hint=RESTORE_HINT)
+        is_missing = ":" not in base.uri and not Path(base.uri).exists()
+        local = None if is_missing else model_loading.find_local_base_model(base.uri)
+        if local is None:
+            base.status, base.detail = UNCHECKED, f"{base.uri or 'the base model'} is not on this machine"
+        elif local.sha256 != base.sha256:
+            raise _mismatch_error(f"the files of {base.uri}", "base_model", local.sha256, base.sha256)
+    return base
+
+
+def _trace_ancestors(context: _TraceContext, base: Link) -> list[Link]:
+    """Return the links of the inputs of a base model that is a tuned model, or into which an adapter was merged."""
+    manifest: Manifest | None = None
+    with _recording_failure(base):
+        manifest = _find_base_manifest(context, base)
+    if manifest is None:
+        return []
+    base.inputs = [one.content_sha256 for one in manifest.inputs]
+    parent, links = context.describe_parent(manifest), []
+    if merged := manifest.find_input("model"):
+        uris = [Path(merged.uri).as_uri()] if Path(merged.uri).is_absolute() else []
+
+        def fetch() -> tuple[Artifact, str]:
+            return _fetch_from_mlflow(context, find_by_digest(context.version.name, merged.content_sha256))
+
+        link, adapter = _check_artifact(parent, "model", uris, ("base_model",), fetch)
+        if adapter:
+            link.inputs = [one.content_sha256 for one in adapter.manifest.inputs]
+            parent = context.describe_parent(adapter.manifest)
+        link.parent, links = base, [link]
+    data = _check_data(parent) if parent.get_tag("dataset_sha256") else []
+    next_base = _check_base(parent)
+    if not links:
+        for link in (next_base, *data[:1]):
+            link.parent = base
+    return [*links, next_base, *data, *_trace_ancestors(parent, next_base)]
+
+
+def _find_base_manifest(context: _TraceContext, base: Link) -> Manifest | None:
+    """Return the manifest of a base model that was tuned from another; None for an original base model."""
+    folder = Path(base.uri)
+    if ":" not in base.uri and (folder / artifact_folder.MANIFEST_FILENAME).exists():
+        manifest: Manifest | None = artifact_folder.read_manifest(folder)
+    else:
+        manifest = artifact_store.read_manifest(context.workdir.store, base.sha256) if base.sha256 else None
+    is_tuned = manifest and manifest.content_sha256 == base.sha256 and manifest.find_input("base_model")
+    return manifest if is_tuned else None
 
 
 def _check_data(context: _TraceContext) -> list[Link]:
@@ -406,11 +478,13 @@ def print_tree(lineage: Lineage) -> None:
     version, *inputs = lineage.chain
     alias = f" @{lineage.alias}" if lineage.alias else ""
     title = f"{lineage.name} version {lineage.version}{alias}"
-    branches = {version.kind: Tree(_format_link(version, title))}
+    root = Tree(_format_link(version, title))
+    branches, by_kind = {id(version): root}, {version.kind: root}
     for link in inputs:  # the chain lists a link after the links that were built from it
-        branches[link.kind] = branches[PARENT_KINDS[link.kind]].add(_format_link(link))
+        parent = branches[id(link.parent)] if link.parent else by_kind[PARENT_KINDS[link.kind]]
+        branches[id(link)] = by_kind[link.kind] = parent.add(_format_link(link))
     width = None if sys.stdout.isatty() else UNWRAPPED_COLUMNS
-    Console(width=width, highlight=False).print(branches[version.kind])
+    Console(width=width, highlight=False).print(root)
 
 
 def _format_link(link: Link, name: str = "") -> Text:

@@ -697,3 +697,130 @@ def test_data_show_and_data_diff_print_the_documented_json(chain: Chain, run_com
     for comparison in compared["splits"].values():
         assert list(on_diff["splits"]["split"]) == list(comparison)
         assert list(on_diff["splits"]["split"]["examples"]) == list(comparison["examples"])
+
+
+@dataclass(frozen=True)
+class Successor:
+    """A DPO model, registered under `name`, whose base model is the SFT model `parent`."""
+
+    name: str
+    chain: Chain
+    parent: Artifact
+    pairs: Artifact
+    model: Artifact
+
+    def trace(self) -> Lineage:
+        return trace(f"{self.name}@champion", self.chain.work, self.chain.config.data_versioning, SilentReporter())
+
+
+@pytest.fixture(scope="module", params=["adapter", "merged"])
+def registered_successor(registered_chain: Chain, request: pytest.FixtureRequest) -> Successor:
+    """Tune the SFT model of the chain, or its merged weights, on preference pairs."""
+    chain, name = registered_chain, f"{NAME}-{request.param}"
+    work, draft, reporter = chain.work, chain.work.root.parent / "draft", SilentReporter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", work.tracking_uri)
+        patch.setenv("TUNELINE_WORKDIR", str(work.root))
+        patch.delenv("TUNELINE_STORE", raising=False)
+        parent, options = chain.model, {"seed": 1, "reporter": reporter}
+        if request.param == "merged":
+            recipe = chain.config.fine_tuning.model_copy(update={"merge": True, "max_steps": 1})
+            sft = finetune(chain.dataset, draft, recipe, state=work.state, **options)
+            parent = artifact_store.add_artifact(work.store, sft)
+        source = work.root.parent / "pairs.jsonl"
+        questions = [json.loads(line) for line in chain.raw.read_text().splitlines()]
+        pairs = [
+            {"prompt": row["instruction"], "chosen": row["output"], "rejected": "I do not know."} for row in questions
+        ]
+        source.write_text("".join(json.dumps(row) + "\n" for row in pairs))
+        curation = chain.config.data_curation.model_copy(update={"sources": [str(source)]})
+        dataset = artifact_store.add_artifact(
+            work.store, curate(list_sources(curation.sources, Path.cwd()), draft, curation, **options)
+        )
+        recipe = chain.config.fine_tuning.model_copy(
+            update={"base_model": f"store:{parent.sha256}", "objective": "dpo", "max_steps": 2}
+        )
+        model = artifact_store.add_artifact(work.store, finetune(dataset, draft, recipe, state=work.state, **options))
+        evaluation = artifact_store.add_artifact(
+            work.store,
+            evaluate(
+                model_loading.open_model_artifact(model), dataset, draft, chain.config.evaluation, incumbent=None,
+                state=work.state, **options,
+            ),
+        )  # fmt: skip
+        registry = chain.config.model_registry.model_copy(update={"name": name})
+        registration = register(model, evaluation, None, registry, reporter=reporter)
+        promote(name, registration.version, force=True, reason="the test", reporter=reporter)
+    return Successor(name, chain, parent, dataset, model)
+
+
+@pytest.fixture
+def successor(registered_successor: Successor, monkeypatch: pytest.MonkeyPatch) -> Successor:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", registered_successor.chain.work.tracking_uri)
+    monkeypatch.setenv("TUNELINE_WORKDIR", str(registered_successor.chain.work.root))
+    return registered_successor
+
+
+def test_lineage_of_a_dpo_model_leads_to_both_datasets_and_the_original_base(successor: Successor) -> None:
+    lineage, sft = successor.trace(), successor.chain
+    lineage.raise_if_broken()
+    assert [link.sha256 for link in lineage.get_links("dataset")] == [successor.pairs.sha256, sft.dataset.sha256]
+    assert [Path(link.uri).name for link in lineage.get_links("raw")] == ["pairs.jsonl", "raw.jsonl"]
+    digests = [link.sha256 for link in lineage.chain]
+    assert all(set(link.inputs) <= set(digests) for link in lineage.chain), "every input is a link of the chain"
+    dpo_base, original = lineage.get_links("base_model")
+    assert original.sha256 == model_loading.resolve_base_model(str(sft.work.root.parent / "tiny")).sha256
+    models = [link.sha256 for link in lineage.get_links("model")]
+    if successor.parent is sft.model:  # an adapter: it was merged into another base model
+        assert models == [successor.model.sha256, sft.model.sha256]
+        assert set(dpo_base.inputs) == {sft.model.sha256, original.sha256}
+        assert lineage.get_links("revision")[1].uri == sft.revision.uri
+    else:
+        assert models == [successor.model.sha256]
+        assert dpo_base.sha256 == successor.parent.sha256
+        assert set(dpo_base.inputs) == {sft.dataset.sha256, original.sha256}
+
+
+def test_tree_nests_the_sft_model_below_the_base_model(
+    successor: Successor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_tree(successor.trace())
+    found = [re.match(r"([│├└─\s]*)[✔?] ([a-z ]+?)  ", line) for line in capsys.readouterr().out.splitlines()[1:]]
+    tree = [(len(match[1]) // 4, match[2]) for match in found if match]
+    sft = [(0, "base model"), (0, "dataset"), (1, "revision"), (1, "raw")]
+    if successor.parent is successor.chain.model:
+        ancestors = [(3, "model"), *((depth + 4, title) for depth, title in sft)]
+    else:
+        ancestors = [(depth + 3, title) for depth, title in sft]
+    assert tree == [
+        (1, "evaluation"),
+        (1, "model"),
+        (2, "base model"),
+        *ancestors,
+        (2, "dataset"),
+        (3, "revision"),
+        (3, "raw"),
+    ]
+
+
+def test_missing_sft_model_is_reported(successor: Successor) -> None:
+    parent = successor.parent
+    with move_away(parent.path):
+        lineage = successor.trace()
+    if parent is successor.chain.model:  # registered as another model
+        [link] = lineage.broken_links
+        assert (link.kind, link.sha256, link.status) == ("model", parent.sha256, "missing")
+        assert "the model was not found in" in link.detail
+        assert len(lineage.get_links("base_model")) == 2, "the original base is recorded in the merged base model"
+    else:
+        [link] = lineage.broken_links
+        assert (link.kind, link.sha256, link.status) == ("base_model", parent.sha256, "missing")
+
+
+def test_missing_dataset_of_the_sft_model_is_reported(successor: Successor) -> None:
+    dataset = successor.chain.dataset
+    with move_away(dataset.path), move_away(successor.chain.work.root / "data-repository"):
+        lineage = successor.trace()
+    assert ("dataset", dataset.sha256, "missing") in {
+        (link.kind, link.sha256, link.status) for link in lineage.broken_links
+    }
