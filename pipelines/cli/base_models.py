@@ -32,7 +32,10 @@ def group() -> None:
 @models_app.command("import")
 def models_import(
     source: Annotated[
-        str, typer.Argument(help="hf://org/name@revision, a folder in the Hugging Face layout, or an embedded model.")
+        str,
+        typer.Argument(
+            help="hf://org/name@revision, a folder in the Hugging Face layout or of a tuned model, or an embedded model."
+        ),
     ],
     accept_license: Annotated[
         bool,
@@ -91,6 +94,6 @@ def _build_result(
         "files": len(offer.files),
         "bytes": offer.bytes,
         "left_out": offer.skipped_files,
-        "licence": manifest.summary["licence"] if manifest else unaccepted,
+        "licence": manifest.summary.get("licence", unaccepted) if manifest else unaccepted,
         "cached": cached,
     }

@@ -11,7 +11,7 @@ import pytest
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
-from components.common.models import adapter_merging, model_loading
+from components.common.models import adapter_merging, model_import, model_loading
 from components.common.models.model_loading import LoadableModel, LocalBaseModel
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError
 from components.common.runtime.reporters import SilentReporter
@@ -140,9 +140,33 @@ def test_dpo_starts_from_the_sft_model(trained: Trained, tmp_path: Path, kind: s
     assert difference <= 1e-4
 
 
+@pytest.mark.parametrize("kind", ["adapter", "merged"])
+def test_import_stores_the_artifact_and_its_base_model(trained: Trained, workdir: Workdir, kind: str) -> None:
+    parent: Artifact = getattr(trained, kind)
+    offer = model_import.inspect_source(str(parent.path), SilentReporter())
+    assert model_import.read_imported_manifest(offer, workdir) is None
+    imported, was_cached = model_import.import_model(offer, workdir, None, SilentReporter())
+    assert not was_cached
+    assert artifact_store.load_artifact(workdir.store, parent.sha256, "model").manifest == parent.manifest
+    if kind == "merged":
+        assert imported.sha256 == parent.sha256
+    else:
+        recorded = imported.manifest.find_input("model")
+        assert recorded == parent.as_input(f"store:{parent.sha256}")
+    assert model_loading.resolve_base_model(f"store:{imported.sha256}").path == imported.path
+    known = model_import.read_imported_manifest(offer, workdir)
+    assert known
+    assert known.content_sha256 == imported.sha256
+    assert model_import.import_model(offer, workdir, None, SilentReporter())[1]
+
+
 def test_virtual_tokens_are_refused_as_base_model(trained: Trained) -> None:
     source = str(trained.virtual_tokens.path)
-    for resolve in (model_loading.resolve_base_model, model_loading.load_outline):
+    for resolve in (
+        model_loading.resolve_base_model,
+        model_loading.load_outline,
+        lambda source: model_import.inspect_source(source, SilentReporter()),
+    ):
         with pytest.raises(
             ConfigurationError, match=r"the adapter of type PROMPT_TUNING in .* cannot be merged"
         ) as error:

@@ -2,6 +2,7 @@
 
 The digest of a model does not depend on its source, so the digests of a run do not either. The import consists of the
 files that match MODEL_FILE_PATTERN, the model card, the licence texts, and a record of the acceptance of the licence.
+The artifact of a tuned model is stored unchanged, and an adapter is also merged into its base model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store, liveness
 from components.common.workspace.artifact_store import Workdir
 
-STAGE = "models"  # part of the store's keys
+STAGE = model_loading.STORE_STAGE
 LICENCE, ACCEPTED = "licence", "accepted"
 Acceptance = dict[str, str]  # {"by": person, "at": time}
 PROGRESS_INTERVAL_SECONDS = 1.0
@@ -41,6 +42,7 @@ class SourceContent:
         skipped_files: names of the files that are not imported.
         folder: folder of the files on this machine; None for a model on the hub.
         expected_digests: SHA-256 by file name, as listed by the hub for large files.
+        tuned: artifact of a tuned model; None for other models.
     """
 
     source: str
@@ -49,6 +51,7 @@ class SourceContent:
     skipped_files: list[str]
     folder: Path | None
     expected_digests: Mapping[str, str] = field(default_factory=dict)
+    tuned: Artifact | None = None
 
     @property
     def bytes(self) -> int:
@@ -66,7 +69,9 @@ def inspect_source(source: str, reporter: Reporter) -> SourceContent:
     """Return the content of a source. For an hf:// model, only the list of files is fetched.
 
     Raises:
-        ConfigurationError: the source is invalid or not available, or lacks config.json or safetensors weights.
+        ConfigurationError: the source is invalid or not available, lacks config.json or safetensors weights, or is an
+            adapter that cannot be merged.
+        ArtifactDamagedError: a file of a tuned model has changed.
         UsageError: the source is in the artifact store.
     """
     reporter.step(f"inspecting {source}")
@@ -74,6 +79,13 @@ def inspect_source(source: str, reporter: Reporter) -> SourceContent:
         raise UsageError(
             f"{source} is already in the artifact store",
             hint=f"Use the model with --set fine_tuning.base_model={source}",
+        )
+    if tuned := model_loading.find_tuned_model(source):
+        if model_loading.is_adapter(tuned):
+            model_loading.check_mergeable(tuned, source)
+        sizes = {file.path: file.bytes for file in tuned.manifest.files}
+        return SourceContent(
+            str(tuned.path.absolute()), licences.read_model_card(tuned.path), sizes, [], tuned.path, tuned=tuned
         )
     folder: Path | None = None
     expected_digests: dict[str, str] = {}
@@ -114,7 +126,13 @@ def read_imported_manifest(offer: SourceContent, work: Workdir) -> Manifest | No
 
     Does not fetch or verify the files.
     """
-    sha256 = artifact_store.find_by_key(work.store, STAGE, offer.key)
+    sha256: str | None
+    if not offer.tuned:
+        sha256 = artifact_store.find_by_key(work.store, STAGE, offer.key)
+    elif model_loading.is_adapter(offer.tuned):
+        sha256 = model_loading.find_merged_base(offer.tuned.manifest)
+    else:
+        sha256 = offer.tuned.sha256
     return artifact_store.read_manifest(work.store, sha256) if sha256 else None
 
 
@@ -149,7 +167,11 @@ def import_model(
         ArtifactDamagedError: a file that was imported before has changed, or a downloaded file has another digest.
         ConfigurationError: the model cannot be downloaded, or its config.json is invalid.
         UsageError: the licence requires acceptance.
+        TrainingError: the merged model differs from the base model with its adapter.
     """
+    if offer.tuned:
+        was_imported = read_imported_manifest(offer, work) is not None
+        return _import_tuned_model(offer.tuned, work, reporter), was_imported
     key, state = offer.key, work.state / STAGE / offer.key
     sha256 = artifact_store.find_by_key(work.store, STAGE, key)
     known = artifact_store.load_artifact(work.store, sha256, "base_model") if sha256 else None
@@ -192,6 +214,17 @@ def import_model(
     artifact, _ = artifact_store.get_or_build(work.store, STAGE, key, build, reporter)
     shutil.rmtree(state, ignore_errors=True)
     return artifact, False
+
+
+def _import_tuned_model(tuned: Artifact, work: Workdir, reporter: Reporter) -> Artifact:
+    """Copy the artifact of a tuned model to the store, and return the base model that it is or is merged into."""
+    if not artifact_store.has_artifact(work.store, tuned.sha256):
+        reporter.step("adding the files to the store")
+        with artifact_store.job_folder(work.store) as own:
+            copy = shutil.copytree(tuned.path, own / tuned.sha256)
+            artifact_store.add_artifact(work.store, artifact_folder.read(copy, "model"), reporter)
+    base = model_loading.resolve_base_model(f"{artifact_store.STORE_PREFIX}{tuned.sha256}", reporter)
+    return artifact_store.load_artifact(work.store, base.sha256)
 
 
 def _list_file_names(artifact: Artifact) -> list[str]:

@@ -151,9 +151,9 @@ def load_outline(source: str) -> ModelOutline:
         ArtifactDamagedError: a file has changed.
         EngineMissingError: the embedded model is not installed.
     """
-    tuned = _find_tuned_model(source)
-    if tuned and _is_adapter(tuned) and not _find_merged_base(tuned.manifest):  # a run merges the adapter
-        _check_mergeable(tuned, source)
+    tuned = find_tuned_model(source)
+    if tuned and is_adapter(tuned) and not find_merged_base(tuned.manifest):  # a run merges the adapter
+        check_mergeable(tuned, source)
         return ModelOutline(load_outline(_get_base_input(tuned).uri).config, load_tokenizer(tuned.path), None)
     is_stored = source.startswith(artifact_store.STORE_PREFIX)
     base = resolve_base_model(source) if is_stored or tuned else find_local_base_model(source)
@@ -222,7 +222,7 @@ def resolve_base_model(
         EngineMissingError: the embedded model is not installed.
         TrainingError: the merged model differs from the base model with its adapter.
     """
-    if tuned := _find_tuned_model(source):
+    if tuned := find_tuned_model(source):
         base = _resolve_tuned_model(tuned, source, reporter or SilentReporter())
     elif source.startswith("embedded:"):
         folder = _get_conversion_folder(source)
@@ -255,8 +255,13 @@ def resolve_base_model(
     return base
 
 
-def _find_tuned_model(source: str) -> Artifact | None:
-    """Return the artifact of a tuned model, with every digest verified; None for other sources."""
+def find_tuned_model(source: str) -> Artifact | None:
+    """Return the artifact of a tuned model, with every digest verified; None for other sources.
+
+    Raises:
+        ConfigurationError: the digest in a store:<sha256> source is invalid.
+        ArtifactDamagedError: a file is missing or has changed.
+    """
     if source.startswith(artifact_store.STORE_PREFIX):
         sha256, store = _parse_store_digest(source), Workdir.from_environment().store
         manifest = artifact_store.read_manifest(store, sha256)
@@ -270,16 +275,17 @@ def _has_model_manifest(folder: Path) -> bool:
     return has_manifest and artifact_folder.read_manifest(folder).kind == "model"
 
 
-def _is_adapter(tuned: Artifact) -> bool:
+def is_adapter(tuned: Artifact) -> bool:
+    """Return whether a tuned model is an adapter, rather than full weights."""
     return (tuned.path / ADAPTER_CONFIG).exists()
 
 
 def _resolve_tuned_model(tuned: Artifact, source: str, reporter: Reporter) -> LocalBaseModel:
     """Return full weights as a base model, or the base model in the store into which the adapter is merged."""
-    if not _is_adapter(tuned):
+    if not is_adapter(tuned):
         weight_integrity.check_weight_files(tuned.path, {file.path for file in tuned.manifest.files}, source)
         return LocalBaseModel(tuned.path, tuned.sha256, source)
-    _check_mergeable(tuned, source)
+    check_mergeable(tuned, source)
     key, store = _compute_merge_key(tuned.manifest), Workdir.from_environment().store
     merged, _ = artifact_store.get_or_build(
         store, STORE_STAGE, key, lambda folder: _merge_adapter(tuned, source, folder, key, reporter), reporter
@@ -293,12 +299,12 @@ def _compute_merge_key(manifest: Manifest) -> str:
     return hashing.digest([manifest.content_sha256, inputs, adapter_merging.VERSION])
 
 
-def _find_merged_base(manifest: Manifest) -> str | None:
+def find_merged_base(manifest: Manifest) -> str | None:
     """Return the digest of the base model into which the adapter of this manifest was merged earlier."""
     return artifact_store.find_by_key(Workdir.from_environment().store, STORE_STAGE, _compute_merge_key(manifest))
 
 
-def _check_mergeable(tuned: Artifact, source: str) -> None:
+def check_mergeable(tuned: Artifact, source: str) -> None:
     """Raise ConfigurationError if the adapter cannot be merged into weights."""
     peft_type = str(json.loads((tuned.path / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("peft_type"))
     adaptation = find_adaptation(peft_type)
@@ -374,7 +380,7 @@ def find_local_base_model(source: str) -> LocalBaseModel | None:
     if source.startswith(("embedded:", artifact_store.STORE_PREFIX)) and not is_converted_or_stored:
         return None
     if folder and _has_model_manifest(folder) and (folder / ADAPTER_CONFIG).exists():
-        merged = _find_merged_base(artifact_folder.read_manifest(folder))
+        merged = find_merged_base(artifact_folder.read_manifest(folder))
         return find_local_base_model(f"{artifact_store.STORE_PREFIX}{merged}") if merged else None
     return resolve_base_model(source)
 
