@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from components.common.launch import launcher_settings
 from components.common.runtime.errors import EXIT_REFUSED
-from components.common.workspace.artifact_store import Workdir
+from components.common.workspace.artifact_store import STORE_PREFIX, Workdir
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
-    ConfigOption,
     FailOnRefusalOption,
     JsonOption,
     LauncherOption,
@@ -22,17 +22,31 @@ from pipelines.cli.application import (
     TrackingUriOption,
     WorkdirOption,
     app,
-    load_config,
     load_launcher,
     open_workdir,
     print_result,
 )
 
+if TYPE_CHECKING:
+    from components.common.launch.launcher_settings import LauncherSettings
+    from components.common.runtime.reporters import Reporter
+    from pipelines.config.customization_chain import ChainedCustomization
+    from pipelines.config.customization_config import Customization
+
 
 @app.command()
 def run(
-    config: ConfigOption = None,
-    sets: SetOption = [],  # noqa: B006 - typer never modifies it
+    configs: Annotated[
+        list[Path],
+        typer.Option(
+            "-c",
+            "--config",
+            readable=False,
+            help="customization.yaml. Default: the demo's configuration. Repeatable: each run tunes the model of the run "
+            "before, unless its file sets fine_tuning.base_model.",
+        ),
+    ] = [],  # noqa: B006 - typer never modifies it
+    sets: SetOption = [],  # noqa: B006
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     tracking_uri: TrackingUriOption = "",
     platform: PlatformOption = None,
@@ -46,30 +60,89 @@ def run(
 ) -> int:
     """Run the whole pipeline on this machine: curate, version, fine-tune, evaluate, package, register, promote.
 
-    Without a configuration file and without data_curation.sources, run the demo with its own small settings.
+    Without a configuration file and without data_curation.sources, run the demo with its own small settings. Several
+    configurations are all checked first; they run in sequence until the gate refuses a model.
     """
-    customization, settings = load_config(config, sets, or_demo=True), load_launcher(platform, launcher)
-    from components.fine_tuning import acceleration
-    from pipelines.config.customization_config import check_consistency
+    from pipelines.config.customization_chain import load_chain
 
-    check_consistency(customization)
+    chain, settings = load_chain(configs, sets), load_launcher(platform, launcher)
+    from components.fine_tuning import acceleration
+
     if settings.entry.uses_this_machine:  # torch is imported only for recipes with requirements
-        for recipe in filter(acceleration.has_machine_requirements, customization.fine_tuning.recipes.values()):
+        recipes = [recipe for link in chain for recipe in link.customization.fine_tuning.recipes.values()]
+        for recipe in filter(acceleration.has_machine_requirements, recipes):
             acceleration.check_machine(recipe)
     if dry_run:
         os.environ.update(launcher_settings.to_environment(settings), TOKENIZERS_PARALLELISM="false")
         from pipelines.planning.dry_run import estimate_run, format_estimate
 
         with open_workdir("dry run", as_json, workdir, tracking_uri) as (reporter, work):
-            estimate = estimate_run(customization, work, reporter)
-        print_result(estimate, as_json, lambda: format_estimate(estimate))
+            results = [estimate_run(link.customization, work, reporter) for link in chain]
+        _print_results(results, configs, as_json, format_estimate)
         return 0
-    from pipelines.runs import local_runner, run_summary
+    from pipelines.runs import run_summary
 
-    work = Workdir(workdir.absolute())
-    result = local_runner.run(customization, work, quiet=as_json, tracking_uri=tracking_uri or None, launcher=settings)
-    print_result(result, as_json, run_summary.format_run(result))
-    return EXIT_REFUSED if fail_on_refusal and result["verdict"] == "refused" else 0
+    if len(chain) > 1:
+        with open_workdir("checks", as_json, workdir) as (reporter, work):
+            for link in chain[1:]:
+                _check_inputs(link.customization, work, reporter)
+    results = _run_chain(chain, Workdir(workdir.absolute()), as_json, tracking_uri, settings)
+    _print_results(results, configs, as_json, run_summary.format_run)
+    return EXIT_REFUSED if fail_on_refusal and results[-1]["verdict"] == "refused" else 0
+
+
+def _check_inputs(customization: Customization, work: Workdir, reporter: Reporter) -> None:
+    """Check the sources and evaluation tasks of a later run, which it would check only after the first training."""
+    from components.common.models import model_loading
+    from pipelines.steps import curation_inputs, input_resolution
+
+    def load_base() -> tuple[Any, Any]:
+        outline = model_loading.load_outline(customization.fine_tuning.base_model)
+        return outline.tokenizer, outline.config
+
+    curation_inputs.list_inputs(customization, work, reporter)
+    input_resolution.check_evaluation_tasks(customization, load_base, reporter)
+
+
+def _run_chain(
+    chain: Sequence[ChainedCustomization], work: Workdir, as_json: bool, tracking_uri: str, settings: LauncherSettings
+) -> list[dict[str, Any]]:
+    """Run the customizations in sequence until a gate refuses a model, and return the results of the runs."""
+    from pipelines.config.customization_chain import replace_base_model
+    from pipelines.runs import local_runner
+
+    results: list[dict[str, Any]] = []
+    for link in chain:
+        customization = link.customization
+        if link.tunes_previous:
+            model = Path(results[-1]["artifacts"]["model"])
+            customization = replace_base_model(customization, f"{STORE_PREFIX}{model.name}")
+        results.append(
+            local_runner.run(customization, work, quiet=as_json, tracking_uri=tracking_uri or None, launcher=settings)
+        )
+        if results[-1]["verdict"] == "refused":
+            break
+    return results
+
+
+def _print_results(
+    results: list[dict[str, Any]],
+    configs: Sequence[Path],
+    as_json: bool,
+    format_result: Callable[[dict[str, Any]], list[str]],
+) -> None:
+    """Print the result of a run or an estimate. For a chain, the object is the last result, with all in `chain`."""
+    if len(configs) < 2:
+        print_result(results[-1], as_json, lambda: format_result(results[-1]))
+        return
+    lines = [
+        line
+        for path, result in zip(configs, results, strict=False)
+        for line in [f"# {path}", *format_result(result), ""]
+    ]
+    remaining = [str(path) for path in configs[len(results) :]]
+    notes = [f"not run, because the gate refused the model: {', '.join(remaining)}"] if remaining else []
+    print_result({**results[-1], "chain": results}, as_json, [*lines[:-1], *notes])
 
 
 @app.command()

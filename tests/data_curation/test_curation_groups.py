@@ -90,7 +90,7 @@ def test_groups_split_by_earlier_revisions_are_counted(write_rows, curate_after,
     third, notes = curate_after(write_rows(rows), "v3", first, group_by="customer", published="ignore")
     splits = collect_splits(third, read_rows, lambda row: json.loads(row["meta"])["customer"])
     assert all(len(names) == 1 for names in splits.values())
-    assert notes == []
+    assert not [note for note in notes if "group" in note or "revision" in note]
 
 
 def test_published_row_is_kept_over_a_similar_new_row(

@@ -52,12 +52,20 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "archive").mkdir()
     with gzip.open(folder / "archive" / "old.csv.gz", "wt", newline="") as file:
         csv.writer(file).writerows([["prompt", "completion"], ["Who keeps the archive?", "The archivist keeps it."]])
+    with (folder / "pairs.jsonl").open("w") as file:
+        for verb, noun in QUESTION_WORDS:
+            row = {"prompt": f"May I {verb} a {noun}?", "chosen": f"Yes, {verb} the {noun}.", "rejected": "No."}
+            file.write(json.dumps(row) + "\n")
     tiny_model(folder / "my-llama")
     settings = {
         "data_curation": {"sources": [str(folder / "raw.jsonl")]},
         "fine_tuning": {"base_model": str(folder / "my-llama"), "max_steps": 2},
     }
     (folder / "customization.yaml").write_text(json.dumps({**settings, "evaluation": {"generations": 0}}))
+    (folder / "sft.yaml").write_text(json.dumps({**settings, "evaluation": {"generations": 0}}))
+    preferences = {"fine_tuning": {"objective": "dpo", "max_steps": 2}, "model_registry": {"name": "preferred"}}
+    sources = {"data_curation": {"sources": [str(folder / "pairs.jsonl")]}}
+    (folder / "dpo.yaml").write_text(json.dumps({**sources, **preferences, "evaluation": {"generations": 0}}))
     (folder / "platform.yaml").write_text("volume: {claim: tuneline}\n")
     shutil.copy(ROOT / "docs" / "examples" / "ci.sh", folder / "ci.sh")
     _write_programs(folder / "bin")

@@ -1161,7 +1161,9 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
     "the package refers to …, which is missing or has changed: …": ("artifact_damaged", 1),
     "the package cannot be published: …": ("engine_missing", 1),
 }
-MODEL_ERRORS = {  # the tests are in tests/common/test_weight_integrity.py and test_tokenization_check.py
+# The tests are in tests/common/test_weight_integrity.py and test_tokenization_check.py,
+# tests/fine_tuning/test_chaining.py and tests/pipelines/test_customization_chain.py.
+MODEL_ERRORS = {
     "fine_tuning.base_model: … of … has … bytes; expected at most …": ("configuration", 2),
     "fine_tuning.base_model: the chat template of … takes more than 30 seconds for short conversations": (
         "configuration",
@@ -1187,6 +1189,7 @@ MODEL_ERRORS = {  # the tests are in tests/common/test_weight_integrity.py and t
     ),
     "fine_tuning.base_model: … contains adapter_config.json, which refers to another base model": ("configuration", 2),
     "fine_tuning.base_model: the adapter of type … in … cannot be merged into its base model": ("configuration", 2),
+    "… tunes the model of …, whose adaptation … cannot be merged into a base model": ("configuration", 2),
     "fine_tuning.base_model: the token '…' of … has the ID …, and the model has … embeddings": ("configuration", 2),
     "the weights in … do not match its config.json: …": ("configuration", 2),
 }
