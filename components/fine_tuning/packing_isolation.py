@@ -4,7 +4,10 @@ Packed rows have no mask. Position ids restart in each row, which should limit a
 models ignore position ids: all kernels with an all-ones mask, and all models with prompt tuning.
 """
 
-# The check changes one row and requires bit-identical logits of the other rows.
+# The check changes one row and requires bit-identical logits of the other rows, except in models with experts. There,
+# the changed row changes the number of tokens of each expert, and so the rounding of its matrix products. Measured on
+# six families with 16 experts, four layers and a hidden size of 256, in float32: at most 5 epsilon of the largest
+# logit from rounding; with attention between rows, the logits change by at least the largest logit.
 
 from __future__ import annotations
 
@@ -16,10 +19,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TRIAL_ROWS, TRIAL_TOKENS = 3, 8  # rows in the test sequence, tokens per row
+MAX_EXPERT_ROUNDING = 16  # epsilons of the largest logit
 
 
 def measure_leak(model: PreTrainedModel, *, vocabulary: int) -> float:
     """Return the largest change of the other rows' logits if the first row changes; 0.0 if rows are isolated.
+
+    A change within the rounding of experts is 0.0.
 
     Args:
         model: The model to be trained.
@@ -43,7 +49,11 @@ def measure_leak(model: PreTrainedModel, *, vocabulary: int) -> float:
             for ids in (before, after)
         ]
     model.train(was_training)
-    return float((logits[0] - logits[1]).abs().max())
+    leak = float((logits[0] - logits[1]).abs().max())
+    if any("Experts" in type(module).__name__ for module in model.modules()):
+        rounding = MAX_EXPERT_ROUNDING * torch.finfo(logits[0].dtype).eps * float(logits[0].abs().max())
+        return leak if leak > rounding else 0.0
+    return leak
 
 
 def check_isolation(model: PreTrainedModel, *, vocabulary: int) -> None:
