@@ -15,11 +15,15 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from components.common.launch.kubernetes.pod_scheduling import Claim, NodeAffinity, Toleration
+from components.common.runtime.errors import ConfigurationError
 from components.evaluation.config import Rule
 from components.evaluation.tasks.task_registry import TaskConfig
+from components.fine_tuning import adapters, model_support
+from components.fine_tuning.config import FineTuningConfig
 from pipelines.config.config_templates import dump_value
 from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import MountedFiles, Platform, Resources, Scheduling, SecretKey, StageResources
+from tests.model_families import FAMILIES, Family, build_configuration
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS: dict[str, type[BaseModel]] = {
@@ -45,6 +49,10 @@ unknown keys are rejected. [Kubeflow in ten minutes](kubeflow.md) shows its use.
 and the effect of each key on a pod.
 
 """
+FAMILIES_BEGIN, FAMILIES_END = "<!-- model families: begin -->", "<!-- model families: end -->"
+FAMILIES_HEADER = """\
+| family | `model_type` | lora | full | p_tuning | packing | LoRA dropout | router loss | attention |
+|---|---|---|---|---|---|---|---|---|"""
 TABLE_HEADER = "| key | default | type | effect |\n|---|---|---|---|"
 
 
@@ -133,6 +141,33 @@ def render_pages() -> dict[str, str]:
     return {"docs/configuration.md": render_customization_page(), "docs/platform.md": render_platform_page()}
 
 
+def render_models_page(text: str) -> str:
+    """Return the text of docs/models.md with the table of model families between its markers replaced."""
+    before, rest = text.split(FAMILIES_BEGIN)
+    return f"{before}{FAMILIES_BEGIN}\n{FAMILIES_HEADER}\n" + "\n".join(
+        [*map(_render_family, FAMILIES), FAMILIES_END + rest.split(FAMILIES_END)[1]]
+    )
+
+
+def _render_family(family: Family) -> str:
+    model_config = build_configuration(family)
+    model_class = model_support.find_class(model_config)
+    outline = adapters.build_outline(model_config, FineTuningConfig())
+    cells = [family.name, f"`{family.model_type}`"]
+    for changes in ({}, {"adaptation": "full"}, {"adaptation": "p_tuning"}, {"packing": True}):
+        try:
+            model_support.check_model(FineTuningConfig.model_validate(changes), model_config)
+            cells.append("yes")
+        except ConfigurationError as error:
+            cells.append(f"no: {error.message.rpartition(': ')[2]}")
+    cells += [
+        "none" if adapters.has_adapted_experts(outline) else "yes",
+        "yes" if model_support.has_router_loss(model_class) else "",
+        ", ".join(f"`{kernel}`" for kernel in model_support.list_attention_kernels(model_class)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
 def render_schemas() -> dict[str, str]:
     """Return the text of each JSON schema by its path in the repository."""
     return {path: json.dumps(model.model_json_schema(), indent=1) + "\n" for path, model in SCHEMAS.items()}
@@ -146,4 +181,6 @@ def write(root: Path, texts: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    write(ROOT, render_schemas() if "--schemas" in sys.argv else {**render_pages(), **render_schemas()})
+    models_page = "docs/models.md"
+    models = {models_page: render_models_page((ROOT / models_page).read_text(encoding="utf-8"))}
+    write(ROOT, render_schemas() if "--schemas" in sys.argv else {**render_pages(), **models, **render_schemas()})

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from components.common.models import compute_devices
 from components.common.models.model_shape import ModelShape, estimate_training_memory
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
+from components.fine_tuning import model_support
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PretrainedConfig, PreTrainedModel
 
 BFLOAT16_DEVICES = ("cuda", "hpu")  # devices that compute in bfloat16 by default
 MAX_MEMORY_FRACTION = 0.9  # of free memory; the estimate was within 16% of measured peaks, mostly above them
@@ -114,22 +116,22 @@ def _uses_bfloat16(config: FineTuningConfig, device: str) -> bool:
     return config.precision == "bfloat16" or (config.precision == "auto" and device in BFLOAT16_DEVICES)
 
 
-def choose_settings(config: Recipe, device: str, shape: ModelShape, model_type: str) -> ComputeSettings:
+def choose_settings(config: Recipe, device: str, shape: ModelShape, model_config: PretrainedConfig) -> ComputeSettings:
     """Return the compute settings of this recipe and model on this device.
 
     Args:
         config: The recipe.
         device: Name of the device, as returned by `check_machine`.
         shape: Shape of the model.
-        model_type: `model_type` in the model's configuration.
+        model_config: The model's transformers configuration.
 
     Raises:
         ConfigurationError: the device or the model does not support a setting of the recipe.
     """
     bfloat16 = _uses_bfloat16(config, device)
     precision_reason = "as configured" if config.precision != "auto" else f"the fastest precision on {device}"
-    attention, attention_reason = _choose_attention(config, device, bfloat16)
-    liger, liger_reason = _choose_liger(config, device, model_type)
+    attention, attention_reason = _choose_attention(config, device, bfloat16, model_support.find_class(model_config))
+    liger, liger_reason = _choose_liger(config, device, str(model_config.model_type))
     choice = config.activation_checkpointing
     is_checkpointing, memory = choice == "on", "as configured"
     if choice == "auto":
@@ -198,7 +200,10 @@ def estimate_required_memory(
     return required // config.processes if config.is_sharded else required
 
 
-def _choose_attention(config: FineTuningConfig, device: str, bfloat16: bool) -> tuple[str, str]:
+def _choose_attention(
+    config: FineTuningConfig, device: str, bfloat16: bool, model_class: type[PreTrainedModel] | None = None
+) -> tuple[str, str]:
+    """Return the attention kernel and the reason; without a model class, only check the machine."""
     installed = util.find_spec("flash_attn") is not None
     if config.attention == "flash_attention_2" and not (installed and device == "cuda" and bfloat16):
         missing = "the package flash-attn, which is not installed"
@@ -211,13 +216,18 @@ def _choose_attention(config: FineTuningConfig, device: str, bfloat16: bool) -> 
         )
     if config.attention != "auto":
         return config.attention, f"attention {config.attention}: as configured"
+    kernels = model_support.list_attention_kernels(model_class) if model_class else model_support.ATTENTION_KERNELS
+    if installed and device == "cuda" and bfloat16 and "flash_attention_2" in kernels:
+        return "flash_attention_2", "attention flash_attention_2: flash-attn is installed"
+    if "sdpa" not in kernels:
+        return "eager", "attention eager: the model does not support sdpa"
     if device != "cuda":
         return "sdpa", f"attention sdpa: PyTorch's kernel on {device}"
     if not installed:
         return "sdpa", "attention sdpa: flash-attn is not installed"
     if not bfloat16:
         return "sdpa", "attention sdpa: flash-attn has no float32 kernels"
-    return "flash_attention_2", "attention flash_attention_2: flash-attn is installed"
+    return "sdpa", "attention sdpa: the model does not support flash_attention_2"
 
 
 def _choose_liger(config: FineTuningConfig, device: str, model_type: str) -> tuple[bool, str]:

@@ -27,6 +27,7 @@ from components.fine_tuning import (
     acceleration,
     callbacks,
     model_card,
+    model_support,
     recipe_defaults,
     report,
     row_encoding,
@@ -86,7 +87,7 @@ def finetune(
             this machine runs in the calling process; other trainings use `launch.run`.
 
     Raises:
-        ConfigurationError: the recipe cannot run on this machine.
+        ConfigurationError: the recipe cannot run on this machine or with this base model.
         InputError: the objective does not accept the kind of rows, or no row has a token to learn.
         EngineMissingError: a package that the recipe needs is not installed.
         OutputOccupiedError: `output` contains other files.
@@ -164,7 +165,12 @@ def plan_recipe(
         tokenizer: The base model's tokenizer.
         launcher_settings: Launcher and number of nodes.
         reporter: Receives a note for each setting.
+
+    Raises:
+        ConfigurationError: the base model cannot be trained with the recipe.
     """
+    model_config = model_loading.load_configuration(base.path)
+    model_support.check_model(config, model_config)
     if not recipe_defaults.has_open_settings(config):
         return Recipe.model_validate(
             {"epochs": config.objective_spec.epochs, **config.model_dump(exclude={"sweep"}, exclude_none=True)}
@@ -174,7 +180,6 @@ def plan_recipe(
         mapping = config.objective_spec.get_mapping(get_rows_kind(dataset), "the dataset contains")
         rows = row_encoding.sample_rows(dataset.path / "train.parquet", mapping, recipe_defaults.MAX_SAMPLED_ROWS)
         lengths = recipe_defaults.measure_lengths(rows, config, tokenizer)
-    model_config = model_loading.load_configuration(base.path)
     shape = ModelShape.from_configuration(model_config, training.count_parameters(model_config, config))
     device = acceleration.describe_training_device(config, remote=not launcher_settings.entry.uses_this_machine)
     completed = recipe_defaults.complete_recipe(config, lengths, model_config, shape, device)

@@ -36,6 +36,7 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
     lengths, validation = splits.train.lengths, splits.validation.counts
 
     class TunelineTrainer(base):  # type: ignore[misc, valid-type]
+        aux_loss_enabled: bool  # whether TRL adds the loss of the router
         waited = 0.0  # seconds spent waiting for rows since the last reset
         _save_checkpoint = transformers.Trainer._save_checkpoint  # TRL's method adds a model card to every checkpoint
 
@@ -90,24 +91,42 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
                 positions = inputs.get("position_ids")
                 rows = len(inputs["input_ids"]) if positions is None else int((positions == 0).sum())
                 num_items_in_batch = rows * validation.learned / validation.examples * processes
-            if "position_ids" not in inputs or return_outputs or inputs["input_ids"].device.type not in ("cpu", "mps"):
-                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            loss = _compute_answer_loss(model, inputs, num_items_in_batch)
-            return loss * processes if num_items_in_batch is not None else loss
+            # The validation loss leaves out the router loss: it compares checkpoints by their answers. Before training,
+            # TRL would also divide the router loss by a number of steps that is not set yet.
+            has_router_loss = self.aux_loss_enabled
+            self.aux_loss_enabled = has_router_loss and self.model.training
+            is_own_loss = "position_ids" in inputs and inputs["input_ids"].device.type in ("cpu", "mps")
+            try:
+                if return_outputs or not is_own_loss:
+                    return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+                weight = self.router_aux_loss_coef if self.aux_loss_enabled else 0.0
+                if num_items_in_batch is None:
+                    return _compute_answer_loss(model, inputs, None, weight)
+                if weight:  # a mean over the micro-batch, whereas the other losses are sums
+                    weight /= self.current_gradient_accumulation_steps * processes
+                return _compute_answer_loss(model, inputs, num_items_in_batch, weight) * processes
+            finally:
+                self.aux_loss_enabled = has_router_loss
 
     return TunelineTrainer
 
 
-def _compute_answer_loss(model: PreTrainedModel, inputs: Batch, items: Any) -> torch.Tensor:
-    """Return the summed cross-entropy of the labelled tokens, divided by `items` (default: their number)."""
+def _compute_answer_loss(model: PreTrainedModel, inputs: Batch, items: Any, router_weight: float = 0.0) -> torch.Tensor:
+    """Return the summed cross-entropy of the labelled tokens, divided by `items` (default: their number).
+
+    A `router_weight` adds the router's load balancing loss (Fedus et al., arXiv 2101.03961), with this weight.
+    """
     from torch.nn.functional import cross_entropy
 
     labels = inputs["labels"][0, 1:]
     keep = (labels != IGNORED_LABEL).nonzero().flatten()
     model_inputs = {name: inputs[name] for name in ("input_ids", "position_ids")}
-    logits = model(**model_inputs, use_cache=False, logits_to_keep=keep).logits[0]
-    total = cross_entropy(logits.float(), labels[keep], reduction="sum")
-    return total / (max(len(keep), 1) if items is None else items)
+    if router_weight:
+        model_inputs["output_router_logits"] = True
+    outputs = model(**model_inputs, use_cache=False, logits_to_keep=keep)
+    total = cross_entropy(outputs.logits[0].float(), labels[keep], reduction="sum")
+    loss = total / (max(len(keep), 1) if items is None else items)
+    return loss + router_weight * outputs.aux_loss if router_weight else loss
 
 
 def build_collator(config: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataCollator:

@@ -24,6 +24,7 @@ from components.fine_tuning import (
     batch_order,
     callbacks,
     checkpoints,
+    model_support,
     packing_isolation,
     sample_answers,
     sharding,
@@ -136,12 +137,16 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         model_loading.prepare_torch(job.seed, device)
         base = LocalBaseModel(Path(job.base_path), job.base_sha256, job.base_uri)
         model_config = model_loading.load_configuration(base.path)
-        parameters = count_parameters(model_config, config)
+        outline = adapters.build_outline(model_config, config)
+        parameters = _count_model_parameters(outline, model_config)
         shape = model_shape.ModelShape.from_configuration(model_config, parameters)
-        settings = acceleration.choose_settings(config, device, shape, str(model_config.model_type))
+        settings = acceleration.choose_settings(config, device, shape, model_config)
+        if config.has_lora_dropout and adapters.has_adapted_experts(outline):
+            config = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
+            settings.reasons.append("lora.dropout: 0, because PEFT has no dropout for the weights of experts")
         dtype = acceleration.choose_dtype(config, settings)
         # With these arguments, transformers shards the weights of ZeRO-3 while it loads them.
-        arguments = _build_arguments(splits, config, settings, job)
+        arguments = _build_arguments(splits, config, settings, job, model_support.find_class(model_config))
         sharding.prepare_loading(config)
         torch.manual_seed(job.seed)  # counting parameters consumed random numbers
         options: dict[str, object] = {"attn_implementation": settings.attention}
@@ -155,6 +160,7 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
             )
         loadable = model_loading.LoadableModel(base.sha256, base, base.path, None, None)
         model = model_loading.load_model(loadable, trainable=True, dtype=dtype, **options)
+        model_support.align_with_trl(model)
         tokenizer = tokenizer or model_loading.load_tokenizer(Path(job.base_path))
     stop = threading.Event()
     with timer.measure("prepare"):
@@ -201,16 +207,12 @@ def count_parameters(model_config: PretrainedConfig, config: FineTuningConfig) -
     "embedding" counts the input embedding, and is 0 if the output head shares it.
 
     Raises:
-        ConfigurationError: the model lacks a target module.
+        ConfigurationError: PEFT cannot adapt the model.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
+    return _count_model_parameters(adapters.build_outline(model_config, config), model_config)
 
-    with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers warns when PEFT wraps a model
-        prompt = config.prompt.model_copy(update={"initial_text": ""})  # a text would require the tokenizer
-        model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
-        model = adapters.adapt(model, config.model_copy(update={"prompt": prompt}))
+
+def _count_model_parameters(model: PreTrainedModel, model_config: PretrainedConfig) -> dict[str, int]:
     is_tied = model_config.get_text_config().tie_word_embeddings
     return {
         "all": sum(p.numel() for p in model.parameters()),
@@ -220,7 +222,11 @@ def count_parameters(model_config: PretrainedConfig, config: FineTuningConfig) -
 
 
 def _build_arguments(
-    splits: TokenizedDataset, config: Recipe, settings: ComputeSettings, job: TrainingJob
+    splits: TokenizedDataset,
+    config: Recipe,
+    settings: ComputeSettings,
+    job: TrainingJob,
+    model_class: type[PreTrainedModel],
 ) -> TrainingArguments:
     """Return the arguments of TRL's trainer."""
     import trl
@@ -235,6 +241,8 @@ def _build_arguments(
         options["lr_scheduler_kwargs"] = {"num_decay_steps": decay_steps, "decay_type": "linear"}
     if objective.is_causal:
         options["dataset_kwargs"] = {"skip_prepare_dataset": True}  # the rows are already tokenized
+    if not model_support.has_router_loss(model_class):
+        options["router_aux_loss_coef"] = 0.0  # TRL requests the loss of every model with such a setting
     if objective.precomputes_reference:
         # Precompute the log-probabilities of the reference model only if training visits every row.
         rows = splits.train.counts.examples
@@ -299,7 +307,7 @@ def _build_trainer(
             eval_dataset=splits.validation.dataset if splits.validation.counts.examples else None,
             processing_class=tokenizer,
             data_collator=trainers.build_collator(config, tokenizer),
-            peft_config=adapters.build_peft_config(config, job.base_path),
+            peft_config=adapters.build_peft_config(config, job.base_path, model),
             callbacks=[events],
         )
     if config.adaptation_spec.holds_4bit_weights:

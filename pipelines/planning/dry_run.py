@@ -48,6 +48,7 @@ from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning import acceleration
 from components.fine_tuning import training_plan as training
 from components.fine_tuning.config import FineTuningConfig, Recipe
+from components.fine_tuning.model_support import check_model
 from components.fine_tuning.optimizers import OPTIMIZERS
 from components.fine_tuning.recipe_defaults import (
     MAX_SAMPLED_ROWS,
@@ -273,6 +274,8 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
             outline = model_loading.load_outline(config.fine_tuning.base_model)
             if outline.base:
                 model_loading.check_base_model(outline.base)
+            for recipe in config.fine_tuning.recipes.values():
+                check_model(recipe, outline.config)
             shape = ModelShape.from_configuration(outline.config, count_parameters(outline.config, config.fine_tuning))
             workloads = check_evaluation_tasks(config, lambda: (outline.tokenizer, outline.config), reporter)
             repository = curation_inputs.repository_root(config, workdir, scratch)

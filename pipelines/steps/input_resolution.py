@@ -20,6 +20,7 @@ from components.common.workspace.artifact_store import Workdir
 from components.evaluation import engine_loading
 from components.evaluation.tasks import file_digests, task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
+from components.fine_tuning import model_support
 from components.model_registry.stage import RegisteredModel, find_by_digest, find_champion
 from components.triton_packaging import triton_installation
 from pipelines.config.customization_config import Customization, check_consistency
@@ -54,7 +55,7 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     """Resolve all inputs and return the plans of the stages.
 
     Raises:
-        ConfigurationError: a source or a model does not exist.
+        ConfigurationError: a source or a model does not exist, or the base model cannot be trained with the recipe.
     """
     check_consistency(config)
     reporter.step("resolving the sources")
@@ -63,6 +64,9 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     reporter.step("resolving the base model")
     base = model_loading.resolve_base_model(config.fine_tuning.base_model, reporter)
     model_loading.check_base_model(base)
+    model_config = model_loading.load_configuration(base.path)
+    for recipe in config.fine_tuning.recipes.values():
+        model_support.check_model(recipe, model_config)
     workloads = _check_tasks_with(base, config, reporter)
     reporter.step("resolving the champion")
     reason = get_unproven_reason(config)

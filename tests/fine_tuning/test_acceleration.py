@@ -15,6 +15,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from pydantic import ValidationError
+from transformers import LlamaConfig
 
 from components.common.models import compute_devices
 from components.common.models.adaptations import ADAPTATIONS
@@ -73,7 +74,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
 
 
 def choose_settings(device: str, **changes: Any) -> ComputeSettings:
-    return acceleration.choose_settings(recipe(**changes), device, LARGE_MODEL, "llama")
+    return acceleration.choose_settings(recipe(**changes), device, LARGE_MODEL, LlamaConfig())
 
 
 def find_reason(settings: ComputeSettings, prefix: str) -> str:

@@ -1,0 +1,82 @@
+"""Capabilities of a base model's class: the recipes that it cannot train are rejected before training starts."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from components.common.runtime.errors import ConfigurationError
+from components.fine_tuning import adapters
+from components.fine_tuning.config import FineTuningConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+ATTENTION_KERNELS = ("flash_attention_2", "sdpa", "eager")  # the fastest first
+
+
+def find_class(model_config: PretrainedConfig) -> type[PreTrainedModel]:
+    """Return the class that transformers loads for causal language modeling."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
+    return model_class
+
+
+def list_attention_kernels(model_class: type[PreTrainedModel]) -> tuple[str, ...]:
+    """Return the kernels of ATTENTION_KERNELS that a model class supports."""
+    compatible = model_class._compatible_flash_implementations  # None: every version of FlashAttention
+    has_flash = model_class._supports_flash_attn and (compatible is None or "flash_attention_2" in compatible)
+    is_supported = {"flash_attention_2": has_flash, "sdpa": model_class._supports_sdpa, "eager": True}
+    return tuple(name for name in ATTENTION_KERNELS if is_supported[name])
+
+
+def has_router_loss(model_class: type[PreTrainedModel]) -> bool:
+    """Return whether a model class computes a load balancing loss of its router."""
+    return "output_router_logits" in inspect.signature(model_class.forward).parameters
+
+
+def align_with_trl(model: PreTrainedModel) -> None:
+    """Add the attributes that TRL's trainers read and some model classes lack."""
+    if model.base_model is model:  # Llama 4: its prefix is that of the vision model
+        model.base_model_prefix = "model"
+    text = model.config.get_text_config()
+    if hasattr(text, "num_local_experts") and not hasattr(text, "num_experts"):  # Granite MoE, Phi-3.5 MoE
+        text.num_experts = text.num_local_experts
+
+
+# Models whose attention does not separate rows by position ids, although their `forward` accepts position ids.
+UNSEPARATED_MODEL_TYPES = ("falcon", "gpt_oss")
+
+
+def check_model(config: FineTuningConfig, model_config: PretrainedConfig) -> None:
+    """Check that the base model's class can train the recipe, and that PEFT can adapt it.
+
+    Raises:
+        ConfigurationError: the class cannot; the hint is the nearest setting that works.
+    """
+    model_class = find_class(model_config)
+    kernels = list_attention_kernels(model_class)
+    if config.attention != "auto" and config.attention not in kernels:
+        raise ConfigurationError(
+            f"fine_tuning.attention: {model_class.__name__} does not support {config.attention}; "
+            f"expected one of {', '.join(kernels)}",
+            hint="Set fine_tuning.attention to auto.",
+        )
+    if config.packing and (reason := _explain_leak(model_class, model_config)):
+        raise ConfigurationError(
+            f"fine_tuning.packing: packed rows of {model_class.__name__} would affect each other: {reason}",
+            hint="Set fine_tuning.packing to false.",
+        )
+    adapters.build_outline(model_config, config)
+
+
+def _explain_leak(model_class: type[PreTrainedModel], model_config: PretrainedConfig) -> str:
+    """Return the reason why packed rows are not isolated from each other; empty if position ids separate them."""
+    if model_class._is_stateful:
+        return "the state of its state-space or linear attention layers is carried from row to row"
+    if "position_ids" not in inspect.signature(model_class.forward).parameters:
+        return "it has no position ids that separate them"
+    if model_config.model_type in UNSEPARATED_MODEL_TYPES:
+        return "its attention mask does not depend on position ids"
+    return ""
