@@ -169,7 +169,7 @@ def test_relaxed_garbage_collector_skips_the_modules_at_exit() -> None:
     script = """
 import atexit, gc
 from components.common.runtime import process_control
-atexit.register(lambda: print(gc.get_threshold()[0], gc.get_freeze_count() > 10_000))
+atexit.register(lambda: print(gc.get_threshold()[0], gc.get_freeze_count() > 5_000))
 process_control.relax_garbage_collector()
 process_control.relax_garbage_collector()
 print(gc.get_freeze_count())
