@@ -86,6 +86,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((n for n, name in enumerate(names) if item.nodeid.startswith(name)), len(names)))
 
 
+@pytest.fixture(autouse=True)
+def unchanged_umask() -> Iterator[None]:
+    """Restore the umask, which a command or step that runs in this process restricts."""
+    umask = os.umask(0o022)
+    os.umask(umask)
+    yield
+    os.umask(umask)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def fast_stack_inspection() -> Iterator[None]:
     """Leave out files and source lines in `inspect.stack`, which kfp calls at each change of a task.
