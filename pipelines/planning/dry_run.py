@@ -432,9 +432,15 @@ def _list_limits(survey: RunSurvey) -> list[str]:
             f"{left_out:,} training rows are left out: they have no answer within {survey.recipe.max_length} tokens"
         )
     items, limit = survey.curated.verdicts.count_splits()["test"], survey.config.evaluation.max_items
-    few = describe_few_test_rows(min(items, limit) if limit else items)
-    if few and any(task.kind == "held_out" for task in survey.config.evaluation.tasks):
-        warnings.append(few)
+    items = min(items, limit) if limit else items
+    if any(task.kind == "held_out" for task in survey.config.evaluation.tasks):
+        if few := describe_few_test_rows(items):
+            warnings.append(few)
+        if 0 < items < survey.config.evaluation.min_items:
+            minimum = survey.config.evaluation.min_items
+            warnings.append(
+                f"the gate will refuse the model: {items} held-out items; evaluation.min_items is {minimum}"
+            )
     return list(dict.fromkeys(warnings))
 
 
