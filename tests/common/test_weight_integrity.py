@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AddedToken, MixtralConfig, MixtralForCausalLM
+from transformers import AddedToken, Llama4Config, Llama4ForConditionalGeneration, MixtralConfig, MixtralForCausalLM
 
 from components.common.artifacts import artifact_folder
 from components.common.models import model_loading
 from components.common.runtime.errors import ConfigurationError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, tiny_tokenizer
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 INDEX = "model.safetensors.index.json"
@@ -164,6 +164,26 @@ def test_tensors_that_do_not_match_the_architecture_are_named(
 def test_constant_masks_of_old_checkpoints_are_ignored(folder: Path) -> None:
     edit_tensors(folder, lambda tensors: tensors.update({"model.layers.0.attn.masked_bias": torch.zeros(1)}))
     model_loading.check_base_model(model_loading.resolve_base_model(str(folder)))
+
+
+def test_vision_model_of_a_checkpoint_is_left_out_of_its_text_model(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = {
+        **sizes,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_local_experts": 2,
+        "vocab_size": 500,
+        "pad_token_id": 0,
+    }
+    vision = {**sizes, "image_size": 28, "patch_size": 14, "vision_output_dim": 32, "projector_output_dim": 32}
+    vision["projector_input_dim"] = 32
+    Llama4ForConditionalGeneration(Llama4Config(text_config=text, vision_config=vision)).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model_loading.check_base_model(model_loading.resolve_base_model(str(tmp_path)))
+    edit_tensors(tmp_path, lambda tensors: tensors.update({"language_model.model.extra": torch.ones(2)}))
+    with pytest.raises(ConfigurationError, match=r"unexpected: (language_model\.)?model\.extra"):
+        model_loading.check_base_model(model_loading.resolve_base_model(str(tmp_path)))
 
 
 def test_missing_expert_is_an_error_of_the_model(folder: Path) -> None:

@@ -745,6 +745,11 @@ def _load_weights(folder: Path, **options: Any) -> Any:
         ) from error
     if hasattr(loaded.config, "quantization_config"):  # quantized weights have more tensors than the architecture
         info = {**info, "missing_keys": (), "unexpected_keys": ()}
+    stored_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    if stored_type != loaded.config.model_type:  # the text model of a checkpoint with a vision model, such as Llama 4
+        modules = {loaded.base_model_prefix, *(name for name, _ in loaded.named_children())}
+        unexpected = [name for name in info["unexpected_keys"] if name.partition(".")[0] in modules]
+        info = {**info, "unexpected_keys": unexpected}
     weight_integrity.check_loaded_tensors(info, folder)
     return loaded
 
