@@ -46,7 +46,8 @@ class LoraConfig(Section):
         0.05,
         ge=0,
         lt=1,
-        description="Dropout on the input of the update. A higher value reduces overfitting on small datasets.",
+        description="Dropout on the input of the update. A higher value reduces overfitting on small datasets. "
+        "0 is used if the update covers the weights of experts (docs/models.md).",
     )
     target_modules: list[str] | Literal["all-linear"] = Field(
         "all-linear",
@@ -348,7 +349,7 @@ class FineTuningConfig(Section):
     attention: Literal["auto", "sdpa", "flash_attention_2", "eager"] = Field(
         "auto",
         description="Attention kernel. auto: flash_attention_2 on an NVIDIA GPU if it is installed, "
-        "otherwise PyTorch's kernel (sdpa).",
+        "otherwise PyTorch's kernel (sdpa). If the model supports neither, eager.",
     )
     fused_kernels: Literal["auto", "on", "off"] = Field(
         "auto",

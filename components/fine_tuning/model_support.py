@@ -16,9 +16,19 @@ ATTENTION_KERNELS = ("flash_attention_2", "sdpa", "eager")  # the fastest first
 
 
 def find_class(model_config: PretrainedConfig) -> type[PreTrainedModel]:
-    """Return the class that transformers loads for causal language modeling."""
+    """Return the class that transformers loads for causal language modeling.
+
+    Raises:
+        ConfigurationError: transformers has no such class.
+    """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    if type(model_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigurationError(
+            f"fine_tuning.base_model: transformers has no class for causal language modeling with model_type "
+            f"{model_config.model_type}",
+            hint="Choose a model with a class whose name ends in ForCausalLM.",
+        )
     model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(model_config)]
     return model_class
 

@@ -174,6 +174,13 @@ def test_recipe_that_the_model_cannot_train_is_refused(
     assert hint in error.value.hint
 
 
+def test_model_type_without_causal_language_modeling_is_refused() -> None:
+    from transformers import AutoConfig
+
+    with pytest.raises(ConfigurationError, match="no class for causal language modeling with model_type t5"):
+        model_support.check_model(FineTuningConfig(), AutoConfig.for_model("t5"))
+
+
 def test_recipe_is_refused_before_rows_are_tokenized(tune: Tune, tmp_path: Path) -> None:
     model = write_model(BY_TYPE["falcon"], tmp_path / "base")
     with pytest.raises(ConfigurationError, match=r"fine_tuning\.packing"):
