@@ -204,30 +204,28 @@ def _choose_attention(
     config: FineTuningConfig, device: str, bfloat16: bool, model_class: type[PreTrainedModel] | None = None
 ) -> tuple[str, str]:
     """Return the attention kernel and the reason; without a model class, only check the machine."""
-    installed = util.find_spec("flash_attn") is not None
-    if config.attention == "flash_attention_2" and not (installed and device == "cuda" and bfloat16):
+    missing = ""
+    if device != "cuda":
+        missing = f"an NVIDIA GPU; the device is {device}"
+    elif not bfloat16:
+        missing = f"bfloat16; fine_tuning.precision is {config.precision}"
+    elif util.find_spec("flash_attn") is None:
         missing = "the package flash-attn, which is not installed"
-        if device != "cuda":
-            missing = f"an NVIDIA GPU; the device is {device}"
-        elif not bfloat16:
-            missing = f"bfloat16; fine_tuning.precision is {config.precision}"
+    if config.attention == "flash_attention_2" and missing:
         raise ConfigurationError(
             f"fine_tuning.attention: flash_attention_2 requires {missing}", hint="Set fine_tuning.attention to auto."
         )
     if config.attention != "auto":
         return config.attention, f"attention {config.attention}: as configured"
     kernels = model_support.list_attention_kernels(model_class) if model_class else model_support.ATTENTION_KERNELS
-    if installed and device == "cuda" and bfloat16 and "flash_attention_2" in kernels:
+    if not missing and "flash_attention_2" in kernels:
         return "flash_attention_2", "attention flash_attention_2: flash-attn is installed"
     if "sdpa" not in kernels:
         return "eager", "attention eager: the model does not support sdpa"
     if device != "cuda":
         return "sdpa", f"attention sdpa: PyTorch's kernel on {device}"
-    if not installed:
-        return "sdpa", "attention sdpa: flash-attn is not installed"
-    if not bfloat16:
-        return "sdpa", "attention sdpa: flash-attn has no float32 kernels"
-    return "sdpa", "attention sdpa: the model does not support flash_attention_2"
+    missing = missing or "a model that supports it"
+    return "sdpa", f"attention sdpa: flash_attention_2 requires {missing}"
 
 
 def _choose_liger(config: FineTuningConfig, device: str, model_type: str) -> tuple[bool, str]:

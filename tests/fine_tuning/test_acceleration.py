@@ -116,7 +116,7 @@ def test_trained_weights_are_float32_and_frozen_ones_compute_dtype(
 def test_flash_attention_is_used_only_where_installed_on_a_gpu(machine: FakeMachine) -> None:
     machine("cuda")
     assert choose_settings("cuda").attention == "sdpa"
-    assert "flash-attn is not installed" in find_reason(choose_settings("cuda"), "attention")
+    assert "flash-attn, which is not installed" in find_reason(choose_settings("cuda"), "attention")
     machine("cuda", "flash_attn")
     assert choose_settings("cuda").attention == "flash_attention_2"
     assert "flash-attn is installed" in find_reason(choose_settings("cuda"), "attention")
