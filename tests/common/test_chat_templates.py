@@ -272,3 +272,12 @@ def test_tokenizer_that_gives_up_on_a_text_is_reported(tokenizer: Any) -> None:
     assert chat_templates.encode_text(backtracking, "aaa!") == chat_templates.encode_text(tokenizer, "aaa!")
     with pytest.raises(InputError, match=r"tokenizer fails for a text of 41 characters: .*retry-limit"):
         chat_templates.encode_text(backtracking, "a" * 40 + "!")
+
+
+def test_tokenizer_without_character_offsets_is_refused() -> None:
+    from transformers import ByT5Tokenizer
+
+    slow = ByT5Tokenizer(chat_template=chat_templates.DEFAULT_CHAT_TEMPLATE)
+    with pytest.raises(InputError, match="ByT5Tokenizer, reports no character offsets"):
+        chat_templates.encode_conversation(slow, CONVERSATION, max_length=100)
+    assert chat_templates.encode_prompt(slow, CONVERSATION)
