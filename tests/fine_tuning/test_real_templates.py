@@ -81,6 +81,19 @@ FORMATS = {
     "qwen3_8": Format(OPENED_THINKING.written),
 }
 PARTS_ONLY = ("idefics3", "llava_next", "smolvlm")  # they accept a list of parts as content, and no text
+# They refuse or omit the result of a tool after a call that is text.
+WITHOUT_TOOL_RESULTS = {"cohere", "cohere2", "diffusion_gemma", "gemma", "gemma3", "gptoss"}
+WITHOUT_TOOL_RESULTS |= {"gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5"}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer", "description": "A term."}}},
+        },
+    }
+]
 TEMPLATES = [path.stem for path in sorted(FOLDER.glob("*.jinja")) if path.stem.removesuffix("_training") in FORMATS]
 # Answers with inner white space, several scripts and, in the last conversation, reasoning.
 CONVERSATIONS: dict[str, tuple[str, list[str]]] = {
@@ -129,30 +142,36 @@ def build_messages(system: str, answers: list[str]) -> list[dict[str, str]]:
     return messages
 
 
-def list_expected(name: str, tokenizer: Any, system: str, answers: list[str]) -> list[tuple[list[int], list[int]]]:
+def list_expected(
+    name: str, tokenizer: Any, messages: list[dict[str, str]], tools: Any = None
+) -> list[tuple[list[int], list[int]]]:
     """Return for each answer the tokens of the prompt that a server sends, and those that the model writes."""
-    messages, chat_format, expected = build_messages(system, answers), get_format(name), []
-    for i, answer in enumerate(answers):
-        position = len(messages) - 2 * (len(answers) - i) + 1
-        prompt = tokenizer.apply_chat_template(messages[:position], add_generation_prompt=True, tokenize=False)
-        thought, has_reasoning, text = answer.rpartition("|")
-        if has_reasoning and chat_format.reasoned:
-            omitted, _, written = chat_format.reasoned.format(thought=thought, answer=text).rpartition("^")
+    chat_format, expected = get_format(name), []
+    for position, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = messages[:position]
+        prompt = tokenizer.apply_chat_template(before, tools=tools, add_generation_prompt=True, tokenize=False)
+        parts = re.fullmatch(r"<think>\n(.*)\n</think>\n\n(.*)", message["content"], re.DOTALL)
+        if parts and chat_format.reasoned:
+            omitted, _, written = chat_format.reasoned.format(thought=parts[1], answer=parts[2]).rpartition("^")
         else:
-            content = messages[position]["content"]
-            omitted, _, written = chat_format.written.format(answer=content).rpartition("^")
-        assert prompt.endswith(omitted)
-        if i == len(answers) - 1:
+            omitted, _, written = chat_format.written.format(answer=message["content"]).rpartition("^")
+        if before[-1]["role"] == "user":  # after the result of a tool, DeepSeek's templates open no turn
+            assert prompt.endswith(omitted)
+        if position == len(messages) - 1:
             written += chat_format.final
         prompt = prompt.removesuffix(omitted)
         expected.append(tuple(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompt, written)))
     return expected
 
 
-def list_learned(tokenizer: Any, messages: list[dict[str, str]]) -> list[tuple[list[int], list[int]]]:
+def list_learned(
+    tokenizer: Any, messages: list[dict[str, str]], tools: Any = None
+) -> list[tuple[list[int], list[int]]]:
     """Return for each learned answer of all examples the tokens before it and its tokens."""
     learned = []
-    for encoded in chat_templates.encode_answers(tokenizer, messages, max_length=100_000):
+    for encoded in chat_templates.encode_answers(tokenizer, messages, tools, max_length=100_000):
         assert len(encoded.input_ids) == len(encoded.answer_mask)
         position = 0
         for is_answer, run in groupby(encoded.answer_mask):
@@ -169,8 +188,20 @@ def test_each_answer_is_learned_after_the_prompt_of_a_server(name: str) -> None:
     for system, answers in CONVERSATIONS.values():
         if system and not get_format(name).system:
             continue
-        learned = list_learned(tokenizer, build_messages(system, answers))
-        assert learned == list_expected(name, tokenizer, system, answers)
+        messages = build_messages(system, answers)
+        assert list_learned(tokenizer, messages) == list_expected(name, tokenizer, messages)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_of_tools_and_answers_after_their_results_are_learned(name: str) -> None:
+    """A call is text, as in the rows of a dataset."""
+    tokenizer, messages = load_tokenizer(name), build_messages("", ['{"name": "add"}', "Six."])
+    messages[2:2] = [{"role": "tool", "content": "4"}, {"role": "assistant", "content": "It is 4."}]
+    if name.removesuffix("_training") in WITHOUT_TOOL_RESULTS:
+        with pytest.raises(InputError, match=r"omits the text of messages|rejects a conversation"):
+            list_learned(tokenizer, messages, TOOLS)
+    else:
+        assert list_learned(tokenizer, messages, TOOLS) == list_expected(name, tokenizer, messages, TOOLS)
 
 
 PAIR = {
