@@ -491,7 +491,9 @@ def _format_link(link: Link, name: str = "") -> Text:
     from rich.text import Text
 
     mark, style = ("!", "yellow") if link.kind == "raw" and link.status == MISSING else STATUS_MARKS[link.status]
-    is_in_store = link.uri.startswith("file:") and link.uri.endswith(f"/{link.sha256}")
+    is_in_store = link.uri == f"store:{link.sha256}" or (
+        link.uri.startswith("file:") and link.uri.endswith(f"/{link.sha256}")
+    )
     label = Text(f"{mark} ", style=style, overflow="fold")
     label.append(escape_controls(name or link.title), style="bold")
     label.append(f"  {link.sha256[:12]}", style="cyan")

@@ -784,8 +784,11 @@ def test_lineage_of_a_dpo_model_leads_to_both_datasets_and_the_original_base(suc
 def test_tree_nests_the_sft_model_below_the_base_model(
     successor: Successor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_tree(successor.trace())
-    found = [re.match(r"([│├└─\s]*)[✔?] ([a-z ]+?)  ", line) for line in capsys.readouterr().out.splitlines()[1:]]
+    lineage = successor.trace()
+    print_tree(lineage)
+    text = capsys.readouterr().out
+    assert f"store/{lineage.get_links('base_model')[0].sha256[:12]}" in text
+    found = [re.match(r"([│├└─\s]*)[✔?] ([a-z ]+?)  ", line) for line in text.splitlines()[1:]]
     tree = [(len(match[1]) // 4, match[2]) for match in found if match]
     sft = [(0, "base model"), (0, "dataset"), (1, "revision"), (1, "raw")]
     if successor.parent is successor.chain.model:
