@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from components.common.runtime.errors import ConfigurationError
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.models import model_loading
+from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 # PEFT refuses LoRA on the output projection of these models, whose kernels read its weights without the module.
 FUSED_STATE_SPACE_MODELS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+INITIAL_ADAPTER_INPUT = "initial_adapter"  # kind of the input in the manifest
 
 
 def build_peft_config(config: FineTuningConfig, tokenizer: str, model: PreTrainedModel) -> PeftConfig | None:
@@ -140,3 +144,77 @@ def keep_trained_weights_in_float32(model: torch.nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+
+
+def open_initial_adapter(
+    config: FineTuningConfig,
+    base_sha256: str | None,
+    model_config: PretrainedConfig,
+    expected_sha256: str | None = None,
+) -> Artifact | None:
+    """Return the artifact of `config.initial_adapter` with every digest verified, or None if the recipe sets none.
+
+    Args:
+        config: The recipe.
+        base_sha256: Digest of the base model; None if it is not known yet.
+        model_config: The base model's configuration.
+        expected_sha256: Required digest of the adapter's artifact; None to accept every digest.
+
+    Raises:
+        ConfigurationError: the source is no adapter, or the adapter does not match the recipe or the base model.
+        ArtifactDamagedError: a file has changed, or the digest is not `expected_sha256`.
+    """
+    source = config.initial_adapter
+    if source is None:
+        return None
+    adapter = model_loading.find_tuned_model(source)
+    if adapter is None or not model_loading.is_adapter(adapter):
+        raise ConfigurationError(
+            f"fine_tuning.initial_adapter: {source} is not a tuned model with an adapter",
+            hint="Name the folder or store:<sha256> of such a model; use other models as fine_tuning.base_model.",
+        )
+    if expected_sha256 and adapter.sha256 != expected_sha256:
+        raise ArtifactDamagedError(
+            f"fine_tuning.initial_adapter: the digest of {source} is {adapter.sha256[:12]}; expected "
+            f"{expected_sha256[:12]}",
+            hint="Restore the original adapter, or start a new run.",
+        )
+    base = adapter.manifest.find_input("base_model")
+    if base_sha256 and (base is None or base.content_sha256 != base_sha256):
+        raise ConfigurationError(
+            f"fine_tuning.initial_adapter: the base model of {source} has the digest "
+            f"{base.content_sha256[:12] if base else 'unknown'}; expected that of fine_tuning.base_model, "
+            f"{base_sha256[:12]}",
+            hint=f"Set fine_tuning.base_model to {base.uri if base else 'the base model of the adapter'}.",
+        )
+    if difference := _compare_adapter(adapter, config, model_config):
+        raise ConfigurationError(
+            f"fine_tuning.initial_adapter: {difference}",
+            hint="Use the adapter's settings in fine_tuning.lora, or use the tuned model as fine_tuning.base_model.",
+        )
+    return adapter
+
+
+def _compare_adapter(adapter: Artifact, config: FineTuningConfig, model_config: PretrainedConfig) -> str:
+    """Return the first difference between the adapter and the recipe's adapter, or "". Reads no weights."""
+    import peft
+    from safetensors import safe_open
+
+    found = json.loads((adapter.path / model_loading.ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    settings = {
+        "peft_type": "LORA",
+        "lora_alpha": config.lora.alpha,
+        "use_rslora": config.lora.rslora,
+        "use_dora": config.lora.dora,
+    }
+    for name, expected in settings.items():
+        if found.get(name) != expected:
+            return f"{name} of the adapter is {found.get(name)}; expected {expected}, as in the recipe"
+    needed = peft.get_peft_model_state_dict(build_outline(model_config, config))
+    with safe_open(adapter.path / "adapter_model.safetensors", framework="pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+    for name in sorted({*shapes, *needed}):
+        expected_shape = tuple(needed[name].shape) if name in needed else None
+        if shapes.get(name) != expected_shape:
+            return f"the tensor {name} has the shape {shapes.get(name)}; expected {expected_shape}, as in the recipe"
+    return ""

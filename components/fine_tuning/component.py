@@ -28,6 +28,7 @@ def fine_tuning(
     from components.common import pipeline_step
     from components.common.launch import launcher_settings
     from components.common.models import model_loading
+    from components.fine_tuning import adapters
     from components.fine_tuning.config import recipe_from_plan
     from components.fine_tuning.sweep import tune
 
@@ -35,6 +36,11 @@ def fine_tuning(
     recipe = recipe_from_plan(p["config"], p.pop("where", {}))
 
     def train(output, step):  # type: ignore[no-untyped-def]
+        base = model_loading.resolve_base_model(p["config"]["base_model"], step.reporter, p["base_sha256"])
+        initial = None
+        if expected := p.get("initial_adapter_sha256"):
+            model_config = model_loading.load_configuration(base.path)
+            initial = adapters.open_initial_adapter(recipe, base.sha256, model_config, expected)
         return tune(
             step.load_artifact(dataset, "dataset"),
             output,
@@ -43,7 +49,8 @@ def fine_tuning(
             state=step.workdir.state,
             reporter=step.reporter,
             dataset_uri=uri,
-            base=model_loading.resolve_base_model(p["config"]["base_model"], step.reporter, p["base_sha256"]),
+            base=base,
+            initial_adapter=initial,
             launcher_settings=launcher_settings.load_settings(),
             tracked=step.mlflow_run,
         )

@@ -21,7 +21,7 @@ from components.fine_tuning.optimizers import OPTIMIZERS, OptimizerName
 SHARDED_STRATEGIES = ("fsdp2", "zero3")
 MAX_RECIPES = 64
 # A validation loss measured with another value of these keys is not comparable.
-LOSS_DEFINING_KEYS = ("base_model", "objective", "max_length", "validation_rows", "preference")
+LOSS_DEFINING_KEYS = ("base_model", "initial_adapter", "objective", "max_length", "validation_rows", "preference")
 NON_RECIPE_KEYS = ("card", "sweep")
 
 
@@ -211,6 +211,14 @@ class FineTuningConfig(Section):
         description="Base model: embedded:smollm2-135m-instruct, a folder in the Hugging Face layout, "
         "store:<sha256> (see `tuneline models import`), or hf://org/name@revision. Also a tuned model: its folder or "
         "store:<sha256>; an adapter is first merged into its base model.",
+    )
+    # Excluded if unset, so that other recipes keep the digests from before this key existed.
+    initial_adapter: str | None = Field(
+        None,
+        exclude_if=lambda source: source is None,
+        description="Tuned model whose adapter is trained further: its folder or store:<sha256>. Requires the adaptation "
+        "lora with the adapter's settings, and the adapter's base model. The penalty of dpo and kto is relative to this "
+        "adapter. null: a new adapter.",
     )
     objective: ObjectiveName = Field(
         "sft",
@@ -538,6 +546,11 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             bool(c.tokens_per_step) and not c.packing,
             "tokens_per_step requires packing, which is false: without packing, rows differ in length and a "
             "step has fewer tokens",
+        ),
+        (
+            bool(c.initial_adapter) and (c.adaptation != "lora" or c.is_sharded),
+            f"initial_adapter cannot be used with adaptation {c.adaptation} and strategy {c.strategy}; expected lora "
+            "and ddp",
         ),
         (
             (c.micro_batch_size or objective.min_micro_batch_size) < objective.min_micro_batch_size,

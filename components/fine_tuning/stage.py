@@ -25,6 +25,7 @@ from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders, liveness
 from components.fine_tuning import (
     acceleration,
+    adapters,
     callbacks,
     model_card,
     model_support,
@@ -66,6 +67,7 @@ def finetune(
     reporter: Reporter,
     dataset_uri: str = "",
     base: LocalBaseModel | None = None,
+    initial_adapter: Artifact | None = None,
     overwrite: bool = False,
     launcher_settings: LauncherSettings | None = None,
     run: RunCommand | None = None,
@@ -81,6 +83,7 @@ def finetune(
         state: Folder of checkpoints and cached tokens.
         dataset_uri: URI of the published dataset, for the manifest.
         base: The resolved base model. Default: resolve `config.base_model`.
+        initial_adapter: The opened initial adapter. Default: open `config.initial_adapter`.
         overwrite: Replace another artifact in `output`.
         launcher_settings: Launcher and number of nodes. Default: this machine.
         run: Function that runs the training command in separate processes. Default: a training with one process on
@@ -101,12 +104,16 @@ def finetune(
     kind = get_rows_kind(dataset)
     trained_on = config.objective_spec.get_mapping(kind, f"the dataset in {dataset.path} contains").trained_on
     base = base or model_loading.resolve_base_model(config.base_model, reporter)
+    if initial_adapter is None and config.initial_adapter:
+        model_config = model_loading.load_configuration(base.path)
+        initial_adapter = adapters.open_initial_adapter(config, base.sha256, model_config)
     timer = training.StartupTimer()
     with timer.measure("tokens"):
         tokenizer = model_loading.load_tokenizer(base.path)
         recipe = plan_recipe(dataset, base, config, tokenizer, launcher_settings, reporter)
     arithmetic = describe_arithmetic(recipe, launcher_settings)
-    key = compute_key(dataset.sha256, base.sha256, recipe, seed, arithmetic)
+    initial_sha256 = initial_adapter.sha256 if initial_adapter else None
+    key = compute_key(dataset.sha256, base.sha256, recipe, seed, arithmetic, initial_sha256)
     work = state / STAGE / key
     if finished := artifact_folder.claim_folder(output, key, overwrite=overwrite):
         discard_state(work)  # left by an interruption after publication
@@ -125,6 +132,7 @@ def finetune(
             seed,
             str(work),
             str(output),
+            str(initial_adapter.path) if initial_adapter else "",
         )
         with liveness.heartbeat(splits.folder):
             result = _train(job, recipe, tokenizer, reporter, launcher_settings, run)
@@ -138,6 +146,9 @@ def finetune(
             "startup": {**timer.seconds, **result.startup},
         }
         inputs = [dataset.as_input(dataset_uri), base.as_input()]
+        if initial_adapter:
+            source = initial_adapter.as_input(config.initial_adapter or "")
+            inputs.append(source.model_copy(update={"kind": adapters.INITIAL_ADAPTER_INPUT}))
         _copy_logs(work, output)
         card = model_card.render_card(recipe, summary, dataset, base, inputs, seed)
         (output / model_card.CARD_FILENAME).write_text(card, encoding="utf-8")
@@ -255,7 +266,14 @@ def discard_state(work: Path) -> None:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def compute_key(dataset_sha256: str, base_sha256: str, config: Recipe, seed: int, arithmetic: Mapping[str, Any]) -> str:
+def compute_key(
+    dataset_sha256: str,
+    base_sha256: str,
+    config: Recipe,
+    seed: int,
+    arithmetic: Mapping[str, Any],
+    initial_adapter_sha256: str | None = None,
+) -> str:
     """Return the digest of all inputs that determine the weights.
 
     Includes device and threads (`arithmetic`), because the order of floating-point sums affects rounding. Excludes the
@@ -265,8 +283,8 @@ def compute_key(dataset_sha256: str, base_sha256: str, config: Recipe, seed: int
         {
             "stage": STAGE,
             "code": code_digest.code_sha256(STAGE),
-            "inputs": [dataset_sha256, base_sha256],
-            "config": config.model_dump(exclude={"card"}),
+            "inputs": [dataset_sha256, base_sha256, *filter(None, [initial_adapter_sha256])],
+            "config": config.model_dump(exclude={"card", "initial_adapter"}),
             "seed": seed,
             "arithmetic": dict(arithmetic),
         }

@@ -49,7 +49,7 @@ from components.common.runtime.errors import (
 )
 from components.common.runtime.reporters import Reporter, SilentReporter
 from components.common.workspace import artifact_store, job_folders
-from components.fine_tuning import callbacks, report, stage
+from components.fine_tuning import adapters, callbacks, report, stage
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.report import SweepEntry
 from components.fine_tuning.sample_answers import SAMPLES_FILENAME
@@ -105,6 +105,7 @@ def tune(
     reporter: Reporter,
     dataset_uri: str = "",
     base: LocalBaseModel | None = None,
+    initial_adapter: Artifact | None = None,
     overwrite: bool = False,
     launcher_settings: LauncherSettings | None = None,
     tracked: MlflowReporter | None = None,
@@ -130,14 +131,24 @@ def tune(
         stage.finetune, dataset, seed=seed, state=state, dataset_uri=dataset_uri, launcher_settings=launcher_settings
     )
     if not config.sweep.vary:
-        return train(output, config, reporter=reporter, base=base, overwrite=overwrite)
+        return train(output, config, reporter=reporter, base=base, initial_adapter=initial_adapter, overwrite=overwrite)
     for recipe in config.recipes.values():
         stage.check_launcher(recipe, launcher_settings)
     base = base or model_loading.resolve_base_model(config.base_model, reporter)
+    if initial_adapter is None and config.initial_adapter:
+        model_config = model_loading.load_configuration(base.path)
+        for recipe in config.recipes.values():
+            initial_adapter = adapters.open_initial_adapter(recipe, base.sha256, model_config)
+    initial_sha256 = initial_adapter.sha256 if initial_adapter else None
     recipes = _plan_recipes(dataset, base, config, launcher_settings, reporter)
     keys = [
         stage.compute_key(
-            dataset.sha256, base.sha256, recipe, seed, stage.describe_arithmetic(recipe, launcher_settings)
+            dataset.sha256,
+            base.sha256,
+            recipe,
+            seed,
+            stage.describe_arithmetic(recipe, launcher_settings),
+            initial_sha256,
         )
         for recipe in recipes.values()
     ]
@@ -165,7 +176,7 @@ def tune(
                 recipes,
                 outputs,
                 work / "launch",  # job files of all recipes
-                partial(train, base=base),
+                partial(train, base=base, initial_adapter=initial_adapter),
                 config.sweep.parallel,
                 launcher_settings,
                 reporter,

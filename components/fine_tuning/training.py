@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Inputs of a training, serializable for another process. `tokens`, `state` and `output` are paths of folders."""
+    """Inputs of a training, serializable for another process. `tokens`, `state`, `output` and `initial_adapter` are paths of
+    folders.
+    """
 
     base_path: str
     base_sha256: str
@@ -55,6 +57,7 @@ class TrainingJob:
     seed: int
     state: str
     output: str
+    initial_adapter: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,9 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         loadable = model_loading.LoadableModel(base.sha256, base, base.path, None, None)
         model = model_loading.load_model(loadable, trainable=True, dtype=dtype, **options)
         model_support.align_with_trl(model)
+        if job.initial_adapter:  # TRL keeps a frozen copy of it, named "ref", as the reference model of dpo and kto
+            peft_config = adapters.build_peft_config(config, job.base_path, model)
+            model = model_loading.attach_adapter(model, Path(job.initial_adapter), trainable=True, config=peft_config)
         tokenizer = tokenizer or model_loading.load_tokenizer(Path(job.base_path))
     stop = threading.Event()
     with timer.measure("prepare"):
@@ -215,7 +221,7 @@ def count_parameters(model_config: PretrainedConfig, config: FineTuningConfig) -
 def _count_model_parameters(model: PreTrainedModel, model_config: PretrainedConfig) -> dict[str, int]:
     is_tied = model_config.get_text_config().tie_word_embeddings
     return {
-        "all": sum(p.numel() for p in model.parameters()),
+        "all": sum(p.numel() for name, p in model.named_parameters() if ".ref." not in name),  # the reference's copy
         "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "embedding": 0 if is_tied else model.get_input_embeddings().weight.numel(),
     }
@@ -307,7 +313,7 @@ def _build_trainer(
             eval_dataset=splits.validation.dataset if splits.validation.counts.examples else None,
             processing_class=tokenizer,
             data_collator=trainers.build_collator(config, tokenizer),
-            peft_config=adapters.build_peft_config(config, job.base_path, model),
+            peft_config=None if job.initial_adapter else adapters.build_peft_config(config, job.base_path, model),
             callbacks=[events],
         )
     if config.adaptation_spec.holds_4bit_weights:
@@ -373,7 +379,8 @@ def _save_model(trainer: Trainer, job: TrainingJob, config: Recipe) -> None:
         if not config.is_sharded:
             for name in ("forward", "_original_forward"):  # remove Accelerate's forward, which computes in bfloat16
                 model.__dict__.pop(name, None)
-            model.save_pretrained(output, safe_serialization=True)
+            selection = {"selected_adapters": ["default"]} if job.initial_adapter else {}
+            model.save_pretrained(output, safe_serialization=True, **selection)
         if config.merge:
             if config.is_sharded or config.adaptation_spec.holds_4bit_weights:
                 sharding.end_sharded_loading(config)

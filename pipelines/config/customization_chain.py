@@ -41,7 +41,8 @@ def load_chain(paths: Sequence[Path], overrides: Sequence[str]) -> list[ChainedC
             customizations that do not tune the model of the one before.
 
     Raises:
-        ConfigurationError: a value is invalid, or a customization tunes a model that cannot be a base model.
+        ConfigurationError: a value is invalid, a customization tunes a model that cannot be a base model, or sets an
+            initial adapter without a base model.
         UsageError: an override is malformed.
     """
     chain: list[ChainedCustomization] = []
@@ -62,6 +63,12 @@ def load_chain(paths: Sequence[Path], overrides: Sequence[str]) -> list[ChainedC
                         hint="Set fine_tuning.adaptation of the first to lora, qlora, ia3 or full, or set "
                         "fine_tuning.base_model of the second.",
                     )
+            if customization.fine_tuning.initial_adapter:
+                raise ConfigurationError(
+                    f"{path} sets fine_tuning.initial_adapter, which must match the base model, but not "
+                    "fine_tuning.base_model",
+                    hint=f"Set fine_tuning.base_model in {path}, or remove fine_tuning.initial_adapter.",
+                )
             customization = replace_base_model(customization, previous.base_model)
         check_consistency(customization)
         chain.append(ChainedCustomization(customization, tunes_previous))

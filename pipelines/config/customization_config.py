@@ -26,7 +26,12 @@ from components.triton_packaging.config import TritonPackagingConfig
 
 Values = dict[str, Any]  # parsed YAML: sections, keys and values
 # Keys whose values are paths, or lists of paths.
-PATH_KEYS = ("data_curation.tokens.base_model", "data_curation.personal_data.names.model", "fine_tuning.base_model")
+PATH_KEYS = (
+    "data_curation.tokens.base_model",
+    "data_curation.personal_data.names.model",
+    "fine_tuning.base_model",
+    "fine_tuning.initial_adapter",
+)
 PATH_LIST_KEYS = ("data_curation.sources", "data_curation.decontamination.sets")
 
 

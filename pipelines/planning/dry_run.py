@@ -67,6 +67,7 @@ from pipelines.steps.input_resolution import (
     build_plans,
     check_evaluation_tasks,
     drop_placement,
+    find_initial_adapter,
     format_unproven_warning,
     get_unproven_reason,
     select_incumbent,
@@ -277,9 +278,11 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
             for recipe in config.fine_tuning.recipes.values():
                 check_model(recipe, outline.config)
             shape = ModelShape.from_configuration(outline.config, count_parameters(outline.config, config.fine_tuning))
+            base_sha256 = outline.base.sha256 if outline.base else None
+            initial_sha256 = find_initial_adapter(config, base_sha256, outline.config)
             workloads = check_evaluation_tasks(config, lambda: (outline.tokenizer, outline.config), reporter)
             repository = curation_inputs.repository_root(config, workdir, scratch)
-            cached = _find_cached_stages(config, workdir, planned, outline, repository, workloads)
+            cached = _find_cached_stages(config, workdir, planned, outline, repository, workloads, initial_sha256)
             earlier = curation_inputs.load_stored_revisions(inputs.earlier_revisions, workdir)
             started = time.monotonic()
             with preview_curation(
@@ -348,6 +351,7 @@ def _find_cached_stages(
     outline: ModelOutline,
     repository: Path,
     workloads: Sequence[TaskWorkload],
+    initial_sha256: str | None,
 ) -> dict[str, str]:
     """Return the digests of the stage results in the store, found by the cache keys of the steps."""
     cached: dict[str, str] = {}
@@ -361,6 +365,7 @@ def _find_cached_stages(
         lambda key: select_incumbent(incumbent, key),
         get_unproven_reason(config),
         workloads,
+        initial_sha256,
     )
 
     def find_result(stage: str, parameters: Json) -> str:

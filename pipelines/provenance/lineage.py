@@ -1,8 +1,8 @@
 """Lineage of a registered model: from the version and its package back to the dataset's revision and the raw files.
 
 The version's tags record the digests of its inputs. The trace verifies that each input is intact and records the same
-digests. It continues after a broken link, so that one run reports all problems. If the base model is a tuned model, the
-trace continues with the inputs of that model.
+digests. It continues after a broken link, so that one run reports all problems. If the base model is a tuned model, or
+the training started from an initial adapter, the trace continues with the inputs of that model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts import artifact_folder, hashing
-from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
 from components.common.models import model_loading
 from components.common.runtime.errors import ArtifactDamagedError, RegistryError, TunelineError, UsageError
 from components.common.runtime.reporters import Reporter
@@ -29,6 +29,7 @@ from components.common.workspace.artifact_store import Workdir
 from components.data_curation.stage import find_sources_by_name
 from components.data_versioning import stage as versioning
 from components.data_versioning.config import DataVersioningConfig
+from components.fine_tuning.adapters import INITIAL_ADAPTER_INPUT
 from components.model_registry.promotion import CHAMPION
 from components.model_registry.stage import RegisteredModel, find_by_digest, get_registered
 from components.triton_packaging.stage import read_lineage
@@ -170,7 +171,7 @@ def trace(reference: str, workdir: Workdir, config: DataVersioningConfig, report
     version = get_registered(name, alias_or_number)
     with tempfile.TemporaryDirectory(prefix="tuneline-lineage-") as scratch:
         context = _TraceContext(version, workdir, config, Path(scratch), reporter)
-        outputs = _check_outputs(context)
+        outputs, model = _check_outputs(context)
         # The digest of the version covers its name, number and tagged digests.
         digests = context.get_tagged_digests("repository", "evaluation", "model", "base_model", "dataset")
         uri = f"models:/{version.name}/{version.version}"
@@ -182,7 +183,8 @@ def trace(reference: str, workdir: Workdir, config: DataVersioningConfig, report
             logged = version.read_logged_sha256()
             if logged != version.model_sha256:
                 raise _mismatch_error("the version's files in MLflow", "model", logged, version.model_sha256)
-        chain = [root, *outputs, base, *_check_data(context), *_trace_ancestors(context, base)]
+        initial = _trace_initial_adapter(context, model.manifest, outputs[-1]) if model else []
+        chain = [root, *outputs, base, *_check_data(context), *initial, *_trace_ancestors(context, base)]
     return Lineage(version.name, version.version, None if alias_or_number.isdecimal() else alias_or_number, chain)
 
 
@@ -222,8 +224,12 @@ def _translate_error(error: TunelineError | OSError) -> TunelineError:
     )
 
 
-def _check_outputs(context: _TraceContext) -> list[Link]:
-    """Check the Triton repository if the version has one, the evaluation and the model."""
+def _check_outputs(context: _TraceContext) -> tuple[list[Link], Artifact | None]:
+    """Check the Triton repository if the version has one, the evaluation and the model, which is the last link.
+
+    Returns:
+        The links, and the model's artifact; None if it is broken.
+    """
     version, links = context.version, []
     if context.get_tag("repository_sha256"):
         uris = [context.get_tag("repository_store_uri")]
@@ -253,7 +259,8 @@ def _check_outputs(context: _TraceContext) -> list[Link]:
 
     uris, inputs = [context.get_tag("store_uri")], ("dataset", "base_model")
     fetch = partial(_fetch_from_mlflow, context, version)
-    return [*links, _check_artifact(context, "model", uris, inputs, fetch)[0]]
+    link, model = _check_artifact(context, "model", uris, inputs, fetch)
+    return [*links, link], model
 
 
 def _fetch_from_mlflow(context: _TraceContext, version: RegisteredModel | None) -> tuple[Artifact, str]:
@@ -302,22 +309,50 @@ def _trace_ancestors(context: _TraceContext, base: Link) -> list[Link]:
     base.inputs = [one.content_sha256 for one in manifest.inputs]
     parent, links = context.describe_parent(manifest), []
     if merged := manifest.find_input("model"):
-        uris = [Path(merged.uri).as_uri()] if Path(merged.uri).is_absolute() else []
-
-        def fetch() -> tuple[Artifact, str]:
-            return _fetch_from_mlflow(context, find_by_digest(context.version.name, merged.content_sha256))
-
-        link, adapter = _check_artifact(parent, "model", uris, ("base_model",), fetch)
+        link, adapter = _check_ancestor(parent, merged, ("base_model",))
         if adapter:
-            link.inputs = [one.content_sha256 for one in adapter.manifest.inputs]
-            parent = context.describe_parent(adapter.manifest)
+            manifest = adapter.manifest
+            parent = context.describe_parent(manifest)
         link.parent, links = base, [link]
     data = _check_data(parent) if parent.get_tag("dataset_sha256") else []
     next_base = _check_base(parent)
     if not links:
         for link in (next_base, *data[:1]):
             link.parent = base
-    return [*links, next_base, *data, *_trace_ancestors(parent, next_base)]
+    initial = _trace_initial_adapter(context, manifest, links[0] if links else base)
+    return [*links, next_base, *data, *initial, *_trace_ancestors(parent, next_base)]
+
+
+def _trace_initial_adapter(context: _TraceContext, manifest: Manifest, model: Link) -> list[Link]:
+    """Return the links of the adapter that a model's training started from, without its base: it is the model's base."""
+    initial = manifest.find_input(INITIAL_ADAPTER_INPUT)
+    if initial is None:
+        return []
+    initial = initial.model_copy(update={"kind": "model"})
+    link, adapter = _check_ancestor(
+        context.describe_parent(manifest.model_copy(update={"inputs": [initial]})), initial, ()
+    )
+    link.parent, link.detail = model, link.detail or "initial adapter"
+    model.inputs = [*model.inputs, link.sha256]
+    if adapter is None:
+        return [link]
+    data = _check_data(context.describe_parent(adapter.manifest))
+    return [link, *data, *_trace_initial_adapter(context, adapter.manifest, link)]
+
+
+def _check_ancestor(
+    context: _TraceContext, model: ArtifactInput, input_kinds: Sequence[str]
+) -> tuple[Link, Artifact | None]:
+    """Find and verify a model that another model was built from, in its folder, the store or MLflow."""
+    uris = [Path(model.uri).as_uri()] if Path(model.uri).is_absolute() else []
+
+    def fetch() -> tuple[Artifact, str]:
+        return _fetch_from_mlflow(context, find_by_digest(context.version.name, model.content_sha256))
+
+    link, artifact = _check_artifact(context, "model", uris, input_kinds, fetch)
+    if artifact:
+        link.inputs = [one.content_sha256 for one in artifact.manifest.inputs if one.kind != INITIAL_ADAPTER_INPUT]
+    return link, artifact
 
 
 def _find_base_manifest(context: _TraceContext, base: Link) -> Manifest | None:

@@ -44,6 +44,7 @@ from components.data_curation.stage import EarlierRevision, Source
 from components.data_versioning import stage as versioning
 from components.data_versioning.config import DataVersioningConfig
 from components.data_versioning.git_repository import DataVersioningError
+from components.fine_tuning import adapters
 from components.fine_tuning import stage as tuning
 from components.fine_tuning.config import Recipe
 from components.model_registry.stage import RegisteredModel, get_registered
@@ -327,7 +328,9 @@ def _build_plan(recorded: RecordedVersion, request: ReproductionRequest, folder:
     model, dataset = recorded.model, recorded.dataset
     # With the recorded arithmetic, the key differs from the recorded key only if the code differs.
     digests = (dataset.content_sha256, recorded.base.content_sha256)
-    key = tuning.compute_key(*digests, recipe, model.seed, recorded.arithmetic)
+    initial = model.find_input(adapters.INITIAL_ADAPTER_INPUT)
+    initial_sha256 = initial.content_sha256 if initial else None
+    key = tuning.compute_key(*digests, recipe, model.seed, recorded.arithmetic, initial_sha256)
     records = [StageRecord(tuning.STAGE, environment_diff.MODEL, model, recipe, key)]
     if sources:
         key = curation.compute_key(dataset.inputs, sources.config, dataset.seed)
@@ -402,6 +405,11 @@ def _execute(plan: ReproductionPlan, request: ReproductionRequest, folder: Path)
             f"the base model of {recorded.title} is missing or has changed: {error.message}",
             hint=f"Restore the files with the digest {recorded.base.content_sha256[:12]} at {recorded.base.uri}.",
         ) from error
+    initial = recorded.model.find_input(adapters.INITIAL_ADAPTER_INPUT)
+    model_config = model_loading.load_configuration(base.path)
+    initial_adapter = adapters.open_initial_adapter(
+        plan.recipe, base.sha256, model_config, initial.content_sha256 if initial else None
+    )
     dataset = _curate(plan.sources, recorded, request, folder) if plan.sources else None
     if dataset is not None and dataset.sha256 == recorded.dataset.content_sha256:
         training_data = dataset
@@ -434,6 +442,7 @@ def _execute(plan: ReproductionPlan, request: ReproductionRequest, folder: Path)
                 state=folder / "state",
                 reporter=reporter,
                 base=base,
+                initial_adapter=initial_adapter,
                 dataset_uri=recorded.revision,
             )
         )

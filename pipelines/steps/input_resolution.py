@@ -20,7 +20,7 @@ from components.common.workspace.artifact_store import Workdir
 from components.evaluation import engine_loading
 from components.evaluation.tasks import file_digests, task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
-from components.fine_tuning import model_support
+from components.fine_tuning import adapters, model_support
 from components.model_registry.stage import RegisteredModel, find_by_digest, find_champion
 from components.triton_packaging import triton_installation
 from pipelines.config.customization_config import Customization, check_consistency
@@ -67,6 +67,7 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     model_config = model_loading.load_configuration(base.path)
     for recipe in config.fine_tuning.recipes.values():
         model_support.check_model(recipe, model_config)
+    initial_sha256 = find_initial_adapter(config, base.sha256, model_config)
     workloads = _check_tasks_with(base, config, reporter)
     reporter.step("resolving the champion")
     reason = get_unproven_reason(config)
@@ -76,7 +77,14 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     def find_incumbent(finetune_key: str) -> str | None:
         return _fetch_incumbent(config, workdir, finetune_key, reporter)
 
-    return build_plans(config, inputs, base.sha256, find_incumbent, reason, workloads)
+    return build_plans(config, inputs, base.sha256, find_incumbent, reason, workloads, initial_sha256)
+
+
+def find_initial_adapter(config: Customization, base_sha256: str | None, model_config: PretrainedConfig) -> str | None:
+    """Return the digest of the initial adapter after its checks, or None; see `adapters.open_initial_adapter`."""
+    recipes = config.fine_tuning.recipes.values()
+    opened = [adapters.open_initial_adapter(recipe, base_sha256, model_config) for recipe in recipes]
+    return opened[0].sha256 if opened[0] else None
 
 
 def _check_tasks_with(
@@ -122,6 +130,7 @@ def build_plans(
     find_incumbent: Callable[[str], str | None],
     unproven_reason: str | None,
     workloads: Sequence[TaskWorkload],
+    initial_adapter_sha256: str | None = None,
 ) -> StagePlans:
     """Return the plans for resolved inputs.
 
@@ -129,7 +138,8 @@ def build_plans(
         find_incumbent: Returns the digest of the model to compare with for a recipe's key.
         unproven_reason: The reason why the package cannot be proven on this machine; None if it can be proven.
     """
-    curation, tuning = build_curation_plan(config, inputs), build_fine_tuning_plan(config, base_sha256)
+    curation = build_curation_plan(config, inputs)
+    tuning = build_fine_tuning_plan(config, base_sha256, initial_adapter_sha256)
     # On another device the same recipe gives a model that differs in its last bits, so the device is part of the key.
     finetune_key = hashing.digest(
         [drop_placement(curation), drop_placement(tuning), model_loading.describe_arithmetic()]
@@ -160,12 +170,13 @@ def drop_placement(plan: Plan) -> Plan:
     return {name: value for name, value in plan.items() if name != "where"}
 
 
-def build_fine_tuning_plan(config: Customization, base_sha256: str) -> Plan:
+def build_fine_tuning_plan(config: Customization, base_sha256: str, initial_adapter_sha256: str | None = None) -> Plan:
     """Return the fine-tuning plan. Of a sweep, `where` holds the settings that do not affect the result."""
     launcher = launcher_settings.load_settings()
     plan = {
         **_build_plan("fine_tuning", config),
         "base_sha256": base_sha256,
+        **({"initial_adapter_sha256": initial_adapter_sha256} if initial_adapter_sha256 else {}),
         "threads": os.environ.get("TUNELINE_THREADS", ""),
         **({"launcher": launcher.describe_hardware()} if not launcher.entry.uses_this_machine else {}),
     }
@@ -215,7 +226,9 @@ def plan_stage_as_json(stage: str, config: Customization, workdir: Workdir, repo
     else:
         base = model_loading.resolve_base_model(config.fine_tuning.base_model, reporter)
         if stage == "fine_tuning":
-            plan = build_fine_tuning_plan(config, base.sha256)
+            configuration = model_loading.load_configuration(base.path)
+            initial_sha256 = find_initial_adapter(config, base.sha256, configuration)
+            plan = build_fine_tuning_plan(config, base.sha256, initial_sha256)
         else:
             workloads = _check_tasks_with(base, config, reporter)
             plan = build_evaluation_plan(config, _fetch_incumbent(config, workdir, "", reporter), workloads)

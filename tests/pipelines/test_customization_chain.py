@@ -62,6 +62,14 @@ def test_virtual_tokens_cannot_be_tuned_further(tmp_path: Path) -> None:
     assert not load_chain(paths, [])[1].tunes_previous
 
 
+def test_initial_adapter_requires_a_base_model_in_a_chain(tmp_path: Path) -> None:
+    paths = write_chain(tmp_path, {"base_model": "/a"}, {"initial_adapter": "/sft"})
+    with pytest.raises(ConfigurationError, match=r"1\.yaml sets fine_tuning\.initial_adapter, which must match"):
+        load_chain(paths, [])
+    paths = write_chain(tmp_path, {"base_model": "/a"}, {"initial_adapter": "/sft", "base_model": "/a"})
+    assert not load_chain(paths, [])[1].tunes_previous
+
+
 @pytest.mark.parametrize(("first_verdict", "exit_code"), [("accepted", 0), ("unchanged", 0), ("refused", 3)])
 def test_chain_runs_until_a_gate_refuses_a_model(
     first_verdict: str, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1190,6 +1190,18 @@ MODEL_ERRORS = {
     "fine_tuning.base_model: … contains adapter_config.json, which refers to another base model": ("configuration", 2),
     "fine_tuning.base_model: the adapter of type … in … cannot be merged into its base model": ("configuration", 2),
     "… tunes the model of …, whose adaptation … cannot be merged into a base model": ("configuration", 2),
+    "fine_tuning.initial_adapter: … is not a tuned model with an adapter": ("configuration", 2),
+    "fine_tuning.initial_adapter: the base model of … has the digest …; expected that of fine_tuning.base_model, …": (
+        "configuration",
+        2,
+    ),
+    "fine_tuning.initial_adapter: the tensor … has the shape …; expected …, as in the recipe": ("configuration", 2),
+    "fine_tuning.initial_adapter: … of the adapter is …; expected …, as in the recipe": ("configuration", 2),
+    "fine_tuning.initial_adapter: the digest of … is …; expected …": ("artifact_damaged", 1),
+    "… sets fine_tuning.initial_adapter, which must match the base model, but not fine_tuning.base_model": (
+        "configuration",
+        2,
+    ),
     "fine_tuning.base_model: the token '…' of … has the ID …, and the model has … embeddings": ("configuration", 2),
     "the weights in … do not match its config.json: …": ("configuration", 2),
 }

@@ -701,7 +701,7 @@ def test_data_show_and_data_diff_print_the_documented_json(chain: Chain, run_com
 
 @dataclass(frozen=True)
 class Successor:
-    """A DPO model, registered under `name`, whose base model is the SFT model `parent`."""
+    """A DPO model, registered under `name`, whose base model or initial adapter is the SFT model `parent`."""
 
     name: str
     chain: Chain
@@ -709,11 +709,15 @@ class Successor:
     pairs: Artifact
     model: Artifact
 
+    @property
+    def continues_adapter(self) -> bool:
+        return self.model.manifest.find_input("initial_adapter") is not None
+
     def trace(self) -> Lineage:
         return trace(f"{self.name}@champion", self.chain.work, self.chain.config.data_versioning, SilentReporter())
 
 
-@pytest.fixture(scope="module", params=["adapter", "merged"])
+@pytest.fixture(scope="module", params=["adapter", "merged", "initial"])
 def registered_successor(registered_chain: Chain, request: pytest.FixtureRequest) -> Successor:
     """Tune the SFT model of the chain, or its merged weights, on preference pairs."""
     chain, name = registered_chain, f"{NAME}-{request.param}"
@@ -737,8 +741,9 @@ def registered_successor(registered_chain: Chain, request: pytest.FixtureRequest
         dataset = artifact_store.add_artifact(
             work.store, curate(list_sources(curation.sources, Path.cwd()), draft, curation, **options)
         )
+        key = "initial_adapter" if request.param == "initial" else "base_model"
         recipe = chain.config.fine_tuning.model_copy(
-            update={"base_model": f"store:{parent.sha256}", "objective": "dpo", "max_steps": 2}
+            update={key: f"store:{parent.sha256}", "objective": "dpo", "max_steps": 2}
         )
         model = artifact_store.add_artifact(work.store, finetune(dataset, draft, recipe, state=work.state, **options))
         evaluation = artifact_store.add_artifact(
@@ -768,10 +773,15 @@ def test_lineage_of_a_dpo_model_leads_to_both_datasets_and_the_original_base(suc
     assert [Path(link.uri).name for link in lineage.get_links("raw")] == ["pairs.jsonl", "raw.jsonl"]
     digests = [link.sha256 for link in lineage.chain]
     assert all(set(link.inputs) <= set(digests) for link in lineage.chain), "every input is a link of the chain"
-    dpo_base, original = lineage.get_links("base_model")
+    dpo_base, original = lineage.get_links("base_model")[0], lineage.get_links("base_model")[-1]
     assert original.sha256 == model_loading.resolve_base_model(str(sft.work.root.parent / "tiny")).sha256
     models = [link.sha256 for link in lineage.get_links("model")]
-    if successor.parent is sft.model:  # an adapter: it was merged into another base model
+    if successor.continues_adapter:
+        assert models == [successor.model.sha256, sft.model.sha256]
+        assert dpo_base is original
+        assert sft.model.sha256 in lineage.get_links("model")[0].inputs
+        assert lineage.get_links("model")[1].detail == "initial adapter"
+    elif successor.parent is sft.model:  # an adapter: it was merged into another base model
         assert models == [successor.model.sha256, sft.model.sha256]
         assert set(dpo_base.inputs) == {sft.model.sha256, original.sha256}
         assert lineage.get_links("revision")[1].uri == sft.revision.uri
@@ -791,7 +801,10 @@ def test_tree_nests_the_sft_model_below_the_base_model(
     found = [re.match(r"([│├└─\s]*)[✔?] ([a-z ]+?)  ", line) for line in text.splitlines()[1:]]
     tree = [(len(match[1]) // 4, match[2]) for match in found if match]
     sft = [(0, "base model"), (0, "dataset"), (1, "revision"), (1, "raw")]
-    if successor.parent is successor.chain.model:
+    initial: list[tuple[int, str]] = []
+    if successor.continues_adapter:
+        ancestors, initial = [], [(2, "model"), *((depth + 3, title) for depth, title in sft[1:])]
+    elif successor.parent is successor.chain.model:
         ancestors = [(3, "model"), *((depth + 4, title) for depth, title in sft)]
     else:
         ancestors = [(depth + 3, title) for depth, title in sft]
@@ -803,6 +816,7 @@ def test_tree_nests_the_sft_model_below_the_base_model(
         (2, "dataset"),
         (3, "revision"),
         (3, "raw"),
+        *initial,
     ]
 
 
@@ -814,7 +828,8 @@ def test_missing_sft_model_is_reported(successor: Successor) -> None:
         [link] = lineage.broken_links
         assert (link.kind, link.sha256, link.status) == ("model", parent.sha256, "missing")
         assert "the model was not found in" in link.detail
-        assert len(lineage.get_links("base_model")) == 2, "the original base is recorded in the merged base model"
+        if not successor.continues_adapter:
+            assert len(lineage.get_links("base_model")) == 2, "the original base is recorded in the merged base model"
     else:
         [link] = lineage.broken_links
         assert (link.kind, link.sha256, link.status) == ("base_model", parent.sha256, "missing")

@@ -759,16 +759,17 @@ def read_dtype(folder: Path) -> Any:
     return _load_weights(folder, dtype="auto", device_map="meta").dtype
 
 
-def attach_adapter(loaded: Any, adapter: Path, *, trainable: bool = False) -> Any:
+def attach_adapter(loaded: Any, adapter: Path, *, trainable: bool = False, config: Any = None) -> Any:
     """Attach an adapter to a loaded base model, and return the peft.PeftModel.
 
     Args:
         adapter: folder of the adapter.
         trainable: make the adapter trainable.
+        config: peft.PeftConfig to use instead of adapter_config.json.
     """
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(loaded, str(adapter), is_trainable=trainable)
+    return PeftModel.from_pretrained(loaded, str(adapter), is_trainable=trainable, config=config)
 
 
 def load_tokenizer(folder: Path, **options: Any) -> Any:
