@@ -123,17 +123,8 @@ def finetune(
         with timer.measure("tokens"):
             check_vocabulary(tokenizer, model_loading.load_configuration(base.path), base.uri)
             splits = tokenize(dataset, kind, tokenizer, base, recipe, state, reporter)
-        job = TrainingJob(
-            str(base.path),
-            base.sha256,
-            base.uri,
-            str(splits.folder),
-            recipe.model_dump(),
-            seed,
-            str(work),
-            str(output),
-            str(initial_adapter.path) if initial_adapter else "",
-        )
+        folders = (splits.folder, work, output, initial_adapter.path if initial_adapter else "")
+        job = TrainingJob(str(base.path), base.sha256, base.uri, recipe.model_dump(), seed, *map(str, folders))
         with liveness.heartbeat(splits.folder):
             result = _train(job, recipe, tokenizer, reporter, launcher_settings, run)
         _add_tokenizer(tokenizer, base, output)
@@ -147,13 +138,10 @@ def finetune(
         }
         inputs = [dataset.as_input(dataset_uri), base.as_input()]
         if initial_adapter:
-            source = initial_adapter.as_input(config.initial_adapter or "")
+            source = initial_adapter.as_input(recipe.initial_adapter or "")
             inputs.append(source.model_copy(update={"kind": adapters.INITIAL_ADAPTER_INPUT}))
-        _copy_logs(work, output)
         card = model_card.render_card(recipe, summary, dataset, base, inputs, seed)
-        (output / model_card.CARD_FILENAME).write_text(card, encoding="utf-8")
-        log, samples = (callbacks.read_log(output / name) for name in (callbacks.LOG_FILENAME, SAMPLES_FILENAME))
-        page = report.render_report(log, summary, inputs, recipe, samples=samples)
+        page = _write_documents(work, output, card, summary, inputs, recipe)
         published = publish_model(output, page, inputs, recipe.model_dump(), seed, key, summary)
         shutil.rmtree(work, ignore_errors=True)
     return published
@@ -199,14 +187,19 @@ def plan_recipe(
     return completed.recipe
 
 
-def _copy_logs(work: Path, output: Path) -> None:
-    """Copy the training's log, its sample answers and its TensorBoard files to the output."""
+def _write_documents(
+    work: Path, output: Path, card: str, summary: dict[str, Any], inputs: Sequence[ArtifactInput], recipe: Recipe
+) -> str:
+    """Write the model card, logs, sample answers and TensorBoard files to the output; return the report."""
+    (output / model_card.CARD_FILENAME).write_text(card, encoding="utf-8")
     shutil.copyfile(work / callbacks.LOG_FILENAME, output / callbacks.LOG_FILENAME)
     if (work / SAMPLES_FILENAME).exists():
         shutil.copyfile(work / SAMPLES_FILENAME, output / SAMPLES_FILENAME)
     board = work / callbacks.TENSORBOARD_FOLDER
     if board.is_dir():
         shutil.copytree(board, output / board.name, dirs_exist_ok=True)
+    log, samples = (callbacks.read_log(output / name) for name in (callbacks.LOG_FILENAME, SAMPLES_FILENAME))
+    return report.render_report(log, summary, inputs, recipe, samples=samples)
 
 
 def publish_model(

@@ -132,13 +132,8 @@ def tune(
     )
     if not config.sweep.vary:
         return train(output, config, reporter=reporter, base=base, initial_adapter=initial_adapter, overwrite=overwrite)
-    for recipe in config.recipes.values():
-        stage.check_launcher(recipe, launcher_settings)
     base = base or model_loading.resolve_base_model(config.base_model, reporter)
-    if initial_adapter is None and config.initial_adapter:
-        model_config = model_loading.load_configuration(base.path)
-        for recipe in config.recipes.values():
-            initial_adapter = adapters.open_initial_adapter(recipe, base.sha256, model_config)
+    initial_adapter = initial_adapter or _open_initial_adapter(config, base)
     initial_sha256 = initial_adapter.sha256 if initial_adapter else None
     recipes = _plan_recipes(dataset, base, config, launcher_settings, reporter)
     keys = [
@@ -188,6 +183,14 @@ def tune(
     return finished
 
 
+def _open_initial_adapter(config: FineTuningConfig, base: LocalBaseModel) -> Artifact | None:
+    """Return the initial adapter, which each recipe must match; None if the sweep has none."""
+    model_config, adapter = model_loading.load_configuration(base.path), None
+    for recipe in config.recipes.values():
+        adapter = adapters.open_initial_adapter(recipe, base.sha256, model_config)
+    return adapter
+
+
 def _plan_recipes(
     dataset: Artifact,
     base: LocalBaseModel,
@@ -196,6 +199,8 @@ def _plan_recipes(
     reporter: Reporter,
 ) -> dict[str, Recipe]:
     """Return the recipes by name, with equal values of the settings that define the validation loss."""
+    for recipe in config.recipes.values():
+        stage.check_launcher(recipe, launcher_settings)
     tokenizer = model_loading.load_tokenizer(base.path)
     shared = stage.plan_recipe(dataset, base, config, tokenizer, launcher_settings, reporter)
     names = ["max_length", *(["micro_batch_size"] if config.objective_spec.min_micro_batch_size > 1 else [])]

@@ -52,9 +52,9 @@ class TrainingJob:
     base_path: str
     base_sha256: str
     base_uri: str
-    tokens: str
     config: dict[str, Any]
     seed: int
+    tokens: str
     state: str
     output: str
     initial_adapter: str = ""
@@ -130,7 +130,6 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         os.environ["DS_ACCELERATOR"] = device  # DeepSpeed detects accelerators, but not a CPU
     with timer.measure("import"):
         import torch
-        import transformers
         import trl  # noqa: F401 - takes most of the startup time
     splits = token_cache.open_tokens(Path(job.tokens))
     if config.objective_spec.precomputes_reference:  # TRL writes files next to the rows, which other jobs share
@@ -138,8 +137,7 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
     reporter.step("loading the base model")
     with timer.measure("load"):
         model_loading.prepare_torch(job.seed, device)
-        base = LocalBaseModel(Path(job.base_path), job.base_sha256, job.base_uri)
-        model_config = model_loading.load_configuration(base.path)
+        model_config = model_loading.load_configuration(Path(job.base_path))
         outline = adapters.build_outline(model_config, config)
         parameters = _count_model_parameters(outline, model_config)
         shape = model_shape.ModelShape.from_configuration(model_config, parameters)
@@ -147,26 +145,11 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         if config.has_lora_dropout and adapters.has_adapted_experts(outline):
             config = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
             settings.reasons.append("lora.dropout: 0, because PEFT has no dropout for the weights of experts")
-        dtype = acceleration.choose_dtype(config, settings)
         # With these arguments, transformers shards the weights of ZeRO-3 while it loads them.
         arguments = _build_arguments(splits, config, settings, job, model_support.find_class(model_config))
         sharding.prepare_loading(config)
         torch.manual_seed(job.seed)  # counting parameters consumed random numbers
-        options: dict[str, object] = {"attn_implementation": settings.attention}
-        if config.adaptation_spec.holds_4bit_weights:
-            # 4-bit NormalFloat with double quantization (Dettmers et al., arXiv 2305.14314)
-            options["quantization_config"] = transformers.BitsAndBytesConfig(
-                load_in_4bit=True,
-                bnb_4bit_quant_type="nf4",
-                bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=dtype,
-            )
-        loadable = model_loading.LoadableModel(base.sha256, base, base.path, None, None)
-        model = model_loading.load_model(loadable, trainable=True, dtype=dtype, **options)
-        model_support.align_with_trl(model)
-        if job.initial_adapter:  # TRL keeps a frozen copy of it, named "ref", as the reference model of dpo and kto
-            peft_config = adapters.build_peft_config(config, job.base_path, model)
-            model = model_loading.attach_adapter(model, Path(job.initial_adapter), trainable=True, config=peft_config)
+        model = _load_model(job, config, settings)
         tokenizer = tokenizer or model_loading.load_tokenizer(Path(job.base_path))
     stop = threading.Event()
     with timer.measure("prepare"):
@@ -205,6 +188,32 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         if warning:
             reporter.note(warning)
     return result
+
+
+def _load_model(job: TrainingJob, config: Recipe, settings: ComputeSettings) -> PreTrainedModel:
+    """Load the base model for training, with the initial adapter if the job has one."""
+    from transformers import BitsAndBytesConfig
+
+    base, dtype = (
+        LocalBaseModel(Path(job.base_path), job.base_sha256, job.base_uri),
+        acceleration.choose_dtype(config, settings),
+    )
+    options: dict[str, object] = {"attn_implementation": settings.attention}
+    if config.adaptation_spec.holds_4bit_weights:
+        # 4-bit NormalFloat with double quantization (Dettmers et al., arXiv 2305.14314)
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    loadable = model_loading.LoadableModel(base.sha256, base, base.path, None, None)
+    model: PreTrainedModel = model_loading.load_model(loadable, trainable=True, dtype=dtype, **options)
+    model_support.align_with_trl(model)
+    if job.initial_adapter:  # TRL keeps a frozen copy of it, named "ref", as the reference model of dpo and kto
+        peft_config = adapters.build_peft_config(config, job.base_path, model)
+        model = model_loading.attach_adapter(model, Path(job.initial_adapter), trainable=True, config=peft_config)
+    return model
 
 
 def count_parameters(model_config: PretrainedConfig, config: FineTuningConfig) -> dict[str, int]:

@@ -218,6 +218,7 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
     reporter.step("estimating")
     tokens, lengths, shape = survey.tokens, survey.tokens.lengths, survey.largest.shape
     counts, tokenized = summarize_rows(survey.curated), tokens.counts
+    rows, first = tokens.trained_rows, survey.recipes[0]
     memory, disk, times = _estimate_memory(survey), _estimate_disk(survey), _estimate_times(survey)
     start = resource_formulas.START_SECONDS
     seconds: dict[str, float | None] = dict.fromkeys(ESTIMATED_STAGES, 0.0)  # 0 for a cached stage
@@ -242,7 +243,9 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
             "trained": sum(recipe.trained_tokens for recipe in survey.recipes),
         },
         "steps": sum(recipe.steps for recipe in survey.recipes),
-        "epochs": round(_count_epochs(survey.recipes[0]), 4),
+        "epochs": round(
+            training.count_rows_seen(rows, first.batched_rows, first.steps, first.recipe) / max(rows, 1), 4
+        ),
         "recipe": survey.choices,
         "parameters": {"all": shape.parameters, "trainable": shape.trainable},
         "memory": memory,
@@ -337,11 +340,6 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
 
 def _find_device(config: FineTuningConfig) -> acceleration.TrainingDevice:
     return acceleration.describe_training_device(config, remote=bool(_describe_remote_training()))
-
-
-def _count_epochs(survey: RunSurvey) -> float:
-    rows = survey.tokens.trained_rows
-    return training.count_rows_seen(rows, survey.batched_rows, survey.steps, survey.recipe) / max(rows, 1)
 
 
 def _find_cached_stages(

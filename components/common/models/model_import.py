@@ -90,13 +90,7 @@ def inspect_source(source: str, reporter: Reporter) -> SourceContent:
     folder: Path | None = None
     expected_digests: dict[str, str] = {}
     if source.startswith("hf://"):
-        info = model_loading.fetch_hub_info(source)
-        siblings = info.siblings or []
-        exact_name = f"{source.partition('@')[0]}@{info.sha}"
-        sizes = {file.rfilename: int(file.size or 0) for file in siblings}
-        expected_digests = {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs}
-        card = info.card_data.to_dict() if info.card_data else {}
-        licence = licences.parse_card_fields(card, gated=bool(info.gated))
+        exact_name, licence, sizes, expected_digests = _inspect_hub_model(source)
     else:
         folder = model_loading.resolve_base_model(source, reporter).path
         sizes = {
@@ -111,6 +105,19 @@ def inspect_source(source: str, reporter: Reporter) -> SourceContent:
     skipped = sorted(sizes.keys() - files.keys() - {artifact_folder.MANIFEST_FILENAME})
     model_loading.check_model_files(files, source)
     return SourceContent(exact_name, licence, files, skipped, folder, expected_digests)
+
+
+def _inspect_hub_model(source: str) -> tuple[str, Licence, dict[str, int], dict[str, str]]:
+    """Return the name with its commit, the licence, the files' sizes, and the expected digests of large files."""
+    info = model_loading.fetch_hub_info(source)
+    siblings = info.siblings or []
+    card = info.card_data.to_dict() if info.card_data else {}
+    return (
+        f"{source.partition('@')[0]}@{info.sha}",
+        licences.parse_card_fields(card, gated=bool(info.gated)),
+        {file.rfilename: int(file.size or 0) for file in siblings},
+        {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs},
+    )
 
 
 def _is_model(name: str) -> bool:
