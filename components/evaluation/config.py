@@ -94,7 +94,8 @@ class EvaluationConfig(BaseModel):
     max_length: int | None = Field(
         None,
         ge=8,
-        description="Maximum row length in tokens. Longer rows are truncated. null: the candidate's fine_tuning.max_length.",
+        description="Maximum row length in tokens. Longer rows are truncated. null: max_length of the candidate's training, or "
+        "2,048 tokens for a model that tuneline did not train.",
     )
     batch_tokens: int = Field(
         2048,

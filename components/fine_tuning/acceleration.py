@@ -42,6 +42,7 @@ def has_machine_requirements(config: FineTuningConfig) -> bool:
     return (
         config.device not in ("auto", "cpu")
         or config.adaptation_spec.holds_4bit_weights
+        or OPTIMIZERS[config.optimizer].requires_bitsandbytes
         or config.is_sharded
         or config.attention == "flash_attention_2"
         or config.fused_kernels == "on"

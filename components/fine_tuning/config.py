@@ -486,11 +486,11 @@ class FineTuningConfig(Section):
 class Recipe(FineTuningConfig):
     """A recipe whose automatic settings have been chosen, without a sweep."""
 
-    epochs: float
-    learning_rate: float
-    batch_size: int
-    micro_batch_size: int
-    max_length: int
+    epochs: float = Field(gt=0)
+    learning_rate: float = Field(gt=0)
+    batch_size: int = Field(ge=1)
+    micro_batch_size: int = Field(ge=1)
+    max_length: int = Field(ge=8)
 
     @property
     def rows_per_step(self) -> int:
@@ -526,12 +526,12 @@ def _find_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
 def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     adaptation, objective = c.adaptation_spec, c.objective_spec
     times_processes = f" × processes {c.processes}" if c.processes > 1 else ""
-    concurrent_rows = (c.micro_batch_size or 1) * c.processes
+    micro_batch_size = c.micro_batch_size or objective.min_micro_batch_size
+    concurrent_rows = micro_batch_size * c.processes
     return [
         (
             not c.tokens_per_step and (c.batch_size or 0) % concurrent_rows > 0,
-            f"batch_size {c.batch_size} is not a multiple of micro_batch_size {c.micro_batch_size or 1}"
-            f"{times_processes}",
+            f"batch_size {c.batch_size} is not a multiple of micro_batch_size {micro_batch_size}{times_processes}",
         ),
         (
             c.packing and adaptation.is_prompt_based,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.models.model_shape import ModelShape
 from components.common.models.row_lengths import LENGTH_MULTIPLE, LENGTH_QUANTILE, find_covering_length
+from components.common.runtime.errors import ConfigurationError
 from components.fine_tuning import acceleration
 from components.fine_tuning.acceleration import TrainingDevice
 from components.fine_tuning.config import FineTuningConfig, Recipe
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_SAMPLED_ROWS = 2000  # rows whose tokens are counted, evenly spread
+MIN_LENGTH = 8  # tokens, the minimum of fine_tuning.max_length
 MAX_SPLIT_LENGTH = 2048  # tokens of an example if long rows are split: nothing is lost, and attention costs less
 # Rate of full training with AdamW at a hidden size h: 5e-5 · (2000/h)^0.781, fitted on Llama models (Schulman et al.,
 # "LoRA Without Regret", Thinking Machines Lab, 2025, and its tinker-cookbook). 2.9e-5 for 8B, 1.3e-4 for 135M.
@@ -42,6 +44,14 @@ def has_open_settings(config: FineTuningConfig) -> bool:
     """Return whether the recipe leaves settings open that `complete_recipe` chooses."""
     settings = (config.learning_rate, config.batch_size, config.micro_batch_size, config.max_length)
     return None in settings or (config.epochs is None and not config.max_steps)
+
+
+def share_settings(config: FineTuningConfig, max_length: int) -> FineTuningConfig:
+    """Return a sweep with equal values of the settings that define the validation loss of its recipes."""
+    shared: dict[str, int] = {"max_length": max_length}
+    if config.objective_spec.min_micro_batch_size > 1 and config.micro_batch_size is None:
+        shared["micro_batch_size"] = config.objective_spec.min_micro_batch_size
+    return config.model_copy(update=shared)
 
 
 def complete_recipe(
@@ -95,6 +105,12 @@ def _choose_max_length(
     if config.objective_spec.splits_long_rows and length > MAX_SPLIT_LENGTH:
         length, reason = MAX_SPLIT_LENGTH, f"{reason}; longer rows are split"
     context = get_context_length(config, model_config)
+    if context is not None and context < MIN_LENGTH:
+        raise ConfigurationError(
+            f"fine_tuning.prompt.virtual_tokens leaves {context} tokens of the model's context; expected at least "
+            f"{MIN_LENGTH}",
+            hint="Reduce fine_tuning.prompt.virtual_tokens.",
+        )
     if context and length > context:
         length, reason = context, f"{reason}, and the model's context is {context:,}"
     if device.memory:

@@ -49,8 +49,7 @@ def log_answers(
                 do_sample=False,
                 pad_token_id=tokenizer.pad_token_id,
             )
-        answer_ids = output[0, len(ids) :] if output.shape[1] > len(ids) else output[0, :0]
-        answer = tokenizer.decode(answer_ids, skip_special_tokens=True)
+        answer = tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
         lines.append(json.dumps({"step": step, "prompt": prompt, "answer": answer}, ensure_ascii=False) + "\n")
     with path.open("a", encoding="utf-8") as file:
         file.writelines(lines)

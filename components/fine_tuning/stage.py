@@ -54,6 +54,8 @@ NON_PAYLOAD_FILES = (
 )
 # Lists of adapter_config.json without a meaningful order; others, such as layer_types, have one entry for each layer.
 UNORDERED_LISTS = ("target_modules", "modules_to_save", "exclude_modules", "feedforward_modules")
+# Keys of config.json that libraries change for the training; the published file has the base model's values.
+TRAINING_SWITCHES = ("use_cache", "output_router_logits", "num_experts")
 RunCommand = Callable[[Launcher, Command, Path, Reporter], dict[str, Any]]  # called like launch.run
 
 
@@ -109,6 +111,7 @@ def finetune(
         initial_adapter = adapters.open_initial_adapter(config, base.sha256, model_config)
     timer = training.StartupTimer()
     with timer.measure("tokens"):
+        tokenization_check.check_tokenization(base.path, base.uri)
         tokenizer = model_loading.load_tokenizer(base.path)
         recipe = plan_recipe(dataset, base, config, tokenizer, launcher_settings, reporter)
     arithmetic = describe_arithmetic(recipe, launcher_settings)
@@ -311,7 +314,6 @@ def tokenize(
     if kind != config.objective:
         trained_on = config.objective_spec.row_mappings[kind].trained_on
         reporter.note(f"objective {config.objective} trains on {trained_on}")
-    tokenization_check.check_tokenization(base.path, base.uri)
     tokenizer_sha256 = token_cache.hash_tokenizer(base.path)
     splits = token_cache.load_or_tokenize(dataset, kind, tokenizer, tokenizer_sha256, config, state, reporter)
     counts = splits.train.counts
@@ -404,6 +406,10 @@ def _add_tokenizer(tokenizer: PreTrainedTokenizerBase, base: LocalBaseModel, out
         for name in UNORDERED_LISTS:  # PEFT writes these lists in the order of a set
             if isinstance(values.get(name), list):
                 values[name] = sorted(values[name])
+        if path.name == "config.json":
+            stated = json.loads((base.path / path.name).read_text(encoding="utf-8"))
+            values = {name: value for name, value in values.items() if name not in TRAINING_SWITCHES}
+            values |= {name: stated[name] for name in TRAINING_SWITCHES if name in stated}
         for name in ("base_model_name_or_path", "_name_or_path", "tokenizer_name_or_path"):
             if values.get(name):
                 values[name] = base.name  # the source instead of this machine's folder

@@ -35,7 +35,7 @@ from components.common.launch import (
 )
 from components.common.launch.array_submission import ArraySubmission
 from components.common.launch.launcher_settings import LauncherSettings
-from components.common.models import compute_devices, model_loading
+from components.common.models import compute_devices, model_loading, tokenization_check
 from components.common.models.model_loading import LocalBaseModel
 from components.common.reporting import mlflow_tracking
 from components.common.reporting.mlflow_tracking import MlflowReporter
@@ -49,7 +49,7 @@ from components.common.runtime.errors import (
 )
 from components.common.runtime.reporters import Reporter, SilentReporter
 from components.common.workspace import artifact_store, job_folders
-from components.fine_tuning import adapters, callbacks, report, stage
+from components.fine_tuning import adapters, callbacks, recipe_defaults, report, stage
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.report import SweepEntry
 from components.fine_tuning.sample_answers import SAMPLES_FILENAME
@@ -201,10 +201,10 @@ def _plan_recipes(
     """Return the recipes by name, with equal values of the settings that define the validation loss."""
     for recipe in config.recipes.values():
         stage.check_launcher(recipe, launcher_settings)
+    tokenization_check.check_tokenization(base.path, base.uri)
     tokenizer = model_loading.load_tokenizer(base.path)
     shared = stage.plan_recipe(dataset, base, config, tokenizer, launcher_settings, reporter)
-    names = ["max_length", *(["micro_batch_size"] if config.objective_spec.min_micro_batch_size > 1 else [])]
-    config = config.model_copy(update={name: getattr(shared, name) for name in names})
+    config = recipe_defaults.share_settings(config, shared.max_length)
     return {
         name: stage.plan_recipe(dataset, base, recipe, tokenizer, launcher_settings, SilentReporter())
         for name, recipe in config.recipes.items()

@@ -52,7 +52,11 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
 
             optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
             self.optimizer = create_loraplus_optimizer(
-                self.model, optimizer_class, loraplus_lr_ratio=config.lora.plus_ratio, **options
+                self.model,
+                optimizer_class,
+                loraplus_lr_ratio=config.lora.plus_ratio,
+                loraplus_weight_decay=config.weight_decay,
+                **options,
             )
             return self.optimizer
 

@@ -327,6 +327,8 @@ def _build_trainer(
         )
     if config.adaptation_spec.holds_4bit_weights:
         adapters.keep_trained_weights_in_float32(trainer.model)
+    if getattr(trainer, "ref_model", None) is not None:  # TRL loads it separately
+        model_support.align_with_trl(trainer.ref_model)
     trainer.remove_callback(PrinterCallback)  # the reporter prints progress
     events.trainer = trainer
     return trainer

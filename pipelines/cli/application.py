@@ -125,17 +125,11 @@ def format_check(result: CheckResult) -> str:
     return f"{mark}  {result['name']}: {result['found']}{hint}"
 
 
-def load_config(config: Path | None, sets: list[str], *, or_demo: bool = False) -> Customization:
-    """Load the configuration file (default: the built-in defaults) and apply the overrides.
-
-    Args:
-        config: The file.
-        sets: The overrides.
-        or_demo: Load the demo's file if neither a file nor an override states the sources.
-    """
+def load_config(config: Path | None, sets: list[str]) -> Customization:
+    """Load the configuration file (default: the built-in defaults) and apply the overrides."""
     from pipelines.config.customization_config import load_customization
 
-    return load_customization(config, sets, or_demo=or_demo)
+    return load_customization(config, sets)
 
 
 def load_launcher(platform: Path | None, launcher: str) -> LauncherSettings:

@@ -42,8 +42,8 @@ def run(
             "-c",
             "--config",
             readable=False,
-            help="customization.yaml. Default: the demo's configuration. Repeatable: each run tunes the model of the run "
-            "before, unless its file sets fine_tuning.base_model.",
+            help="customization.yaml. Default: the demo's configuration. Repeatable. Each run tunes the model of "
+            "the previous run unless its file sets fine_tuning.base_model.",
         ),
     ] = [],  # noqa: B006 - typer never modifies it
     sets: SetOption = [],  # noqa: B006
@@ -92,16 +92,18 @@ def run(
 
 
 def _check_inputs(customization: Customization, work: Workdir, reporter: Reporter) -> None:
-    """Check the sources and evaluation tasks of a later run, which it would check only after the first training."""
+    """Check sources, base model and evaluation tasks of a later run, which would be checked after the first training."""
     from components.common.models import model_loading
+    from components.fine_tuning import model_support
     from pipelines.steps import curation_inputs, input_resolution
 
-    def load_base() -> tuple[Any, Any]:
-        outline = model_loading.load_outline(customization.fine_tuning.base_model)
-        return outline.tokenizer, outline.config
-
     curation_inputs.list_inputs(customization, work, reporter)
-    input_resolution.check_evaluation_tasks(customization, load_base, reporter)
+    outline = model_loading.load_outline(customization.fine_tuning.base_model)
+    if outline.base:
+        model_loading.check_base_model(outline.base)
+    for recipe in customization.fine_tuning.recipes.values():
+        model_support.check_model(recipe, outline.config)
+    input_resolution.check_evaluation_tasks(customization, lambda: (outline.tokenizer, outline.config), reporter)
 
 
 def _run_chain(

@@ -1,4 +1,4 @@
-"""Chains of customizations, such as SFT and DPO: each tunes the model of the one before."""
+"""Chains of customizations, such as SFT and DPO: each customization tunes the model of the previous one's run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ChainedCustomization:
     Attributes:
         customization: the customization. If it tunes the model of the one before, its base model is set to the base model
             of the one before: the models have the same architecture and tokenizer.
-        tunes_previous: whether it tunes the model of the customization before.
+        tunes_previous: whether it tunes the model of the previous customization.
     """
 
     customization: Customization

@@ -55,6 +55,7 @@ from components.fine_tuning.recipe_defaults import (
     complete_recipe,
     get_context_length,
     measure_lengths,
+    share_settings,
 )
 from components.fine_tuning.row_encoding import RowCounts, encode_rows
 from components.fine_tuning.training import count_parameters
@@ -99,6 +100,11 @@ class TokenCounts:
     @property
     def trained_rows(self) -> int:
         """Rows of the training split that have an answer to train on."""
+        return round((self.counts.rows - self.counts.without_answer) * self.rows_per_sampled_row)
+
+    @property
+    def examples(self) -> int:
+        """Examples of these rows."""
         return round(len(self.lengths) * self.rows_per_sampled_row)
 
     @property
@@ -157,8 +163,8 @@ class RunSurvey:
     @property
     def batched_rows(self) -> int:
         """Rows, or packed rows, per epoch."""
-        rows = self.tokens.trained_rows
-        return training.count_batched_rows(rows, rows * self.tokens.mean_length, self.recipe)
+        examples = self.tokens.examples
+        return training.count_batched_rows(examples, examples * self.tokens.mean_length, self.recipe)
 
     @property
     def is_full(self) -> bool:
@@ -174,7 +180,7 @@ class RunSurvey:
         if not tokens.is_sample:
             return training.count_tokens(tokens.lengths, tuning, self.config.seed)
         packed = tuning.rows_per_step * tuning.max_length
-        unpacked = min(tuning.rows_per_step, tokens.trained_rows) * tokens.mean_length
+        unpacked = min(tuning.rows_per_step, tokens.examples) * tokens.mean_length
         return round(self.steps * (packed if tuning.packing else unpacked))
 
     @cached_property
@@ -184,8 +190,7 @@ class RunSurvey:
             return [self]
         shapes: dict[str, ModelShape] = {}
         surveys = []
-        shared = {"max_length": self.recipe.max_length}
-        for config in self.config.fine_tuning.model_copy(update=shared).recipes.values():
+        for config in share_settings(self.config.fine_tuning, self.recipe.max_length).recipes.values():
             # Counting a large model's parameters is slow; only the adaptation and the sections change them.
             values = config.model_dump(mode="json").items()
             key = hashing.digest({n: value for n, value in values if n == "adaptation" or isinstance(value, dict)})
@@ -502,20 +507,25 @@ def _estimate_memory(survey: RunSurvey) -> Json:
     import torch
 
     config, shape, gpu = survey.config, survey.largest.shape, torch.cuda.is_available()
+    free = int(torch.cuda.mem_get_info()[0]) if gpu else int(psutil.virtual_memory().available)
     trainings = []
     for recipe in survey.recipes:
         tuning, lengths = recipe.recipe, recipe.tokens.lengths
         length = tuning.max_length if tuning.packing else max(lengths, default=tuning.max_length)
-        trainings.append(
-            shape_of.estimate_training_memory(
+        for checkpointing in (False, True):
+            parts = shape_of.estimate_training_memory(
                 recipe.shape,
                 rows=tuning.micro_batch_size,
                 length=length,
                 dropout=tuning.has_lora_dropout,
                 gpu=gpu,
+                checkpointing=checkpointing or tuning.activation_checkpointing == "on",
                 optimizer_bytes=OPTIMIZERS[tuning.optimizer].state_bytes,
             )
-        )
+            is_short = parts["total"] > acceleration.MAX_MEMORY_FRACTION * free
+            if tuning.activation_checkpointing != "auto" or not is_short:
+                break
+        trainings.append(parts)
     batch_tokens = config.evaluation.batch_tokens
     proven = get_unproven_reason(config) is None
     peaks = {
@@ -528,7 +538,7 @@ def _estimate_memory(survey: RunSurvey) -> Json:
         "training": max(trainings, key=lambda parts: parts["total"]),
         "stages": peaks,
         "largest_stage": max(sorted(local), key=lambda name: peaks[name]),
-        "free": int(torch.cuda.mem_get_info()[0]) if gpu else int(psutil.virtual_memory().available),
+        "free": free,
         "device": "gpu" if gpu else "cpu",
     }
 

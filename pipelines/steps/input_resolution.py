@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts import code_digest, hashing
 from components.common.launch import launcher_settings
-from components.common.models import model_loading
+from components.common.models import compute_devices, model_loading
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
@@ -180,6 +180,11 @@ def build_fine_tuning_plan(config: Customization, base_sha256: str, initial_adap
         "threads": os.environ.get("TUNELINE_THREADS", ""),
         **({"launcher": launcher.describe_hardware()} if not launcher.entry.uses_this_machine else {}),
     }
+    tuning = config.fine_tuning
+    if launcher.entry.uses_this_machine and None in (tuning.max_length, tuning.micro_batch_size):
+        # The settings that are chosen depend on the memory. On a cluster the training's pod may have another limit.
+        device = compute_devices.select_device(tuning.device)
+        plan["memory_gb"] = round(compute_devices.get_total_memory_bytes(device) / 1e9)
     sweep = plan["config"].get("sweep")
     return {**plan, "where": {"parallel": sweep.pop("parallel")}} if sweep else plan
 

@@ -351,6 +351,7 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
         {"optimizer": "adafactor", "strategy": "zero3", "processes": 2},
         "optimizer adafactor cannot be used with strategy zero3: it was not tested on shards",
     ),
+    ({"initial_adapter": "sft", "adaptation": "full"}, "initial_adapter cannot be used with adaptation full"),
     ({"sample_prompts": ["a"], "validation_rows": 0}, "sample_prompts requires validation_rows of at least 1"),
     ({"early_stopping": 2, "validation_rows": 0}, "early_stopping requires validation_rows"),
     *(({"strategy": strategy}, f"strategy {strategy} {SHARDING_ERROR}") for strategy in ("fsdp2", "zero3")),
@@ -447,3 +448,12 @@ def test_more_processes_than_accelerators_are_rejected(device: str, machine: Fak
     assert acceleration.check_machine(recipe(processes=2)) == device
     with pytest.raises(ConfigurationError, match=f"processes is 4; expected at most 2, the number of {device} devices"):
         acceleration.check_machine(recipe(processes=4, batch_size=8))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
+def test_optimizer_that_needs_a_gpu_is_checked_before_any_stage(optimizer: str, machine: FakeMachine) -> None:
+    machine("cpu")
+    config = recipe(optimizer=optimizer)
+    assert acceleration.has_machine_requirements(config)
+    with pytest.raises(ConfigurationError, match=f"{optimizer} requires an NVIDIA GPU; the device is cpu"):
+        acceleration.check_machine(config)

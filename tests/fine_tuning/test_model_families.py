@@ -28,7 +28,9 @@ BY_TYPE = {family.model_type: family for family in FAMILIES}
 SHORT: dict[str, Any] = {"max_steps": 2, "micro_batch_size": 2, "batch_size": 2}
 # Each pair of adaptation, objective, validation, packing and accumulation that the configuration accepts occurs.
 ACCUMULATED: dict[str, Any] = {"batch_size": 4}
+AUTOMATIC: dict[str, Any] = {"max_steps": None, "epochs": 0.5, "micro_batch_size": None, "batch_size": None}
 COMBINATIONS: list[dict[str, Any]] = [
+    {"adaptation": "lora", "objective": "sft", "validation_rows": 4, **AUTOMATIC},
     {"adaptation": "lora", "objective": "sft", "validation_rows": 4, **ACCUMULATED},
     {"adaptation": "lora", "objective": "dpo", "validation_rows": 0, **ACCUMULATED},
     {"adaptation": "lora", "objective": "sft", "validation_rows": 0, "packing": True},
@@ -80,8 +82,8 @@ def test_family_trains_every_combination_or_is_refused(model_type: str, tune: Tu
 
 @pytest.mark.parametrize("model_type", ["gemma2", "mixtral", "granitemoehybrid"])
 def test_dense_expert_and_hybrid_model_train_at_defaults(model_type: str, tune: Tune, tmp_path: Path) -> None:
-    summary = tune(write_model(BY_TYPE[model_type], tmp_path / "base"), **ACCUMULATED).manifest.summary
-    assert summary["steps"] == 2
+    summary = tune(write_model(BY_TYPE[model_type], tmp_path / "base"), **AUTOMATIC).manifest.summary
+    assert summary["steps"] == 1
     assert summary["validation_loss_before"] > 0
 
 

@@ -6,12 +6,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from components.common.models.model_shape import ModelShape
+from components.common.runtime.errors import ConfigurationError
 from components.fine_tuning import training_plan
 from components.fine_tuning.acceleration import TrainingDevice
 from components.fine_tuning.config import FineTuningConfig
-from components.fine_tuning.recipe_defaults import CompletedRecipe, complete_recipe, has_open_settings, measure_lengths
+from components.fine_tuning.recipe_defaults import (
+    CompletedRecipe,
+    complete_recipe,
+    has_open_settings,
+    measure_lengths,
+    share_settings,
+)
 from tests.fine_tuning.builders import build_conversation
 from tests.fine_tuning.recipes import complete_recipe as recipe
 from tests.tiny import tiny_tokenizer
@@ -127,3 +135,33 @@ def test_row_of_several_examples_has_the_length_of_the_longest() -> None:
     whole = [len(tokenizer.apply_chat_template(row["messages"], tokenize=True)["input_ids"]) for row in rows]
     rows.append(build_conversation("unanswered", "What is it?"))
     assert measure_lengths(rows, FineTuningConfig(), tokenizer) == whole
+
+
+def test_one_step_has_no_warmup() -> None:
+    """The rate of the first warm-up step is 0: it would change nothing."""
+    assert training_plan.plan_steps(16, recipe(epochs=1, batch_size=16, warmup_steps=None)).warmup == 0
+
+
+@pytest.mark.parametrize("objective", ["sft", "kto"])
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch_size", [None, *range(1, 17)])
+def test_every_accepted_batch_size_gives_a_recipe(objective: str, processes: int, batch_size: int | None) -> None:
+    settings = {"objective": objective, "processes": processes, "batch_size": batch_size}
+    smallest = processes * (2 if objective == "kto" else 1)
+    if batch_size and batch_size % smallest:
+        with pytest.raises(ValidationError, match=f"batch_size {batch_size} is not a multiple of micro_batch_size"):
+            FineTuningConfig.model_validate(settings)
+    else:
+        assert choose([500], **settings).recipe.gradient_accumulation_steps >= 1
+
+
+def test_recipes_of_a_kto_sweep_share_the_micro_batch() -> None:
+    """KTO's loss depends on it, so other values would not be comparable."""
+    config = FineTuningConfig.model_validate({"objective": "kto", "sweep": {"vary": {"batch_size": [8, 12]}}})
+    recipes = share_settings(config, 128).recipes.values()
+    assert {(recipe.max_length, recipe.micro_batch_size) for recipe in recipes} == {(128, 2)}
+
+
+def test_virtual_tokens_that_fill_the_context_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="virtual_tokens leaves -52 tokens of the model's context"):
+        choose([500], context=2048, adaptation="p_tuning", prompt={"virtual_tokens": 2100})

@@ -142,6 +142,14 @@ def test_sample_prompts_are_answered_at_every_validation_and_change_no_weight(
     assert "Name &lt;the&gt; fox." in page
 
 
+def test_lora_plus_applies_the_weight_decay(datasets: dict[str, Artifact], tiny: Path, tmp_path: Path) -> None:
+    digests = {
+        tune(datasets, tiny, tmp_path / str(decay), lora={"plus_ratio": 16.0}, weight_decay=decay).sha256
+        for decay in (0.0, 0.9)
+    }
+    assert len(digests) == 2
+
+
 def interrupt_at_step_four(train: Callable[[], object]) -> None:
     """Interrupt a training after its checkpoint of step 4."""
     rotate = checkpoints.rotate

@@ -18,6 +18,7 @@ from pipelines.config.customization_config import Customization
 from pipelines.runs import local_runner, run_summary
 from tests.pipelines.command import answer, refusal, run_in_process
 from tests.pipelines.project import CONFIGURATION, write_project
+from tests.tiny import tiny_model
 
 DIGESTS = ("a" * 64, "b" * 64)
 
@@ -82,13 +83,14 @@ def test_chain_runs_until_a_gate_refuses_a_model(
         return {"verdict": verdict, "artifacts": {"model": f"/store/{model}"}}
 
     monkeypatch.setattr(local_runner, "run", fake_run)
+    base = str(tiny_model(tmp_path / "tiny"))
     monkeypatch.setattr(run_summary, "format_run", lambda result: [f"verdict: {result['verdict']}"])
-    paths = write_chain(tmp_path, {"base_model": "/a"}, {})
+    paths = write_chain(tmp_path, {"base_model": base}, {})
     arguments = ["run", "-c", paths[0], "-c", paths[1], "--workdir", tmp_path / "wd", "--fail-on-refusal"]
     process = run_in_process(*arguments, "--json", cwd=tmp_path)
     result = json.loads(process.stdout)
     assert process.returncode == exit_code
-    expected = ["/a", f"store:{DIGESTS[0]}"][: 1 if exit_code else 2]
+    expected = [base, f"store:{DIGESTS[0]}"][: 1 if exit_code else 2]
     assert runs == expected
     assert len(result["chain"]) == len(expected)
     assert {name: result[name] for name in ("verdict", "artifacts")} == result["chain"][-1]
@@ -106,6 +108,14 @@ def test_later_configuration_is_checked_before_the_first_run(tmp_path: Path, mon
     paths[1].write_text("data_curation: {sources: [missing.jsonl]}\n")
     process = run_in_process(*arguments, cwd=tmp_path)
     assert "missing.jsonl" in json.loads(process.stdout)["error"]["message"]
+    tiny_model(tmp_path / "tiny")
+    for section, message in (
+        ({"lora": {"target_modules": ["nope"]}}, "lora.target_modules"),
+        ({"base_model": "/does/not/exist"}, "/does/not/exist"),
+        ({"optimizer": "adamw_8bit"}, "adamw_8bit requires an NVIDIA GPU"),
+    ):
+        write_chain(tmp_path, {"base_model": "tiny"}, section)
+        assert message in json.loads(run_in_process(*arguments, cwd=tmp_path).stdout)["error"]["message"]
 
 
 @pytest.mark.long

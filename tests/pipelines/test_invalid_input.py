@@ -65,7 +65,7 @@ ERRORS = {
         "{where}: data_curation.sources: found 'raw.jsonl'; expected a list, for example [one, two]", KEYS_HINT
     ),
     "unknown choice": ExpectedError(
-        "{where}: fine_tuning.schedule: found 'magic'; expected 'linear', 'cosine' or 'constant_with_warmup'",
+        "{where}: fine_tuning.schedule: found 'magic'; expected 'linear', 'cosine', 'warmup_stable_decay' or 'constant_with_warmup'",
         KEYS_HINT,
     ),
     "set without =": ExpectedError(

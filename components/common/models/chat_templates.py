@@ -36,7 +36,7 @@ def encode_conversation(
 ) -> EncodedConversation:
     """Tokenize a conversation, mark the tokens of its answers, and truncate both lists to `max_length` tokens.
 
-    Answers that the conversation renders otherwise than at inference are not marked; see `encode_answers`.
+    Answers that the template renders differently in the full conversation than at inference are not marked; see `encode_answers`.
 
     Args:
         tools: definitions of tools (JSON Schema) for the template.

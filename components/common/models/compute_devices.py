@@ -158,7 +158,7 @@ def get_total_memory_bytes(device: str) -> int:
         return int(module.mem_get_info()[1])
     import psutil
 
-    limit = Path("/sys/fs/cgroup/memory.max")  # cgroup v2, as Kubernetes and Slurm set it
+    limit = Path("/sys/fs/cgroup/memory.max")  # cgroup v2, as in a container
     text = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
     total = int(psutil.virtual_memory().total)
     return min(total, int(text)) if text.isdecimal() else total

@@ -330,7 +330,7 @@ def _merge_adapter(tuned: Artifact, source: str, folder: Path, key: str, reporte
     config["_name_or_path"] = f"{artifact_store.STORE_PREFIX}{tuned.sha256}"
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for path in folder.glob("*.safetensors"):
-        path.chmod(0o644)  # safetensors writes 0600; the server may run as another user
+        shutil.copymode(folder / "config.json", path)  # safetensors writes 0600, whatever the umask
     for path in tuned.path.glob(licences.MODEL_CARD_FILENAME):
         shutil.copyfile(path, folder / path.name)  # states the licence
     is_stored = source.startswith(artifact_store.STORE_PREFIX)
@@ -347,7 +347,7 @@ def _merge_adapter(tuned: Artifact, source: str, folder: Path, key: str, reporte
 
 
 def check_base_model(base: LocalBaseModel) -> None:
-    """Check that chat template and tokenizer end, that the weights fit the architecture, and each token an embedding.
+    """Check that chat template and tokenizer end, weights match the architecture, and every token has an embedding.
 
     The model is loaded onto the meta device, which reads no data.
 

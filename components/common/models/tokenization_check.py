@@ -5,7 +5,7 @@ interrupted from Python, so a child process with limits runs them on short conve
 """
 
 # The check takes about 0.3 seconds. It finds templates and tokenizers that always, or for such texts, take too much; it
-# cannot find those that wait for a certain row.
+# cannot detect ones that exceed the limits only for specific rows.
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_tokenization(folder: Path, uri: str, cpu_seconds: int = CPU_SECONDS) -
         problem = f"ends the process with code {child.returncode}: {reason[:300]}"
     raise ConfigurationError(
         f"fine_tuning.base_model: the {part or 'tokenizer'} of {uri} {problem}",
-        hint="Do not use this model if you do not trust its source; else correct the template or tokenizer.json.",
+        hint="Correct the template or tokenizer.json, or choose another model.",
     )
 
 
