@@ -62,7 +62,8 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "fine_tuning": {"base_model": str(folder / "my-llama"), "max_steps": 2},
     }
     (folder / "customization.yaml").write_text(json.dumps({**settings, "evaluation": {"generations": 0}}))
-    (folder / "sft.yaml").write_text(json.dumps({**settings, "evaluation": {"generations": 0}}))
+    registry = {"model_registry": {"name": "instructed"}}  # no incumbent, so that the chain continues with DPO
+    (folder / "sft.yaml").write_text(json.dumps({**settings, **registry, "evaluation": {"generations": 0}}))
     preferences = {"fine_tuning": {"objective": "dpo", "max_steps": 2}, "model_registry": {"name": "preferred"}}
     sources = {"data_curation": {"sources": [str(folder / "pairs.jsonl")]}}
     (folder / "dpo.yaml").write_text(json.dumps({**sources, **preferences, "evaluation": {"generations": 0}}))

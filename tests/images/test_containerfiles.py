@@ -157,9 +157,10 @@ def test_images_contain_all_packages_of_their_steps(steps: dict[str, StepSource]
 @pytest.mark.long
 def test_gaudi_image_contains_training_and_evaluation_packages(steps: dict[str, StepSource]) -> None:
     extras = stated(containerfile("training-gaudi"))["EXTRAS"]
-    assert all(
-        missing_packages(step, extras) == set() for step in steps.values() if step[0] in ("training", "evaluation")
-    )
+    images = ("training", "evaluation")
+    missing = [missing_packages(step, extras) for step in steps.values() if step[0] in images]
+    # Gaudi runs a version of DeepSpeed by its manufacturer; a training with zero3 reports that it is not installed.
+    assert set().union(*missing) <= {"deepspeed"}
 
 
 def test_mlflow_image_contains_server_packages() -> None:

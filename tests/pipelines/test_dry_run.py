@@ -34,7 +34,10 @@ from tests.pipelines.command import answer, refusal, tuneline
 from tests.pipelines.project import write_project
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow]
-KEYS = {"dry_run", "rows", "tokens", "steps", "parameters", "memory", "disk", "seconds", "stages", "basis", "warnings"}
+KEYS = {
+    *("dry_run", "rows", "tokens", "steps", "epochs", "recipe", "parameters", "memory", "disk", "seconds", "stages"),
+    *("basis", "warnings"),
+}
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,20 +78,14 @@ def encode_answers(
     examples = []
     while True:
         spans = [_locate_answer(tokenizer, turn, text, tools) for turn in turns]
-        examples.append(_encode_spans(tokenizer, text, [span for span in spans if span], max_length))
+        found = [span for span in spans if span]
+        ids, starts = _tokenize(tokenizer, text)
+        mask = [int(any(start <= offset < end for start, end in found)) for offset in starts]
+        examples.append(EncodedConversation(ids[:max_length], mask[:max_length], max(len(ids) - max_length, 0)))
         turns = [turn for turn, span in zip(turns, spans, strict=True) if not span]
         if not turns:
             return examples[::-1]
         text = turns[-1].ending
-
-
-def _encode_spans(
-    tokenizer: Any, text: str, spans: Collection[tuple[int, int]], max_length: int
-) -> EncodedConversation:
-    """Tokenize a text and mark the tokens that start in the spans. A token across prompt and answer is not marked."""
-    ids, starts = _tokenize(tokenizer, text)
-    mask = [int(any(start <= offset < end for start, end in spans)) for offset in starts]
-    return EncodedConversation(ids[:max_length], mask[:max_length], max(len(ids) - max_length, 0))
 
 
 def _tokenize(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
