@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Inputs of a training, serializable for another process. `tokens`, `state`, `output` and `initial_adapter` are paths of
-    folders.
+    """Inputs of a training, serializable for another process.
+
+    `tokens`, `state`, `output` and `initial_adapter` are paths of folders.
     """
 
     base_path: str

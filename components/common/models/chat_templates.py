@@ -36,7 +36,8 @@ def encode_conversation(
 ) -> EncodedConversation:
     """Tokenize a conversation, mark the tokens of its answers, and truncate both lists to `max_length` tokens.
 
-    Answers that the template renders differently in the full conversation than at inference are not marked; see `encode_answers`.
+    Answers that the template renders differently in the full conversation than at inference are not marked; see
+    `encode_answers`.
 
     Args:
         tools: definitions of tools (JSON Schema) for the template.
@@ -54,7 +55,7 @@ def encode_answers(
 
     Most templates render a turn alike whether or not others follow. They give one example, the conversation. Other
     templates drop the reasoning of earlier answers, or move the system prompt to the last question. An answer that
-    the conversation renders otherwise than at inference is marked in a separate example, which ends with this answer.
+    is rendered differently in the conversation than at inference is marked in a separate example, which ends with it.
 
     Answers are located as character ranges of the rendered text and mapped to tokens by start offsets. The template
     therefore needs no `{% generation %}` blocks. A token that spans prompt and answer belongs to the prompt.
@@ -178,7 +179,7 @@ class _Turn:
 def _render_turn(tokenizer: Any, before: Sequence[Message], messages: Sequence[Message], tools: Any) -> _Turn:
     """Render the prompt `before`, and the messages that continue it with an answer.
 
-    Some templates render a prompt otherwise if an answer follows: that of Mistral 7B v0.3 omits the system prompt.
+    Some templates render a prompt differently if an answer follows: that of Mistral 7B v0.3 omits the system prompt.
     """
     opening = render_conversation(tokenizer, before, tools, prompt=True)
     ending = render_conversation(tokenizer, messages, tools)
