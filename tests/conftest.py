@@ -115,24 +115,32 @@ def fast_stack_inspection() -> Iterator[None]:
         yield
 
 
+# What a test, a command in its process or MLflow may set in the environment; the next test, or the next module's fixture, would use it.
+RUN_VARIABLES = (
+    "TUNELINE_WORKDIR",
+    "TUNELINE_STORE",
+    "TUNELINE_STATE",
+    "TUNELINE_EVENTS",
+    "TUNELINE_RUN_PID",
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_RUN_ID",
+)
+
+
 @pytest.fixture(autouse=True)
-def separate_workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def separate_workdir(tmp_path: Path) -> Iterator[None]:
     """Give each test its workdir; converted base models stay in the user's cache, since a conversion takes half a minute.
 
-    MLflow stores the tracking URI per process and in the environment; the fixture resets both.
+    MLflow stores the tracking URI per process and in the environment; the fixture resets both. It does not use
+    `monkeypatch`, whose undo comes before the end of this fixture and restores what a command had set.
     """
-    for name in (
-        "TUNELINE_STORE",
-        "TUNELINE_STATE",
-        "TUNELINE_EVENTS",
-        "TUNELINE_RUN_PID",
-        "MLFLOW_TRACKING_URI",
-        "MLFLOW_RUN_ID",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TUNELINE_WORKDIR", str(tmp_path / "workdir"))
+    for name in RUN_VARIABLES:
+        os.environ.pop(name, None)
+    os.environ["TUNELINE_WORKDIR"] = str(tmp_path / "workdir")
     yield
     if "mlflow" in sys.modules:
         sys.modules["mlflow"].set_tracking_uri(None)
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+    for name in RUN_VARIABLES:
         os.environ.pop(name, None)
