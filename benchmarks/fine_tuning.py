@@ -4,8 +4,8 @@
     python -m benchmarks.fine_tuning --workdir DIR --tokens 4000 --only tuneline-on,trl-on
 
 Everything lands in --workdir: LLaMA-Factory's environment, the rows, the adapters, the logs, and results.json. Without --data the rows are
-the demo's. A contestant that cannot be installed, or fails, stands on the page with its error. --only may also name what lies beyond the
-defaults: trl-off-kept, trl-on-kept, llama-factory-off-kept, llama-factory-on-kept, whose gradient checkpointing is turned off.
+the demo's. A contestant that cannot be installed, or fails, is listed on the page with its error. --only may also name the peers with further
+settings: trl-off-kept and so on without gradient checkpointing, trl-off-best and so on with micro-batches as well.
 """
 
 from __future__ import annotations
@@ -112,7 +112,11 @@ def _arguments() -> argparse.Namespace:
         "--threads", type=int, default=cpu_cores.get_thread_count(), metavar="N", help="of each contestant"
     )
     parser.add_argument(
-        "--micro-batch", type=int, default=tuners.MICRO, metavar="N", help="tuneline's micro_batch_size"
+        "--micro-batch",
+        type=int,
+        default=tuners.MICRO,
+        metavar="N",
+        help="tuneline's micro_batch_size, and that of the peers at their best settings",
     )
     parser.add_argument(
         "--python", default=sys.executable, help="the Python that LLaMA-Factory's environment is made with"
@@ -124,6 +128,8 @@ def _arguments() -> argparse.Namespace:
         "--markdown", type=Path, metavar="FILE", help="write the page, and its plot into the folder images beside it"
     )
     args = parser.parse_args()
+    if args.micro_batch < 1 or BATCH % args.micro_batch:
+        parser.error(f"--micro-batch is {args.micro_batch}; it must divide the batch of {BATCH}")
     if unknown := set(args.only.split(",")) - set(KNOWN):
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(KNOWN)}")
     return args
@@ -217,6 +223,7 @@ def trained(contestant: Contestant, arena: Arena) -> dict[str, Any]:
     start = tuners.interpreter(contestant, arena.folder, arena.python, arena.peer_python)
     settings = {**arena.settings, "rows": str(arena.rows), "model": str(arena.model), "output": str(folder / "adapter")}
     settings |= {"packing": contestant.packing, "recompute": contestant.recompute}
+    settings["accumulation"] = BATCH // settings["micro_batch_size"] if contestant.micro_batch else 1
     (folder / "settings.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
     command = [*start, "-m", f"benchmarks.peers.{contestant.script}", str(folder / "settings.json")]
     cost = measure.run(command, folder / "log.txt", [], folder, _environment(arena, folder), folder / "told.txt")

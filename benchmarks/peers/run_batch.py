@@ -74,7 +74,7 @@ async def _asked(batch: Any, prompts: Sequence[Sequence[int]], max_tokens: int, 
         tokens = 0
         for prompt in waiting:
             async for new in batch.generate(
-                GenerationRequest(list(prompt), max_tokens, 0.0, 1.0, 0, 0, ()), stream=True
+                GenerationRequest(list(prompt), max_tokens, 0.0, 1.0, 0, 0, ()), None, stream=True
             ):
                 tokens += len(new)
         return tokens

@@ -27,7 +27,8 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
         args=SFTConfig(
             output_dir=settings["output"],
             num_train_epochs=1,
-            per_device_train_batch_size=settings["batch_size"],
+            per_device_train_batch_size=settings["batch_size"] // settings["accumulation"],
+            gradient_accumulation_steps=settings["accumulation"],
             learning_rate=settings["learning_rate"],
             lr_scheduler_type="constant",
             max_length=settings["max_length"],

@@ -117,7 +117,7 @@ ROWS = [
     build_row("tuneline-off", 100, held_out=2.0),
     build_row("tuneline-on", 80, held_out=2.1),
     build_row("trl-off", 50, pss=2**31, held_out=2.0),
-    build_row("trl-on", 60, pss=2**29, held_out=1.9),
+    build_row("trl-on", 70, pss=2**29, held_out=1.9),
     {
         "name": "llama-factory-off",
         "system": tuners.FACTORY,
@@ -141,6 +141,11 @@ def test_ratios_compare_equal_packing_and_best_with_best() -> None:
     assert (best["ours"], best["theirs"]) == ("tuneline-off", "trl-on")
     assert (tuners.FACTORY, "packing off") not in ratios
     assert "loss" not in ratios[tuners.FACTORY, "packing on"]
+
+
+def test_ratios_use_the_best_settings_of_a_peer() -> None:
+    off = tuning_page.ratios([*ROWS, build_row("trl-off-best", 90)])[0]
+    assert (off["theirs"], off["fast"]) == ("trl-off-best", False)
 
 
 def build_results() -> dict[str, Any]:
@@ -172,10 +177,10 @@ def test_page_reports_missed_goals_and_failed_peers() -> None:
     page = tuning_page.markdown(build_results(), "images/plot.svg")
     assert "| tuneline-off | 1,000 | 10 | 100.0 | 20 | 50.0% | 1,024 MiB | 2.0000 |" in page
     assert (
-        "| tuneline-off / trl-off | packing off | 2.00 | ≥ 1.5: met | 2.00 | 0.50 | ≤ 1: met | +0.0000, equal or lower |"
+        "| tuneline-off / trl-off | packing off | 2.00 | ≥ 1.2: met | 2.00 | 0.50 | ≤ 1: met | +0.0000, equal or lower |"
         in page
     )
-    assert "≥ 1.5: **missed**" in page
+    assert "≥ 1.2: **missed**" in page
     assert "| ≤ 1: **missed** | +0.2000, **higher** |" in page
     assert "**llama-factory-off** was not measured: exit code 1: no such package" in page
     assert "![tokens a second, and the loss while training](images/plot.svg)" in page
