@@ -91,8 +91,8 @@ class CurationResult:
         return self.prepared.kind
 
     def iterate_contents(self, split: str) -> Iterator[dict[str, Any]]:
-        """Yield the content of a split's rows (see rows.CONTENT_COLUMNS)."""
-        for begin, table in self.prepared.iterate_tables(CONTENT_COLUMNS[self.kind]):
+        """Yield the content of a split's rows (see rows.CONTENT_COLUMNS), and their `source`."""
+        for begin, table in self.prepared.iterate_tables([*CONTENT_COLUMNS[self.kind], "source"]):
             splits = self.verdicts.splits[begin : begin + len(table)]
             yield from (content for content, one in zip(table.to_pylist(), splits, strict=True) if one == split)
 

@@ -73,11 +73,17 @@ def check_machine(config: FineTuningConfig) -> str:
                 hint="Set fine_tuning.optimizer to adamw or adafactor.",
             )
         _require_package("bitsandbytes", f"fine_tuning.optimizer: {config.optimizer}", "gpu")
-    if config.strategy == "fsdp2" and device not in BFLOAT16_DEVICES:
-        raise ConfigurationError(
-            f"fine_tuning.strategy: fsdp2 has no effect on {device}: Accelerate ignores it and trains with plain DDP",
-            hint="Set fine_tuning.strategy to zero3 or ddp.",
-        )
+    if config.strategy == "fsdp2":
+        if device == "mps":
+            raise ConfigurationError(
+                "fine_tuning.strategy: fsdp2 has no effect on mps: PyTorch cannot shard a model on mps",
+                hint="Set fine_tuning.device to cpu.",
+            )
+        if device == "cpu" and (accelerator := compute_devices.select_device("auto")) != "cpu":
+            raise ConfigurationError(
+                f"fine_tuning.device is cpu, but fsdp2 loads the shards onto this machine's accelerator, {accelerator}",
+                hint="Set fine_tuning.device to auto, or fine_tuning.strategy to ddp.",
+            )
     if config.strategy == "zero3":
         if device == "mps":
             raise ConfigurationError(
@@ -177,7 +183,15 @@ def describe_training_device(config: FineTuningConfig, *, remote: bool) -> Train
 def estimate_required_memory(
     config: FineTuningConfig, shape: ModelShape, *, rows: int, length: int, gpu: bool, checkpointing: bool = False
 ) -> int:
-    """Return the estimated bytes that each process requires.
+    """Return the estimated bytes that each process requires, as `estimate_memory_parts` does by part."""
+    parts = estimate_memory_parts(config, shape, rows=rows, length=length, gpu=gpu, checkpointing=checkpointing)
+    return parts["total"]
+
+
+def estimate_memory_parts(
+    config: FineTuningConfig, shape: ModelShape, *, rows: int, length: int, gpu: bool, checkpointing: bool = False
+) -> dict[str, int]:
+    """Return the estimated bytes that each process requires, by part; see `estimate_training_memory`.
 
     Args:
         config: The recipe; its objective, dropout and sharding matter.
@@ -189,7 +203,7 @@ def estimate_required_memory(
     """
     # Preference objectives hold two sequences per row: chosen and rejected, or an answer and its KL completion.
     sequences = rows * (1 if config.objective_spec.is_causal else 2)
-    required = estimate_training_memory(
+    parts = estimate_training_memory(
         shape,
         rows=sequences,
         length=length,
@@ -197,8 +211,11 @@ def estimate_required_memory(
         gpu=gpu,
         checkpointing=checkpointing,
         optimizer_bytes=OPTIMIZERS[config.optimizer].state_bytes,
-    )["total"]
-    return required // config.processes if config.is_sharded else required
+    )
+    if config.is_sharded:  # each process has micro-batches of its own
+        parts |= {name: parts[name] // config.processes for name in ("weights", "gradients", "optimizer")}
+        parts["total"] = sum(size for name, size in parts.items() if name != "total")
+    return parts
 
 
 def _choose_attention(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from components.fine_tuning.mixing import Mixture
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
@@ -12,7 +15,9 @@ if TYPE_CHECKING:
 POOL_BATCHES = 16
 
 
-def order_epoch(lengths: Sequence[int], batch: int, *, seed: int, epoch: int) -> list[int]:
+def order_epoch(
+    lengths: Sequence[int], batch: int, *, seed: int, epoch: int, mixture: Mixture | None = None
+) -> list[int]:
     """Return the row indices of one epoch.
 
     Rows are shuffled, sorted by length within pools of POOL_BATCHES batches and cut into batches; then the batches are
@@ -24,19 +29,58 @@ def order_epoch(lengths: Sequence[int], batch: int, *, seed: int, epoch: int) ->
         batch: Rows in a batch.
         seed: Seed of the recipe.
         epoch: Number of the epoch, from 0.
+        mixture: Rows that the epoch draws. None: every row once.
     """
     import torch
 
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     shuffled = torch.randperm(len(lengths), generator=generator).tolist()
+    if mixture:
+        drawn = mixture.draw_epoch(seed=seed, epoch=epoch)
+        shuffled = [drawn[i] for i in shuffled]
     pools = [shuffled[i : i + POOL_BATCHES * batch] for i in range(0, len(shuffled), POOL_BATCHES * batch)]
-    rows = [row for pool in pools for row in sorted(pool, key=lambda r: (lengths[r], r))]
+    rows: list[int] = []
+    for pool in pools:
+        ordered = sorted(pool, key=lambda r: (lengths[r], r))
+        batches = [ordered[i : i + batch] for i in range(0, len(ordered), batch)]
+        if mixture:
+            _separate_copies(batches)
+        rows += [row for rows_of_batch in batches for row in rows_of_batch]
     full_batches = len(rows) // batch
     order = torch.randperm(full_batches, generator=generator).tolist()
     return [row for i in order for row in rows[i * batch : (i + 1) * batch]] + rows[full_batches * batch :]
 
 
-def build_sampler(lengths: Sequence[int], batch: int, *, seed: int) -> Sampler[int]:
+def _separate_copies(batches: Sequence[list[int]]) -> None:
+    """Exchange copies of a row in a batch for rows of the nearest batches, where the lengths are similar."""
+    for number, rows in enumerate(batches):
+        nearest = sorted(range(len(batches)), key=lambda other: abs(other - number))
+        for position, row in enumerate(rows):
+            if row not in rows[:position]:
+                continue
+            candidates = (
+                (other, place)
+                for other in (batches[i] for i in nearest)
+                if row not in other
+                for place, candidate in enumerate(other)
+                if candidate not in rows
+            )
+            if found := next(candidates, None):
+                other, place = found
+                rows[position], other[place] = other[place], row
+
+
+def list_batched_rows(
+    lengths: Sequence[int], batch: int, steps: int, *, seed: int, mixture: Mixture | None = None
+) -> Iterator[int]:
+    """Yield the row indices of the first `steps` batches of a training; for the arguments see `order_epoch`."""
+    epoch_steps = max(1, math.ceil(len(lengths) / batch))
+    for epoch in range(math.ceil(steps / epoch_steps)):
+        order = order_epoch(lengths, batch, seed=seed, epoch=epoch, mixture=mixture)
+        yield from order[: (steps - epoch * epoch_steps) * batch]
+
+
+def build_sampler(lengths: Sequence[int], batch: int, *, seed: int, mixture: Mixture | None = None) -> Sampler[int]:
     """Return a torch sampler over `order_epoch`; the trainer sets the epoch. For the arguments see `order_epoch`."""
     from torch.utils.data import Sampler
 
@@ -50,6 +94,6 @@ def build_sampler(lengths: Sequence[int], batch: int, *, seed: int) -> Sampler[i
             return len(lengths)
 
         def __iter__(self) -> Iterator[int]:
-            return iter(order_epoch(lengths, batch, seed=seed, epoch=self.epoch))
+            return iter(order_epoch(lengths, batch, seed=seed, epoch=self.epoch, mixture=mixture))
 
     return LengthGroupedSampler()

@@ -162,8 +162,8 @@ class TrainingEvents:
         trainer, checkpoint = self.trainer, self.folder / f"checkpoint-{state.global_step}"
         trainer.accelerator.wait_for_everyone()  # each process writes its random state
         if self.trainer.is_world_process_zero():
-            # The trainer saves whole models and sharded adapters, but not every trained tensor of other adapters.
-            if not self.config.adaptation_spec.trains_all_weights and not self.config.is_sharded:
+            # The trainer saves whole models and ZeRO-3's shards, but not every trained tensor of other adapters.
+            if not self.config.adaptation_spec.trains_all_weights and self.config.strategy != "zero3":
                 checkpoints.save_trainable(trainer.model, checkpoint)
             checkpoints.mark_complete(checkpoint)
             checkpoints.rotate(self.folder, self.config.keep_checkpoints)

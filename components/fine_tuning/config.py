@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -17,6 +17,7 @@ from components.common.models.compute_devices import Device
 from components.common.runtime.validation_errors import describe_validation_error
 from components.fine_tuning.objectives import OBJECTIVES, Objective, ObjectiveName
 from components.fine_tuning.optimizers import OPTIMIZERS, OptimizerName
+from components.fine_tuning.presets import PRESETS, Preset, PresetName
 
 SHARDED_STRATEGIES = ("fsdp2", "zero3")
 MAX_RECIPES = 64
@@ -162,17 +163,54 @@ class Ia3Config(Section):
 
 
 class PreferenceConfig(Section):
-    """Settings of preference training: pairs (dpo) or single labelled answers (kto)."""
+    """Settings of preference training: pairs (dpo, orpo, simpo) or single labelled answers (kto)."""
 
     beta: float = Field(
         0.1,
         gt=0,
-        description="Weight of the penalty for deviating from the base model. A higher value allows less deviation.",
+        description="dpo, kto: weight of the penalty for deviating from the base model. A higher value allows less "
+        "deviation.",
     )
     desirable_weight: float = Field(
         1.0, gt=0, description="kto: weight of desirable rows. Increase it if desirable rows are rare."
     )
     undesirable_weight: float = Field(1.0, gt=0, description="kto: weight of undesirable rows.")
+    # Excluded if unchanged, so that other recipes keep the digests from before these objectives existed.
+    odds_ratio_weight: float = Field(
+        0.1,
+        gt=0,
+        exclude_if=lambda weight: weight == 0.1,
+        description="orpo: weight of the odds-ratio term, relative to the prediction of the chosen answer (λ in the "
+        "paper).",
+    )
+    reward_scale: float = Field(
+        2.0,
+        gt=0,
+        exclude_if=lambda scale: scale == 2.0,
+        description="simpo: factor on the mean log-probabilities (β in the paper, which uses 2 to 2.5).",
+    )
+    target_margin: float = Field(
+        1.0,
+        ge=0,
+        exclude_if=lambda margin: margin == 1.0,
+        description="simpo: reward by which the chosen answer should exceed the rejected one (γ in the paper; half of "
+        "reward_scale is a good start).",
+    )
+
+
+class RopeScalingConfig(Section):
+    """Scaling of rotary positions, which extends the model's context. Published in the model's config.json."""
+
+    type: Literal["yarn", "llama3"] = Field(
+        "yarn",
+        description="Method. yarn: YaRN (Peng et al., arXiv 2309.00071). llama3: the method of Llama 3.1 "
+        "(arXiv 2407.21783).",
+    )
+    factor: float = Field(
+        1.0,
+        ge=1,
+        description="Factor on the model's context, such as 4 for 32,768 tokens instead of 8,192. 1: no scaling.",
+    )
 
 
 class CardConfig(Section):
@@ -236,7 +274,9 @@ class FineTuningConfig(Section):
     ia3: Ia3Config = Field(
         Ia3Config(), exclude_if=lambda ia3: ia3 == Ia3Config(), description="Settings of the adaptation ia3."
     )
-    preference: PreferenceConfig = Field(PreferenceConfig(), description="Settings of the objectives dpo and kto.")
+    preference: PreferenceConfig = Field(
+        PreferenceConfig(), description="Settings of the objectives dpo, kto, orpo and simpo."
+    )
     card: CardConfig = Field(CardConfig(), description="Licences for the model card.")
     merge: bool = Field(
         False,
@@ -244,6 +284,13 @@ class FineTuningConfig(Section):
         "logits agree. The weights keep the base model's data type. One process then needs memory for the whole "
         "model in float32, also with a sharded strategy. The published model is larger, but serving "
         "requires no adapter support.",
+    )
+    # Excluded if unchanged, so that other recipes keep the digests from before this key existed.
+    preset: PresetName = Field(
+        "balanced",
+        exclude_if=lambda preset: preset == "balanced",
+        description="Size of the training: the values of settings that are null. "
+        + " ".join(f"{name}: {entry.summary}." for name, entry in PRESETS.items()),
     )
     max_steps: int | None = Field(
         None, ge=1, description="Number of optimizer steps. null: train for `epochs` instead."
@@ -275,7 +322,7 @@ class FineTuningConfig(Section):
         ge=0,
         description="Optimizer steps over which the learning rate rises from 0 to its peak. null: 3% of the steps.",
     )
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of AdamW.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of AdamW and Muon.")
     neftune_noise_alpha: float | None = Field(
         None,
         gt=0,
@@ -308,6 +355,21 @@ class FineTuningConfig(Section):
         ge=8,
         description="Maximum length of a row in tokens. Longer rows are truncated (objective text: split) and counted. "
         "Memory use grows with the length. null: the length of 95% of the rows, within the model's context and memory.",
+    )
+    # Excluded if unchanged, so that other recipes keep the digests from before this section existed.
+    rope_scaling: RopeScalingConfig = Field(
+        RopeScalingConfig(),
+        exclude_if=lambda scaling: scaling == RopeScalingConfig(),
+        description="Extension of the model's context for long rows.",
+    )
+    # Excluded if unset, so that other recipes keep the digests from before this key existed.
+    mixing_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        {},
+        exclude_if=lambda weights: not weights,
+        description="Shares of the sources in an epoch, such as {handbook.jsonl: 2, '*': 1}: names of sources, or globs "
+        "for sources that share a weight. Rows are repeated or left out accordingly; an epoch keeps its number of "
+        "rows. A source's name is its file's name, or the field `source` of its records. 0: leave the source out. "
+        "Empty: every row once per epoch.",
     )
     packing: bool = Field(
         False,
@@ -396,9 +458,19 @@ class FineTuningConfig(Section):
         return OBJECTIVES[self.objective]
 
     @property
+    def preset_spec(self) -> Preset:
+        """The automatic settings of the training's size."""
+        return PRESETS[self.preset]
+
+    @property
     def is_sharded(self) -> bool:
         """Whether each process holds only a shard of the model."""
         return self.strategy in SHARDED_STRATEGIES
+
+    @property
+    def has_sharded_checkpoints(self) -> bool:
+        """Whether the processes write their shards to FSDP2's checkpoints. They hold equal adapters, which one writes."""
+        return self.strategy == "fsdp2" and self.adaptation_spec.trains_all_weights
 
     @property
     def has_lora_dropout(self) -> bool:
@@ -433,9 +505,9 @@ class FineTuningConfig(Section):
     def _explain_invalid_key(self, key: str, values: list[Any]) -> str:
         """Return the reason why a sweep cannot vary this key over these values, or ""."""
         section, _, subkey = key.partition(".")
-        if section == "micro_batch_size" and self.objective_spec.min_micro_batch_size > 1:
+        if section == "micro_batch_size" and (term := self.objective_spec.micro_batch_term):
             return (
-                f"cannot be varied: the reference term of {self.objective}'s loss is the mean over a micro-batch, "
+                f"cannot be varied: {term} of {self.objective}'s loss is the mean over a micro-batch, "
                 "so losses of different recipes are not comparable"
             )
         if section in LOSS_DEFINING_KEYS:
@@ -543,6 +615,15 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             f"packing cannot be used with {c.objective}: the loss compares whole rows",
         ),
         (
+            bool(c.mixing_weights) and c.packing,
+            "mixing_weights cannot be used with packing: a packed row has rows of several sources; expected packing "
+            "false",
+        ),
+        (
+            bool(c.mixing_weights) and not any(c.mixing_weights.values()),
+            "mixing_weights: every weight is 0; expected at least one above 0",
+        ),
+        (
             bool(c.tokens_per_step) and not c.packing,
             "tokens_per_step requires packing, which is false: without packing, rows differ in length and a "
             "step has fewer tokens",
@@ -580,6 +661,18 @@ def _find_adaptation_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     return [
         (c.merge and not adaptation.is_mergeable, f"merge cannot be used with {c.adaptation}: {unmergeable}"),
         (
+            c.rope_scaling.factor > 1
+            and (c.is_sharded or adaptation.holds_4bit_weights or not (c.merge or adaptation.trains_all_weights)),
+            f"rope_scaling cannot be used with adaptation {c.adaptation}, merge {str(c.merge).lower()} and strategy "
+            f"{c.strategy}: the scaling is published in the configuration of whole weights; expected adaptation full, "
+            "or lora or ia3 with merge true, and strategy ddp",
+        ),
+        (
+            c.rope_scaling.factor > 1 and objective.has_reference and adaptation.trains_all_weights,
+            f"rope_scaling cannot be used with {c.objective} and full: the reference model has the unscaled positions; "
+            "expected lora with merge true, or objective simpo or orpo",
+        ),
+        (
             adaptation.holds_4bit_weights and c.device in ("cpu", "mps", "hpu"),
             f"{c.adaptation} cannot run on {c.device}: the 4-bit weights of bitsandbytes require an NVIDIA GPU; "
             "expected device auto or cuda",
@@ -595,6 +688,11 @@ def _find_adaptation_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             "embeddings of sft and text without virtual tokens",
         ),
         (
+            OPTIMIZERS[c.optimizer].trains_matrices and not adaptation.trains_all_weights,
+            f"optimizer {c.optimizer} cannot be used with {c.adaptation}: it is for whole weight matrices; expected "
+            "adaptation full, or optimizer adamw",
+        ),
+        (
             OPTIMIZERS[c.optimizer].requires_bitsandbytes and c.device in ("cpu", "mps", "hpu"),
             f"optimizer {c.optimizer} cannot run on {c.device}: bitsandbytes requires an NVIDIA GPU; expected "
             "optimizer adamw or adafactor",
@@ -606,8 +704,9 @@ def _find_distribution_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
     return [
         (
             c.optimizer != "adamw" and c.is_sharded,
-            f"optimizer {c.optimizer} cannot be used with strategy {c.strategy}: it was not tested on shards; "
-            "expected adamw",
+            f"optimizer {c.optimizer} cannot be used with strategy {c.strategy}: "
+            + ("it needs whole matrices" if OPTIMIZERS[c.optimizer].trains_matrices else "it was not tested on shards")
+            + "; expected adamw",
         ),
         (
             c.is_sharded and c.processes == 1,

@@ -44,6 +44,12 @@ def render_card(
     packed = f" packed rows of {config.max_length} tokens" if config.packing else ""
     # Local paths are reduced to the file name.
     uris = [item.uri if re.match(r"[a-z0-9]+:", item.uri) else Path(item.uri).name for item in inputs]
+    epochs = f"{summary['rows_seen'] / max(rows['train'], 1):.2f} epochs"
+    seen = ("rows seen", f"{summary['rows_seen']:,}, {epochs}")
+    if summary["sources"]:
+        draws = sum(share["seen"] for share in summary["sources"])
+        distinct = sum(share["examples"] - share["left_out"] for share in summary["sources"])
+        seen = ("examples seen", f"{draws:,} draws of {distinct:,} of {summary['examples']:,} examples, {epochs}")
     losses = {"training loss, last step": summary["train_loss"]}
     for key in ("validation_loss_before", "validation_loss"):
         if summary[key] is not None:
@@ -73,8 +79,12 @@ def render_card(
                 f"{rows['train']:,}, {rows['truncated']:,} of them truncated: {rows['cut_tokens']:,} tokens, "
                 f"{rows['cut_share']:.1%} of all, were cut off; {rows['without_answer']:,} more omitted",
             ),
-            ("rows seen", f"{summary['rows_seen']:,}, {summary['rows_seen'] / max(rows['train'], 1):.2f} epochs"),
+            seen,
             ("tokens seen", f"{summary['tokens']:,}"),
+            *(
+                (f"examples drawn from {share['source']}", f"{share['seen']:,}, of {share['examples']:,} examples")
+                for share in summary["sources"]
+            ),
         ],
         "Licences": [("base model", base_licence), ("training data", data_licence)],
     }

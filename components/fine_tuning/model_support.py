@@ -6,8 +6,9 @@ import inspect
 from typing import TYPE_CHECKING
 
 from components.common.runtime.errors import ConfigurationError
-from components.fine_tuning import adapters
+from components.fine_tuning import adapters, context_extension, muon
 from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -78,7 +79,10 @@ def check_model(config: FineTuningConfig, model_config: PretrainedConfig) -> Non
             f"fine_tuning.packing: packed rows of {model_class.__name__} would affect each other: {reason}",
             hint="Set fine_tuning.packing to false.",
         )
-    adapters.build_outline(model_config, config)
+    outline = adapters.build_outline(context_extension.extend_context(config, model_config), config)
+    context_extension.check_rotation(config, outline)
+    if OPTIMIZERS[config.optimizer].trains_matrices:
+        muon.check_share(outline)
 
 
 def _explain_leak(model_class: type[PreTrainedModel], model_config: PretrainedConfig) -> str:

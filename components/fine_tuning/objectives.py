@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from components.common.models import chat_templates, conversation_rows
 from components.common.runtime.errors import InputError
+from components.fine_tuning.pair_losses import PairLoss, compute_orpo_loss, compute_simpo_loss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ObjectiveName = Literal["sft", "text", "dpo", "kto"]
+ObjectiveName = Literal["sft", "text", "dpo", "kto", "orpo", "simpo"]
 IGNORED_LABEL = -100  # skipped by torch's cross-entropy
 TOKEN_LIST = "list<int32>"
 KL_COLUMN = "KL_completion_ids"  # TRL's name for the answer of another prompt
@@ -66,7 +67,9 @@ class Objective:
         accepted_rows: Description of the accepted rows.
         loss_description: Definition of the loss.
         preference_settings: Keys of the section `preference` that the trainer accepts.
+        pair_loss: Loss that replaces that of TRL's DPO trainer and needs no reference model. None: the trainer's loss.
         min_micro_batch_size: Minimum number of rows in a micro-batch.
+        micro_batch_term: Term of the loss that is a mean over a micro-batch, so that the loss depends on its size.
         precomputes_reference: Whether TRL can compute the reference model's log-probabilities before training.
         epochs: Passes over the training rows if the recipe sets none.
         learning_rate_factor: Factor on the learning rate that the recipe leaves open, relative to sft.
@@ -82,7 +85,9 @@ class Objective:
     accepted_rows: str
     loss_description: str
     preference_settings: set[str] = field(default_factory=set)
+    pair_loss: PairLoss | None = None
     min_micro_batch_size: int = 1
+    micro_batch_term: str = ""
     precomputes_reference: bool = False
     epochs: float = 1.0
     learning_rate_factor: float = 1.0
@@ -92,6 +97,16 @@ class Objective:
     def is_causal(self) -> bool:
         """Whether the objective predicts labelled tokens of single sequences, instead of comparing answers."""
         return "labels" in self.features
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss compares with a reference model."""
+        return not self.is_causal and self.pair_loss is None
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether an example has two sequences, chosen and rejected, whose tokens its length counts together."""
+        return "rejected_ids" in self.features
 
     def get_mapping(self, kind: str, location: str) -> RowMapping:
         """Return the mapping of this kind of rows.
@@ -169,6 +184,10 @@ def _encode_answers(
     return EncodedRow([example], cut_tokens)
 
 
+def _encode_pair(tokenizer: PreTrainedTokenizerBase, row: Row, max_length: int) -> EncodedRow:
+    return _encode_answers(tokenizer, row, max_length, ("chosen", "rejected"))
+
+
 def _keep_row(row: Row) -> Iterable[Row]:
     return [row]
 
@@ -189,7 +208,13 @@ def _to_conversation(row: Row, kind: str) -> Iterable[Row]:
 
 # Full DPO of 7B and 8B models uses 5e-7 (Zephyr, arXiv 2310.16944; Tülu 3, arXiv 2411.15124), a fortieth of their SFT.
 PREFERENCE_RATE_FACTOR = 1 / 40
+# ORPO also learns the chosen answers. It uses 8e-6 for a 7B model (arXiv 2403.07691), a quarter of the rate of sft.
+ORPO_RATE_FACTOR = 1 / 4
 PAIR_COLUMNS = ["prompt", "chosen", "rejected", "tools"]
+PAIR_ROWS = {"preference": RowMapping(PAIR_COLUMNS, _keep_row, "the preference pairs")}
+PAIR_FEATURES = {"prompt_ids": TOKEN_LIST, "chosen_ids": TOKEN_LIST, "rejected_ids": TOKEN_LIST}
+PAIR_COLLATOR = "trl.trainer.dpo_trainer.DataCollatorForPreference"
+ACCEPTED_PAIRS = "pairs of a chosen and a rejected answer (preference rows)"
 CAUSAL_COLLATOR = "trl.trainer.sft_trainer.DataCollatorForLanguageModeling"
 OBJECTIVES: dict[ObjectiveName, Objective] = {
     "sft": Objective(
@@ -219,13 +244,13 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
     ),
     "dpo": Objective(
         summary="preference for the chosen answer of a pair",
-        row_mappings={"preference": RowMapping(PAIR_COLUMNS, _keep_row, "the preference pairs")},
-        encode=partial(_encode_answers, columns=("chosen", "rejected")),
-        features={"prompt_ids": TOKEN_LIST, "chosen_ids": TOKEN_LIST, "rejected_ids": TOKEN_LIST},
+        row_mappings=PAIR_ROWS,
+        encode=_encode_pair,
+        features=PAIR_FEATURES,
         trl_method="DPO",
-        collator_path="trl.trainer.dpo_trainer.DataCollatorForPreference",
+        collator_path=PAIR_COLLATOR,
         preference_settings={"beta"},
-        accepted_rows="pairs of a chosen and a rejected answer (preference rows)",
+        accepted_rows=ACCEPTED_PAIRS,
         loss_description="DPO's loss (Rafailov et al., arXiv 2305.18290); 0.693 if the model has no preference",
         precomputes_reference=True,
         learning_rate_factor=PREFERENCE_RATE_FACTOR,
@@ -245,7 +270,34 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
         preference_settings={"beta", "desirable_weight", "undesirable_weight"},
         accepted_rows="answers with a label (unpaired or preference rows)",
         loss_description="KTO's loss (Ethayarajh et al., arXiv 2402.01306); 0.5 if the model has no preference",
-        min_micro_batch_size=2,  # its reference term is the mean over a micro-batch
+        min_micro_batch_size=2,
+        micro_batch_term="the reference term",
+        learning_rate_factor=PREFERENCE_RATE_FACTOR,
+    ),
+    "orpo": Objective(
+        summary="prediction of the chosen answer of a pair and preference for it, in one training of a base model",
+        row_mappings=PAIR_ROWS,
+        encode=_encode_pair,
+        features=PAIR_FEATURES,
+        trl_method="DPO",
+        collator_path=PAIR_COLLATOR,
+        pair_loss=PairLoss(compute_orpo_loss, scores_prompts=True),
+        micro_batch_term="the likelihood term",
+        accepted_rows=ACCEPTED_PAIRS,
+        loss_description="ORPO's loss (Hong et al., arXiv 2403.07691): cross-entropy of prompt and chosen answer, plus "
+        "the weighted odds-ratio term",
+        learning_rate_factor=ORPO_RATE_FACTOR,
+    ),
+    "simpo": Objective(
+        summary="preference for the chosen answer of a pair by its mean log-probability, without a reference model",
+        row_mappings=PAIR_ROWS,
+        encode=_encode_pair,
+        features=PAIR_FEATURES,
+        trl_method="DPO",
+        collator_path=PAIR_COLLATOR,
+        pair_loss=PairLoss(compute_simpo_loss),
+        accepted_rows=ACCEPTED_PAIRS,
+        loss_description="SimPO's loss (Meng et al., arXiv 2405.14734)",
         learning_rate_factor=PREFERENCE_RATE_FACTOR,
     ),
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from components.common.models.model_shape import ModelShape
-from components.common.models.row_lengths import LENGTH_MULTIPLE, LENGTH_QUANTILE, find_covering_length
+from components.common.models.row_lengths import LENGTH_MULTIPLE, find_covering_length
 from components.common.runtime.errors import ConfigurationError
 from components.fine_tuning import acceleration
 from components.fine_tuning.acceleration import TrainingDevice
@@ -32,6 +32,10 @@ MICRO_BATCH_ROWS = (8, 4, 2, 1)
 MAX_CPU_OR_REMOTE_ROWS = 2
 
 
+# A training is refused only if the estimate exceeds the memory by more than its error, which was at most 16%.
+MAX_ESTIMATE_RATIO = 1.2
+
+
 @dataclass(frozen=True)
 class CompletedRecipe:
     """A recipe with every setting, and one sentence for each setting that was chosen."""
@@ -43,13 +47,14 @@ class CompletedRecipe:
 def has_open_settings(config: FineTuningConfig) -> bool:
     """Return whether the recipe leaves settings open that `complete_recipe` chooses."""
     settings = (config.learning_rate, config.batch_size, config.micro_batch_size, config.max_length)
-    return None in settings or (config.epochs is None and not config.max_steps)
+    is_early_stopping_open = config.preset_spec.early_stopping and config.validation_rows and not config.early_stopping
+    return None in settings or (config.epochs is None and not config.max_steps) or bool(is_early_stopping_open)
 
 
 def share_settings(config: FineTuningConfig, max_length: int) -> FineTuningConfig:
     """Return a sweep with equal values of the settings that define the validation loss of its recipes."""
     shared: dict[str, int] = {"max_length": max_length}
-    if config.objective_spec.min_micro_batch_size > 1 and config.micro_batch_size is None:
+    if config.objective_spec.micro_batch_term and config.micro_batch_size is None:
         shared["micro_batch_size"] = config.objective_spec.min_micro_batch_size
     return config.model_copy(update=shared)
 
@@ -67,7 +72,9 @@ def complete_recipe(
         device: The device that trains.
     """
     reasons, chosen = [], dict[str, Any]()
-    objective, adaptation = config.objective_spec, config.adaptation_spec
+    objective, adaptation, preset = config.objective_spec, config.adaptation_spec, config.preset_spec
+    if config.preset != "balanced":
+        reasons.append(f"preset {config.preset}: {preset.summary}, unless the recipe sets them")
     max_length = config.max_length
     if max_length is None:
         max_length, reason = _choose_max_length(config, lengths, model_config, shape, device)
@@ -82,9 +89,14 @@ def complete_recipe(
         if not config.tokens_per_step:
             reasons.append(f"batch_size {chosen['batch_size']}: the default for fine-tuning")
     if config.epochs is None:
-        chosen["epochs"] = objective.epochs
+        chosen["epochs"] = min(preset.epochs_factor * objective.epochs, preset.max_epochs or math.inf)
         if not config.max_steps:
-            reasons.append(f"epochs {objective.epochs:g}: the default of objective {config.objective}")
+            changed = chosen["epochs"] != objective.epochs
+            source = f"preset {config.preset}" if changed else f"the default of objective {config.objective}"
+            reasons.append(f"epochs {chosen['epochs']:g}: {source}")
+    if config.early_stopping is None and preset.early_stopping and config.validation_rows:
+        chosen["early_stopping"] = preset.early_stopping
+        reasons.append(f"early_stopping {preset.early_stopping}: preset {config.preset}")
     if config.learning_rate is None:
         factor = adaptation.learning_rate_factor * objective.learning_rate_factor
         rate = factor * BASE_LEARNING_RATE * (BASE_HIDDEN_SIZE / shape.hidden) ** HIDDEN_SIZE_EXPONENT
@@ -99,11 +111,14 @@ def complete_recipe(
 def _choose_max_length(
     config: FineTuningConfig, lengths: Sequence[int], model_config: Any, shape: ModelShape, device: TrainingDevice
 ) -> tuple[int, str]:
-    """Return the length of LENGTH_QUANTILE of the rows, within context and memory, and the reason."""
-    covered, length = find_covering_length(lengths)
-    reason = f"{LENGTH_QUANTILE:.0%} of the rows have at most {covered:,} tokens"
+    """Return the length of the preset's share of the rows, within context and memory, and the reason."""
+    preset = config.preset_spec
+    covered, length = find_covering_length(lengths, preset.length_quantile)
+    reason = f"{preset.length_quantile:.0%} of the rows have at most {covered:,} tokens"
     if config.objective_spec.splits_long_rows and length > MAX_SPLIT_LENGTH:
         length, reason = MAX_SPLIT_LENGTH, f"{reason}; longer rows are split"
+    if preset.longest and length > preset.longest:
+        length, reason = preset.longest, f"{reason}, and preset {config.preset} allows {preset.longest:,}"
     context = get_context_length(config, model_config)
     if context is not None and context < MIN_LENGTH:
         raise ConfigurationError(
@@ -154,11 +169,70 @@ def _fits(
     return required <= acceleration.MAX_MEMORY_FRACTION * (device.memory or math.inf)
 
 
+def check_memory(recipe: Recipe, longest_example: int, shape: ModelShape, device: TrainingDevice) -> None:
+    """Check that a training step of the longest rows can fit into the device's memory.
+
+    Logits are left out of the estimate: fused kernels compute them in parts, and others only those of answers.
+
+    Args:
+        recipe: The recipe.
+        longest_example: Tokens of the longest example, truncated at max_length; packed rows have max_length.
+        shape: Shape of the adapted model.
+        device: The device that trains; a device with unknown memory is accepted.
+
+    Raises:
+        ConfigurationError: the estimate exceeds all memory by more than its error; the hint is the nearest setting.
+    """
+    if device.memory is None:
+        return
+    limit, checkpointing = MAX_ESTIMATE_RATIO * device.memory, recipe.activation_checkpointing != "off"
+
+    def estimate(rows: int, length: int) -> dict[str, int]:
+        options: dict[str, Any] = {"gpu": device.is_gpu, "checkpointing": checkpointing}
+        parts = acceleration.estimate_memory_parts(recipe, shape, rows=rows, length=length, **options)
+        return {name: size for name, size in parts.items() if name not in ("logits", "total")}
+
+    longest = math.ceil(longest_example / (2 if recipe.objective_spec.is_paired else 1))
+    rows, fewest = recipe.micro_batch_size, recipe.objective_spec.min_micro_batch_size
+    parts = estimate(rows, longest)
+    required = sum(parts.values())
+    if required <= limit:
+        return
+    fitting = longest
+    while fitting > LENGTH_MULTIPLE and sum(estimate(fewest, fitting).values()) > limit:
+        fitting = (fitting - 1) // LENGTH_MULTIPLE * LENGTH_MULTIPLE
+    if not checkpointing:
+        hint = "Set fine_tuning.activation_checkpointing to auto."
+    elif fitting == longest:
+        hint = f"Set fine_tuning.micro_batch_size to {fewest}."
+    elif sum(estimate(fewest, fitting).values()) <= limit:
+        hint = f"Set fine_tuning.micro_batch_size to {fewest} and fine_tuning.max_length to {fitting}."
+    else:
+        hint = "Use a smaller model, a smaller adaptation such as lora, or a machine with more memory."
+    arithmetic = " + ".join(f"{name} {size / 1e9:.1f}" for name, size in parts.items())
+    raise ConfigurationError(
+        f"the training does not fit into memory: {rows} rows of {longest:,} tokens require about "
+        f"{required / 1e9:.1f} GB ({arithmetic}); each process has {device.memory / 1e9:.1f} GB",
+        hint=hint,
+    )
+
+
 def get_context_length(config: FineTuningConfig, model_config: Any) -> int | None:
-    """Return the model's context in tokens, less the recipe's virtual tokens; None if the model sets no limit."""
+    """Return the context in tokens with the recipe's scaling, less its virtual tokens; None without a limit."""
     positions = getattr(model_config.get_text_config(decoder=True), "max_position_embeddings", None)
     virtual_tokens = config.prompt.virtual_tokens if config.adaptation_spec.is_prompt_based else 0
-    return int(positions) - virtual_tokens if positions else None
+    return round(config.rope_scaling.factor * positions) - virtual_tokens if positions else None
+
+
+def describe_exceeded_context(recipe: Recipe, model_config: Any) -> str | None:
+    """Return a warning if max_length exceeds the model's context; None otherwise."""
+    context = get_context_length(recipe, model_config)
+    if not context or recipe.max_length <= context:
+        return None
+    return (
+        f"fine_tuning.max_length is {recipe.max_length}; the model's context is {context} tokens. Lower max_length, or "
+        "extend the context with fine_tuning.rope_scaling"
+    )
 
 
 def measure_lengths(rows: Iterable[Row], config: FineTuningConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:

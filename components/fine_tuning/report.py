@@ -44,9 +44,10 @@ def render_report(
         samples: Answers to the recipe's sample_prompts.
     """
     loss, flops, mfu = summary["loss"], summary["flops_per_second"], summary["mfu"]
+    draws = sum(share["seen"] for share in summary["sources"])
     metrics = {
         "steps": summary["steps"],
-        "rows seen": summary["rows_seen"],
+        **({"examples drawn": draws} if draws else {"rows seen": summary["rows_seen"]}),
         "tokens trained on": summary["tokens"],
         "tokens per second": round(summary["tokens_per_second"], 1),
         "last training loss": summary["train_loss"],
@@ -64,10 +65,12 @@ def render_report(
         **{f"startup: {phase}, s": seconds for phase, seconds in summary["startup"].items()},
     }
     rows = summary["rows"]
-    seen = min(summary["rows_seen"], rows["train"])
+    seen = f"{min(summary['rows_seen'], rows['train']):,} of {rows['train']:,} training rows"
+    if summary["sources"]:
+        distinct = sum(share["examples"] - share["left_out"] for share in summary["sources"])
+        seen = f"{distinct:,} of {summary['examples']:,} examples, {draws:,} draws"
     sentences = [
-        f"Trained on {summary['learned']} of {seen:,} of {rows['train']:,} training rows, "
-        f"{summary['rows_seen'] / max(rows['train'], 1):.2f} epochs; "
+        f"Trained on {summary['learned']} of {seen}, {summary['rows_seen'] / max(rows['train'], 1):.2f} epochs; "
         f"{rows['truncated']:,} rows were truncated at {config.max_length} tokens: {rows['cut_tokens']:,} tokens, "
         f"{rows['cut_share']:.1%} of all, were cut off. {rows['without_answer']:,} other "
         "rows were left out, because they have no token to learn within that length."
@@ -80,13 +83,15 @@ def render_report(
         sentences.append("Training stopped early: the validation loss no longer decreased.")
     sections = {
         "Summary": html_report.render_tiles(metrics) + html_report.render_paragraph(" ".join(sentences)),
+        "Sources": _render_sources(summary["sources"], draws) if draws else "",
         "Sweep": _render_sweep(sweep) if sweep else "",
         "Loss": _plot(log, ("train_loss", "validation_loss"), "loss", f"{loss[0].upper()}{loss[1:]}."),
         "Preference": _plot(
             log,
             ("reward_margin", "validation_reward_margin"),
             "reward margin",
-            "Preference for chosen over rejected answers, relative to the base model.",
+            "Preference for chosen over rejected answers"
+            + (", relative to the base model." if config.objective_spec.has_reference else "."),
         ),
         "Sample answers": html_report.render_table(*sample_answers.tabulate_answers(samples)) if samples else "",
         "Gradient": _plot(log, ("gradient_norm",), "norm", f"Norm before clipping to {config.max_grad_norm:g}."),
@@ -104,6 +109,15 @@ def render_report(
     return html_report.render_page(
         "Fine-tuning", f"{config.objective} × {config.adaptation} on {config.base_model}", sections
     )
+
+
+def _render_sources(sources: Sequence[dict[str, Any]], draws: int) -> str:
+    """Render a table of the examples that the training drew from each source."""
+    rows = [
+        [share["source"], share["examples"], share["seen"], f"{share['seen'] / draws:.1%}", share["left_out"]]
+        for share in sources
+    ]
+    return html_report.render_table(["source", "examples", "draws", "share", "examples left out"], rows)
 
 
 def _render_sweep(sweep: Sequence[SweepEntry]) -> str:

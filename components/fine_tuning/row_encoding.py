@@ -47,7 +47,7 @@ class RowCounts:
 
 
 def read_rows(path: Path, mapping: RowMapping, limit: int | None = None) -> Iterator[Row]:
-    """Yield the training rows of a split in order; each has the id of its dataset row.
+    """Yield the training rows of a split in order; each has the id and the source of its dataset row.
 
     Args:
         path: Parquet file of the split.
@@ -57,9 +57,31 @@ def read_rows(path: Path, mapping: RowMapping, limit: int | None = None) -> Iter
     import pyarrow.parquet as parquet
 
     file = parquet.ParquetFile(path)
-    columns = [name for name in ("id", *mapping.columns) if name in file.schema_arrow.names]
+    columns = [name for name in ("id", "source", *mapping.columns) if name in file.schema_arrow.names]
     rows = (row for batch in file.iter_batches(READ_BATCH_ROWS, columns=columns) for row in batch.to_pylist())
-    yield from islice(({"id": row["id"], **expanded} for row in rows for expanded in mapping.expand(row)), limit)
+    yield from islice(
+        (
+            {"id": row["id"], "source": row.get("source"), **expanded}
+            for row in rows
+            for expanded in mapping.expand(row)
+        ),
+        limit,
+    )
+
+
+def read_sources(path: Path) -> set[str]:
+    """Return the sources of a split's rows."""
+    import pyarrow.compute as compute
+    import pyarrow.parquet as parquet
+
+    file = parquet.ParquetFile(path)
+    if "source" not in file.schema_arrow.names:
+        return set()
+    return {
+        source or ""
+        for batch in file.iter_batches(columns=["source"])
+        for source in compute.unique(batch[0]).to_pylist()
+    }
 
 
 def sample_rows(path: Path, mapping: RowMapping, limit: int) -> Iterator[Row]:
@@ -105,5 +127,5 @@ def encode_rows(
             else:
                 answers = (example.get(f"{name}_ids", ()) for name in ("chosen", "rejected", "completion"))
                 counts.learned += sum(map(len, answers))
-            yield {"ids": [row.get("id", "")], **example}
+            yield {"ids": [row.get("id", "")], "source": row.get("source") or "", **example}
         reporter.progress(counts.rows, total, "rows")

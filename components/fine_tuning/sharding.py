@@ -21,28 +21,37 @@ ZERO3_CONFIG: dict[str, object] = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
 }
-FSDP2_CONFIG: dict[str, object] = {
-    "version": 2,
-    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-    "reshard_after_forward": True,
-    "state_dict_type": "SHARDED_STATE_DICT",
-    "cpu_ram_efficient_loading": False,
-}
+SHARDS_FOLDER = "shards"  # in a checkpoint of FSDP2: every process's part of the weights and of the optimizer's state
 
 
 def build_arguments(config: FineTuningConfig) -> dict[str, object]:
     """Return the strategy's keyword arguments for transformers' TrainingArguments; empty for ddp."""
-    if config.strategy == "fsdp2":
-        return {"fsdp": "full_shard", "fsdp_config": dict(FSDP2_CONFIG)}
-    if config.strategy == "zero3":
-        return {"deepspeed": dict(ZERO3_CONFIG)}
-    return {}
+    if config.strategy == "fsdp2":  # transformers has no checkpoints of optimizer shards; `save_shards` writes them
+        return {"save_only_model": True}
+    return {"deepspeed": dict(ZERO3_CONFIG)} if config.strategy == "zero3" else {}
+
+
+def build_loading_options(config: FineTuningConfig, *, bfloat16: bool) -> dict[str, object]:
+    """Return the strategy's keyword arguments for `from_pretrained`; empty for ddp and zero3.
+
+    With FSDP2 each process reads its shard of every tensor from the weights' files, onto its device. The trainer then
+    trains the sharded model as it is: Accelerate, which would load the whole model in each process, does not wrap it.
+
+    Args:
+        config: The recipe.
+        bfloat16: Whether the model computes in bfloat16. Gradients are then averaged in float32.
+    """
+    if config.strategy != "fsdp2":
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(fsdp_size=config.processes, fsdp_mixed_precision=bfloat16)}
 
 
 def prepare_loading(config: FineTuningConfig) -> None:
-    """Connect the processes, so that transformers shards the weights while it loads them.
+    """With ZeRO-3, connect the processes, so that transformers shards the weights while it loads them.
 
-    With ZeRO-3 a process then holds its shard and one tensor of the model; rank 0 also maps the weights' files.
+    A process then holds its shard and one tensor of the model; rank 0 also maps the weights' files.
     """
     if config.strategy == "zero3":
         import deepspeed
@@ -98,11 +107,49 @@ def _is_sharded(parameter: torch.nn.Parameter) -> bool:
     return partition is not None and bool(partition.numel() < parameter.ds_numel)
 
 
+def free_gathered_weights(model: torch.nn.Module) -> None:
+    """Make the shards the model's parameters again.
+
+    After a forward pass without a backward pass, FSDP2 keeps the gathered output head as parameters, which are neither
+    what the optimizer updates nor what a checkpoint has.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def list_adapter_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the trained tensors by name. Without them, PEFT gathers the whole sharded model to write an adapter."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def save_shards(model: torch.nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
+    """Write this process's part of the weights and of the optimizer's state. Every process calls it."""
+    from torch.distributed import checkpoint as distributed_checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    free_gathered_weights(model)
+    weights, state = get_state_dict(model, optimizer)
+    distributed_checkpoint.save({"weights": weights, "optimizer": state}, checkpoint_id=checkpoint / SHARDS_FOLDER)
+
+
+def load_shards(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, checkpoint: Path) -> None:
+    """Load what `save_shards` wrote; without an optimizer only the weights. Every process calls it."""
+    from torch.distributed import checkpoint as distributed_checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    free_gathered_weights(model)
+    optimizers = () if optimizer is None else (optimizer,)
+    weights, state = get_state_dict(model, optimizers)
+    saved = {"weights": weights} if optimizer is None else {"weights": weights, "optimizer": state}
+    distributed_checkpoint.load(saved, checkpoint_id=checkpoint / SHARDS_FOLDER)
+    set_state_dict(model, optimizers, model_state_dict=weights, optim_state_dict=state)
+
+
 def save_consolidated(trainer: Trainer, output: Path) -> None:
-    """Gather all shards and write the whole model as safetensors."""
-    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    if plugin is not None:
-        plugin.set_state_dict_type("FULL_STATE_DICT")
+    """Gather all shards in the first process and write the whole model as safetensors. Every process calls it."""
     trainer.save_model(str(output))
     if trainer.is_world_process_zero():
         (output / "training_args.bin").unlink(missing_ok=True)  # a pickle

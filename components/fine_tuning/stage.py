@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -27,6 +28,7 @@ from components.fine_tuning import (
     acceleration,
     adapters,
     callbacks,
+    mixing,
     model_card,
     model_support,
     recipe_defaults,
@@ -126,6 +128,7 @@ def finetune(
         with timer.measure("tokens"):
             check_vocabulary(tokenizer, model_loading.load_configuration(base.path), base.uri)
             splits = tokenize(dataset, kind, tokenizer, base, recipe, state, reporter)
+            check_memory(splits, base, recipe, launcher_settings)
         folders = (splits.folder, work, output, initial_adapter.path if initial_adapter else "")
         job = TrainingJob(str(base.path), base.sha256, base.uri, recipe.model_dump(), seed, *map(str, folders))
         with liveness.heartbeat(splits.folder):
@@ -169,25 +172,30 @@ def plan_recipe(
         reporter: Receives a note for each setting.
 
     Raises:
-        ConfigurationError: the base model cannot be trained with the recipe.
+        ConfigurationError: the base model cannot be trained with the recipe, or a mixing weight matches no source.
     """
     model_config = model_loading.load_configuration(base.path)
     model_support.check_model(config, model_config)
-    if not recipe_defaults.has_open_settings(config):
-        return Recipe.model_validate(
-            {"epochs": config.objective_spec.epochs, **config.model_dump(exclude={"sweep"}, exclude_none=True)}
-        )
-    lengths: list[int] = []
-    if config.max_length is None:
-        mapping = config.objective_spec.get_mapping(get_rows_kind(dataset), "the dataset contains")
-        rows = row_encoding.sample_rows(dataset.path / "train.parquet", mapping, recipe_defaults.MAX_SAMPLED_ROWS)
-        lengths = recipe_defaults.measure_lengths(rows, config, tokenizer)
-    shape = ModelShape.from_configuration(model_config, training.count_parameters(model_config, config))
-    device = acceleration.describe_training_device(config, remote=not launcher_settings.entry.uses_this_machine)
-    completed = recipe_defaults.complete_recipe(config, lengths, model_config, shape, device)
-    for reason in completed.reasons:
-        reporter.note(reason)
-    return completed.recipe
+    if config.mixing_weights:
+        mixing.check_patterns(config.mixing_weights, row_encoding.read_sources(dataset.path / "train.parquet"))
+    if recipe_defaults.has_open_settings(config):
+        lengths: list[int] = []
+        if config.max_length is None:
+            mapping = config.objective_spec.get_mapping(get_rows_kind(dataset), "the dataset contains")
+            rows = row_encoding.sample_rows(dataset.path / "train.parquet", mapping, recipe_defaults.MAX_SAMPLED_ROWS)
+            lengths = recipe_defaults.measure_lengths(rows, config, tokenizer)
+        shape = ModelShape.from_configuration(model_config, training.count_parameters(model_config, config))
+        device = acceleration.describe_training_device(config, remote=not launcher_settings.entry.uses_this_machine)
+        completed = recipe_defaults.complete_recipe(config, lengths, model_config, shape, device)
+        for reason in completed.reasons:
+            reporter.note(reason)
+        recipe = completed.recipe
+    else:
+        settings = config.model_dump(exclude={"sweep"}, exclude_none=True)
+        recipe = Recipe.model_validate({"epochs": config.objective_spec.epochs, **settings})
+    if warning := recipe_defaults.describe_exceeded_context(recipe, model_config):
+        reporter.note(warning)
+    return recipe
 
 
 def _write_documents(
@@ -338,7 +346,33 @@ def tokenize(
     )
     if warning := training_plan.describe_unseen_rows(rows, seen, config):
         reporter.note(warning)
+    if config.mixing_weights:
+        drawn = training_plan.count_rows_seen(
+            batched_rows, batched_rows, training_plan.plan_steps(batched_rows, config).total, config
+        )
+        if warning := mixing.describe_ignored_weights(config.mixing_weights, set(splits.train.sources)):
+            reporter.note(warning)
+        shares = mixing.plan_shares(config.mixing_weights, Counter(splits.train.sources), drawn)
+        for warning in mixing.describe_shares(shares):
+            reporter.note(warning)
     return splits
+
+
+def check_memory(
+    splits: TokenizedDataset, base: LocalBaseModel, recipe: Recipe, launcher_settings: LauncherSettings
+) -> None:
+    """Check that the longest row of the sources that train can fit into memory; see `recipe_defaults.check_memory`.
+
+    Raises:
+        ConfigurationError: it cannot; the message has the memory by part.
+    """
+    model_config = model_loading.load_configuration(base.path)
+    shape = ModelShape.from_configuration(model_config, training.count_parameters(model_config, recipe))
+    device = acceleration.describe_training_device(recipe, remote=not launcher_settings.entry.uses_this_machine)
+    lengths = splits.train.lengths
+    if recipe.mixing_weights:
+        lengths = mixing.select_trained(recipe.mixing_weights, splits.train.sources, lengths)
+    recipe_defaults.check_memory(recipe, max(lengths), shape, device)
 
 
 def check_launcher(config: FineTuningConfig, launcher_settings: LauncherSettings) -> None:

@@ -43,6 +43,7 @@ from components.common.runtime import process_control
 from components.common.runtime.errors import (
     RESUME_HINT,
     ArtifactDamagedError,
+    ConfigurationError,
     InputError,
     InterruptedRunError,
     TunelineError,
@@ -53,6 +54,7 @@ from components.fine_tuning import adapters, callbacks, recipe_defaults, report,
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.report import SweepEntry
 from components.fine_tuning.sample_answers import SAMPLES_FILENAME
+from components.fine_tuning.token_cache import TokenizedDataset
 
 SWEEPS_FOLDER = "sweeps"
 RESULT_KEYS = ("validation_loss", "train_loss", "steps", "best_step", "tokens_per_second")
@@ -165,7 +167,8 @@ def tune(
             # Garbage collection reads this list and retains the models of all recipes while one recipe trains.
             owned = [path.relative_to(state).as_posix() for path in (*folders.values(), *trainings)]
             artifact_folder.write_atomically(work / artifact_store.LINKED_STATE_FILENAME, json.dumps(owned) + "\n")
-            _tokenize(dataset, base, recipes, state, reporter)
+            splits = _tokenize(dataset, base, recipes, state, reporter)
+            _check_memory(splits, base, recipes, launcher_settings)
             outputs = {name: folder / "model" for name, folder in folders.items()}
             outcomes = _train_all(
                 recipes,
@@ -213,18 +216,37 @@ def _plan_recipes(
 
 def _tokenize(
     dataset: Artifact, base: LocalBaseModel, recipes: Mapping[str, Recipe], state: Path, reporter: Reporter
-) -> None:
-    """Tokenize the rows once for all recipes. Raises InputError if a split has no examples."""
+) -> dict[bool, TokenizedDataset]:
+    """Return the splits for each value of packing, tokenized once for all recipes.
+
+    Raises InputError if a split has no examples.
+    """
     tokenizer, kind = model_loading.load_tokenizer(base.path), stage.get_rows_kind(dataset)
     for recipe in {recipe.objective: recipe for recipe in recipes.values()}.values():
         recipe.objective_spec.get_mapping(kind, f"the dataset in {dataset.path} contains")
-    for recipe in {recipe.packing: recipe for recipe in recipes.values()}.values():
-        splits = stage.tokenize(dataset, kind, tokenizer, base, recipe, state, reporter)
+    tokenized = {}
+    for packing, recipe in {recipe.packing: recipe for recipe in recipes.values()}.items():
+        tokenized[packing] = splits = stage.tokenize(dataset, kind, tokenizer, base, recipe, state, reporter)
     if not splits.validation.counts.examples:
         raise InputError(
             f"the dataset in {dataset.path} has no validation rows; a sweep compares recipes by validation loss",
             hint="Set a fraction for the validation split in data_curation.fractions.",
         )
+    return tokenized
+
+
+def _check_memory(
+    tokenized: Mapping[bool, TokenizedDataset],
+    base: LocalBaseModel,
+    recipes: Mapping[str, Recipe],
+    launcher_settings: LauncherSettings,
+) -> None:
+    """Check every recipe before the first one trains. Raises ConfigurationError with the recipe's name."""
+    for name, recipe in recipes.items():
+        try:
+            stage.check_memory(tokenized[recipe.packing], base, recipe, launcher_settings)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"fine_tuning.sweep.vary: {name}: {error.message}", hint=error.hint) from None
 
 
 def _train_all(

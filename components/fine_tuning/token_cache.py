@@ -56,6 +56,11 @@ class TokenizedSplit:
         """Number of tokens of each example."""
         return [int(n) for n in self.dataset.data.column("length").to_pylist()]
 
+    @cached_property
+    def sources(self) -> list[str]:
+        """Source of each example; only of unpacked examples."""
+        return [str(source) for source in self.dataset.data.column("source").to_pylist()]
+
     def row_ids(self, examples: Iterable[int]) -> list[str]:
         """Return the ids of the dataset's rows in the examples with these indices."""
         ids = self.dataset.data.column("ids")
@@ -195,7 +200,7 @@ def _write_split(
     objective = config.objective_spec
     types = {TOKEN_LIST: pa.list_(pa.int32()), "bool": pa.bool_()}
     columns = [(name, types[feature]) for name, feature in objective.features.items()]
-    schema = pa.schema([("ids", pa.list_(pa.string())), ("length", pa.int32()), *columns])
+    schema = pa.schema([("ids", pa.list_(pa.string())), ("source", pa.string()), ("length", pa.int32()), *columns])
     counts = RowCounts()
     examples = encode_rows(
         read_rows(source, mapping, limit),

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.fine_tuning import batch_order
+from components.fine_tuning import batch_order, mixing, muon, reference_free_trainer, sharding
 from components.fine_tuning.config import Recipe
 from components.fine_tuning.objectives import IGNORED_LABEL
+from components.fine_tuning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +31,16 @@ def is_padding_free(config: Recipe) -> bool:
 
 def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> type[Trainer]:
     """Return a subclass of the objective's TRL trainer for these splits."""
+    import torch
     import transformers
     import trl
+    from transformers.trainer import SCHEDULER_NAME
 
     base = getattr(trl, f"{config.objective_spec.trl_method}Trainer")
+    if pair_loss := config.objective_spec.pair_loss:
+        base = reference_free_trainer.remove_reference(base, pair_loss, config.preference)
     lengths, validation = splits.train.lengths, splits.validation.counts
+    mixture = mixing.build_mixture(config.mixing_weights, splits.train.sources) if config.mixing_weights else None
 
     class TunelineTrainer(base):  # type: ignore[misc, valid-type]
         aux_loss_enabled: bool  # whether TRL adds the loss of the router
@@ -41,11 +48,18 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
         _save_checkpoint = transformers.Trainer._save_checkpoint  # TRL's method adds a model card to every checkpoint
 
         def _get_train_sampler(self, train_dataset: object = None) -> torch.utils.data.Sampler[int]:
-            self.order = batch_order.build_sampler(lengths, config.rows_per_step, seed=seed)
+            self.order = batch_order.build_sampler(lengths, config.rows_per_step, seed=seed, mixture=mixture)
             return self.order
 
         def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
             """Create the optimizer; for LoRA+ with separate rates for the matrices A and B."""
+            if config.strategy == "fsdp2":
+                sharding.free_gathered_weights(self.model)
+            if OPTIMIZERS[config.optimizer].trains_matrices:
+                optimizer_class, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+                decayed = self.get_decay_parameter_names(self.model)
+                self.optimizer = muon.build_muon(self.model, decayed, config.weight_decay, optimizer_class, options)
+                return self.optimizer
             if not config.lora.plus_ratio:
                 return super().create_optimizer(*args, **kwargs)
             from peft.optimizers import create_loraplus_optimizer
@@ -59,6 +73,36 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
                 **options,
             )
             return self.optimizer
+
+        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+            """Write the whole model, or the adapter; nothing to checkpoints that have shards."""
+            if _internal_call and config.has_sharded_checkpoints:
+                return
+            if config.strategy == "fsdp2" and not config.adaptation_spec.trains_all_weights:
+                self._save(output_dir, state_dict=sharding.list_adapter_weights(self.model))
+            else:
+                super().save_model(output_dir, _internal_call)
+
+        def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+            """Write the optimizer's state; with sharded weights the shards of both. transformers would write one shard."""
+            if not config.has_sharded_checkpoints:
+                super()._save_optimizer_and_scheduler(output_dir)
+                return
+            sharding.save_shards(self.model, self.optimizer.optimizer, Path(output_dir))  # without Accelerate's wrapper
+            if self.args.should_save:
+                torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+        def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+            """Load the weights, except sharded ones, which are loaded with the optimizer's state."""
+            if not config.has_sharded_checkpoints:
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+        def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+            if not (checkpoint and config.has_sharded_checkpoints):
+                super()._load_optimizer_and_scheduler(checkpoint)
+                return
+            sharding.load_shards(self.model, self.optimizer.optimizer, Path(checkpoint))
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
 
         def _prepare_dataset(self, dataset: object, *_: object, **__: object) -> object:
             """Return the dataset unchanged: its rows are already tokenized."""

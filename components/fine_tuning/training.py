@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,10 @@ from components.fine_tuning import (
     batch_order,
     callbacks,
     checkpoints,
+    context_extension,
+    mixing,
     model_support,
+    muon,
     packing_isolation,
     sample_answers,
     sharding,
@@ -65,7 +68,8 @@ class TrainingJob:
 class TrainingResult:
     """Metrics of a training, including the steps before a resume. Units: seconds, bytes, FLOP/s.
 
-    `rows_seen` counts a row once per epoch. `choices` has one sentence per compute setting. `startup` has the duration of each startup phase.
+    `rows_seen` counts a row once per epoch, as if every row was drawn once. `sources` has a `SourceShare` for each source if the recipe sets mixing
+    weights. `choices` has one sentence per compute setting. `startup` has the duration of each startup phase.
     """
 
     steps: int
@@ -87,6 +91,7 @@ class TrainingResult:
     processes: int
     rows_seen: int
     warmup_steps: int
+    sources: list[dict[str, Any]]
     choices: list[str]
     startup: dict[str, float] = field(default_factory=dict)
 
@@ -138,7 +143,7 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
     reporter.step("loading the base model")
     with timer.measure("load"):
         model_loading.prepare_torch(job.seed, device)
-        model_config = model_loading.load_configuration(Path(job.base_path))
+        model_config = context_extension.extend_context(config, model_loading.load_configuration(Path(job.base_path)))
         outline = adapters.build_outline(model_config, config)
         parameters = _count_model_parameters(outline, model_config)
         shape = model_shape.ModelShape.from_configuration(model_config, parameters)
@@ -146,27 +151,31 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         if config.has_lora_dropout and adapters.has_adapted_experts(outline):
             config = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
             settings.reasons.append("lora.dropout: 0, because PEFT has no dropout for the weights of experts")
+        if OPTIMIZERS[config.optimizer].trains_matrices:
+            share = muon.measure_share(outline)
+            settings.reasons.append(f"optimizer muon: trains {share:.0%} of the weights, and AdamW the others")
         # With these arguments, transformers shards the weights of ZeRO-3 while it loads them.
         arguments = _build_arguments(splits, config, settings, job, model_support.find_class(model_config))
         sharding.prepare_loading(config)
         torch.manual_seed(job.seed)  # counting parameters consumed random numbers
-        model = _load_model(job, config, settings)
+        model = _load_model(job, config, settings, model_config)
+        reference = _load_reference(job, config, settings, model_config)
         tokenizer = tokenizer or model_loading.load_tokenizer(Path(job.base_path))
     stop = threading.Event()
     with timer.measure("prepare"):
-        # A sharded checkpoint of the last step cannot be restored: the model is sharded when training starts.
+        # ZeRO-3 cannot restore a checkpoint of the last step: it shards the model when the training starts.
         checkpoint = checkpoints.find_newest(
-            state, reporter, lambda saved: not config.is_sharded or not _is_finished(saved, config)
+            state, reporter, lambda saved: config.strategy != "zero3" or not _is_finished(saved, config)
         )
         events = callbacks.build_callback(config, state, reporter, stop, _build_row_lookup(splits, config, job.seed))
-        trainer = _build_trainer(model, tokenizer, splits, config, arguments, job, events)
+        trainer = _build_trainer(model, reference, tokenizer, splits, config, arguments, job, events)
 
     def verify_first_step() -> None:
         timer.seconds["total"] = round(time.time() - psutil.Process().create_time(), 3)
         if sentence := sharding.verify_strategy(config, trainer.model_wrapped):
             settings.reasons.append(sentence)
 
-    if config.is_sharded:  # before the training starts, a process holds only its shard and cannot run the model
+    if config.strategy == "zero3":  # before the training starts, a process cannot run the model
         events.on_wrapped = lambda: _check_row_isolation(trainer, trainer.model_wrapped, config)
     else:
         _check_row_isolation(trainer, trainer.model, config)
@@ -191,7 +200,9 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
     return result
 
 
-def _load_model(job: TrainingJob, config: Recipe, settings: ComputeSettings) -> PreTrainedModel:
+def _load_model(
+    job: TrainingJob, config: Recipe, settings: ComputeSettings, model_config: PretrainedConfig
+) -> PreTrainedModel:
     """Load the base model for training, with the initial adapter if the job has one."""
     from transformers import BitsAndBytesConfig
 
@@ -199,7 +210,12 @@ def _load_model(job: TrainingJob, config: Recipe, settings: ComputeSettings) -> 
         LocalBaseModel(Path(job.base_path), job.base_sha256, job.base_uri),
         acceleration.choose_dtype(config, settings),
     )
-    options: dict[str, object] = {"attn_implementation": settings.attention}
+    options: dict[str, object] = {
+        "attn_implementation": settings.attention,
+        **sharding.build_loading_options(config, bfloat16=settings.bfloat16),
+    }
+    if config.rope_scaling.factor > 1:
+        options["config"] = model_config
     if config.adaptation_spec.holds_4bit_weights:
         # 4-bit NormalFloat with double quantization (Dettmers et al., arXiv 2305.14314)
         options["quantization_config"] = BitsAndBytesConfig(
@@ -215,6 +231,14 @@ def _load_model(job: TrainingJob, config: Recipe, settings: ComputeSettings) -> 
         peft_config = adapters.build_peft_config(config, job.base_path, model)
         model = model_loading.attach_adapter(model, Path(job.initial_adapter), trainable=True, config=peft_config)
     return model
+
+
+def _load_reference(
+    job: TrainingJob, config: Recipe, settings: ComputeSettings, model_config: PretrainedConfig
+) -> PreTrainedModel | None:
+    """Load the reference model of dpo and kto in shards, if all weights are trained in shards. TRL would load it whole."""
+    is_needed = config.objective in ("dpo", "kto") and config.has_sharded_checkpoints
+    return _load_model(job, config, settings, model_config) if is_needed else None
 
 
 def count_parameters(model_config: PretrainedConfig, config: FineTuningConfig) -> dict[str, int]:
@@ -259,10 +283,15 @@ def _build_arguments(
         options["dataset_kwargs"] = {"skip_prepare_dataset": True}  # the rows are already tokenized
     if not model_support.has_router_loss(model_class):
         options["router_aux_loss_coef"] = 0.0  # TRL requests the loss of every model with such a setting
-    if objective.precomputes_reference:
-        # Precompute the log-probabilities of the reference model only if training visits every row.
+    if objective.pair_loss:
+        # TRL loads no reference model, and `reference_free_trainer` computes none.
+        options["precompute_ref_log_probs"] = True
+    elif objective.precomputes_reference:
+        # Precompute the log-probabilities of the reference model only if training visits every row. TRL hashes the
+        # model for it, which fails on FSDP2's shards.
         rows = splits.train.counts.examples
-        options["precompute_ref_log_probs"] = training_plan.count_rows_seen(rows, rows, steps.total, config) >= rows
+        visits_every_row = training_plan.count_rows_seen(rows, rows, steps.total, config) >= rows
+        options["precompute_ref_log_probs"] = visits_every_row and config.strategy != "fsdp2"
     arguments: TrainingArguments = getattr(trl, f"{objective.trl_method}Config")(
         output_dir=job.state,
         max_length=None,
@@ -306,6 +335,7 @@ def _build_arguments(
 
 def _build_trainer(
     model: PreTrainedModel,
+    reference: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
     splits: TokenizedDataset,
     config: Recipe,
@@ -325,11 +355,13 @@ def _build_trainer(
             data_collator=trainers.build_collator(config, tokenizer),
             peft_config=None if job.initial_adapter else adapters.build_peft_config(config, job.base_path, model),
             callbacks=[events],
+            **({"ref_model": reference} if reference is not None else {}),
         )
     if config.adaptation_spec.holds_4bit_weights:
         adapters.keep_trained_weights_in_float32(trainer.model)
     if getattr(trainer, "ref_model", None) is not None:  # TRL loads it separately
         model_support.align_with_trl(trainer.ref_model)
+    trainer.args.save_only_model = False  # as for every strategy: a checkpoint has the optimizer's state
     trainer.remove_callback(PrinterCallback)  # the reporter prints progress
     events.trainer = trainer
     return trainer
@@ -357,7 +389,7 @@ def _run_trainer(trainer: Trainer, checkpoint: Path | None, config: Recipe, spli
             trainer.state = TrainerState.load_from_json(str(checkpoint / checkpoints.STATE_FILENAME))
             callbacks.truncate_log(log_path, trainer.state.global_step)
             return
-    elif splits.validation.counts.examples and not config.is_sharded:
+    elif splits.validation.counts.examples and config.strategy != "zero3":
         callbacks.truncate_log(log_path, -1)
         (log_path.parent / sample_answers.SAMPLES_FILENAME).unlink(missing_ok=True)
         trainer.evaluate()  # the validation loss of the base model
@@ -379,8 +411,11 @@ def _save_model(trainer: Trainer, job: TrainingJob, config: Recipe) -> None:
     """Write the weights of the best checkpoint (without validation: the last), merged if configured."""
     checkpoint = Path(job.state) / f"checkpoint-{trainer.state.best_global_step or trainer.state.global_step}"
     output = Path(job.output)
-    if config.is_sharded:
-        if trainer.state.best_global_step not in (None, 0, trainer.state.global_step):
+    is_gathered = config.strategy == "zero3" or config.has_sharded_checkpoints
+    if is_gathered:
+        if config.has_sharded_checkpoints:
+            sharding.load_shards(trainer.model, None, checkpoint)
+        elif trainer.state.best_global_step not in (None, 0, trainer.state.global_step):
             trainer.state.best_model_checkpoint = str(checkpoint)
             trainer._load_best_model()
         sharding.save_consolidated(trainer, output)
@@ -388,10 +423,12 @@ def _save_model(trainer: Trainer, job: TrainingJob, config: Recipe) -> None:
         checkpoints.restore_trainable(trainer.model, checkpoint)
     if trainer.is_world_process_zero():
         model = trainer.accelerator.unwrap_model(trainer.model)
-        if not config.is_sharded:
+        if not is_gathered:
             for name in ("forward", "_original_forward"):  # remove Accelerate's forward, which computes in bfloat16
                 model.__dict__.pop(name, None)
-            selection = {"selected_adapters": ["default"]} if job.initial_adapter else {}
+            selection: dict[str, object] = {"selected_adapters": ["default"]} if job.initial_adapter else {}
+            if config.is_sharded:
+                selection["state_dict"] = sharding.list_adapter_weights(model)
             model.save_pretrained(output, safe_serialization=True, **selection)
         if config.merge:
             if config.is_sharded or config.adaptation_spec.holds_4bit_weights:
@@ -407,14 +444,26 @@ def _save_model(trainer: Trainer, job: TrainingJob, config: Recipe) -> None:
 def _build_row_lookup(splits: TokenizedDataset, config: Recipe, seed: int) -> Callable[[int], list[str]]:
     """Return a function that returns the dataset row ids in the batch of a step, counted from 1."""
 
+    mixture = mixing.build_mixture(config.mixing_weights, splits.train.sources) if config.mixing_weights else None
+
     def get_step_rows(step: int) -> list[str]:
         batch, lengths = config.rows_per_step, splits.train.lengths
         epoch_steps = max(1, -(-len(lengths) // batch))
         epoch, position = divmod(max(step, 1) - 1, epoch_steps)
-        order = batch_order.order_epoch(lengths, batch, seed=seed, epoch=epoch)
+        order = batch_order.order_epoch(lengths, batch, seed=seed, epoch=epoch, mixture=mixture)
         return splits.train.row_ids(order[position * batch : (position + 1) * batch])
 
     return get_step_rows
+
+
+def _count_shares(splits: TokenizedDataset, config: Recipe, seed: int, steps: int) -> list[dict[str, Any]]:
+    """Return the share of each source in the batches of a training with mixing weights; empty without weights."""
+    if not config.mixing_weights:
+        return []
+    train = splits.train
+    mixture = mixing.build_mixture(config.mixing_weights, train.sources)
+    rows = batch_order.list_batched_rows(train.lengths, config.rows_per_step, steps, seed=seed, mixture=mixture)
+    return [asdict(share) for share in mixing.count_shares(train.sources, rows)]
 
 
 def _build_result(
@@ -467,6 +516,7 @@ def _build_result(
             config,
         ),
         warmup_steps=int(trainer.args.warmup_steps),
+        sources=_count_shares(splits, config, trainer.args.seed, int(trainer.state.global_step)),
         choices=settings.reasons,
         startup=timer.seconds,
     )

@@ -11,9 +11,10 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,15 +46,17 @@ from components.data_curation.stage import (
 from components.data_versioning.stage import list_versions
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
-from components.fine_tuning import acceleration
+from components.fine_tuning import acceleration, mixing
 from components.fine_tuning import training_plan as training
 from components.fine_tuning.config import FineTuningConfig, Recipe
+from components.fine_tuning.mixing import SourceShare
 from components.fine_tuning.model_support import check_model
 from components.fine_tuning.optimizers import OPTIMIZERS
 from components.fine_tuning.recipe_defaults import (
     MAX_SAMPLED_ROWS,
+    check_memory,
     complete_recipe,
-    get_context_length,
+    describe_exceeded_context,
     measure_lengths,
     share_settings,
 )
@@ -88,6 +91,7 @@ class TokenCounts:
     rows: int
     counts: RowCounts  # of the tokenized rows
     lengths: list[int]  # tokens of each tokenized row that is trained on
+    sources: list[str]  # source of each of these rows
 
     @property
     def is_sample(self) -> bool:
@@ -139,6 +143,7 @@ class RunSurvey:
         task_checks: the workloads of the evaluation's tasks.
         cached: the digests of the results in the store, by stage.
         missing_revisions: the tags of earlier revisions that the store lacks.
+        examples_by_source: the number of training examples of each source.
     """
 
     config: Customization
@@ -154,6 +159,7 @@ class RunSurvey:
     task_checks: Sequence[TaskWorkload]
     cached: dict[str, str]
     missing_revisions: list[str]
+    examples_by_source: dict[str, int]
 
     @property
     def steps(self) -> int:
@@ -177,11 +183,29 @@ class RunSurvey:
         tuning, tokens = self.recipe, self.tokens
         if not tokens.lengths:
             return 0
+        if tuning.mixing_weights:
+            lengths: dict[str, list[int]] = {}
+            for source, length in zip(tokens.sources, tokens.lengths, strict=True):
+                lengths.setdefault(source, []).append(length)
+            means = {source: statistics.fmean(values) for source, values in lengths.items()}
+            return round(sum(share.seen * means.get(share.source, tokens.mean_length) for share in self.shares))
         if not tokens.is_sample:
             return training.count_tokens(tokens.lengths, tuning, self.config.seed)
         packed = tuning.rows_per_step * tuning.max_length
         unpacked = min(tuning.rows_per_step, tokens.examples) * tokens.mean_length
         return round(self.steps * (packed if tuning.packing else unpacked))
+
+    @property
+    def rows_seen(self) -> int:
+        """Rows in the batches of all steps; a row counts once per epoch."""
+        return training.count_rows_seen(self.tokens.trained_rows, self.batched_rows, self.steps, self.recipe)
+
+    @property
+    def shares(self) -> list[SourceShare]:
+        """Share of each source in the examples of all steps; empty without mixing weights."""
+        weights, examples = self.recipe.mixing_weights, self.batched_rows
+        drawn = training.count_rows_seen(examples, examples, self.steps, self.recipe)
+        return mixing.plan_shares(weights, self.examples_by_source, drawn) if weights and examples else []
 
     @cached_property
     def recipes(self) -> list[RunSurvey]:
@@ -248,9 +272,9 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
             "trained": sum(recipe.trained_tokens for recipe in survey.recipes),
         },
         "steps": sum(recipe.steps for recipe in survey.recipes),
-        "epochs": round(
-            training.count_rows_seen(rows, first.batched_rows, first.steps, first.recipe) / max(rows, 1), 4
-        ),
+        "epochs": round(first.rows_seen / max(rows, 1), 4),
+        # A sweep may vary the weights or the number of steps: no single list would be true of all recipes.
+        "sources": [asdict(s) for s in first.shares] if all(r.shares == first.shares for r in survey.recipes) else [],
         "recipe": survey.choices,
         "parameters": {"all": shape.parameters, "trainable": shape.trainable},
         "memory": memory,
@@ -304,14 +328,19 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
                 reading_seconds = time.monotonic() - started
                 reporter.step("tokenizing the training rows")
                 tuning, count, rows = config.fine_tuning, 0, []
+                rows_by_source: Counter[str] = Counter()
                 mapping = tuning.objective_spec.get_mapping(curated.kind, "the sources contain")
                 # Sample at most MAX_SAMPLED_ROWS rows, evenly spread.
                 interval = math.ceil(curated.verdicts.count_splits()["train"] / MAX_SAMPLED_ROWS) or 1
                 for content in curated.iterate_contents("train"):
                     for row in mapping.expand(content):
                         if count % interval == 0:
-                            rows.append(row)
+                            rows.append({**row, "source": content["source"]})
+                        rows_by_source[content["source"]] += 1
                         count += 1
+                for config_of_recipe in tuning.recipes.values():
+                    if rows_by_source and config_of_recipe.mixing_weights:
+                        mixing.check_patterns(config_of_recipe.mixing_weights, rows_by_source)
                 measured = measure_lengths(rows, tuning, outline.tokenizer) if tuning.max_length is None else []
                 completed = complete_recipe(tuning, measured, outline.config, shape, _find_device(tuning))
                 sample = RowCounts()
@@ -324,7 +353,9 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
                     reporter=reporter,
                     total=len(rows),
                 )
-                lengths = [example["length"] for example in examples]
+                encoded = [(example["source"], example["length"]) for example in examples]
+                sampled = Counter(str(row["source"]) for row in rows)
+                found = Counter(source for source, _ in encoded)
     compared = {revision.label for revision in earlier}
     return RunSurvey(
         config,
@@ -335,11 +366,17 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
         outline,
         curated,
         reading_seconds,
-        TokenCounts(count, sample, lengths),
+        TokenCounts(count, sample, [length for _, length in encoded], [source for source, _ in encoded]),
         shape,
         workloads,
         cached,
         missing_revisions=[tag for tag, _ in inputs.earlier_revisions if tag not in compared],
+        # A source without a sampled row is estimated to have one example per row.
+        examples_by_source={
+            source: round(total * found[source] / sampled[source]) if sampled[source] else total
+            for source, total in rows_by_source.items()
+            if found[source] or not sampled[source]
+        },
     )
 
 
@@ -395,6 +432,11 @@ def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> lis
     for recipe in [] if _describe_remote_training() else survey.recipes:
         try:
             acceleration.check_machine(recipe.recipe)
+            lengths = recipe.tokens.lengths
+            if recipe.recipe.mixing_weights and lengths:
+                lengths = mixing.select_trained(recipe.recipe.mixing_weights, recipe.tokens.sources, lengths)
+            longest = recipe.recipe.max_length if recipe.recipe.packing else max(lengths, default=1)
+            check_memory(recipe.recipe, longest, recipe.shape, _find_device(recipe.recipe))
         except TunelineError as error:
             warnings.append(f"{error.message}. {error.hint}")
     warnings = list(dict.fromkeys(warnings))
@@ -416,9 +458,8 @@ def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> lis
             f"no training row has an answer within {tuning.max_length} tokens. Raise fine_tuning.max_length."
         )
     warnings += _list_limits(survey)
-    context = get_context_length(tuning, survey.outline.config)
-    if context and tuning.max_length > context:
-        warnings.append(f"fine_tuning.max_length is {tuning.max_length}; the model's context is {context} tokens")
+    if warning := describe_exceeded_context(tuning, survey.outline.config):
+        warnings.append(warning)
     return warnings + _list_shortages(survey.workdir, memory, disk)
 
 
@@ -426,9 +467,11 @@ def _list_limits(survey: RunSurvey) -> list[str]:
     """Return a warning for each setting that keeps rows or tokens from the training, or leaves few items to decide."""
     tokens, warnings = survey.tokens, []
     for recipe in survey.recipes:
-        seen = training.count_rows_seen(tokens.trained_rows, recipe.batched_rows, recipe.steps, recipe.recipe)
-        if warning := training.describe_unseen_rows(tokens.trained_rows, seen, recipe.recipe):
+        if warning := training.describe_unseen_rows(tokens.trained_rows, recipe.rows_seen, recipe.recipe):
             warnings.append(warning)
+        if ignored := mixing.describe_ignored_weights(recipe.recipe.mixing_weights, survey.examples_by_source):
+            warnings.append(ignored)
+        warnings += mixing.describe_shares(recipe.shares)
     if tokens.counts.truncated:
         warnings.append(
             f"{tokens.counts.truncated / tokens.counts.rows:.1%} of the training rows are truncated at "
@@ -682,6 +725,10 @@ def format_estimate(result: Json) -> list[str]:
         f"training  {result['steps']} steps ({basis['steps']}), {tokens['trained']:,} tokens, "
         f"{parameters['trainable']:,} of {parameters['all']:,} parameters",
         *(f"          {choice}" for choice in result["recipe"]),
+        *(
+            f"          {share['source']}: {share['seen']:,} draws of {share['examples']:,} examples"
+            for share in result["sources"]
+        ),
         f"memory    {_format_gb(parts['total'])} for the training: {purposes_text}",
         f"          {_format_gb(memory['stages'][largest])} for the largest stage, {largest}; "
         f"{_format_gb(memory['free'])} free",

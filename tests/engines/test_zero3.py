@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from components.common import launch
 from components.common.artifacts.artifact_folder import Artifact
-from components.common.launch import Command, Launcher
 from components.common.models import adapter_merging, model_loading
 from components.common.runtime import process_control
-from components.common.runtime.reporters import Reporter, SilentReporter
+from components.common.runtime.reporters import SilentReporter
 from components.fine_tuning.stage import finetune
 from tests.datasets import small_dataset
+from tests.fine_tuning.loading_memory import measure_loading
 from tests.fine_tuning.recipes import recipe
 from tests.fine_tuning.training_processes import TrainingRunner, start_training_runner
 from tests.tiny import tiny_model
@@ -73,31 +69,8 @@ def test_weights_are_sharded_while_they_are_loaded(
     model_and_dataset: tuple[Path, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither process holds the whole model: 150 of 300 MB, and a tensor of 33 MB."""
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1048576")  # freed tensors return to the system at once
-    base = tiny_model(tmp_path / "large", head=512)
-    weights = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
-    size = 4 * sum(parameter.numel() for parameter in weights.parameters())  # as loaded: in float32
-    weights.save_pretrained(base)
-    growth = {}
-
-    def run(launcher: Launcher, command: Command, folder: Path, reporter: Reporter) -> dict[str, Any]:
-        measured = replace(command, module="tests.engines.zero3_memory_worker")
-        outcome = launch.run(launcher, measured, folder, reporter)
-        growth.update({path.name: int(path.read_text()) / size for path in folder.glob("growth.*")})
-        return outcome
-
-    config = recipe(base, lora={"dropout": 0.0}, processes=2, strategy="zero3", max_steps=1, validation_rows=0)
-    finetune(
-        model_and_dataset[1],
-        tmp_path / "model",
-        config,
-        seed=3,
-        state=tmp_path / "state",
-        reporter=SilentReporter(),
-        run=run,
-    )
-    assert sorted(growth) == ["growth.0", "growth.1"]
-    assert all(0.45 < share < 0.75 for share in growth.values()), growth
+    shares = measure_loading("zero3", model_and_dataset[1], tmp_path, monkeypatch)
+    assert all(0.45 < share < 0.75 for share in shares), shares
 
 
 def test_sharded_adapter_is_merged(model_and_dataset: tuple[Path, Artifact], tmp_path: Path) -> None:

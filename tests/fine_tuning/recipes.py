@@ -8,7 +8,14 @@ from typing import Any
 from components.fine_tuning.config import Recipe
 
 # Row kind of the test dataset of each objective.
-ROW_KINDS = {"sft": "sft", "text": "text", "dpo": "preference", "kto": "unpaired"}
+ROW_KINDS = {
+    "sft": "sft",
+    "text": "text",
+    "dpo": "preference",
+    "kto": "unpaired",
+    "orpo": "preference",
+    "simpo": "preference",
+}
 SETTINGS: dict[str, Any] = {
     "epochs": 1.0,
     "learning_rate": 5e-4,

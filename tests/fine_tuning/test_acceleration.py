@@ -23,7 +23,7 @@ from components.common.models.model_shape import ModelShape, estimate_training_m
 from components.common.runtime.errors import EXIT_USAGE, ConfigurationError, EngineMissingError
 from components.fine_tuning import acceleration
 from components.fine_tuning.acceleration import ComputeSettings
-from components.fine_tuning.config import AdaptationName, LoraConfig, ObjectiveName, Recipe
+from components.fine_tuning.config import AdaptationName, LoraConfig, ObjectiveName, Recipe, RopeScalingConfig
 from components.fine_tuning.objectives import OBJECTIVES
 from tests.fine_tuning.recipes import complete_recipe as recipe
 
@@ -293,7 +293,7 @@ def test_bfloat16_is_rejected_on_apple_gpu(machine: FakeMachine) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "rejected_devices", "supported_devices"),
-    [("fsdp2", ("mps", "cpu"), ("cuda", "hpu")), ("zero3", ("mps",), ("cpu", "cuda", "hpu"))],
+    [("fsdp2", ("mps",), ("cpu", "cuda", "hpu")), ("zero3", ("mps",), ("cpu", "cuda", "hpu"))],
 )
 def test_sharding_is_rejected_on_devices_without_support(
     strategy: str, rejected_devices: tuple[str, ...], supported_devices: tuple[str, ...], machine: FakeMachine
@@ -306,6 +306,15 @@ def test_sharding_is_rejected_on_devices_without_support(
     for device in supported_devices:
         machine(device, "deepspeed")
         assert acceleration.check_machine(config) == device
+
+
+def test_fsdp2_uses_the_accelerator_of_the_machine(machine: FakeMachine) -> None:
+    machine("cuda")
+    config = recipe(strategy="fsdp2", processes=2, device="cpu")
+    with pytest.raises(ConfigurationError, match=r"device is cpu, but fsdp2 loads the shards onto .* cuda"):
+        acceleration.check_machine(config)
+    machine("cpu")
+    assert acceleration.check_machine(config) == "cpu"
 
 
 def test_zero3_requires_deepspeed(machine: FakeMachine) -> None:
@@ -332,6 +341,11 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
     ),
     ({"packing": True, "objective": "dpo"}, "packing cannot be used with dpo: the loss compares whole rows"),
     ({"packing": True, "objective": "kto"}, "packing cannot be used with kto: the loss compares whole rows"),
+    (
+        {"packing": True, "mixing_weights": {"*": 1.0}},
+        "mixing_weights cannot be used with packing: .* expected packing false",
+    ),
+    ({"mixing_weights": {"a": 0.0}}, "mixing_weights: every weight is 0; expected at least one above 0"),
     ({"tokens_per_step": 4096}, "tokens_per_step requires packing"),
     ({"merge": True, "adaptation": "full"}, "merge cannot be used with full: it trains all weights"),
     ({"merge": True, "adaptation": "p_tuning"}, "merge cannot be used with p_tuning: virtual tokens are input"),
@@ -346,6 +360,22 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
     ({"objective": "kto", "micro_batch_size": 1}, "kto requires micro_batch_size 2 or more"),
     ({"lora": LoraConfig(plus_ratio=4.0), "adaptation": "full"}, "lora.plus_ratio cannot be used with adaptation full"),
     ({"neftune_noise_alpha": 5.0, "objective": "dpo"}, "neftune_noise_alpha cannot be used with dpo and lora"),
+    (
+        {"rope_scaling": RopeScalingConfig(factor=2.0)},
+        "rope_scaling cannot be used with adaptation lora, merge false and strategy ddp: .* merge true",
+    ),
+    *(
+        (
+            {"rope_scaling": RopeScalingConfig(factor=2.0), "adaptation": "full", "objective": objective},
+            f"rope_scaling cannot be used with {objective} and full: the reference model has the unscaled positions",
+        )
+        for objective in ("dpo", "kto")
+    ),
+    ({"optimizer": "muon"}, "optimizer muon cannot be used with lora: .* expected adaptation full, or optimizer adamw"),
+    (
+        {"optimizer": "muon", "adaptation": "full", "strategy": "zero3", "processes": 2},
+        "optimizer muon cannot be used with strategy zero3: it needs whole matrices; expected adamw",
+    ),
     ({"optimizer": "adamw_8bit", "device": "cpu"}, "optimizer adamw_8bit cannot run on cpu: bitsandbytes requires"),
     (
         {"optimizer": "adafactor", "strategy": "zero3", "processes": 2},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +12,12 @@ from pydantic import ValidationError
 
 from components.common.models.model_shape import ModelShape
 from components.common.runtime.errors import ConfigurationError
-from components.fine_tuning import training_plan
+from components.fine_tuning import acceleration, training_plan
 from components.fine_tuning.acceleration import TrainingDevice
-from components.fine_tuning.config import FineTuningConfig
+from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.recipe_defaults import (
     CompletedRecipe,
+    check_memory,
     complete_recipe,
     has_open_settings,
     measure_lengths,
@@ -34,6 +37,7 @@ LLAMA_8B = ModelShape(
     intermediate=14_336,
     vocabulary=128_256,
 )
+SHARDED = {"micro_batch_size": 8, "batch_size": 64, "strategy": "fsdp2", "processes": 8}
 
 
 def choose(
@@ -61,6 +65,91 @@ def test_default_recipe_covers_the_rows_and_states_each_choice() -> None:
     assert not has_open_settings(chosen)
 
 
+def test_presets_set_the_size_that_a_recipe_leaves_open() -> None:
+    rows = [*range(1, 96), 1000, 1000, 2000, 3000, 8000]
+    quick, balanced, thorough = (choose(rows, preset=name) for name in ("quick", "balanced", "thorough"))
+    assert [c.recipe.max_length for c in (quick, balanced, thorough)] == [128, 128, 3008]
+    assert [c.recipe.epochs for c in (quick, balanced, thorough)] == [1, 3, 6]
+    assert [c.recipe.early_stopping for c in (quick, balanced, thorough)] == [None, None, 3]
+    assert balanced == choose(rows)
+    assert quick.reasons[0] == (
+        "preset quick: at most 1 epoch and max_length of at most 512, unless the recipe sets them"
+    )
+    assert "epochs 6: preset thorough" in thorough.reasons
+    assert "early_stopping 3: preset thorough" in thorough.reasons
+    long = choose([9000] * 10, preset="quick")
+    assert long.recipe.max_length == 512
+    assert "preset quick allows 512" in long.reasons[1]
+    assert choose(rows, preset="quick", objective="dpo").recipe.epochs == 1
+    assert choose(rows, preset="thorough", validation_rows=0).recipe.early_stopping is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest", "memory", "hint"),
+    [
+        ({"micro_batch_size": 8}, 4096, 80 * GB, ""),
+        ({"micro_batch_size": 8}, 65_536, None, ""),
+        ({"micro_batch_size": 8}, 32_768, 80 * GB, "Set fine_tuning.micro_batch_size to 1."),
+        ({"micro_batch_size": 1}, 262_144, 80 * GB, "Set fine_tuning.micro_batch_size to 1 and fine_tuning.max_length"),
+        ({"micro_batch_size": 1, "activation_checkpointing": "off"}, 65_536, 80 * GB, "Set fine_tuning.activation_ch"),
+        (SHARDED, 131_072, 80 * GB, "Set fine_tuning.micro_batch_size to 1"),
+        ({"micro_batch_size": 1, "adaptation": "full"}, 512, 40 * GB, "Use a smaller model, a smaller adaptation"),
+    ],
+)
+def test_rows_that_cannot_fit_into_memory_are_refused_with_the_arithmetic(
+    settings: dict[str, Any], longest: int, memory: int | None, hint: str
+) -> None:
+    chosen, shape = recipe(**settings), LLAMA_8B
+    if chosen.adaptation == "full":
+        shape = replace(shape, trainable=shape.parameters)
+    device = TrainingDevice(is_gpu=True, memory=memory)
+    if not hint:
+        check_memory(chosen, longest, shape, device)
+        return
+    with pytest.raises(ConfigurationError, match=rf"{longest:,} tokens require about [\d.]+ GB \(weights ") as error:
+        check_memory(chosen, longest, shape, device)
+    assert error.value.hint.startswith(hint)
+    if found := re.search(r"max_length to (\d+)", error.value.hint):
+        check_memory(chosen, int(found[1]), shape, device)
+
+
+def test_shards_reduce_the_memory_of_weights_but_not_of_activations() -> None:
+    parts, sharded = (
+        acceleration.estimate_memory_parts(recipe(**settings), LLAMA_8B, rows=8, length=1024, gpu=True)
+        for settings in ({"micro_batch_size": 8, "batch_size": 64}, SHARDED)
+    )
+    ratios = {name: parts[name] / sharded[name] for name in parts if name != "total"}
+    state = dict.fromkeys(("weights", "gradients", "optimizer"), 8.0)
+    assert ratios == pytest.approx(state | dict.fromkeys(("activations", "logits", "process"), 1.0))
+    assert sharded["total"] == sum(size for name, size in sharded.items() if name != "total")
+
+
+def test_memory_of_a_pair_counts_each_answer_once() -> None:
+    """The length of a pair's example is that of both sequences."""
+    device = TrainingDevice(is_gpu=True, memory=80 * GB)
+    limit = next(n for n in range(64, 10**6, 64) if not fits(recipe(micro_batch_size=1), n, device))
+    pairs = next(n for n in range(64, 10**6, 64) if not fits(recipe(micro_batch_size=1, objective="orpo"), n, device))
+    assert pairs == pytest.approx(limit, rel=0.01)
+
+
+def fits(chosen: Recipe, longest: int, device: TrainingDevice) -> bool:
+    try:
+        check_memory(chosen, longest, LLAMA_8B, device)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def test_settings_of_the_recipe_precede_the_preset() -> None:
+    settings = {"max_length": 4096, "epochs": 2.0, "early_stopping": 7}
+    chosen = choose([100], preset="thorough", **settings).recipe
+    assert {name: getattr(chosen, name) for name in settings} == settings
+    complete = recipe(preset="thorough")
+    assert has_open_settings(complete), "early stopping is open"
+    assert not has_open_settings(recipe(preset="thorough", early_stopping=2))
+    assert "preset" not in FineTuningConfig().model_dump()
+
+
 @pytest.mark.parametrize(
     ("settings", "rate", "epochs"),
     [
@@ -68,6 +157,8 @@ def test_default_recipe_covers_the_rows_and_states_each_choice() -> None:
         ({"adaptation": "p_tuning"}, 2.9e-3, 3),
         ({"objective": "dpo"}, 7.1e-6, 1),
         ({"objective": "kto", "adaptation": "full"}, 7.1e-7, 1),
+        ({"objective": "orpo", "adaptation": "full"}, 7.1e-6, 1),
+        ({"objective": "simpo"}, 7.1e-6, 1),
         ({"objective": "text"}, 2.9e-4, 1),
     ],
 )
@@ -155,11 +246,12 @@ def test_every_accepted_batch_size_gives_a_recipe(objective: str, processes: int
         assert choose([500], **settings).recipe.gradient_accumulation_steps >= 1
 
 
-def test_recipes_of_a_kto_sweep_share_the_micro_batch() -> None:
-    """KTO's loss depends on it, so other values would not be comparable."""
-    config = FineTuningConfig.model_validate({"objective": "kto", "sweep": {"vary": {"batch_size": [8, 12]}}})
+@pytest.mark.parametrize(("objective", "micro_batch_size"), [("kto", 2), ("orpo", 1)])
+def test_recipes_of_a_sweep_share_the_micro_batch(objective: str, micro_batch_size: int) -> None:
+    """These losses depend on it, so other values would not be comparable."""
+    config = FineTuningConfig.model_validate({"objective": objective, "sweep": {"vary": {"batch_size": [8, 12]}}})
     recipes = share_settings(config, 128).recipes.values()
-    assert {(recipe.max_length, recipe.micro_batch_size) for recipe in recipes} == {(128, 2)}
+    assert {(recipe.max_length, recipe.micro_batch_size) for recipe in recipes} == {(128, micro_batch_size)}
 
 
 def test_virtual_tokens_that_fill_the_context_are_refused() -> None:

@@ -14,21 +14,23 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import adapter_merging, model_loading
-from components.common.runtime.errors import InputError, TrainingError
+from components.common.runtime.errors import ConfigurationError, InputError, TrainingError
 from components.common.runtime.reporters import SilentReporter
-from components.fine_tuning import adapters, checkpoints
+from components.fine_tuning import adapters, checkpoints, model_support
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
 from components.triton_packaging import adapter_placement
 from components.triton_packaging.config import TritonPackagingConfig
 from tests.datasets import dataset_of, small_dataset
 from tests.fine_tuning.recipes import ROW_KINDS, recipe
+from tests.model_families import FAMILIES, build_configuration
 from tests.tiny import tiny_model
 
+CONFIGURATIONS = {family.model_type: build_configuration(family) for family in FAMILIES}
 # Training loss of the sixth step and best validation loss, on one thread. The last digits depend on the torch version.
 EXPECTED_LOSSES = {
     ("sft", "lora", False): (6.9056, 6.9086),
@@ -53,6 +55,14 @@ EXPECTED_LOSSES = {
     ("kto", "full", False): (0.5082, 0.1105),
     ("kto", "p_tuning", False): (0.3890, 0.2356),
     ("kto", "prompt_tuning", False): (0.8425, 0.5596),
+    ("orpo", "lora", False): (6.2752, 6.5244),
+    ("orpo", "full", False): (4.5674, 4.7980),
+    ("orpo", "p_tuning", False): (6.3805, 6.3419),
+    ("orpo", "prompt_tuning", False): (8.2978, 7.8008),
+    ("simpo", "lora", False): (0.0197, 0.0334),
+    ("simpo", "full", False): (0.0001, 0.0003),
+    ("simpo", "p_tuning", False): (0.0584, 0.0840),
+    ("simpo", "prompt_tuning", False): (2.4929, 1.5368),
 }
 TOLERANCE = 2e-3
 
@@ -103,11 +113,12 @@ def test_recipe_reaches_recorded_losses(
     ("settings", "losses"),
     [
         ({"optimizer": "adafactor", "adaptation": "full"}, (5.4161, 4.8100)),
+        ({"optimizer": "muon", "adaptation": "full", "weight_decay": 0.1}, (6.8544, 6.7361)),
         ({"lora": {"plus_ratio": 16.0}}, (4.4815, 4.4787)),
         ({"neftune_noise_alpha": 5.0}, (7.4627, 7.0528)),
         ({"schedule": "warmup_stable_decay"}, (6.5029, 6.3527)),
     ],
-    ids=["adafactor", "lora+", "neftune", "warmup-stable-decay"],
+    ids=["adafactor", "muon", "lora+", "neftune", "warmup-stable-decay"],
 )
 def test_optimizer_settings_reach_recorded_losses_and_resume(
     settings: dict[str, Any],
@@ -124,6 +135,74 @@ def test_optimizer_settings_reach_recorded_losses_and_resume(
     interrupt_at_step_four(lambda: tune(datasets, tiny, tmp_path / "resumed", **settings))
     model = tune(datasets, tiny, tmp_path / "resumed", **settings)
     assert (model.sha256, model.manifest.summary["resumed_from"]) == (expected.sha256, 4)
+
+
+def test_muon_trains_hidden_matrices_and_adamw_the_rest(tiny: Path) -> None:
+    from components.fine_tuning import muon
+
+    model = LlamaForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    matrices = muon.list_matrices(model)
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in matrices} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    }
+    options = {"lr": 1e-2}
+    optimizer = muon.build_muon(model, matrices, 0.0, torch.optim.AdamW, options)
+    model(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    optimizer.step()
+    for name, value in model.named_parameters():
+        change = value.detach() - before[name]
+        if name in matrices:  # singular values of the update are about 1, scaled by 0.2 √max(rows, columns) × rate
+            scale = 0.2 * max(change.shape) ** 0.5 * 1e-2
+            singular = torch.linalg.svdvals(change / scale)
+            rank = int((singular > 0.3).sum())
+            assert rank >= 7, name  # the gradient of 7 predicted tokens has at least this rank
+            assert singular.max() < 1.4, name
+        else:
+            changed = change[change != 0]
+            assert changed.abs().max() == pytest.approx(1e-2, rel=1e-2), name  # the first step of AdamW
+
+
+@pytest.mark.parametrize(
+    ("model_config", "expected"),
+    [
+        (  # its decays A_log and its routers have two dimensions
+            CONFIGURATIONS["jamba"],
+            {
+                *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+                *("in_proj", "x_proj", "dt_proj", "out_proj"),
+            },
+        ),
+        (  # the gate of its shared expert is a linear layer of one row
+            CONFIGURATIONS["qwen3_next"],
+            {
+                *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+                *("in_proj_qkvz", "in_proj_ba", "out_proj"),
+            },
+        ),
+        (  # its positions are an embedding, and its linear layers are transformers' Conv1D
+            AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=4, vocab_size=400),
+            {"c_attn", "c_proj", "c_fc"},
+        ),
+    ],
+    ids=["hybrid", "gated expert", "learned positions"],
+)
+def test_muon_trains_linear_layers_only(model_config: Any, expected: set[str]) -> None:
+    from components.fine_tuning import muon
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config)
+    assert {name.split(".")[-2] for name in muon.list_matrices(model)} == expected
+
+
+def test_muon_is_refused_if_adamw_would_train_most_of_the_model(tiny: Path) -> None:
+    """The experts' weights have three dimensions. The estimate of Muon's memory would be too low."""
+    config = recipe(tiny, adaptation="full", optimizer="muon")
+    model_support.check_model(config, AutoConfig.from_pretrained(tiny))
+    experts = CONFIGURATIONS["mixtral"]
+    with pytest.raises(ConfigurationError, match=r"muon trains 8% of this model's weights.*at least 50%") as error:
+        model_support.check_model(config, experts)
+    assert error.value.hint == "Set fine_tuning.optimizer to adamw."
 
 
 @pytest.mark.parametrize("adaptation", ["lora", "p_tuning"])

@@ -32,6 +32,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "lora, packed": {"adaptation": "lora", "packing": True},
     "full, packed text": {"adaptation": "full", "packing": True, "objective": "text", "learning_rate": 1e-3},
     "dpo": {"objective": "dpo"},
+    "orpo": {"objective": "orpo"},
+    "simpo, full": {"objective": "simpo", "adaptation": "full", "learning_rate": 1e-4},
 }
 
 

@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,12 @@ from components.common import launch
 from components.common.artifacts.artifact_folder import Artifact, read_manifest
 from components.common.launch import Command, DetachedError, Launcher, StopRequest, UnresponsiveError
 from components.common.models import compute_devices
+from components.common.models.model_shape import ModelShape
 from components.common.reporting import mlflow_tracking
 from components.common.runtime.errors import (
     EXIT_INTERRUPTED,
     BusyError,
+    ConfigurationError,
     InputError,
     InterruptedRunError,
     TrainingError,
@@ -37,7 +39,8 @@ from components.common.runtime.errors import (
 )
 from components.common.runtime.reporters import Reporter, SilentReporter
 from components.common.workspace import artifact_store
-from components.fine_tuning import callbacks, training
+from components.fine_tuning import callbacks, recipe_defaults, training
+from components.fine_tuning.acceleration import TrainingDevice
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.stage import finetune
 from components.fine_tuning.sweep import tune
@@ -343,6 +346,24 @@ def test_failed_recipe_is_reported_and_each_recipe_is_a_nested_run(
     assert not [name for name in client.get_run(parent_run.run_id).data.metrics if name.endswith("loss")]
 
 
+def test_every_recipe_must_fit_into_memory_before_the_first_trains(
+    tiny: Path, dataset: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, config = InProcessRunner(), sweep_recipe(tiny, {"micro_batch_size": [1, 4]})
+    monkeypatch.setattr(launch, "run", runner.run)
+    check = recipe_defaults.check_memory
+
+    def check_one_row(recipe: Recipe, longest: int, shape: ModelShape, device: TrainingDevice) -> None:
+        check(recipe, longest, shape, replace(device, memory=1 if recipe.micro_batch_size > 1 else None))
+
+    monkeypatch.setattr(recipe_defaults, "check_memory", check_one_row)
+    with pytest.raises(
+        ConfigurationError, match=r"sweep\.vary: micro_batch_size=4: the training does not fit into mem"
+    ):
+        train(dataset, config, tmp_path)
+    assert runner.rates == []
+
+
 def test_sweep_requires_validation_rows_in_the_dataset(tiny: Path, tmp_path: Path) -> None:
     dataset = small_dataset(tmp_path / "dataset", validation=0)
     with pytest.raises(InputError, match="has no validation rows"):
@@ -379,12 +400,11 @@ def test_invalid_combination_is_rejected_by_name(vary: dict[str, list[Any]], mes
     assert f"sweep.vary: {message}" in str(error.value)
 
 
-def test_kto_micro_batch_size_cannot_be_varied(tiny: Path) -> None:
-    with pytest.raises(
-        ValidationError,
-        match="micro_batch_size cannot be varied: the reference term of kto's loss is the mean over a micro-batch",
-    ):
-        sweep_recipe(tiny, {"micro_batch_size": [2, 4]}, objective="kto")
+@pytest.mark.parametrize(("objective", "term"), [("kto", "reference"), ("orpo", "likelihood")])
+def test_micro_batch_size_cannot_be_varied_if_the_loss_depends_on_it(objective: str, term: str, tiny: Path) -> None:
+    message = f"micro_batch_size cannot be varied: the {term} term of {objective}'s loss is the mean over a micro-batch"
+    with pytest.raises(ValidationError, match=message):
+        sweep_recipe(tiny, {"micro_batch_size": [2, 4]}, objective=objective)
 
 
 def test_sweep_with_zero_validation_rows_is_rejected(tiny: Path) -> None:

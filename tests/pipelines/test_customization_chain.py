@@ -16,7 +16,7 @@ from components.common.runtime.errors import ConfigurationError
 from pipelines.config.customization_chain import load_chain, replace_base_model
 from pipelines.config.customization_config import Customization
 from pipelines.runs import local_runner, run_summary
-from tests.pipelines.command import answer, refusal, run_in_process
+from tests.pipelines.command import ROOT, answer, refusal, run_in_process
 from tests.pipelines.project import CONFIGURATION, write_project
 from tests.tiny import tiny_model
 
@@ -43,6 +43,19 @@ def test_later_customization_tunes_the_model_of_the_one_before(tmp_path: Path) -
     changed = replace_base_model(chain[1].customization, f"store:{DIGESTS[0]}")
     assert changed.fine_tuning.base_model == changed.data_curation.tokens.base_model == f"store:{DIGESTS[0]}"
     assert changed.fine_tuning.objective == "dpo"
+
+
+def test_example_of_the_documentation_is_a_chain() -> None:
+    paths = [ROOT / "docs" / "examples" / "sft-dpo" / name for name in ("sft.yaml", "dpo.yaml")]
+    sft, dpo = load_chain(paths, [])
+    assert dpo.tunes_previous
+    assert not sft.tunes_previous
+    assert sft.customization.model_registry.name != dpo.customization.model_registry.name
+    gate = dpo.customization.evaluation.gate
+    assert [(rule.metric, rule.min_gain) for rule in gate if rule.against == "base" and not rule.slices] == [
+        ("preference.margin", 0.0),
+        ("held_out.loss", None),
+    ]
 
 
 def test_override_of_the_base_model_applies_to_the_start_of_a_chain(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tests.pipelines.project import write_project
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow]
 KEYS = {
     *("dry_run", "rows", "tokens", "steps", "epochs", "recipe", "parameters", "memory", "disk", "seconds", "stages"),
-    *("basis", "warnings"),
+    *("basis", "sources", "warnings"),
 }
 
 
@@ -316,6 +316,26 @@ def test_open_settings_are_chosen_and_stated(estimate: Estimate) -> None:
         "learning_rate 0.0074",
     ]
     assert not [warning for warning in result["warnings"] if "trains on" in warning]
+
+
+def test_mixing_weights_give_the_rows_of_each_source(fresh_project: Path, estimate: Estimate) -> None:
+    rows = [json.loads(line) for line in (fresh_project / "raw.jsonl").read_text().splitlines()]
+    mixed = [{**row, "source": "handbook" if i % 3 == 0 else "web"} for i, row in enumerate(rows)]
+    (fresh_project / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in mixed))
+    settings = [f"data_curation.sources=[{fresh_project / 'mixed.jsonl'}]", "fine_tuning.max_steps=null"]
+    result = estimate(*settings, "fine_tuning.epochs=2", "fine_tuning.mixing_weights={handbook: 1, web: 1}")
+    trained = result["rows"]["splits"]["train"]
+    handbook, web = result["sources"]
+    assert (handbook["source"], handbook["examples"] + web["examples"]) == ("handbook", trained)
+    assert handbook["seen"] == web["seen"] == trained
+    assert web["left_out"] == 0
+    assert f"          handbook: {trained:,} draws of {handbook['examples']:,} examples" in format_estimate(result)
+    varied = "fine_tuning.sweep.vary={mixing_weights: [{handbook: 1, web: 1}, {handbook: 0, web: 1}]}"
+    result = estimate(*settings, varied)
+    assert result["sources"] == [], "the recipes differ"
+    assert any("leaves out" in warning and "of handbook" in warning for warning in result["warnings"])
+    with pytest.raises(ConfigurationError, match=r"matched by blog; the sources are handbook, web"):
+        estimate(*settings, "fine_tuning.mixing_weights={blog: 1, '*': 1}")
 
 
 def test_rows_and_tokens_left_out_and_few_items_give_warnings(estimate: Estimate) -> None:

@@ -1,4 +1,4 @@
-"""A worker that trains a job and measures the memory of loading: `python -m tests.engines.zero3_memory_worker JOB`.
+"""A worker that trains a job and measures the memory of loading: `python -m tests.fine_tuning.loading_memory_worker JOB`.
 
 Each rank writes the growth of its peak anonymous memory while the base model is loaded, in bytes, to `growth.RANK`. Anonymous
 memory excludes the pages of mapped weights' files, which the kernel can drop.
