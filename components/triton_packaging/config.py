@@ -35,6 +35,11 @@ class VllmConfig(BaseModel):
         le=1,
         description="Share of a GPU's memory for weights and cache. A larger cache holds more concurrent requests.",
     )
+    quantization: Literal["", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq"] = Field(
+        "",
+        description="Method with which vLLM quantizes or reads the weights. Empty: the method in the weights' "
+        "config.json, or none.",
+    )
     tensor_parallel_size: int = Field(1, ge=1, le=1024, description="Number of GPUs that share the model's weights.")
     enforce_eager: bool = Field(
         False, description="Disable CUDA graphs: faster start and less memory, but slower answers."
@@ -120,14 +125,16 @@ class TritonPackagingConfig(BaseModel):
         64,
         ge=0,
         le=100_000,
-        description="Maximum number of requests that wait for a slot; further requests are rejected with UNAVAILABLE.",
+        description="Maximum number of requests that wait for a slot; further requests are rejected: by Triton with UNAVAILABLE, "
+        "by the gateway with 429.",
     )
     cache_tokens: int = Field(
         0,
         ge=0,
         le=1_000_000_000,
         description="Capacity of the shared key-value cache in tokens (prompts and answers). Minimum: one request of "
-        "maximum length. 0: all slots at maximum length, limited to 1 GiB.",
+        "maximum length. 0: all slots at maximum length, limited to 1 GiB on a CPU. On a GPU, half of the memory that the "
+        "weights leave free is the limit.",
     )
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads of the served model. 0: all cores available to the server."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import urllib.error
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from components.common.runtime.errors import TunelineError
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.triton_config import stream_model_name
-from components.triton_packaging.triton_server import ServerAddress, get_json
+from components.triton_packaging.triton_server import ServerAddress
 
 if TYPE_CHECKING:
     from tritonclient.grpc import InferInput, InferResult
@@ -67,26 +66,6 @@ def describe_adapter(reference: ReferenceAnswer) -> str:
     return f" with the adapter {reference.adapter}" if reference.adapter else ""
 
 
-def request_http(server: ServerAddress, config: TritonPackagingConfig, reference: ReferenceAnswer) -> ServerAnswer:
-    """Request a greedy answer through the generate extension; the vLLM backend must omit the input.
-
-    Raises:
-        ProofError: the server rejects the prompt.
-    """
-    body: dict[str, object] = {"text_input": reference.prompt, "max_tokens": config.golden_max_tokens}
-    counts = ("prompt_tokens", "completion_tokens")
-    if config.backend == "vllm":
-        flags = {"exclude_input_in_output": True, **TOKEN_COUNT_FLAGS}
-        body = {"text_input": reference.rendered, **flags, "parameters": _build_sampling_parameters(config, reference)}
-        counts = ("num_input_tokens", "num_output_tokens")
-    url = f"{server.http_url}/v2/models/{config.model_name}/generate"
-    try:
-        answer = get_json(url, method="POST", body=body, timeout=REQUEST_TIMEOUT_SECONDS)
-    except urllib.error.HTTPError as error:
-        raise _rejection_error("HTTP", reference, error.read().decode("utf-8", errors="replace")) from None
-    return ServerAnswer(answer["text_output"], *(int(answer[name]) for name in counts))
-
-
 def request_grpc(server: ServerAddress, config: TritonPackagingConfig, reference: ReferenceAnswer) -> ServerAnswer:
     """Request a greedy answer through gRPC inference, with chat messages instead of text.
 
@@ -111,18 +90,53 @@ def request_stream(server: ServerAddress, config: TritonPackagingConfig, referen
     Raises:
         ProofError: the server rejects the prompt.
     """
+    model = stream_model_name(config.model_name)
+    return _parse_responses(_receive(server, model, _build_message_inputs(config, reference), reference, b""))
+
+
+def request_vllm(server: ServerAddress, config: TritonPackagingConfig, reference: ReferenceAnswer) -> ServerAnswer:
+    """Request a complete greedy answer of the vLLM backend, which must omit the input.
+
+    Raises:
+        ProofError: the server rejects the prompt.
+    """
+    return _request_vllm(server, config, reference, {"exclude_input_in_output": True})
+
+
+def request_vllm_stream(
+    server: ServerAddress, config: TritonPackagingConfig, reference: ReferenceAnswer
+) -> ServerAnswer:
+    """Request a greedy answer of the vLLM backend as a stream.
+
+    Raises:
+        ProofError: the server rejects the prompt.
+    """
+    return _request_vllm(server, config, reference, {"stream": True})
+
+
+def _request_vllm(
+    server: ServerAddress, config: TritonPackagingConfig, reference: ReferenceAnswer, flags: Mapping[str, bool]
+) -> ServerAnswer:
+    """Request an answer of the vLLM backend, whose model is decoupled: complete answers also need a gRPC stream."""
+    values: dict[str, str | int] = {
+        "text_input": reference.rendered,
+        "return_finish_reason": True,
+        **TOKEN_COUNT_FLAGS,
+        **flags,
+        "sampling_parameters": json.dumps(_build_sampling_parameters(config, reference)),
+    }
+    results = _receive(server, config.model_name, build_inputs(values), reference, b"None")
+    # Each response counts its own tokens.
+    tokens = sum(int(result.as_numpy("num_output_tokens")[0]) for result in results)
+    return ServerAnswer(_join_texts(results), int(results[-1].as_numpy("num_input_tokens")[0]), tokens)
+
+
+def _receive(
+    server: ServerAddress, model: str, inputs: list[InferInput], reference: ReferenceAnswer, unfinished: bytes
+) -> list[InferResult]:
+    """Return the responses of a gRPC stream; the finish reason of all but the last is `unfinished`."""
     from tritonclient import grpc
 
-    model, inputs, unfinished = stream_model_name(config.model_name), _build_message_inputs(config, reference), b""
-    if config.backend == "vllm":
-        values: dict[str, str | int] = {
-            "text_input": reference.rendered,
-            "stream": True,
-            "return_finish_reason": True,
-            **TOKEN_COUNT_FLAGS,
-            "sampling_parameters": json.dumps(_build_sampling_parameters(config, reference)),
-        }
-        model, inputs, unfinished = config.model_name, build_inputs(values), b"None"
     responses: queue.Queue[tuple[InferResult, Exception | None]] = queue.Queue()
     results: list[InferResult] = []
     with grpc.InferenceServerClient(server.grpc_url) as client:
@@ -133,10 +147,7 @@ def request_stream(server: ServerAddress, config: TritonPackagingConfig, referen
             if error is not None:
                 raise _rejection_error("a gRPC stream", reference, str(error))
             results.append(result)
-    if config.backend == "vllm":  # each response counts its own tokens
-        tokens = sum(int(result.as_numpy("num_output_tokens")[0]) for result in results)
-        return ServerAnswer(_join_texts(results), int(results[-1].as_numpy("num_input_tokens")[0]), tokens)
-    return _parse_responses(results)
+    return results
 
 
 def _join_texts(results: Sequence[InferResult]) -> str:
@@ -186,6 +197,6 @@ def _rejection_error(protocol: str, reference: ReferenceAnswer, message: str) ->
 
 
 PROTOCOLS: dict[str, dict[str, Callable[[ServerAddress, TritonPackagingConfig, ReferenceAnswer], ServerAnswer]]] = {
-    "python": {"HTTP": request_http, "gRPC": request_grpc, "a gRPC stream": request_stream},
-    "vllm": {"HTTP": request_http, "a gRPC stream": request_stream},
+    "python": {"gRPC": request_grpc, "a gRPC stream": request_stream},
+    "vllm": {"gRPC": request_vllm, "a gRPC stream": request_vllm_stream},
 }

@@ -1,63 +1,46 @@
-"""Serves a package until SIGINT or SIGTERM: verifies its files, starts Triton, and stops the server."""
+"""Serves a package: verifies its files, starts Triton, and stops the server."""
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.errors import ArtifactDamagedError, UsageError
-from components.common.runtime.process_control import until_signal
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
-from components.common.workspace.job_folders import private_folder
 from components.triton_packaging import package_contents
 from components.triton_packaging.triton_config import CONFIG_FILENAME, read_config, stream_model_name
-from components.triton_packaging.triton_server import Ports, Server, running_server
-
-DEFAULT_PORTS = Ports(8000, 8001, 8002)
+from components.triton_packaging.triton_server import Server, keep_log, running_server
 
 
-def serve(
-    repository: Path,
-    *,
-    on_ready: Callable[[Server], None],
-    ports: Ports = DEFAULT_PORTS,
-    host: str = "127.0.0.1",
-    reporter: Reporter | None = None,
-) -> None:
-    """Serve a finished package until SIGINT or SIGTERM, then stop the server and return.
-
-    Verifies the digest of every file first. Call this function from the main thread.
+@contextmanager
+def served_package(repository: Path, log: Path, reporter: Reporter | None = None) -> Iterator[Server]:
+    """Verify the digest of every file of a finished package, serve it, and stop the server at the end of the block.
 
     Args:
-        on_ready: called when the model is ready.
+        repository: the package.
+        log: file for the server's output. The log of the previous server is kept as *.previous.*.
+        reporter: receives the progress of the start.
 
     Raises:
         UsageError: the repository was not packaged by tuneline.
         ArtifactDamagedError: a file was changed or added.
-        EngineMissingError: Triton cannot run on this machine, a port is in use, or the server exits.
+        EngineMissingError: Triton cannot run on this machine, or the server exits.
         ModelLoadError: a model does not load or is not ready in time.
     """
     artifact = verify_package(repository)
     names = list_model_names(artifact)
     references = package_contents.read_references(read_config(repository / names[0]))
     in_use = artifact_store.keep_paths_in_use(*(reference.folder for reference in references))
+    keep_log(log)
     with (
-        private_folder(Path(tempfile.gettempdir()), "tuneline-serve", mode=0o700) as work,
         in_use,
-        until_signal(),
-        running_server(
-            repository, models=names, log=work / "triton.log", ports=ports, host=host, reporter=reporter
-        ) as server,
+        running_server(repository, models=names, log=log, reporter=reporter) as server,
     ):
-        on_ready(server)
-        while True:
-            time.sleep(0.5)
-            server.check_alive()
+        yield server
 
 
 def verify_package(repository: Path) -> Artifact:

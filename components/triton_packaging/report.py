@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from html import escape
 from pathlib import Path
 
 from components.common.models.model_loading import LoadableModel
@@ -11,7 +9,6 @@ from components.common.reporting import html_report
 from components.triton_packaging.backends import list_model_names
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.serving_proof import Proof
-from components.triton_packaging.triton_config import stream_model_name
 
 
 def render(
@@ -48,20 +45,9 @@ def render(
             [answer["prompt"], answer["text"], answer["prompt_tokens"], answer["match"]] for answer in proof.answers
         ]
         answers = html_report.render_table(["prompt", "answer", "prompt tokens", "match"], rows)
-    calls, note = [("", f"{config.model_name}/generate")], ""
-    if config.backend == "vllm":  # the vLLM backend expects raw text, so the client renders the chat template
-        body: dict[str, object] = {
-            "text_input": "TEXT IN THE MODEL'S CHAT TEMPLATE",
-            "exclude_input_in_output": True,
-            "parameters": {"temperature": 0, "max_tokens": 64, "lora_name": "NAME"},
-        }
+    note = ""
+    if config.backend == "vllm":
         note = html_report.render_paragraph("The base model answers requests without lora_name.")
-    else:
-        body = {"text_input": config.golden_prompts[0], "max_tokens": 64}
-        calls.append(("-N ", f"{stream_model_name(config.model_name)}/generate_stream"))
-    data = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
-    curl = [f"curl {options}-d '{data}' http://127.0.0.1:8000/v2/models/{path}" for options, path in calls]
-    usage = escape("\n".join(["tuneline serve REPOSITORY", *curl]))
     folders = [output / name for name in list_model_names(config.backend, config.model_name)]
     files = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
     file_rows = [[path.relative_to(output).as_posix(), path.stat().st_size] for path in files]
@@ -71,7 +57,7 @@ def render(
         {
             "Proof": section,
             "Golden prompts": answers,
-            "Usage": f"<pre>{usage}</pre>{note}",
+            "Usage": f"<pre>tuneline serve REPOSITORY</pre>{note}",
             "Files": html_report.render_table(["file", "bytes"], file_rows),
         },
     )

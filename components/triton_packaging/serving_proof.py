@@ -97,6 +97,7 @@ def prove(
         for name, model in originals.items()
         for reference in generate_references(model, config, dtype, seed, reporter)
     ]
+    _release_gpu_memory()
     reporter.step("loading the package in Triton")
     with running_server(
         repository,
@@ -116,6 +117,15 @@ def prove(
     return Proof(
         server.version, round(server.ready_seconds, 1), len(references), len(answers), speeds, memory, dtype, answers
     )
+
+
+def _release_gpu_memory() -> None:
+    """Return the memory of the original models to the GPU: vLLM reserves a share of the whole memory at its start."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def generate_references(
@@ -159,8 +169,6 @@ def generate_references(
             rendered = rendered.removeprefix(bos)
         references.append(ReferenceAnswer(prompt, ids.shape[1], prefixes[-1], prefixes, ties, rendered))
         reporter.progress(done, len(config.golden_prompts), "prompts")
-    del original
-    gc.collect()
     return references
 
 

@@ -35,6 +35,7 @@ STAGE = "triton_packaging"
 VERSION = "1"
 BACKEND_FOLDER = Path(__file__).parent / "python_backend"
 STREAM_MODEL_FILE = "stream_model.py"  # the streaming model; the other files belong to the engine model
+SHARED_FILES = ("engine_sockets.py", "triton_messages.py")  # of both
 
 
 def package(
@@ -149,7 +150,13 @@ def write_repository(
         if config.weights == "referenced"
         else package_contents.copy_contents(model, placement, version, dtype)
     )
-    parameters = {**_build_lineage(model), **contents.build_parameters(), "adapter": placement.mode, "dtype": dtype}
+    parameters = {
+        **_build_lineage(model),
+        **contents.build_parameters(),
+        "adapter": placement.mode,
+        "dtype": dtype,
+        "tools": describe_tool_support(model),
+    }
     if config.backend == "vllm":
         vllm_package.check_vocabularies(model, placement.adapters)
         context = weight_files.read_context_tokens(
@@ -158,7 +165,8 @@ def write_repository(
         vllm_package.write_vllm_files(version, contents, placement, config, dtype, context)
         if digests := {name: adapted.sha256 for name, adapted in placement.adapters.items()}:
             parameters["adapters"] = json.dumps(digests, sort_keys=True)
-        triton_config.write_vllm_model(folder, parameters)
+        queue = {"slots": str(config.slots), "max_queue": str(config.max_queue)}
+        triton_config.write_vllm_model(folder, {**parameters, **queue})
     else:
         _write_python_models(folder, contents, model, config, parameters)
     for each in list_model_folders(output, config):
@@ -186,7 +194,8 @@ def _write_python_models(
             shutil.copyfile(source, stream / VERSION / "model.py")  # Triton loads model.py
         elif source.name != "__init__.py":
             shutil.copyfile(source, folder / VERSION / source.name)
-    shutil.copyfile(BACKEND_FOLDER / "triton_messages.py", stream / VERSION / "triton_messages.py")
+    for name in SHARED_FILES:
+        shutil.copyfile(BACKEND_FOLDER / name, stream / VERSION / name)
     weights = folder / VERSION / contents.weights
     # A learned prompt's virtual tokens precede every request and reduce the context.
     virtual_tokens = adapter_placement.read_adapter_settings(model).get("num_virtual_tokens") or 0
@@ -209,6 +218,7 @@ def _write_python_models(
         "slots": config.slots,
         "max_queue": config.max_queue,
         "cache_tokens": max(longest, config.cache_tokens or default_cache_tokens),
+        "gpu_cache_tokens": max(longest, config.cache_tokens or longest * config.slots),
         "threads": config.threads,
     }
     engine_parameters = {
@@ -220,6 +230,20 @@ def _write_python_models(
     }
     triton_config.write_python_model(folder, engine_parameters)
     triton_config.write_stream_model(stream, config.model_name, _build_lineage(model))
+
+
+def describe_tool_support(model: LoadableModel) -> str:
+    """Return whether the model's chat template has a place for tools, or a client must describe them in a message."""
+    tokenizer = model_loading.load_tokenizer(model.tokenizer)
+    messages = [{"role": "user", "content": "Hello"}]
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    try:
+        with_tool, without = (
+            tokenizer.apply_chat_template(messages, tools=tools, tokenize=False) for tools in ([tool], None)
+        )
+    except Exception:  # templates raise arbitrary errors; requests report them
+        return triton_config.TOOLS_AS_TEXT
+    return triton_config.TOOLS_AS_TEXT if with_tool == without else triton_config.TOOLS_IN_TEMPLATE
 
 
 def _build_lineage(model: LoadableModel) -> dict[str, str]:

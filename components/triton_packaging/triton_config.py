@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 CONFIG_FILENAME = "config.pbtxt"
+# Values of the parameter `tools` of a package: how a client passes tools to the model.
+TOOLS_IN_TEMPLATE, TOOLS_AS_TEXT = "template", "text"
 WARMUP_TEXT, WARMUP_TOKENS = b"Hello.", 4
 
 # name: (data type, dimensions). All inputs are optional for Triton; the python backend checks which are required.
@@ -28,12 +30,18 @@ INPUTS: Mapping[str, tuple[str, list[int]]] = {
     "top_k": ("TYPE_INT32", [1]),
     "seed": ("TYPE_INT64", [1]),
     "stop": ("TYPE_STRING", [-1]),
+    "tools": ("TYPE_STRING", [1]),
+    "json_schema": ("TYPE_STRING", [1]),
+    "logprobs": ("TYPE_INT32", [1]),
+    "frequency_penalty": ("TYPE_FP32", [1]),
+    "presence_penalty": ("TYPE_FP32", [1]),
 }
 OUTPUTS: Mapping[str, tuple[str, list[int]]] = {
     "text_output": ("TYPE_STRING", [1]),
     "finish_reason": ("TYPE_STRING", [1]),
     "prompt_tokens": ("TYPE_INT32", [1]),
     "completion_tokens": ("TYPE_INT32", [1]),
+    "logprobs": ("TYPE_STRING", [1]),
 }
 
 

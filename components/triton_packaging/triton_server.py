@@ -1,29 +1,27 @@
-"""Starts a Triton server process, waits until its models are ready, and stops it with its stub processes."""
+"""Starts a Triton server process, waits until its models are ready, and stops it with its stub processes.
+
+The server has no network port. It serves gRPC and its metrics on Unix sockets in a folder that only this user can open,
+because a malformed request can end it.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import psutil
 
 from components.common.runtime import process_control
-from components.common.runtime.errors import EXIT_USAGE, EngineMissingError, TunelineError
+from components.common.runtime.errors import EngineMissingError, TunelineError
 from components.common.runtime.reporters import Reporter, SilentReporter
 from components.common.workspace.job_folders import private_folder
 from components.triton_packaging import triton_installation
@@ -31,9 +29,10 @@ from components.triton_packaging.triton_config import CONFIG_FILENAME, read_back
 
 SHARED_MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - the kernel's folder of POSIX shared memory
 SHM_PREFIX = "tuneline"
-# Below the kernel's range for outgoing connections, so that a free port is still free when the server binds it.
-FREE_PORTS = range(20_000, 32_000)
+GRPC_SOCKET, METRICS_SOCKET = "grpc:1", "metrics"  # Triton appends the port to the name of the gRPC socket
+MAX_SOCKET_FOLDER_LENGTH = 90  # characters; the path of a socket has at most 107
 STOP_GRACE_SECONDS = 60.0
+PROBE_TIMEOUT_SECONDS = 60.0  # of a request that asks a starting server for the state of its models
 SHELL_SAFE_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")  # a path that a shell parses as one word
 # Words of Triton's error levels and of Python tracebacks.
 RELEVANT_LOG_WORDS = ("E1", "E0", "error", "Error", "failed", "Failed")
@@ -45,38 +44,22 @@ class ModelLoadError(TunelineError):
     kind = "model_load"
 
 
-class PortInUseError(EngineMissingError):
-    """Another process listens on a requested port."""
-
-    kind = "port_in_use"
-    exit_code = EXIT_USAGE
-
-
-class Ports(NamedTuple):
-    """Ports of a server's services; 0 stands for any free port."""
-
-    http: int = 0
-    grpc: int = 0
-    metrics: int = 0
-
-
-ANY_FREE_PORTS = Ports()
-
-
 @dataclass(frozen=True)
 class ServerAddress:
-    """Addresses of a server: a URL such as http://127.0.0.1:8000 for HTTP, HOST:PORT for gRPC."""
+    """gRPC address of a server: HOST:PORT, or unix:PATH."""
 
-    http_url: str
     grpc_url: str
 
 
 @dataclass(frozen=True)
 class Server(ServerAddress):
-    """A running server: its addresses, models and version, and the seconds until it was ready."""
+    """A running server: its sockets, models and version, and the seconds until it was ready.
 
-    metrics_url: str
-    ports: Ports
+    Attributes:
+        metrics_socket: Unix socket that answers GET /metrics over HTTP.
+    """
+
+    metrics_socket: Path
     models: list[str]
     version: str
     ready_seconds: float
@@ -95,13 +78,38 @@ class Server(ServerAddress):
 
 
 @contextmanager
+def open_socket_folder() -> Iterator[Path]:
+    """Create a folder for a server's sockets, with a short path, that only this user can open; remove it at the end."""
+    parent = Path(tempfile.gettempdir())
+    with private_folder(parent, "tuneline-sockets", mode=0o700, rescue=_remove_sockets) as job:
+        is_short = len(str(parent)) < MAX_SOCKET_FOLDER_LENGTH - len("/tuneline-12345678")
+        folder = Path(tempfile.mkdtemp(prefix="tuneline-", dir=parent if is_short else "/tmp"))  # noqa: S108 - mode 0700
+        (job / "sockets").symlink_to(folder)
+        yield folder
+
+
+def get_socket_addresses(folder: Path) -> tuple[str, Path]:
+    """Return the gRPC address and the metrics socket of a server whose sockets are in this folder."""
+    return f"unix:{folder / GRPC_SOCKET}", folder / METRICS_SOCKET
+
+
+def _remove_sockets(job: Path) -> None:
+    """Remove the socket folder of a job. Deletes only files with known names: another user may have created the job."""
+    with suppress(OSError):
+        folder = (job / "sockets").readlink()
+        for name in (GRPC_SOCKET, METRICS_SOCKET):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+@contextmanager
 def running_server(
     repository: Path,
     *,
     log: Path,
     models: Sequence[str] | None = None,
-    ports: Ports = ANY_FREE_PORTS,
-    host: str = "127.0.0.1",
+    sockets: Path | None = None,
+    other_repositories: Sequence[Path] = (),
     ready_timeout: float = 300.0,
     reporter: Reporter | None = None,
 ) -> Iterator[Server]:
@@ -112,10 +120,13 @@ def running_server(
     Args:
         log: file for the server's output.
         models: names of the models; None for all.
+        sockets: folder of the server's sockets; a server that is started again in this folder has the same addresses.
+            None: a new folder.
+        other_repositories: further model repositories, whose models have other names.
         ready_timeout: timeout in seconds until all models are ready.
 
     Raises:
-        EngineMissingError: Triton cannot run on this machine, a port is in use, or the server exits.
+        EngineMissingError: Triton cannot run on this machine, or the server exits.
         ModelLoadError: a model does not load or is not ready in time.
     """
     if reason := triton_installation.unavailable_reason():
@@ -123,54 +134,53 @@ def running_server(
     names = (
         list(models) if models is not None else sorted(p.parent.name for p in repository.glob(f"*/{CONFIG_FILENAME}"))
     )
-    ports = _choose_ports(host, ports)
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    url_host = f"[{reachable}]" if ":" in reachable else reachable
-    http_url = f"http://{url_host}:{ports.http}"
     _remove_abandoned_shared_memory()
     prefix = f"{SHM_PREFIX}_{os.getpid()}_{secrets.token_hex(4)}_"
     # The files of a vLLM model contain paths relative to the repository.
     has_vllm = any(read_backend(repository / name) == "vllm" for name in names)
-    with private_folder(Path(tempfile.gettempdir()), "tuneline-triton", mode=0o700) as work:
-        location = repository.absolute()
-        if not SHELL_SAFE_PATH.fullmatch(str(location)):  # Triton starts python models through a shell, without quoting
-            location = work / "repository"
-            location.symlink_to(repository.absolute(), target_is_directory=True)
-        command = [
-            str(triton_installation.get_triton_home() / "bin" / "tritonserver"),
-            f"--model-repository={location}",
-            f"--backend-directory={triton_installation.create_backend_folder(work / 'backends')}",
-            f"--backend-config=python,shm-region-prefix-name={prefix}",
-            *(f"--{service}-address={host}" for service in Ports._fields),
-            *(f"--{service}-port={port}" for service, port in ports._asdict().items()),
-            "--model-control-mode=explicit",
-            *(f"--load-model={name}" for name in names),
-            "--exit-on-error=false",
-            # Auto-complete starts every python model twice; the vLLM backend needs it to add inputs and outputs.
-            *([] if has_vllm else ["--disable-auto-complete-config"]),
-        ]
-        began = time.monotonic()
-        child = _start(command, repository if has_vllm else work, log)
-        guard = process_control.start_group_guard(child.pid)
+    with (
+        private_folder(Path(tempfile.gettempdir()), "tuneline-triton", mode=0o700) as work,
+        nullcontext(sockets) if sockets else open_socket_folder() as folder,
+    ):
+        grpc_socket, metrics_socket = folder / GRPC_SOCKET, folder / METRICS_SOCKET
+        repositories = [repository, *other_repositories]
+        command = _build_command(_quote_locations(repositories, work), names, folder, work / "backends", prefix)
+        if not has_vllm:  # auto-complete starts every python model twice; the vLLM backend needs it to add its tensors
+            command.append("--disable-auto-complete-config")
         try:
-            version = _wait_ready(child, http_url, names, log, ready_timeout, reporter or SilentReporter())
-            yield Server(
-                http_url,
-                f"{url_host}:{ports.grpc}",
-                f"http://{url_host}:{ports.metrics}/metrics",
-                ports,
-                names,
-                version,
-                time.monotonic() - began,
-                log,
-                child,
-            )
+            for is_last in (False, True):
+                for path in (grpc_socket, metrics_socket):  # left by a killed server
+                    path.unlink(missing_ok=True)
+                began = time.monotonic()
+                with _started(command, repository if has_vllm else work, log) as child:
+                    try:
+                        version = _wait_ready(
+                            child, grpc_socket, names, log, ready_timeout, reporter or SilentReporter()
+                        )
+                    except EngineMissingError:
+                        # Triton 2.51 crashed in 1 of 100 starts, while it started the processes of two models.
+                        if is_last or child.returncode not in (-signal.SIGSEGV, -signal.SIGABRT):
+                            raise
+                        kept = keep_log(log)
+                        (reporter or SilentReporter()).note(
+                            f"Triton exited with status {child.returncode} while it started, and is started again; see {kept}"
+                        )
+                        continue
+                    seconds = time.monotonic() - began
+                    yield Server(f"unix:{grpc_socket}", metrics_socket, names, version, seconds, log, child)
+                    break
         finally:
-            _stop(child)
-            guard.wait()
             for region in SHARED_MEMORY_FOLDER.glob(f"{prefix}*"):
                 region.unlink(missing_ok=True)
             process_control.append_to_step_log(log)
+
+
+def keep_log(log: Path) -> Path:
+    """Rename the log of an ended server, which the next server would overwrite; return its new path."""
+    kept = log.with_name(f"{log.stem}.previous{log.suffix}")
+    with suppress(OSError):  # the server did not start, or the disk is full
+        log.replace(kept)
+    return kept
 
 
 def get_resident_mib(pid: int) -> int:
@@ -181,6 +191,51 @@ def get_resident_mib(pid: int) -> int:
 def get_child_pids(pid: int) -> list[int]:
     """Return the process IDs of a server's stubs, one per model."""
     return [child.pid for child in psutil.Process(pid).children()]
+
+
+def _quote_locations(repositories: Sequence[Path], work: Path) -> list[Path]:
+    """Return paths of the repositories that a shell parses as one word: Triton starts models through an unquoted shell."""
+    locations = []
+    for number, each in enumerate(repositories):
+        location = each.absolute()
+        if not SHELL_SAFE_PATH.fullmatch(str(location)):
+            location = work / f"repository{number}"
+            location.symlink_to(each.absolute(), target_is_directory=True)
+        locations.append(location)
+    return locations
+
+
+def _build_command(
+    locations: Sequence[Path], models: Sequence[str], sockets: Path, backends: Path, shared_memory_prefix: str
+) -> list[str]:
+    """Return the command of a server without a network port."""
+    grpc_url, metrics_socket = get_socket_addresses(sockets)
+    grpc_name, grpc_port = grpc_url.rsplit(":", 1)
+    return [
+        str(triton_installation.get_triton_home() / "bin" / "tritonserver"),
+        *(f"--model-repository={location}" for location in locations),
+        f"--backend-directory={triton_installation.create_backend_folder(backends)}",
+        f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix}",
+        "--allow-http=false",
+        f"--grpc-address={grpc_name}",
+        f"--grpc-port={grpc_port}",
+        f"--metrics-address=unix:{metrics_socket}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={name}" for name in models),
+        "--exit-on-error=false",
+    ]
+
+
+@contextmanager
+def _started(command: Sequence[str], folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server with a guard that ends its model processes, and stop it at the end of the block."""
+    child = _start(command, folder, log)
+    guard = process_control.start_group_guard(child.pid)
+    try:
+        yield child
+    finally:
+        _stop(child)
+        guard.wait()
 
 
 def _start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -200,30 +255,27 @@ def _start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[
 
 
 def _wait_ready(
-    child: subprocess.Popen[bytes], url: str, models: Sequence[str], log: Path, timeout: float, reporter: Reporter
+    child: subprocess.Popen[bytes],
+    grpc_socket: Path,
+    models: Sequence[str],
+    log: Path,
+    timeout: float,
+    reporter: Reporter,
 ) -> str:
     """Wait until every model is ready, and return the server's version."""
+    from tritonclient.grpc import InferenceServerClient
+    from tritonclient.utils import InferenceServerException
+
     began = time.monotonic()
     while (seconds := time.monotonic() - began) < timeout:
         if child.poll() is not None:
             raise _server_exit_error(child, log)
-        with suppress(OSError, ValueError):  # the server opens its ports after the first load
-            index = get_json(f"{url}/v2/repository/index", method="POST")
-            states = {model["name"]: (model.get("state", ""), model.get("reason", "")) for model in index}
-            for name in models:
-                state, reason = states.get(name, ("UNAVAILABLE", "the model is not in the repository"))
-                if state == "UNAVAILABLE" and reason not in ("", "unloaded"):
-                    raise ModelLoadError(
-                        f"Triton did not load {name}: {reason}{_log_excerpt(log)}",
-                        hint="Fix the error in the log lines above.",
-                    )
-                if state == "":
-                    raise ModelLoadError(
-                        f"Triton did not load {name}: it rejected config.pbtxt{_log_excerpt(log)}",
-                        hint="Package the model again.",
-                    )
-            if all(states[name][0] == "READY" for name in models):
-                return str(get_json(f"{url}/v2")["version"])
+        if grpc_socket.exists():  # the server creates its sockets after the first load
+            with suppress(InferenceServerException), InferenceServerClient(f"unix:{grpc_socket}") as client:
+                index = client.get_model_repository_index(client_timeout=PROBE_TIMEOUT_SECONDS).models
+                _check_loads({model.name: (model.state, model.reason) for model in index}, models, log)
+                if all(model.state == "READY" for model in index if model.name in models):
+                    return str(client.get_server_metadata(client_timeout=PROBE_TIMEOUT_SECONDS).version)
         reporter.progress(int(seconds), None, "seconds")
         time.sleep(0.1)
     raise ModelLoadError(
@@ -232,50 +284,20 @@ def _wait_ready(
     )
 
 
-def get_json(url: str, *, method: str = "GET", body: Mapping[str, object] | None = None, timeout: float = 60.0) -> Any:
-    """Return the server's JSON response; `timeout` in seconds.
-
-    Raises:
-        OSError: the server does not respond, or responds with an HTTP error.
-        ValueError: the response is not JSON.
-    """
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, data=data, method=method, headers=headers)  # noqa: S310
-    with URL_OPENER.open(request, timeout=timeout) as answer:
-        return json.loads(answer.read())
-
-
-# Without the environment's proxy: the server is on this machine.
-URL_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def _choose_ports(host: str, requested: Ports) -> Ports:
-    """Return the requested ports, with a free port for each 0. Raises PortInUseError if a port is in use."""
-    chosen: list[int] = []
-    for service, port in zip(("HTTP", "gRPC", "metrics"), requested, strict=True):
-        if port and (port in chosen or not _is_free(host, port)):
-            option = f"--{service.lower()}-port"
-            raise PortInUseError(
-                f"the {service} port {port} on {host} is already in use",
-                hint=f"Stop the process that listens on this port, or choose another port with {option} (0: any free "
-                "port).",
+def _check_loads(states: dict[str, tuple[str, str]], models: Sequence[str], log: Path) -> None:
+    """Raise ModelLoadError if a model failed to load; `states` has the state and the reason of each model."""
+    for name in models:
+        state, reason = states.get(name, ("UNAVAILABLE", "the model is not in the repository"))
+        if state == "UNAVAILABLE" and reason not in ("", "unloaded"):
+            raise ModelLoadError(
+                f"Triton did not load {name}: {reason}{_log_excerpt(log)}",
+                hint="Fix the error in the log lines above.",
             )
-        shuffled = random.SystemRandom().sample(FREE_PORTS, k=len(FREE_PORTS))
-        taken = {*chosen, *requested}
-        chosen.append(port or next(free for free in shuffled if free not in taken and _is_free(host, free)))
-    return Ports(*chosen)
-
-
-def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
+        if state == "":
+            raise ModelLoadError(
+                f"Triton did not load {name}: it rejected config.pbtxt{_log_excerpt(log)}",
+                hint="Package the model again.",
+            )
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
@@ -301,7 +323,8 @@ def _remove_abandoned_shared_memory() -> None:
 def _server_exit_error(child: subprocess.Popen[bytes], log: Path) -> EngineMissingError:
     return EngineMissingError(
         f"the Triton server exited with status {child.returncode}{_log_excerpt(log)}",
-        hint="Fix the error in the log lines above, or check the requirements of Triton with `tuneline doctor`.",
+        hint=f"Fix the error in the log lines above, or check the requirements of Triton with `tuneline doctor`. The "
+        f"complete log is {log}.",
     )
 
 

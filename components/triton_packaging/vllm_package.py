@@ -49,6 +49,8 @@ def write_vllm_files(
         "enforce_eager": settings.enforce_eager,
         "trust_remote_code": False,
     }
+    if settings.quantization:
+        arguments["quantization"] = settings.quantization
     if placement.adapters:
         required = compute_required_rank(placement.adapters)
         rank = settings.max_lora_rank or required

@@ -52,7 +52,12 @@ def read_parameters(artifact: artifact_folder.Artifact) -> dict[str, str]:
 
 
 def test_vllm_package_contains_the_engine_arguments(adapted_model: LoadableModel, tmp_path: Path) -> None:
-    settings = {"gpu_memory_utilization": 0.5, "tensor_parallel_size": 2, "enforce_eager": True}
+    settings = {
+        "gpu_memory_utilization": 0.5,
+        "tensor_parallel_size": 2,
+        "enforce_eager": True,
+        "quantization": "fp8",
+    }
     artifact = vllm_package(
         adapted_model, tmp_path / "out", slots=7, max_prompt_tokens=100, max_tokens=28, dtype="bfloat16", vllm=settings
     )
@@ -60,6 +65,7 @@ def test_vllm_package_contains_the_engine_arguments(adapted_model: LoadableModel
         "model": "tuneline/1/weights", "tokenizer": "tuneline/1/weights", "dtype": "bfloat16", "max_model_len": 128, "max_num_seqs": 7,
         "trust_remote_code": False, "enable_lora": True, "max_lora_rank": 8, "max_loras": 1, **settings,
     }  # fmt: skip
+    assert read_parameters(artifact)["slots"] == "7"
     config = triton_config.read_config(artifact.path / "tuneline")
     assert (config.backend, config.instance_group[0].KIND_MODEL, len(config.input)) == (
         "vllm",

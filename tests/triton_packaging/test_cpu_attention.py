@@ -26,7 +26,7 @@ def greedy_request(length: int) -> GenerationRequest:
 
 
 async def collect_tokens(generator: TokenGenerator, request: GenerationRequest) -> list[int]:
-    return [token async for tokens in generator.generate(request, stream=True) for token in tokens]
+    return [token async for tokens in generator.generate(request, None, stream=True) for token in tokens]
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
-import urllib.error
-import urllib.request
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from components.triton_packaging.triton_server import Server
 from tests.docs.test_alerts import METRICS
+from tests.triton_packaging.triton_clients import get_metrics, infer_grpc
 
 pytestmark = pytest.mark.triton
 LINE = re.compile(r"^(nv_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
@@ -19,9 +18,8 @@ LINE = re.compile(r"^(nv_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
 def read_metrics(server: Server) -> dict[tuple[str, str], float]:
     """Return the values by metric and sorted labels."""
-    with urllib.request.urlopen(server.metrics_url, timeout=30) as response:
-        text = response.read().decode()
-    return {(name, ",".join(sorted(labels.split(",")))): float(value) for name, labels, value in LINE.findall(text)}
+    found = LINE.findall(get_metrics(server))
+    return {(name, ",".join(sorted(labels.split(",")))): float(value) for name, labels, value in found}
 
 
 def test_alert_metrics_exist_with_their_labels(server: Server) -> None:
@@ -36,10 +34,8 @@ def test_alert_metrics_exist_with_their_labels(server: Server) -> None:
 
 def test_request_rejected_by_the_model_counts_as_success(server: Server) -> None:
     model, before = server.models[0], read_metrics(server)
-    body = json.dumps({"text_input": "Hello", "max_tokens": -3}).encode()
-    with pytest.raises(urllib.error.HTTPError) as error:
-        urllib.request.urlopen(f"{server.http_url}/v2/models/{model}/generate", data=body, timeout=30)
-    assert error.value.code == 400
+    with pytest.raises(InferenceServerException, match="max_tokens is -3"):
+        infer_grpc(server, model, text_input="Hello", max_tokens=-3)
     increase = wait_for_increase(server, model, before)
     assert [increase["nv_inference_request_success"], increase.get("nv_inference_request_failure", 0.0)] == [1.0, 0.0]
 

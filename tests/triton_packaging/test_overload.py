@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 import random
-import select
-import socket
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tritonclient import grpc
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from components.common.models import model_loading
 from components.common.models.model_loading import LoadableModel
 from components.triton_packaging import triton_config
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.stage import write_repository
+from components.triton_packaging.triton_config import INPUTS
 from components.triton_packaging.triton_server import Server, running_server
 from tests.tiny import tiny_model
 from tests.triton_packaging.conftest import MAX_REQUESTS
 from tests.triton_packaging.triton_clients import (
     ResponseQueue,
-    build_infer_body,
     build_tensors,
-    build_text_tensor,
+    cancel_answer,
     generate_with_transformers,
     infer_grpc,
     open_stream,
-    post,
+    read_counts,
     stream_grpc,
 )
 
@@ -46,44 +47,53 @@ SLOT_RELEASE_SECONDS = 4.0
 
 
 @contextmanager
-def saturate(server: Server) -> Iterator[Callable[[], None]]:
-    """Open slow streams until the server rejects one: all slots are occupied. Yield a function that cancels all.
+def saturate(server: Server) -> Iterator[list[tuple[Any, Any]]]:
+    """Open slow streams until the server rejects one: all slots are occupied. At the end, cancel all.
+
+    Yield a list of results and errors, which contains all of them at the end.
 
     A fixed number of streams is not enough: on a loaded machine the first streams end before the last ones begin.
     """
     with ExitStack() as stack:
-        responses, streams, rejected = ResponseQueue(), [], False
+        responses, received, count, rejected = ResponseQueue(), list[tuple[Any, Any]](), 0, False
         deadline = time.monotonic() + 60
         while not rejected:
-            assert time.monotonic() < deadline, f"{len(streams)} streams, and none was rejected"
-            streams.append(stack.enter_context(open_stream(server, "tiny_stream", responses, **SLOW_REQUEST)))
+            assert time.monotonic() < deadline, f"{count} streams, and none was rejected"
+            stream = open_stream(server, "tiny_stream", responses, request_id=f"{count}", **SLOW_REQUEST)
+            client, _ = stack.enter_context(stream)
+            stack.callback(cancel_answer, client, "tiny_stream", f"{count}")
+            count += 1
             time.sleep(0.02)
             while not rejected and not responses.empty():
-                rejected = responses.get()[1] is not None
-
-        def cancel() -> None:
-            for client, _ in streams:
-                client.stop_stream(cancel_requests=True)
-
-        yield cancel
+                received.append(responses.get())
+                rejected = received[-1][1] is not None
+        yield received
+    while not responses.empty():
+        received.append(responses.get())
 
 
 def wait_for_free_slots(server: Server, seconds: float = SLOT_RELEASE_SECONDS) -> bool:
     """Return whether all slots accept requests within `seconds`. Slow requests that still run would hold their slots longer."""
+
+    def request_token(_: int) -> str:
+        try:
+            infer_grpc(server, "tiny", **{**LONG_REQUEST, "max_tokens": 1})
+        except InferenceServerException as error:
+            return str(error)
+        return ""
+
     deadline = time.monotonic() + seconds
     with ThreadPoolExecutor(16) as pool:
         while time.monotonic() < deadline:
-            answers = list(
-                pool.map(lambda _: post(server, "tiny/generate", {**LONG_REQUEST, "max_tokens": 1}), range(16))
-            )
-            if all(status == 200 for status, _ in answers):
+            errors = list(filter(None, pool.map(request_token, range(16))))
+            if not errors:
                 return True
-            assert all(status == 200 or "queue positions are occupied" in answer for status, answer in answers), answers
+            assert all("queue positions are occupied" in error for error in errors), errors
     return False
 
 
 def test_full_queue_rejects_and_cancelled_streams_free_it(server: Server) -> None:
-    with saturate(server) as cancel:
+    with saturate(server) as received:
         with pytest.raises(
             InferenceServerException, match=f"all {MAX_REQUESTS} slots and queue positions are occupied"
         ) as error:
@@ -91,8 +101,10 @@ def test_full_queue_rejects_and_cancelled_streams_free_it(server: Server) -> Non
         assert "UNAVAILABLE" in error.value.status()
         with pytest.raises(InferenceServerException, match="slots and queue positions are occupied; retry later"):
             stream_grpc(server, "tiny_stream", **LONG_REQUEST)
-        cancel()
-        assert wait_for_free_slots(server)
+    assert wait_for_free_slots(server)
+    results = [result for result, error in received if error is None]
+    begun = {result.get_response().id for result in results}
+    assert begun > {result.get_response().id for result in results if read_counts(result)["finish_reason"]}
 
 
 def test_cancelled_unary_requests_free_their_slots(server: Server) -> None:
@@ -113,108 +125,41 @@ def test_cancelled_unary_requests_free_their_slots(server: Server) -> None:
         assert wait_for_free_slots(server)
 
 
-def test_disconnected_generate_stream_client_frees_its_slots(server: Server) -> None:
-    body = json.dumps(SLOW_REQUEST).encode()
-    head = f"POST /v2/models/tiny_stream/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with ExitStack() as stack:
-        clients = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.ports.http)))
-            for _ in range(2 * MAX_REQUESTS)
-        ]
-        for client in clients:
-            client.sendall(head + body)
-        deadline = time.monotonic() + 60
-        responses = dict.fromkeys(clients, b"")
-        while (
-            sum(b"queue positions are occupied" in response for response in responses.values()) < MAX_REQUESTS
-            and time.monotonic() < deadline
-        ):
-            for client in select.select(clients, [], [], 1)[0]:
-                responses[client] += client.recv(1 << 16)
-        assert sum(b"queue positions are occupied" in response for response in responses.values()) == MAX_REQUESTS, (
-            "as many again as are taken are refused"
-        )
-    assert wait_for_free_slots(server)
-
-
-# Triton's errors for a body that is not JSON or has values of a wrong JSON type.
-PARSING_ERRORS = ("failed to parse the request JSON buffer", "Unable to parse")
-
-
-def build_malformed_request(rng: random.Random) -> tuple[str, bytes]:
-    """Return path and body of a request that is probably invalid."""
-    values = [
-        None,
-        True,
-        -1,
-        0,
-        2**31,
-        2**64,
-        1.5,
-        -0.1,
-        1e400,
-        "",
-        "a",
-        "\ud800",
-        "ä" * 300,
-        [],
-        ["a", "b"],
-        [None],
-        {},
-        {"a": 1},
-        [[1]],
-    ]
-    conversation = json.dumps([{"role": rng.choice(["user", "king", 3]), "content": rng.choice(values)}])
-    names = [
-        "text_input",
-        "messages",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "seed",
-        "stop",
-        "apply_chat_template",
-        "id",
-        "x",
-    ]
-    fields = {rng.choice(names): rng.choice([*values, conversation]) for _ in range(rng.randrange(5))}
-    if rng.random() < 0.5:
-        fields["text_input"] = "a"
-    kinds = ["BYTES", "INT32", "INT64", "FP32", "BOOL", "FP64", "?"]
-    shapes = [[1], [], [0], [-1], [2], [1, 1], ["1"], None]
-    tensor = {
-        "name": rng.choice(names),
-        "datatype": rng.choice(kinds),
-        "shape": rng.choice(shapes),
-        "data": rng.choice(values),
-    }
-    path, body = rng.choice(
-        [("generate", fields), ("generate_stream", fields), ("infer", build_infer_body(tensor, build_text_tensor()))]
-    )
-    model = "tiny" if path == "infer" else rng.choice(["tiny", "tiny_stream"])
-    data = json.dumps(body).encode()
-    if rng.random() < 0.2:  # truncate the body or change a byte
-        position = rng.randrange(len(data))
-        data = data[:position] + rng.choice([b"", bytes([rng.randrange(256)]) + data[position + 1 :]])
-    return f"{model}/{path}", data
+def build_malformed_request(rng: random.Random) -> tuple[str, list[grpc.InferInput]]:
+    """Return the model and the inputs of a request that is probably invalid."""
+    texts = ["", "a", "\ud800", "ä" * 300, "[]", "{}", '[{"role": "king", "content": 3}]', '[{"role": "user"}]']
+    numbers = [-1, 0, 1, 2**31 - 1, float("nan"), float("inf"), 1.5]
+    inputs = []
+    for name in {"text_input" if rng.random() < 0.5 else "messages", *rng.sample([*INPUTS, "x"], rng.randrange(4))}:
+        kind = rng.choice(["BYTES", "INT32", "INT64", "FP32", "BOOL", "FP64"]) if rng.random() < 0.3 else "BYTES"
+        if name in INPUTS and rng.random() < 0.8:
+            kind = INPUTS[name][0].removeprefix("TYPE_").replace("STRING", "BYTES")
+        shape = rng.choice([[1], [1], [1], [0], [2], [1, 1]])
+        drawn = [rng.choice(texts if kind == "BYTES" else numbers) for _ in range(math.prod(shape))]
+        values = [text.encode(errors="surrogatepass") if isinstance(text, str) else text for text in drawn]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # NaN and infinity have no integer
+            array = np.array(values).astype(triton_to_np_dtype(kind)).reshape(shape)
+        inputs.append(grpc.InferInput(name, shape, kind))
+        inputs[-1].set_data_from_numpy(array)
+    return rng.choice(["tiny", "tiny_stream"]), inputs
 
 
 def test_malformed_requests_are_rejected_and_the_next_one_is_answered(
     server: Server, golden_answers: list[dict[str, Any]]
 ) -> None:
     rng = random.Random(7)
-    requests = [build_malformed_request(rng) for _ in range(500)]
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda request: post(server, *request), requests))
-    unexpected = [
-        (status, answer, *request)
-        for (status, answer), request in zip(answers, requests, strict=True)
-        if status >= 500 and not any(message in answer for message in PARSING_ERRORS)
-    ]
-    assert unexpected == []
-    assert not any("Traceback" in answer or "internal error" in answer for _, answer in answers)
-    assert sum(status >= 400 for status, _ in answers) > 300
+    errors: list[InferenceServerException] = []
+    with grpc.InferenceServerClient(server.grpc_url) as client:
+        for model, inputs in [build_malformed_request(rng) for _ in range(500)]:
+            responses = ResponseQueue()
+            client.start_stream(lambda result, error, responses=responses: responses.put((result, error)))
+            client.async_stream_infer(model, inputs, enable_empty_final_response=True)
+            _, error = responses.get(timeout=60)
+            client.stop_stream()
+            errors.extend([error] if error else [])
+    assert not any("Traceback" in str(error) or "internal error" in str(error) for error in errors)
+    assert len(errors) > 300
     assert (
         infer_grpc(server, "tiny", text_input=golden_answers[0]["prompt"], max_tokens=12)["text_output"]
         == golden_answers[0]["text"]
@@ -239,10 +184,88 @@ def test_unbatchable_generation_settings_are_answered_sequentially(
     assert answers == [generate_with_transformers(model, "Name the fox.", 64)] * 2
 
 
+def third_request_is_rejected(server: Server) -> bool:
+    """Begin two slow streams and return whether the server rejects a third while both run. Cancel both."""
+    with ExitStack() as stack:
+        queues = []
+        for number in range(2):
+            stream = open_stream(server, "tiny_stream", request_id=f"{number}", **SLOW_REQUEST)
+            client, responses = stack.enter_context(stream)
+            stack.callback(cancel_answer, client, "tiny_stream", f"{number}")
+            if responses.get(timeout=60)[1] is not None:
+                return False
+            queues.append(responses)
+        _, third = stack.enter_context(open_stream(server, "tiny_stream", **LONG_REQUEST))
+        error = third.get(timeout=60)[1]
+        later = [result for responses in queues for result, _ in list(responses.queue)]
+        both_run = not any(read_counts(result)["finish_reason"] for result in later)
+        return both_run and "all 1 slots and queue positions are occupied" in str(error)
+
+
+@pytest.mark.long
+def test_streams_are_divided_among_the_instances_of_a_model(base_model: LoadableModel, tmp_path: Path) -> None:
+    """Two instances stand for two GPUs; each accepts one request. Long: starts its own server."""
+    config = TritonPackagingConfig(model_name="tiny", prove=False, slots=1, max_queue=0, max_tokens=1000)
+    write_repository(base_model, tmp_path, config, "float32")
+    triton = triton_config.read_config(tmp_path / "tiny")
+    triton.instance_group[0].count = 2
+    triton_config.write_config(tmp_path / "tiny", triton)
+    with running_server(tmp_path, log=tmp_path / "log") as server:
+        expected = stream_grpc(server, "tiny_stream", **LONG_REQUEST).text
+        time.sleep(1)  # until the streaming model knows both instances
+        deadline, rejected = time.monotonic() + 60, False
+        while not rejected:  # on a loaded machine a stream may end before the third request
+            assert time.monotonic() < deadline, "two streams did not run at the same time"
+            rejected = third_request_is_rejected(server)
+            time.sleep(1)  # until the slots are free
+        assert stream_grpc(server, "tiny_stream", **LONG_REQUEST).text == expected
+    assert "cannot be listed" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.long
+def test_stopping_server_finishes_answers_and_refuses_requests(
+    base_model: LoadableModel, tmp_path: Path, unproven_config: TritonPackagingConfig
+) -> None:
+    """The messages of a full queue and of a stopping server differ, so that clients know which one to expect to end.
+
+    Long: starts its own server, which it stops.
+    """
+    write_repository(base_model, tmp_path, unproven_config, "float32")
+    slow = {**SLOW_REQUEST, "max_tokens": 200}
+    with running_server(tmp_path, log=tmp_path / "log") as server, ThreadPoolExecutor() as pool:
+        expected = infer_grpc(server, "tuneline", **slow)["text_output"]
+        whole, streamed = (
+            pool.submit(infer_grpc, server, "tuneline", **slow),
+            pool.submit(stream_grpc, server, "tuneline_stream", **slow),
+        )
+        time.sleep(0.3)
+        server.process.terminate()
+        errors = []
+        for request, model in ((infer_grpc, "tuneline"), (stream_grpc, "tuneline_stream")):
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:  # until the server handles the signal, it accepts requests
+                try:
+                    request(server, model, **{**LONG_REQUEST, "max_tokens": 1})
+                except InferenceServerException as error:
+                    if "scheduler for model has stopped" in error.message():  # between the signal and the unloading
+                        continue
+                    errors.append((error.status(), error.message()))
+                    break
+        assert whole.result()["text_output"] == expected
+        assert streamed.result().text == expected
+    assert errors == [
+        ("StatusCode.NOT_FOUND", "Request for unknown model: 'tuneline' has no available versions"),
+        (None, "Request for unknown model: 'tuneline_stream' has no available versions"),
+    ]
+
+
 def test_streaming_model_reports_that_the_engine_model_is_not_loaded(
     base_model: LoadableModel, tmp_path: Path, unproven_config: TritonPackagingConfig
 ) -> None:
     write_repository(base_model, tmp_path, unproven_config, "float32")
-    with running_server(tmp_path, models=[triton_config.stream_model_name("tuneline")], log=tmp_path / "log") as server:
-        status, answer = post(server, "tuneline_stream/generate_stream", {"text_input": "a"})
-    assert (status, "the engine model tuneline version 1 is not loaded" in answer) == (400, True), answer
+    models = [triton_config.stream_model_name("tuneline")]
+    with (
+        running_server(tmp_path, models=models, log=tmp_path / "log") as server,
+        pytest.raises(InferenceServerException, match="the engine model tuneline version 1 is not loaded"),
+    ):
+        stream_grpc(server, "tuneline_stream", text_input="a")

@@ -208,7 +208,7 @@ def test_foreign_triton_repository_is_not_served(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.pbtxt").write_text('name: "m"')
     with pytest.raises(UsageError, match="not packaged by tuneline"):
-        package_serving.serve(tmp_path, on_ready=lambda _: None)
+        package_serving.verify_package(tmp_path)
 
 
 def test_unfinished_package_is_not_served(
@@ -219,6 +219,14 @@ def test_unfinished_package_is_not_served(
     (artifact.path / ".unfinished").touch()
     with pytest.raises(TunelineError):
         package_serving.verify_package(artifact.path)
+
+
+def test_cache_for_all_slots_is_requested_on_a_gpu(
+    base_model: LoadableModel, tmp_path: Path, unproven_config: TritonPackagingConfig
+) -> None:
+    artifact = pack(base_model, tmp_path / "out", unproven_config)
+    parameters = triton_config.read_config(artifact.path / "tuneline").parameters
+    assert parameters["gpu_cache_tokens"].string_value == str(16 * 2048)
 
 
 def test_context_length_is_read_from_nested_configuration(tmp_path: Path) -> None:

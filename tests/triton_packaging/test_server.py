@@ -8,18 +8,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
@@ -28,11 +32,12 @@ from components.common.runtime import process_control
 from components.common.runtime.errors import EngineMissingError
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace import liveness
-from components.triton_packaging import triton_config
+from components.triton_packaging import triton_config, triton_server
 from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.serving_proof import ProofError
 from components.triton_packaging.stage import package, write_repository
-from components.triton_packaging.triton_server import ModelLoadError, Server, get_json, running_server
+from components.triton_packaging.triton_server import ModelLoadError, Server, ServerAddress, keep_log, running_server
+from tests.triton_packaging.triton_clients import get_metrics, infer_grpc
 
 pytestmark = pytest.mark.triton
 
@@ -41,16 +46,25 @@ Generate = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def generate(server: Server) -> Generate:
-    """Return a function that posts to the generate endpoint. An error is returned as {"status", "error"}."""
+    """Return a function that requests a complete answer. An error is returned as {"status", "error"}."""
 
-    def post_generate(**body: Any) -> dict[str, Any]:
+    def request_answer(**fields: Any) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = get_json(f"{server.http_url}/v2/models/tiny/generate", method="POST", body=body)
-        except urllib.error.HTTPError as error:
-            return {"status": error.code, **json.loads(error.read())}
-        return answer
+            return infer_grpc(server, "tiny", **fields)
+        except InferenceServerException as error:
+            return {"status": error.status(), "error": error.message()}
 
-    return post_generate
+    return request_answer
+
+
+def test_server_opens_no_network_port_and_only_its_user_can_connect(server: Server) -> None:
+    group = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    assert len(group) == 3
+    assert [connection for process in group for connection in process.net_connections("inet")] == []
+    sockets = server.metrics_socket.parent
+    assert sorted(path.name for path in sockets.iterdir()) == ["grpc:1", "metrics"]
+    assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+    assert get_metrics(server).startswith("# HELP")
 
 
 def test_package_is_proven_by_a_real_server(proven_package: Artifact) -> None:
@@ -82,7 +96,7 @@ def test_golden_answers_match_transformers(golden_answers: list[dict[str, Any]],
     assert len({answer["text"] for answer in golden_answers}) == len(golden_answers)
 
 
-def test_generate_endpoint_answers_text_as_a_chat(generate: Generate, golden_answers: list[dict[str, Any]]) -> None:
+def test_text_is_answered_as_a_chat(generate: Generate, golden_answers: list[dict[str, Any]]) -> None:
     answer = generate(text_input=golden_answers[0]["prompt"], max_tokens=12)
     assert answer["text_output"] == golden_answers[0]["text"]
     assert answer["prompt_tokens"] == golden_answers[0]["prompt_tokens"]
@@ -114,7 +128,6 @@ def test_grpc_gives_the_golden_answer(server: Server, golden_answers: list[dict[
 
 def test_grpc_rejects_text_that_is_not_utf_8(server: Server) -> None:
     from tritonclient import grpc
-    from tritonclient.utils import InferenceServerException
 
     text = grpc.InferInput("text_input", [1], "BYTES")
     text.set_data_from_numpy(np.array([b"\xff\xfe"], dtype=np.object_))
@@ -166,7 +179,7 @@ def test_request_without_max_tokens_uses_the_default(generate: Generate) -> None
         ({"text_input": "a", "max_tokens": 1001}, "max_tokens is 1001; it must be from 1 to 1000"),
         ({"text_input": "6" * 2000, "max_tokens": 64}, "exceed the model's context of 2048 tokens"),
         ({"text_input": "a", "temperature": -0.5}, "temperature is -0.5; it must be from 0 to 10"),
-        ({"text_input": "a", "top_p": 0}, "top_p is 0"),
+        ({"text_input": "a", "top_p": 0.0}, "top_p is 0"),
         ({"text_input": "a", "top_p": 1.5}, "top_p is 1.5"),
         ({"text_input": "a", "top_k": -1}, "top_k is -1"),
         ({"text_input": "a", "seed": -1}, "seed is -1"),
@@ -182,9 +195,9 @@ def test_request_without_max_tokens_uses_the_default(generate: Generate) -> None
         ({"text_input": ["a", "b"]}, "text_input"),
     ],
 )  # fmt: skip
-def test_client_error_returns_status_400(generate: Generate, body: dict[str, Any], message: str) -> None:
+def test_client_error_is_an_invalid_argument(generate: Generate, body: dict[str, Any], message: str) -> None:
     response = generate(**body)
-    assert response.get("status") == 400, response
+    assert response.get("status") == "StatusCode.INVALID_ARGUMENT", response
     assert message in response["error"]
     assert "Traceback" not in response["error"]
 
@@ -199,7 +212,9 @@ def test_requests_between_rejected_ones_are_answered(generate: Generate, golden_
                 range(12),
             )
         )
-    assert [answer.get("status") for answer in answers] == [None if number % 3 else 400 for number in range(12)]
+    assert [answer.get("status") for answer in answers] == [
+        None if number % 3 else "StatusCode.INVALID_ARGUMENT" for number in range(12)
+    ]
     assert all(
         answer["text_output"] == golden_answers[number % 4]["text"]
         for number, answer in enumerate(answers)
@@ -214,8 +229,9 @@ def test_serving_does_not_write_to_the_package(server: Server, generate: Generat
 
 
 def test_server_reports_the_lineage_of_the_package(server: Server, adapted_model: LoadableModel) -> None:
-    config = get_json(f"{server.http_url}/v2/models/tiny/config")
-    assert config["parameters"]["model_sha256"]["string_value"] == adapted_model.sha256
+    with InferenceServerClient(server.grpc_url) as client:
+        config = client.get_model_config("tiny").config
+    assert config.parameters["model_sha256"].string_value == adapted_model.sha256
 
 
 def test_package_with_different_answers_is_not_published(
@@ -256,16 +272,20 @@ def test_invalid_model_configuration_is_reported(tmp_path: Path) -> None:
 
 
 SERVE = """
-import sys
+import sys, time
 from pathlib import Path
 from components.common.runtime.errors import TunelineError
-from components.triton_packaging.package_serving import serve
-from components.triton_packaging.triton_server import Ports
+from components.common.runtime.process_control import until_signal
+from components.triton_packaging.package_serving import served_package
 try:
-    serve(Path(sys.argv[1]), on_ready=lambda s: print(s.pid, s.http_url, flush=True), ports=Ports())
+    with until_signal(), served_package(Path(sys.argv[1]), Path(sys.argv[2])) as server:
+        print(server.pid, server.grpc_url, flush=True)
+        while True:
+            time.sleep(0.5)
+            server.check_alive()
     print("ended", flush=True)
 except TunelineError as error:
-    print(error.kind, error.message, flush=True)
+    print(error.kind, error.message, error.hint, flush=True)
 """
 PACKAGE = """
 import sys
@@ -291,7 +311,7 @@ def start_program(program: str, *arguments: Path) -> subprocess.Popen[str]:
 @pytest.fixture
 def serving(proven_package: Artifact, tmp_path: Path) -> Any:
     """A ready serving process: (process, pid of the server, URL)."""
-    child = start_program(SERVE, proven_package.path)
+    child = start_program(SERVE, proven_package.path, tmp_path / "triton.log")
     assert child.stdout
     pid, url = child.stdout.readline().split()
     yield child, int(pid), url
@@ -323,11 +343,7 @@ def test_serving_answers_and_stops_cleanly_on_signal(
     serving: tuple[Any, int, str], golden_answers: list[dict[str, Any]], signal_number: signal.Signals
 ) -> None:
     child, pid, url = serving
-    answer = get_json(
-        f"{url}/v2/models/tiny/generate",
-        method="POST",
-        body={"text_input": golden_answers[0]["prompt"], "max_tokens": 12},
-    )
+    answer = infer_grpc(ServerAddress(url), "tiny", text_input=golden_answers[0]["prompt"], max_tokens=12)
     assert answer["text_output"] == golden_answers[0]["text"]
     child.send_signal(signal_number)
     assert child.stdout.read() == "ended\n"
@@ -343,17 +359,20 @@ def test_server_and_model_processes_exit_with_killed_parent(serving: tuple[Any, 
     assert all(has_exited(process_id) for process_id in pids)
 
 
-def test_server_exit_is_reported(serving: tuple[Any, int, str]) -> None:
+def test_server_exit_is_reported_and_its_log_is_kept(serving: tuple[Any, int, str], tmp_path: Path) -> None:
     child, pid, _ = serving
     os.kill(pid, signal.SIGKILL)
-    assert "engine_missing the Triton server exited with status -9" in child.stdout.read()
+    output, log = child.stdout.read(), tmp_path / "triton.log"
+    assert "engine_missing the Triton server exited with status -9" in output
+    assert f"The complete log is {log}." in output
+    assert "successfully loaded 'tiny'" in log.read_text()
+    assert keep_log(log).read_text()
+    assert not log.exists()
 
 
 def test_server_exit_while_loading_is_reported_with_log(
     proven_package: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from components.triton_packaging import triton_server
-
     original_start = triton_server._start
     command = ["sh", "-c", "echo 'E1 error: broken'; exit 3"]
     monkeypatch.setattr(triton_server, "_start", lambda _, folder, log: original_start(command, folder, log))
@@ -364,9 +383,25 @@ def test_server_exit_while_loading_is_reported_with_log(
         pass
 
 
-def test_files_of_a_killed_server_are_removed_at_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from components.triton_packaging import triton_server
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_server_that_crashes_at_its_start_is_started_again_once(
+    proven_package: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: int
+) -> None:
+    commands = [["sh", "-c", "kill -SEGV $$"]] * crashes
+    start = triton_server._start
+    monkeypatch.setattr(
+        triton_server, "_start", lambda command, *rest: start(commands.pop() if commands else command, *rest)
+    )
+    with ExitStack() as stack:
+        if crashes == 2:
+            stack.enter_context(pytest.raises(EngineMissingError, match="exited with status -11"))
+        with running_server(proven_package.path, models=["tiny_stream"], log=tmp_path / "log") as server:
+            assert server.models == ["tiny_stream"]
+    assert not commands
+    assert (tmp_path / "log.previous").exists()
 
+
+def test_files_of_a_killed_server_are_removed_at_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     original_start = triton_server._start
     monkeypatch.setattr(triton_server, "_start", lambda _, folder, log: original_start(["false"], folder, log))
@@ -392,8 +427,8 @@ def test_package_of_base_weights_is_proven(base_model: LoadableModel, tmp_path: 
     assert triton_config.read_config(artifact.path / "tuneline").parameters["base_model"].string_value == "model"
 
 
-def test_serving_stops_cleanly_while_the_model_loads(proven_package: Artifact) -> None:
-    child = start_program(SERVE, proven_package.path)
+def test_serving_stops_cleanly_while_the_model_loads(proven_package: Artifact, tmp_path: Path) -> None:
+    child = start_program(SERVE, proven_package.path, tmp_path / "triton.log")
     deadline = time.monotonic() + 120
     while not list_children(child.pid) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,42 +11,29 @@ from tritonclient.utils import InferenceServerException
 from components.common.models.model_loading import LoadableModel
 from components.triton_packaging.triton_server import Server
 from tests.triton_packaging.triton_clients import (
-    build_infer_body,
     build_tensors,
-    build_text_tensor,
     generate_with_transformers,
     infer_grpc,
     open_stream,
-    post,
     stream_grpc,
-    stream_http,
 )
 
 pytestmark = pytest.mark.triton
 
 LONG_REQUEST = {"text_input": "Name the fox.", "max_tokens": 64}
-each_stream_client = pytest.mark.parametrize(
-    "stream_answer", [stream_grpc, stream_http], ids=["grpc", "generate_stream"]
-)
 
 
-@each_stream_client
-def test_streamed_pieces_form_the_complete_answer(
-    server: Server, golden_answers: list[dict[str, Any]], stream_answer: Callable[..., Any]
-) -> None:
+def test_streamed_pieces_form_the_complete_answer(server: Server, golden_answers: list[dict[str, Any]]) -> None:
     for expected in golden_answers:
-        streamed = stream_answer(server, "tiny_stream", text_input=expected["prompt"], max_tokens=12)
+        streamed = stream_grpc(server, "tiny_stream", text_input=expected["prompt"], max_tokens=12)
         assert streamed.text == expected["text"]
         assert streamed.prompt_tokens == expected["prompt_tokens"]
         assert len(streamed.pieces) > 2
 
 
-@each_stream_client
-def test_streamed_answer_has_the_same_counts_and_finish_reason(
-    server: Server, stream_answer: Callable[..., Any]
-) -> None:
+def test_streamed_answer_has_the_same_counts_and_finish_reason(server: Server) -> None:
     expected = infer_grpc(server, "tiny", **LONG_REQUEST)
-    answer = stream_answer(server, "tiny_stream", **LONG_REQUEST)
+    answer = stream_grpc(server, "tiny_stream", **LONG_REQUEST)
     assert (answer.finish_reason, answer.completion_tokens, answer.text) == (
         expected["finish_reason"],
         expected["completion_tokens"],
@@ -55,18 +41,17 @@ def test_streamed_answer_has_the_same_counts_and_finish_reason(
     )
 
 
-@each_stream_client
-def test_stream_ends_before_the_stop_string(server: Server, stream_answer: Callable[..., Any]) -> None:
+def test_stream_ends_before_the_stop_string(server: Server) -> None:
     full = infer_grpc(server, "tiny", **LONG_REQUEST)["text_output"]
     stop = full[len(full) // 2 :][:3]
-    answer = stream_answer(server, "tiny_stream", **LONG_REQUEST, stop=["never there", stop])
+    answer = stream_grpc(server, "tiny_stream", **LONG_REQUEST, stop=["never there", stop])
     assert answer.text == full[: full.index(stop)]
     assert answer.finish_reason == "stop"
     assert answer.completion_tokens == infer_grpc(server, "tiny", **LONG_REQUEST, stop=[stop])["completion_tokens"] < 64
 
 
-def test_unary_model_streams_its_answer_in_one_event(server: Server, golden_answers: list[dict[str, Any]]) -> None:
-    answer = stream_http(server, "tiny", text_input=golden_answers[0]["prompt"], max_tokens=12)
+def test_unary_model_streams_its_answer_in_one_response(server: Server, golden_answers: list[dict[str, Any]]) -> None:
+    answer = stream_grpc(server, "tiny", text_input=golden_answers[0]["prompt"], max_tokens=12)
     assert answer.pieces == [golden_answers[0]["text"]]
 
 
@@ -112,43 +97,14 @@ def test_prompt_longer_than_one_step_is_answered(server: Server, adapted_model: 
     assert answer["text_output"] == generate_with_transformers(adapted_model, prompt, 24)
 
 
-# The current behaviour of the server, so that a change in a newer version is noticed.
-BEHAVIOUR = [
-    ("tiny/infer", build_infer_body(build_text_tensor(datatype="INT32", data=[1])), 400, "expects 'BYTES'"),
-    ("tiny/infer", build_infer_body(build_text_tensor(shape=[2], data=["a", "b"])), 400, "unexpected shape"),
-    ("tiny/infer", build_infer_body(build_text_tensor(shape=[1, 1])), 400, "unexpected shape"),
-    ("tiny/infer", build_infer_body(build_text_tensor(), {"name": "mood", "datatype": "BYTES", "shape": [1], "data": ["x"]}), 400, "unexpected inference input"),
-    ("tiny/infer", build_infer_body({"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [4]}), 400, "text_input and messages are both missing"),
-    ("tiny/infer", b'{"inputs": [', 500, "failed to parse the request JSON buffer"),
-    ("tiny/infer", build_infer_body(build_text_tensor(data=[{}])), 500, "Unable to parse JSON bytes array"),
-    ("tiny/generate", b"nonsense", 500, "failed to parse the request JSON buffer"),
-    ("tiny/generate", {"text_input": "a", "max_tokens": "four"}, 500, "Unable to parse 'data'"),
-    ("tiny/generate", {"text_input": "a", "mood": "good", "max_tokens": 1}, 200, "text_output"),
-    ("nobody/infer", build_infer_body(build_text_tensor()), 404, "unknown model"),
-    ("tiny/versions/7/infer", build_infer_body(build_text_tensor()), 404, "unknown model"),
-    ("tiny_stream/infer", build_infer_body(build_text_tensor()), 501, "decoupled"),
-    ("tiny_stream/generate", {"text_input": "Name the fox.", "max_tokens": 8}, 200, "exactly 1 response"),
-    ("tiny_stream/generate_stream", {"text_input": ""}, 400, "text_input is empty"),
-    ("tiny_stream/generate_stream", {"text_input": "a", "max_tokens": 0}, 400, "max_tokens is 0"),
-    ("tiny_stream/generate_stream", {}, 400, "text_input and messages are both missing"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("path", "body", "status", "message"), BEHAVIOUR)
-def test_invalid_http_request_gets_documented_status_and_message(
-    server: Server, path: str, body: bytes | dict[str, Any], status: int, message: str
-) -> None:
-    actual_status, answer = post(server, path, body)
-    assert (actual_status, message in answer) == (status, True), (actual_status, answer)
-    assert "Traceback" not in answer
-
-
 @pytest.mark.parametrize(
     ("model", "fields", "status", "message"),
     [
         ("tiny", {"text_input": ""}, "INVALID_ARGUMENT", "text_input is empty"),
         ("tiny", {"max_tokens": 3}, "INVALID_ARGUMENT", "send exactly one"),
         ("tiny", {"text_input": ["a", "b"]}, "INVALID_ARGUMENT", "unexpected shape"),
+        ("tiny", {"text_input": 1}, "INVALID_ARGUMENT", "expects 'BYTES'"),
+        ("tiny", {"text_input": "a", "mood": "good"}, "INVALID_ARGUMENT", "unexpected inference input"),
         ("nobody", {"text_input": "a"}, "NOT_FOUND", "unknown model"),
         ("tiny_stream", {"text_input": "a"}, "UNIMPLEMENTED", "decoupled"),
     ],

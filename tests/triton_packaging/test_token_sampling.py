@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from components.common.models import model_loading
 from components.triton_packaging.python_backend.generation_request import GenerationRequest
@@ -17,6 +18,7 @@ from components.triton_packaging.python_backend.token_generation import (
     SequentialGenerator,
     TokenGenerator,
 )
+from components.triton_packaging.python_backend.token_sampling import create_sampler
 
 
 def build_request(seed: int, **changes: Any) -> GenerationRequest:
@@ -40,7 +42,8 @@ REQUESTS = [
 
 
 async def collect_tokens(generator: TokenGenerator, request: GenerationRequest) -> list[int]:
-    return [token async for tokens in generator.generate(request, stream=True) for token in tokens]
+    sampler = create_sampler(request, torch.device("cpu"))
+    return [token async for tokens in generator.generate(request, sampler, stream=True) for token in tokens]
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from components.common.runtime.errors import EngineMissingError
-from components.common.runtime.reporters import SilentReporter
 from components.triton_packaging import serving_env, triton_installation, triton_server
 
 
@@ -84,25 +83,17 @@ def test_serving_environment_has_numpy_1_and_writes_no_bytecode() -> None:
     assert process.stdout.split() == ["1.26.4", transformers.__version__, "True"]
 
 
-@pytest.mark.triton
-@pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
-def test_port_in_use_is_reported_before_the_server_starts(service: str, tmp_path: Path) -> None:
-    with socket.socket() as occupied:
-        occupied.bind(("127.0.0.1", 0))
-        occupied.listen()
-        port = occupied.getsockname()[1]
-        ports = triton_server.Ports(**{service: port})
-        starting = triton_server.running_server(tmp_path, log=tmp_path / "log", ports=ports, reporter=SilentReporter())
-        with pytest.raises(EngineMissingError, match=f"port {port} on 127.0.0.1 is already in use"), starting:
-            pass
-    assert not (tmp_path / "log").exists()
-
-
-@pytest.mark.triton
-def test_same_port_for_two_services_is_rejected(tmp_path: Path) -> None:
-    starting = triton_server.running_server(tmp_path, log=tmp_path / "log", ports=triton_server.Ports(23456, 23456))
-    with pytest.raises(EngineMissingError, match="gRPC port 23456"), starting:
-        pass
+def test_socket_folder_has_a_short_path_and_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long_folder = tmp_path / ("x" * 100)
+    long_folder.mkdir()
+    for folder in (tmp_path, long_folder):
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with triton_server.open_socket_folder() as sockets:
+            (sockets / triton_server.GRPC_SOCKET).touch()
+            assert len(str(sockets / triton_server.GRPC_SOCKET)) <= 107
+            assert list(folder.glob("tuneline-*"))
+        assert not sockets.exists()
+        assert not list(folder.glob("tuneline-*"))
 
 
 @pytest.mark.triton

@@ -6,6 +6,7 @@ On machines without vLLM the tests install a stand-in for it (vllm_stand_in.py) 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
@@ -20,14 +22,21 @@ from components.common.models.model_loading import LoadableModel
 from components.common.runtime.reporters import SilentReporter
 from components.triton_packaging import serving_env
 from components.triton_packaging.config import TritonPackagingConfig
-from components.triton_packaging.deployment import serving_folder
+from components.triton_packaging.deployment import repository_api, serving_folder
 from components.triton_packaging.deployment.serving_folder import Release
-from components.triton_packaging.deployment.version_switch import switch_version, try_release
+from components.triton_packaging.deployment.smoke_testing import SmokeTestError
+from components.triton_packaging.deployment.version_switch import (
+    deploy_version,
+    exchange_version,
+    must_unload_first,
+    switch_version,
+    try_release,
+)
 from components.triton_packaging.golden_requests import build_inputs
 from components.triton_packaging.stage import package
 from components.triton_packaging.triton_server import ModelLoadError, Server, running_server
 from tests.triton_packaging import vllm_stand_in
-from tests.triton_packaging.triton_clients import ResponseQueue, generate_with_transformers, post
+from tests.triton_packaging.triton_clients import ResponseQueue, generate_with_transformers
 
 pytestmark = pytest.mark.triton
 
@@ -110,16 +119,17 @@ def build_sampling(adapter: str, **more: Any) -> dict[str, Any]:
 
 def stream_grpc(server: Server, text: str, parameters: dict[str, Any], **flags: bool) -> list[Any]:
     """Return the responses of a gRPC stream, or raise the error of a response."""
+    return request_grpc(server, "two", {"text_input": text, "sampling_parameters": json.dumps(parameters), **flags})
+
+
+def request_grpc(server: Server, model: str, fields: dict[str, Any]) -> list[Any]:
+    """Return the responses to a request with arbitrary inputs, or raise the error of a response."""
     from tritonclient import grpc
 
     responses, results = ResponseQueue(), []
     with grpc.InferenceServerClient(server.grpc_url) as client:
         client.start_stream(lambda result, error: responses.put((result, error)))
-        client.async_stream_infer(
-            "two",
-            build_inputs({"text_input": text, "sampling_parameters": json.dumps(parameters), **flags}),
-            enable_empty_final_response=True,
-        )
+        client.async_stream_infer(model, build_inputs(fields), enable_empty_final_response=True)
         while True:
             result, error = responses.get(timeout=120)
             if error is not None:
@@ -153,23 +163,11 @@ def test_adapters_and_base_match_peft_over_grpc_stream(
     assert len(set(answers.values())) == 3
 
 
-def test_adapters_and_base_match_peft_over_generate_stream(
-    server: Server, models_by_adapter: dict[str, LoadableModel]
-) -> None:
-    for adapter, model in models_by_adapter.items():
-        body = {"text_input": render_prompt(model, PROMPTS[0]), "stream": True, "parameters": build_sampling(adapter)}
-        status, answer = post(server, "two/generate_stream", body)
-        assert status == 200, answer
-        events = [json.loads(line.removeprefix("data: ")) for line in answer.split("\n\n") if line]
-        assert "".join(event["text_output"] for event in events) == generate_with_transformers(model, PROMPTS[0], 24)
-
-
 def test_answer_includes_the_prompt_unless_excluded(server: Server, base_model: LoadableModel) -> None:
     text = render_prompt(base_model, PROMPTS[0])
     answer = generate_with_transformers(base_model, PROMPTS[0], 24)
-    for flags, expected in (({}, text + answer), ({"exclude_input_in_output": True}, answer)):
-        status, response = post(server, "two/generate", {"text_input": text, **flags, "parameters": GREEDY})
-        assert (status, json.loads(response)["text_output"]) == (200, expected)
+    assert read_texts(stream_grpc(server, text, GREEDY)) == [text + answer]
+    assert read_texts(stream_grpc(server, text, GREEDY, exclude_input_in_output=True)) == [answer]
 
 
 def test_token_counts_and_finish_reason_are_returned_on_request(server: Server, base_model: LoadableModel) -> None:
@@ -196,29 +194,24 @@ def test_answer_ends_before_the_stop_string(server: Server, base_model: Loadable
 
 INVALID_REQUESTS = [
     (
-        {"text_input": "a", "parameters": {"lora_name": "nobody"}},
+        {"text_input": "a", "sampling_parameters": '{"lora_name": "nobody"}'},
         "adapter 'nobody' does not exist; available adapters: ot.her, two",
     ),
     ({"text_input": "a", "sampling_parameters": "nonsense"}, "sampling_parameters is not JSON"),
     ({"text_input": "a", "sampling_parameters": "[1]"}, "is [1]; expected a JSON object"),
-    ({"text_input": "a", "parameters": {"mood": "good"}}, "mood"),
-    ({"text_input": "a", "parameters": {"max_tokens": 0}}, "max_tokens"),
-    ({"text_input": "a", "parameters": {"temperature": -1}}, "temperature"),
+    ({"text_input": "a", "sampling_parameters": '{"mood": "good"}'}, "mood"),
+    ({"text_input": "a", "sampling_parameters": '{"max_tokens": 0}'}, "max_tokens"),
+    ({"text_input": "a", "sampling_parameters": '{"temperature": -1}'}, "temperature"),
     ({"stream": False}, "text_input"),
-    ({"text_input": "list " * 3000, "parameters": {"max_tokens": 1}}, "2048"),
+    ({"text_input": "list " * 3000, "sampling_parameters": '{"max_tokens": 1}'}, "2048"),
 ]
 
 
 @pytest.mark.parametrize(("body", "message"), INVALID_REQUESTS, ids=[message for _, message in INVALID_REQUESTS])
 def test_invalid_request_is_rejected_with_a_message(server: Server, body: dict[str, Any], message: str) -> None:
-    status, answer = post(server, "two/generate", body)
-    assert (status, message in answer) == (400, True), (status, answer)
-    assert "Traceback" not in answer
-
-
-def test_unknown_adapter_is_rejected_on_grpc_stream(server: Server) -> None:
-    with pytest.raises(Exception, match="adapter 'nobody' does not exist"):
-        stream_grpc(server, "a", {"lora_name": "nobody"}, stream=True)
+    with pytest.raises(InferenceServerException, match=re.escape(message)) as error:
+        request_grpc(server, "two", body)
+    assert "Traceback" not in str(error.value)
 
 
 def test_numeric_parameters_may_be_strings(server: Server, base_model: LoadableModel) -> None:
@@ -265,9 +258,9 @@ def test_vllm_package_is_replaced_without_failed_requests(
     request = {
         "text_input": render_prompt(models_by_adapter[""], PROMPTS[0]),
         "exclude_input_in_output": True,
-        "parameters": GREEDY,
+        "sampling_parameters": json.dumps(GREEDY),
     }
-    answers: list[tuple[int, str]] = []
+    answers: list[tuple[str, str]] = []  # version, text
     stop = threading.Event()
     with running_server(folder / "repository", models=[], log=tmp_path / "log") as server:
 
@@ -277,7 +270,7 @@ def test_vllm_package_is_replaced_without_failed_requests(
 
         def send_requests() -> None:
             while not stop.is_set():
-                answers.append(post(server, "clerk/generate", request))
+                answers.append(request_answer(server, request))
 
         deploy(old, None)
         client = threading.Thread(target=send_requests)
@@ -285,22 +278,58 @@ def test_vllm_package_is_replaced_without_failed_requests(
         try:
             deploy(new, old)
             for _ in range(2):
-                post(server, "clerk/generate", request)
+                request_answer(server, request)
         finally:
             stop.set()
             client.join()
-        with_adapter = {**request, "parameters": {**GREEDY, "lora_name": "one"}}
-        status, answer = post(server, "clerk/generate", with_adapter)
+        with_adapter = {**request, "sampling_parameters": json.dumps({**GREEDY, "lora_name": "one"})}
+        _, answer = request_answer(server, with_adapter)
     expected = generate_with_transformers(models_by_adapter[""], PROMPTS[0], 24)
-    results = [
-        (status, json.loads(answer)["text_output"], json.loads(answer)["model_version"]) for status, answer in answers
-    ]
-    assert {(status, text) for status, text, _ in results} == {(200, expected)}, (
-        "no request failed, none was answered otherwise"
-    )
-    assert [version for *_, version in results] == sorted(version for *_, version in results)
-    assert {version for *_, version in results} == {"1", "2"}
-    assert (status, json.loads(answer)["text_output"]) == (
-        200,
-        generate_with_transformers(models_by_adapter["ot.her"], PROMPTS[0], 24),
-    )
+    assert {text for _, text in answers} == {expected}
+    assert [version for version, _ in answers] == sorted(version for version, _ in answers)
+    assert {version for version, _ in answers} == {"1", "2"}
+    assert answer == generate_with_transformers(models_by_adapter["ot.her"], PROMPTS[0], 24)
+
+
+@pytest.mark.long
+def test_vllm_version_that_needs_the_whole_gpu_is_exchanged_and_restored_on_failure(
+    vllm_package: Artifact, models_by_adapter: dict[str, LoadableModel], tmp_path: Path
+) -> None:
+    """Long: loads three versions one after the other."""
+    folder = tmp_path / "serving"
+    (folder / "repository").mkdir(parents=True)
+    copy = serving_folder.copy_package(folder, vllm_package)
+    shutil.copytree(copy.path, tmp_path / "wrong")
+    proof = json.loads((tmp_path / "wrong" / "proof.json").read_text())
+    proof["answers"] = [{**answer, "text": "another text"} for answer in proof["answers"]]
+    (tmp_path / "wrong" / "proof.json").write_text(json.dumps(proof))
+    first, second, wrong = (
+        Release("1", copy), Release("2", copy), Release("3", Artifact(tmp_path / "wrong", copy.manifest))
+    )  # fmt: skip
+    assert must_unload_first(first)
+    request = {
+        "text_input": render_prompt(models_by_adapter[""], PROMPTS[0]),
+        "exclude_input_in_output": True,
+        "sampling_parameters": json.dumps(GREEDY),
+    }
+    with running_server(folder / "repository", models=[], log=tmp_path / "log") as server:
+        deploy_version(server, folder, "clerk", first, 120.0)
+        assert exchange_version(server, folder, "clerk", second, first, 120.0) == 6
+        assert repository_api.get_version_states(server, "clerk")["1"] == "UNAVAILABLE"
+        assert request_answer(server, request)[0] == "2"
+        with pytest.raises(SmokeTestError, match="differs from the proof"):
+            exchange_version(server, folder, "clerk", wrong, second, 120.0)
+        assert request_answer(server, request)[0] == "2"
+
+
+def test_small_memory_share_lets_two_vllm_versions_run_at_once(vllm_package: Artifact, tmp_path: Path) -> None:
+    shutil.copytree(vllm_package.path, tmp_path / "copy")
+    settings = tmp_path / "copy" / "two" / "1" / "model.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "gpu_memory_utilization": 0.5}))
+    assert not must_unload_first(Release("1", Artifact(tmp_path / "copy", vllm_package.manifest)))
+
+
+def request_answer(server: Server, fields: dict[str, Any]) -> tuple[str, str]:
+    """Return the version that answered and the text of a complete answer."""
+    results = request_grpc(server, "clerk", fields)
+    return results[0].get_response().model_version, "".join(read_texts(results))

@@ -1,10 +1,11 @@
-"""Clients of a served package: complete and streamed answers over HTTP and gRPC."""
+"""Clients of a served package: complete and streamed answers over gRPC, and the metrics."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import queue
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,23 +34,12 @@ class StreamedAnswer:
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    logprobs: list[dict[str, Any]] | None = None
 
     @property
     def text(self) -> str:
         """The whole text."""
         return "".join(self.pieces)
-
-
-def post(server: ServerAddress, path: str, body: bytes | dict[str, Any]) -> tuple[int, str]:
-    """Post a request and return status and text of the response, also for errors."""
-    connection = http.client.HTTPConnection(server.http_url.removeprefix("http://"), timeout=120)
-    try:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request("POST", f"/v2/models/{path}", data, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        return response.status, response.read().decode("utf-8", errors="replace")
-    finally:
-        connection.close()
 
 
 def build_tensors(fields: dict[str, Any]) -> list[Any]:
@@ -64,7 +54,7 @@ def build_tensors(fields: dict[str, Any]) -> list[Any]:
     return inputs
 
 
-def infer_grpc(server: Server, model: str, **fields: Any) -> dict[str, Any]:
+def infer_grpc(server: ServerAddress, model: str, **fields: Any) -> dict[str, Any]:
     """Return a complete answer by unary inference."""
     with grpc.InferenceServerClient(server.grpc_url) as client:
         result = client.infer(model, build_tensors(fields), client_timeout=120)
@@ -72,8 +62,10 @@ def infer_grpc(server: Server, model: str, **fields: Any) -> dict[str, Any]:
 
 
 def read_counts(result: Any) -> dict[str, Any]:
-    """Read the fields of a response other than its text."""
+    """Read the fields of a response other than its text. `logprobs` is None unless requested."""
+    logprobs = result.as_numpy("logprobs")
     return {
+        "logprobs": None if logprobs is None else json.loads(logprobs[0]),
         "finish_reason": result.as_numpy("finish_reason")[0].decode(),
         "prompt_tokens": int(result.as_numpy("prompt_tokens")[0]),
         "completion_tokens": int(result.as_numpy("completion_tokens")[0]),
@@ -85,46 +77,48 @@ ResponseQueue = queue.Queue[tuple[Any, Any]]
 
 @contextmanager
 def open_stream(
-    server: Server, model: str, responses: ResponseQueue | None = None, **fields: Any
+    server: ServerAddress, model: str, responses: ResponseQueue | None = None, request_id: str = "", **fields: Any
 ) -> Iterator[tuple[Any, ResponseQueue]]:
     """Open a gRPC stream with one request. Yield its client and a queue of (result, error), which streams may share."""
     responses = responses or ResponseQueue()
     with grpc.InferenceServerClient(server.grpc_url) as client:
         client.start_stream(lambda result, error: responses.put((result, error)))
-        client.async_stream_infer(model, build_tensors(fields))
+        client.async_stream_infer(model, build_tensors(fields), request_id=request_id)
         yield client, responses
 
 
-def stream_grpc(server: Server, model: str, **fields: Any) -> StreamedAnswer:
+def cancel_answer(client: Any, model: str, request_id: str) -> None:
+    """End the answer to a request, and wait for the end of the stream."""
+    client.async_stream_infer(model, [], request_id=request_id, parameters={"cancel": True})
+    client.stop_stream()
+
+
+def stream_grpc(server: ServerAddress, model: str, **fields: Any) -> StreamedAnswer:
     """Return a streamed answer over gRPC, or raise the error of a response."""
-    pieces = []
+    pieces, logprobs = [], []
     with open_stream(server, model, **fields) as (_, responses):
         while True:
             result, error = responses.get(timeout=120)
             if error is not None:
                 raise error
             pieces.append(result.as_numpy("text_output")[0].decode())
-            if (counts := read_counts(result))["finish_reason"]:
-                return StreamedAnswer(pieces, **counts)
+            counts = read_counts(result)
+            logprobs.extend(counts["logprobs"] or [])
+            if counts["finish_reason"]:
+                return StreamedAnswer(
+                    pieces, **{**counts, "logprobs": logprobs if counts["logprobs"] is not None else None}
+                )
 
 
-def stream_http(server: Server, model: str, **fields: Any) -> StreamedAnswer:
-    """Return a streamed answer of /generate_stream."""
-    status, text = post(server, f"{model}/generate_stream", fields)
-    assert status == 200, text
-    events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
-    names = ("finish_reason", "prompt_tokens", "completion_tokens")
-    return StreamedAnswer([event["text_output"] for event in events], **{name: events[-1][name] for name in names})
-
-
-def build_infer_body(*inputs: dict[str, Any]) -> dict[str, Any]:
-    """Build the body of an /infer request."""
-    return {"inputs": list(inputs)}
-
-
-def build_text_tensor(value: str = "a", **other: Any) -> dict[str, Any]:
-    """Build the text_input tensor of an /infer request."""
-    return {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [value], **other}
+def get_metrics(server: Server) -> str:
+    """Return the metrics of a server in Prometheus' text format."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(server.metrics_socket))
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: triton\r\nConnection: close\r\n\r\n")
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert response.status == 200
+        return response.read().decode()
 
 
 def generate_with_transformers(model: LoadableModel, prompt: str, tokens: int) -> str:

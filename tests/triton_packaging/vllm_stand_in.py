@@ -72,6 +72,13 @@ class SamplingParams:
         self.stop = [stop] if isinstance(stop, str) else list(stop)
 
 
+class StructuredOutputsParams:
+    """Constraints of an answer. The stand-in has none: its SamplingParams do not accept them."""
+
+    def __init__(self, json: object = None, disable_any_whitespace: bool = False) -> None:
+        pass
+
+
 @dataclass(frozen=True)
 class LoRARequest:
     """The adapter of a request."""
@@ -88,6 +95,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: str | None
+    logprobs: None = None
 
 
 @dataclass(frozen=True)
@@ -243,5 +251,5 @@ class _Platform:
 current_platform = _Platform()
 
 if __name__ == "vllm":  # the submodules that the backend imports from are this module
-    for name in ("v1", "v1.engine", "v1.engine.async_llm", "lora", "lora.request", "platforms"):
+    for name in ("v1", "v1.engine", "v1.engine.async_llm", "lora", "lora.request", "platforms", "sampling_params"):
         sys.modules[f"vllm.{name}"] = sys.modules[__name__]

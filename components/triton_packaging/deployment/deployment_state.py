@@ -13,12 +13,17 @@ STATE_FILENAME = "state.json"
 
 
 class ServedVersion(BaseModel):
-    """A version that is or was deployed: its number in the registry, and the digests of its package and model."""
+    """A version that is or was deployed: its number in the registry, and the digests of its package and model.
+
+    Attributes:
+        is_shadow: the version is a canary that its evaluation rejected; it receives copies of requests only.
+    """
 
     version: str
     repository_sha256: str
     model_sha256: str
     since: str = ""
+    is_shadow: bool = False
 
 
 class RefusedVersion(BaseModel):

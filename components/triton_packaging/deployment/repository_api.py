@@ -1,20 +1,26 @@
-"""Client for Triton's repository API: loads and unloads models of a running server, and reports their state."""
+"""Client for Triton's repository API: loads and unloads models of a running server, and reports their state.
+
+All requests use gRPC: a load over HTTP occupies one of the few threads that serve HTTP clients.
+"""
 
 from __future__ import annotations
 
-import http.client
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from components.common.runtime.errors import EngineMissingError
-from components.triton_packaging.triton_server import URL_OPENER, ModelLoadError, ServerAddress, get_json
+from components.triton_packaging.triton_server import ModelLoadError, ServerAddress
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import InferenceServerClient
 
 UNLOADED_STATES = ("UNAVAILABLE", "")
 UNLOAD_TIMEOUT_SECONDS = 60.0
-# Raised if the server is unreachable, or exits while it responds.
-CONNECTION_ERRORS = (OSError, ValueError, http.client.HTTPException)
+QUERY_TIMEOUT_SECONDS = 60.0
+NOT_FOUND, DEADLINE_EXCEEDED = "StatusCode.NOT_FOUND", "StatusCode.DEADLINE_EXCEEDED"
+CONNECTION_STATUSES = ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED")  # the server is unreachable, or exits
 
 
 def get_version_states(server: ServerAddress, model: str) -> dict[str, str]:
@@ -23,11 +29,14 @@ def get_version_states(server: ServerAddress, model: str) -> dict[str, str]:
     Raises:
         EngineMissingError: the server does not answer.
     """
+    from tritonclient.utils import InferenceServerException
+
     try:
-        index = get_json(f"{server.http_url}/v2/repository/index", method="POST")
-    except CONNECTION_ERRORS as error:
+        with _connect(server) as client:
+            index = client.get_model_repository_index(client_timeout=QUERY_TIMEOUT_SECONDS)
+    except InferenceServerException as error:
         raise _unreachable_error(server, error) from None
-    return {str(each.get("version", "")): str(each.get("state", "")) for each in index if each["name"] == model}
+    return {each.version: each.state for each in index.models if each.name == model}
 
 
 def is_ready(server: ServerAddress, model: str, version: str) -> bool:
@@ -49,13 +58,16 @@ def get_loaded_package(server: ServerAddress, model: str, version: str) -> str:
     """
     if not is_ready(server, model, version):
         return ""
+    from tritonclient.utils import InferenceServerException
+
     try:
-        config = get_json(f"{server.http_url}/v2/models/{model}/versions/{version}/config")
-    except urllib.error.HTTPError:
-        return ""  # it was unloaded in the meantime
-    except CONNECTION_ERRORS as error:
+        with _connect(server) as client:
+            config = client.get_model_config(model, version, client_timeout=QUERY_TIMEOUT_SECONDS).config
+    except InferenceServerException as error:
+        if error.status() == NOT_FOUND:
+            return ""  # it was unloaded in the meantime
         raise _unreachable_error(server, error) from None
-    return str(config.get("parameters", {}).get("repository_sha256", {}).get("string_value", ""))
+    return str(config.parameters["repository_sha256"].string_value)
 
 
 def load_model(server: ServerAddress, model: str, version: str, *, timeout: float) -> None:
@@ -70,7 +82,8 @@ def load_model(server: ServerAddress, model: str, version: str, *, timeout: floa
         ModelLoadError: the model does not load, or is not ready in time. Earlier versions remain loaded.
         EngineMissingError: the server does not answer.
     """
-    _post(server, model, "load", timeout)
+    with _report_errors(server, model, "load", timeout), _connect(server) as client:
+        client.load_model(model, client_timeout=timeout)
     if not _wait_until(lambda: is_ready(server, model, version), timeout):
         raise ModelLoadError(
             f"{model} version {version} is not ready after {timeout:.0f} seconds", hint="Check the server's log."
@@ -84,10 +97,12 @@ def unload_model(server: ServerAddress, model: str) -> None:
         ModelLoadError: the server rejects the request, or does not complete it in time.
         EngineMissingError: the server does not answer.
     """
-    _post(server, model, "unload", UNLOAD_TIMEOUT_SECONDS)
+    timeout = UNLOAD_TIMEOUT_SECONDS
+    with _report_errors(server, model, "unload", timeout), _connect(server) as client:
+        client.unload_model(model, client_timeout=timeout)
     _wait_until(
         lambda: all(state in UNLOADED_STATES for state in get_version_states(server, model).values()),
-        UNLOAD_TIMEOUT_SECONDS,
+        timeout,
     )
 
 
@@ -100,30 +115,34 @@ def is_unloaded(server: ServerAddress, model: str, version: str) -> bool:
     return get_version_states(server, model).get(version, "") in UNLOADED_STATES
 
 
-def _post(server: ServerAddress, model: str, action: str, timeout: float) -> None:
-    request = urllib.request.Request(  # noqa: S310
-        f"{server.http_url}/v2/repository/models/{model}/{action}",
-        data=b"{}",
-        method="POST",
-        headers={"Content-Type": "application/json"},
-    )
+def _connect(server: ServerAddress) -> InferenceServerClient:
+    from tritonclient.grpc import InferenceServerClient
+
+    return InferenceServerClient(server.grpc_url)
+
+
+@contextmanager
+def _report_errors(server: ServerAddress, model: str, action: str, timeout: float) -> Iterator[None]:
+    """Convert errors of a load or unload."""
+    from tritonclient.utils import InferenceServerException
+
     try:
-        with URL_OPENER.open(request, timeout=timeout) as answer:
-            answer.read()
-    except urllib.error.HTTPError as error:
-        message = error.read().decode("utf-8", errors="replace")
-        raise ModelLoadError(f"Triton did not {action} {model}: {message}", hint="Check the server's log.") from None
-    except TimeoutError:
+        yield
+    except InferenceServerException as error:
+        if error.status() in CONNECTION_STATUSES:
+            raise _unreachable_error(server, error) from None
+        if error.status() == DEADLINE_EXCEEDED:
+            raise ModelLoadError(
+                f"Triton did not {action} {model} within {timeout:.0f} seconds", hint="Raise --timeout."
+            ) from None
         raise ModelLoadError(
-            f"Triton did not {action} {model} within {timeout:.0f} seconds", hint="Raise --timeout."
+            f"Triton did not {action} {model}: {error.message()}", hint="Check the server's log."
         ) from None
-    except CONNECTION_ERRORS as error:
-        raise _unreachable_error(server, error) from None
 
 
 def _unreachable_error(server: ServerAddress, error: Exception) -> EngineMissingError:
     return EngineMissingError(
-        f"the Triton server at {server.http_url} does not answer: {error}",
+        f"the Triton server at {server.grpc_url} does not answer: {error}",
         hint="Start the server with --model-control-mode=explicit, or correct its address.",
     )
 

@@ -1,12 +1,17 @@
-"""Replaces the deployed version without losing a request: tests the new version next to it, then switches."""
+"""Replaces the deployed version: tests the new version next to it, then switches without losing a request.
+
+Two vLLM versions that do not fit on one GPU are exchanged instead: the old version is unloaded first.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from components.common.runtime.errors import EngineMissingError, TunelineError
+from components.triton_packaging import vllm_package
 from components.triton_packaging.deployment import repository_api, serving_folder
 from components.triton_packaging.deployment.serving_folder import (
     CANDIDATE_SUFFIX,
@@ -16,6 +21,8 @@ from components.triton_packaging.deployment.serving_folder import (
 )
 from components.triton_packaging.deployment.smoke_testing import smoke_test
 from components.triton_packaging.triton_server import ModelLoadError, ServerAddress
+
+MAX_SHARED_UTILIZATION = 0.5  # of a GPU's memory, for each of two vLLM engines
 
 
 def try_release(server: ServerAddress, folder: Path, name: str, release: Release, timeout: float) -> int:
@@ -67,6 +74,42 @@ def switch_version(
         raise
 
 
+def must_unload_first(release: Release) -> bool:
+    """Return whether two versions do not fit on one GPU: a vLLM engine reserves a share of the whole memory."""
+    folder = release.package.path / release.packaged_name
+    return any(
+        json.loads(path.read_text(encoding="utf-8")).get("gpu_memory_utilization", 0.9) > MAX_SHARED_UTILIZATION
+        for path in folder.glob(f"*/{vllm_package.MODEL_FILENAME}")
+    )
+
+
+def exchange_version(
+    server: ServerAddress, folder: Path, name: str, new_release: Release, old_release: Release | None, timeout: float
+) -> int:
+    """Unload the deployed release after its last answer, load the new one, and test it; return the tested prompts.
+
+    Until the new release is loaded, the server refuses requests. If an error is raised, the old release is loaded again.
+
+    Args:
+        timeout: seconds for each model to load.
+
+    Raises:
+        ModelLoadError: the new release does not load.
+        SmokeTestError: its answers differ from its proof.
+        EngineMissingError: the server does not answer.
+    """
+    _unload(server, folder, name)
+    try:
+        deploy_version(server, folder, name, new_release, timeout)
+        return smoke_test(server, new_release, name)
+    except TunelineError:
+        if old_release is not None:
+            with suppress(TunelineError):  # the first error is raised
+                _unload(server, folder, name)
+                deploy_version(server, folder, name, old_release, timeout)
+        raise
+
+
 def deploy_version(server: ServerAddress, folder: Path, name: str, release: Release, timeout: float) -> None:
     """Load a version under its number.
 
@@ -89,13 +132,16 @@ def deploy_version(server: ServerAddress, folder: Path, name: str, release: Rele
 
 
 def _remove_candidate(server: ServerAddress, folder: Path, name: str) -> None:
-    models = (f"{name}{STREAM_SUFFIX}", name)
-    for model in models:
+    _unload(server, folder, name)
+    for suffix in (STREAM_SUFFIX, ""):
+        shutil.rmtree(folder / REPOSITORY_FOLDER / f"{name}{suffix}", ignore_errors=True)
+
+
+def _unload(server: ServerAddress, folder: Path, name: str) -> None:
+    for model in (f"{name}{STREAM_SUFFIX}", name):
         if (folder / REPOSITORY_FOLDER / model).exists():
             with suppress(ModelLoadError):  # the model was never loaded
                 repository_api.unload_model(server, model)
-    for model in models:
-        shutil.rmtree(folder / REPOSITORY_FOLDER / model, ignore_errors=True)
 
 
 def remove_retired_versions(server: ServerAddress, folder: Path, name: str, version: str) -> None:

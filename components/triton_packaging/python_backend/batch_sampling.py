@@ -10,9 +10,10 @@ import transformers
 from transformers.generation.continuous_batching import cb_logits_processors as batching
 
 if TYPE_CHECKING:
-    from transformers import LogitsProcessorList
     from transformers.generation.continuous_batching import ContinuousBatchingManager
     from transformers.generation.continuous_batching.requests import FutureRequestState
+
+    from .token_sampling import RequestSampler
 
 
 class BatchSampler(batching.ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # transformers is untyped
@@ -27,8 +28,8 @@ class BatchSampler(batching.ContinuousBatchingLogitsProcessor):  # type: ignore[
     ignored_kwargs: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        self._samplers: dict[str, LogitsProcessorList] = {}
-        self._rows: list[LogitsProcessorList | None] = []
+        self._samplers: dict[str, RequestSampler] = {}
+        self._rows: list[RequestSampler | None] = []
 
     def install(self, manager: ContinuousBatchingManager) -> None:
         """Install this sampler in a manager that has not been started."""
@@ -37,9 +38,9 @@ class BatchSampler(batching.ContinuousBatchingLogitsProcessor):  # type: ignore[
         )
         manager.logit_processor.tensors_required = 1
 
-    def add(self, request_id: str, sampler: LogitsProcessorList) -> None:
-        """Register a request's sampler; the sampler of a greedy request is empty."""
-        if sampler:
+    def add(self, request_id: str, sampler: RequestSampler | None) -> None:
+        """Register a request's sampler; a greedy request has none."""
+        if sampler is not None:
             self._samplers[request_id] = sampler
 
     def remove(self, request_id: str) -> None:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt as token IDs, and its sampling parameters. Temperature 0 selects greedy decoding."""
+    """A prompt as token IDs, and the parameters of the answer.
+
+    Attributes:
+        temperature: 0 selects greedy decoding.
+        json_schema: the JSON schema that constrains the answer; empty for an unconstrained answer.
+        logprobs: number of alternatives reported per token; None if the request wants no log-probabilities.
+    """
 
     prompt: list[int]
     max_tokens: int
@@ -16,3 +22,7 @@ class GenerationRequest:
     top_k: int
     seed: int
     stop: tuple[str, ...]
+    json_schema: str = ""
+    logprobs: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0

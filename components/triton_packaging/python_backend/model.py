@@ -1,13 +1,14 @@
 """Triton python backend model: answers requests with a causal language model of transformers, in batches.
 
 The files of this folder are copied into the model repository next to `weights/`. They import only numpy, torch,
-transformers and Triton's utilities. Limits and capacity are parameters of config.pbtxt.
+transformers, Triton's utilities and, for JSON schemas, llguidance. Limits and capacity are parameters of config.pbtxt.
 """
 
 # A request contains `text_input` (one user message, or raw text with apply_chat_template false) or `messages` (a JSON
-# list of {"role", "content"}). Optional: max_tokens, temperature, top_p, top_k, seed and stop. Without a temperature,
-# or with temperature 0, the answer is greedy. The response contains text_output, finish_reason ("stop" or "length"),
-# prompt_tokens and completion_tokens (including the end token).
+# list of {"role", "content"}). Optional: tools, max_tokens, temperature, top_p, top_k, seed, stop, json_schema,
+# logprobs, frequency_penalty and presence_penalty. Without a temperature, or with temperature 0, the answer is greedy.
+# The response contains text_output, finish_reason ("stop" or "length"), prompt_tokens, completion_tokens (including the
+# end token) and logprobs.
 #
 # This model returns complete answers. The package's second model streams answers: it connects to this model through a
 # local socket, so that the weights are loaded once. A Triton model supports only one of the two modes.
@@ -19,11 +20,9 @@ import gc
 import json
 import locale
 import os
-import secrets
-import socket
-import struct
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,10 +37,16 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402
 
+from .answer_grammar import AnswerGrammar, GrammarCompiler, GrammarError  # noqa: E402
+from .cache_size import compute_token_bytes, limit_to_free_memory  # noqa: E402
+from .engine_sockets import build_prefix, create_address, is_same_user  # noqa: E402
+from .linear_layers import pack_linear_layers  # noqa: E402
 from .model_loading import MissingWeightsError, load_model  # noqa: E402
 from .request_parsing import Fields, RequestLimits, parse_request  # noqa: E402
 from .text_stream import TextStream  # noqa: E402
 from .token_generation import BatchCapacity, BatchedGenerator, SequentialGenerator, TokenGenerator  # noqa: E402
+from .token_sampling import RequestSampler, create_sampler  # noqa: E402
+from .token_text import TokenDecoder  # noqa: E402
 from .triton_messages import (  # noqa: E402
     CANCEL_CHECK_SECONDS,
     FINAL,
@@ -82,8 +87,8 @@ class TritonPythonModel:
         }
         names = ("max_prompt_tokens", "max_tokens", "default_max_tokens", "context")
         self.limits = RequestLimits(**{name: int(parameters[name]) for name in names})
-        capacity = BatchCapacity(int(parameters["slots"]), int(parameters["cache_tokens"]))
-        self.max_requests = capacity.slots + int(parameters["max_queue"])
+        slots, cache_tokens = int(parameters["slots"]), int(parameters["cache_tokens"])
+        self.max_requests = slots + int(parameters["max_queue"])
         self.tasks: dict[asyncio.Task[None], pb_utils.InferenceResponseSender | None] = {}
         self.streaming_models = 0  # number of connected streaming models, which keep this model loaded
         self.loop = asyncio.new_event_loop()
@@ -101,36 +106,47 @@ class TritonPythonModel:
             self.model, self.tokenizer, sequential_reason = load_model(version, parameters, device)
         except MissingWeightsError as error:
             raise pb_utils.TritonModelException(str(error)) from None
+        if not is_gpu and not pack_linear_layers(self.model):
+            pb_utils.Logger.log_info("the linear layers are not packed")
+        if is_gpu:
+            config = self.model.config.get_text_config()
+            cache_tokens = limit_to_free_memory(
+                int(parameters.get("gpu_cache_tokens", cache_tokens)),
+                min(self.limits.context, self.limits.max_prompt_tokens + self.limits.max_tokens),
+                compute_token_bytes(config, self.model.dtype.itemsize),
+                torch.cuda.mem_get_info(device)[0],
+            )
+            pb_utils.Logger.log_info(f"the key-value cache holds {cache_tokens} tokens")
         end_ids = self.model.generation_config.eos_token_id
-        self.end_ids = frozenset(end_ids if isinstance(end_ids, list) else [end_ids])
+        self.end_ids = frozenset(end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids])
+        self.token_decoder = TokenDecoder(self.tokenizer)
+        self.schema_pool = ThreadPoolExecutor(1, "schemas")
+        self.grammar_compiler = create_grammar_compiler(self.tokenizer, self.end_ids)
+        self.generator = self._create_generator(BatchCapacity(slots, cache_tokens), sequential_reason)
+        # On a GPU, rounding of a row of scores depends on the rest of the batch, which may change a sampled token.
+        self.is_repeatable = not is_gpu or isinstance(self.generator, SequentialGenerator)
+        address = create_address(build_prefix(args["model_name"], args["model_version"]))
+        self.server = self._run(asyncio.start_unix_server(self._serve_stream, f"\0{address}", limit=MAX_LINE_BYTES))
+        self.loop.call_soon_threadsafe(self._cancel_disconnected)
+
+    def _create_generator(self, capacity: BatchCapacity, sequential_reason: str) -> TokenGenerator:
+        """Return a generator for batches, or one for single requests if the model cannot answer in batches."""
         if not sequential_reason:
             try:
-                self.generator: TokenGenerator = BatchedGenerator(self.model, capacity, self.loop)
+                return BatchedGenerator(self.model, capacity, self.loop)
             except Exception as error:  # the manager raises arbitrary errors for an unsupported architecture
                 sequential_reason = f"no continuous batching for this model ({error})"
-        if sequential_reason:
-            pb_utils.Logger.log_warn(f"requests are answered one by one: {sequential_reason}")
-            pad = self.tokenizer.pad_token_id
-            pad = self.tokenizer.eos_token_id if pad is None else pad
-            self.generator = SequentialGenerator(self.model, pad, self.loop)
-        # On a GPU, rounding of a row of scores depends on the rest of the batch, which may change a sampled token.
-        self.is_repeatable = not is_gpu or bool(sequential_reason)
-        self.address = f"tuneline-{secrets.token_hex(16)}"
-        self.server = self._run(
-            asyncio.start_unix_server(self._serve_stream, f"\0{self.address}", limit=MAX_LINE_BYTES)
-        )
-        self.loop.call_soon_threadsafe(self._cancel_disconnected)
+        pb_utils.Logger.log_warn(f"requests are answered one by one: {sequential_reason}")
+        pad = self.tokenizer.pad_token_id
+        return SequentialGenerator(self.model, self.tokenizer.eos_token_id if pad is None else pad, self.loop)
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
         """Accept requests. Each answer is sent through its request's response sender when it is ready."""
         for request in requests:
             sender = request.get_response_sender()
             try:
-                if "stream_address" in request.parameters():  # sent by the streaming model to find the socket
-                    sender.send(build_response(AnswerChunk(self.address, "", 0, 0)), flags=FINAL)
-                else:
-                    answer = self._answer_whole(read_fields(request), sender)
-                    asyncio.run_coroutine_threadsafe(answer, self.loop)
+                answer = self._answer_whole(read_fields(request), sender)
+                asyncio.run_coroutine_threadsafe(answer, self.loop)
             except RequestFailedError as error:
                 sender.send(build_error(error), flags=FINAL)
 
@@ -139,6 +155,7 @@ class TritonPythonModel:
         with suppress(TimeoutError):
             self._run(self._drain(), 2 * DRAIN_SECONDS)
         self.generator.close()
+        self.schema_pool.shutdown(wait=False, cancel_futures=True)
         self.loop.call_soon_threadsafe(self.loop.stop)
         del self.model
 
@@ -158,7 +175,14 @@ class TritonPythonModel:
         try:
             self._admit(sender)
             chunks = [chunk async for chunk in self._generate_chunks(fields, stream=False)]
-            response = build_response(replace(chunks[-1], text="".join(chunk.text for chunk in chunks)))
+            logprobs = [entry for chunk in chunks for entry in chunk.logprobs or ()]
+            response = build_response(
+                replace(
+                    chunks[-1],
+                    text="".join(chunk.text for chunk in chunks),
+                    logprobs=None if chunks[-1].logprobs is None else logprobs,
+                )
+            )
         except asyncio.CancelledError:
             response = build_error(CancelledError("the request was cancelled"))
         except Exception as error:
@@ -172,10 +196,7 @@ class TritonPythonModel:
 
     async def _serve_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request of the streaming model, which closes the connection if its client disconnects."""
-        credentials = writer.get_extra_info("socket").getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-        )
-        if struct.unpack("3i", credentials)[1] != os.getuid():  # (pid, uid, gid)
+        if not is_same_user(writer.get_extra_info("socket")):
             writer.close()
             return
         fields = json.loads(await reader.readline())
@@ -210,17 +231,40 @@ class TritonPythonModel:
         request = parse_request(fields, self.tokenizer, self.limits)
         if "seed" in fields and request.temperature > 0 and not self.is_repeatable:
             raise ClientError(SEED_ERROR)
-        text, last = TextStream(self.tokenizer, request.stop), -1
-        async with aclosing(self.generator.generate(request, stream=stream or bool(request.stop))) as answer:
+        grammar = await self._compile_schema(request.json_schema) if request.json_schema else None
+        sampler = create_sampler(request, self.model.device, grammar)
+        text, last, reported = TextStream(self.tokenizer, request.stop), -1, 0
+
+        def build_chunk(ready: str, reason: str) -> AnswerChunk:
+            nonlocal reported
+            logprobs = None
+            if sampler is not None and request.logprobs is not None:
+                scores = sampler.token_scores[reported : text.token_count]
+                logprobs = [self.token_decoder.describe(score) for score in scores]
+            reported = text.token_count
+            return AnswerChunk(ready, reason, len(request.prompt), text.token_count, logprobs)
+
+        streams = stream or bool(request.stop)
+        async with aclosing(self.generator.generate(request, sampler, stream=streams)) as answer:
             async for tokens in answer:
+                raise_sampling_error(sampler)
                 ready, last = text.feed(tokens), tokens[-1] if tokens else last
                 if text.stopped:
                     break
                 if ready:
-                    yield AnswerChunk(ready, "", len(request.prompt), text.token_count)
+                    yield build_chunk(ready, "")
                     ready = ""
         reason = "stop" if text.stopped or last in self.end_ids else "length"
-        yield AnswerChunk(ready + text.flush(), reason, len(request.prompt), text.token_count)
+        yield build_chunk(ready + text.flush(), reason)
+
+    async def _compile_schema(self, schema: str) -> AnswerGrammar:
+        """Compile a schema in another thread, because a large schema takes as long as several tokens."""
+        if isinstance(self.grammar_compiler, str):
+            raise ClientError(self.grammar_compiler)
+        try:
+            return await self.loop.run_in_executor(self.schema_pool, self.grammar_compiler.compile, schema)
+        except GrammarError as error:
+            raise ClientError(str(error)) from None
 
     def _cancel_disconnected(self) -> None:
         """Cancel the answers of disconnected clients, and schedule the next check."""
@@ -233,7 +277,7 @@ class TritonPythonModel:
     async def _drain(self) -> None:
         """Wait for answers in progress and for connected streaming models."""
         # Streamed requests arrive until the streaming model of this version is unloaded, after the new version is
-        # loaded. A streaming model that remains loaded finds the address closed, and requests the new address.
+        # loaded. A streaming model that remains loaded finds the sockets of the new instances.
         deadline = self.loop.time() + DRAIN_SECONDS
         while (self.tasks or self.streaming_models) and self.loop.time() < deadline:
             await asyncio.sleep(0.05)
@@ -241,6 +285,26 @@ class TritonPythonModel:
         while self.tasks:
             await asyncio.sleep(0.05)
         self.next_check.cancel()
+
+
+def create_grammar_compiler(
+    tokenizer: transformers.PreTrainedTokenizerBase, end_ids: frozenset[int]
+) -> GrammarCompiler | str:
+    """Return the compiler of JSON schemas, or the message for clients if the model or the server has none."""
+    try:
+        return GrammarCompiler(tokenizer, end_ids)
+    except Exception as error:  # llguidance raises arbitrary errors for an unsupported tokenizer
+        message = f"json_schema is not supported by this server: {error}"
+        pb_utils.Logger.log_warn(message)
+        return message
+
+
+def raise_sampling_error(sampler: RequestSampler | None) -> None:
+    """Raise the error of a request's sampler, if any; an error of the schema as a ClientError."""
+    if sampler is not None and sampler.error is not None:
+        if isinstance(sampler.error, GrammarError):
+            raise ClientError(str(sampler.error)) from None
+        raise sampler.error
 
 
 async def send_line(writer: asyncio.StreamWriter, message: Mapping[str, object]) -> None:

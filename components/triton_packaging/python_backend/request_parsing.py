@@ -7,7 +7,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .generation_request import GenerationRequest
 from .triton_messages import ClientError
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Fields = Mapping[str, Sequence[str | int | float | bool]]
+Message = dict[str, Any]  # a message may have any additional keys, which the chat template receives
 V = TypeVar("V")
 
 ROLES = ("system", "user", "assistant", "tool")
 # Real text has fewer characters per token; a longer prompt is rejected before tokenization.
 MAX_CHARACTERS_PER_TOKEN = 64
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
+MAX_LOGPROBS, MAX_PENALTY, MAX_SCHEMA_BYTES = 20, 2.0, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,14 @@ def parse_request(fields: Fields, tokenizer: PreTrainedTokenizerBase, limits: Re
     for number, each in enumerate(stop):
         if not 1 <= len(each) <= MAX_STOP_CHARACTERS:
             raise ClientError(f"stop[{number}] has {len(each)} characters; from 1 to {MAX_STOP_CHARACTERS} are allowed")
+    logprobs = _get_number(fields, "logprobs")
+    if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+        raise ClientError(f"logprobs is {logprobs}; it must be from 0 to {MAX_LOGPROBS}")
+    frequency, presence = (
+        _parse_number(fields, name, -MAX_PENALTY, MAX_PENALTY, 0.0)
+        for name in ("frequency_penalty", "presence_penalty")
+    )
+    schema = _parse_schema(fields)
     prompt = _encode_prompt(fields, tokenizer, limits)
     max_tokens = int(requested or min(limits.default_max_tokens, limits.context - len(prompt)))
     if len(prompt) + max_tokens > limits.context:
@@ -65,7 +75,19 @@ def parse_request(fields: Fields, tokenizer: PreTrainedTokenizerBase, limits: Re
             f"{limits.context} tokens"
         )
     seed = secrets.randbits(63) if seed is None else int(seed)
-    return GenerationRequest(prompt, max_tokens, temperature, top_p, top_k, seed, stop)
+    return GenerationRequest(
+        prompt,
+        max_tokens,
+        temperature,
+        top_p,
+        top_k,
+        seed,
+        stop,
+        schema,
+        None if logprobs is None else int(logprobs),
+        frequency,
+        presence,
+    )
 
 
 def _encode_prompt(fields: Fields, tokenizer: PreTrainedTokenizerBase, limits: RequestLimits) -> list[int]:
@@ -75,19 +97,20 @@ def _encode_prompt(fields: Fields, tokenizer: PreTrainedTokenizerBase, limits: R
         raise ClientError(f"text_input and messages are both {'set' if has_text else 'missing'}; send exactly one")
     name = "text_input" if has_text else "messages"
     text = str(_get_single(name, fields[name], "texts"))
-    max_characters = limits.max_prompt_tokens * MAX_CHARACTERS_PER_TOKEN
-    if len(text) > max_characters:
-        raise ClientError(f"the prompt has {len(text)} characters; at most {max_characters} are allowed")
-    messages = [{"role": "user", "content": text}] if has_text else _parse_messages(text)
+    has_tools = "tools" in fields
+    tools_text = str(_get_single("tools", fields["tools"], "texts")) if has_tools else ""
+    characters, max_characters = len(text) + len(tools_text), limits.max_prompt_tokens * MAX_CHARACTERS_PER_TOKEN
+    if characters > max_characters:
+        raise ClientError(f"the prompt has {characters} characters; at most {max_characters} are allowed")
+    tools = _parse_tools(tools_text) if has_tools else None
+    messages: list[Message] = [{"role": "user", "content": text}] if has_text else _parse_messages(text)
     if _get_number(fields, "apply_chat_template") in (None, True):
         if has_text and not text.strip():
             raise ClientError("text_input is empty")
-        try:
-            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # templates raise arbitrary errors to reject a conversation
-            raise ClientError(f"the model's chat template rejects these messages: {error}") from None
-    elif has_messages:
-        raise ClientError("messages require the chat template: omit apply_chat_template, or send text_input")
+        text = _apply_chat_template(tokenizer, messages, tools)
+    elif has_messages or has_tools:
+        name = "messages" if has_messages else "tools"
+        raise ClientError(f"{name} require the chat template: omit apply_chat_template, or send only text_input")
     try:
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     except UnicodeEncodeError:  # JSON can encode a lone surrogate
@@ -100,24 +123,116 @@ def _encode_prompt(fields: Fields, tokenizer: PreTrainedTokenizerBase, limits: R
     return ids
 
 
-def _parse_messages(text: str) -> list[dict[str, str]]:
-    try:
-        messages = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ClientError(f"messages is not JSON: {error}") from None
+def _apply_chat_template(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: list[object] | None
+) -> str:
+    """Return the conversation's text, up to the beginning of the answer.
+
+    Raises:
+        ClientError: the template rejects the messages, or ignores tools or tool calls.
+    """
+
+    def render(messages: list[Message], tools: list[object] | None) -> str:
+        try:
+            return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # templates raise arbitrary errors to reject a conversation
+            raise ClientError(f"the model's chat template rejects these messages: {error}") from None
+
+    def is_equal(messages: list[Message], tools: list[object] | None) -> bool:
+        try:
+            return render(messages, tools) == text
+        except ClientError:
+            return False
+
+    text = render(messages, tools)
+    if tools is not None and is_equal(messages, None):
+        raise ClientError("tools are not supported: the model's chat template ignores them")
+    if any("tool_calls" in message for message in messages):
+        without_calls = [{key: each[key] for key in each if key != "tool_calls"} for each in messages]
+        if is_equal(without_calls, tools):
+            raise ClientError("tool_calls are not supported: the model's chat template ignores them")
+    return text
+
+
+def _parse_messages(text: str) -> list[Message]:
+    messages = _parse_json("messages", text)
     if not isinstance(messages, list) or not messages:
         expected = 'a non-empty JSON list such as [{"role": "user", "content": "Hello"}]'
         raise ClientError(f"messages is {text:.60}; expected {expected}")
     for number, message in enumerate(messages):
-        has_role = isinstance(message, dict) and message.get("role") in ROLES
-        if not has_role or not isinstance(message.get("content"), str):
+        if not isinstance(message, dict) or message.get("role") not in ROLES or not _is_content(message):
             raise ClientError(
                 f"messages[{number}] is {json.dumps(message):.60}; expected a role ({', '.join(ROLES)}) and a "
-                "text as content"
+                "text as content, which may be null in an assistant's message with tool_calls"
             )
+        if "tool_calls" in message:
+            _check_tool_calls(number, message)
+            message["content"] = message["content"] or ""  # templates insert the content as a text
     if messages[-1]["role"] == "assistant":
         raise ClientError("the last message has the role assistant; end with a message of another role")
     return messages
+
+
+def _is_content(message: Message) -> bool:
+    content = message.get("content")
+    return isinstance(content, str) or (content is None and "tool_calls" in message)
+
+
+def _check_tool_calls(number: int, message: Message) -> None:
+    """Check the tool calls of a message. Their arguments are objects, as chat templates expect them."""
+    calls = message["tool_calls"]
+    if message["role"] != "assistant" or not isinstance(calls, list) or not calls:
+        raise ClientError(
+            f"messages[{number}].tool_calls is {json.dumps(calls):.60}; expected a non-empty list in a message with "
+            "the role assistant"
+        )
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not (
+            isinstance(function.get("name"), str) and isinstance(function.get("arguments"), dict)
+        ):
+            raise ClientError(
+                f"messages[{number}].tool_calls[{index}] is {json.dumps(call):.120}; expected "
+                '{"id": …, "type": "function", "function": {"name": …, "arguments": {…}}} with arguments as an object'
+            )
+
+
+def _parse_tools(text: str) -> list[object]:
+    """Parse the definitions of tools in the form of OpenAI's API."""
+    tools = _parse_json("tools", text)
+    if not isinstance(tools, list) or not tools:
+        expected = 'a non-empty JSON list such as [{"type": "function", "function": {"name": "f", "parameters": {}}}]'
+        raise ClientError(f"tools is {text:.60}; expected {expected}")
+    for number, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not (
+            tool.get("type") == "function" and isinstance(function.get("name"), str)
+        ):
+            raise ClientError(
+                f"tools[{number}] is {json.dumps(tool):.120}; expected "
+                '{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}'
+            )
+    return tools
+
+
+def _parse_schema(fields: Fields) -> str:
+    """Return the JSON schema's text; empty if the request sets none. Its keywords are checked by the compiler."""
+    if "json_schema" not in fields:
+        return ""
+    text = str(_get_single("json_schema", fields["json_schema"], "texts"))
+    size = len(text.encode())
+    if size > MAX_SCHEMA_BYTES:
+        raise ClientError(f"json_schema has {size} bytes; at most {MAX_SCHEMA_BYTES} are allowed")
+    if not isinstance(_parse_json("json_schema", text), dict):
+        raise ClientError(f'json_schema is {text:.60}; expected a JSON object such as {{"type": "object"}}')
+    return text
+
+
+def _parse_json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ClientError(f"{name} is not JSON: {error}") from None
 
 
 def _parse_number(fields: Fields, name: str, low: float, high: float, default: float) -> float:

@@ -1,10 +1,11 @@
 """Triton python backend model that streams the answers of the package's engine model, without weights.
 
-The model is decoupled: each response contains new text, and the last response has a finish_reason. The model requests
-the socket address of the engine model of the same version once, through the server.
-"""
+The model is decoupled: each response contains new text, and the last response has a finish_reason. It takes the answers
+from local sockets of the engine model of the same version, from the instance with the fewest streams.
 
-# The model receives all answers from that socket.
+A request with the parameter `cancel` ends the answer to the request in progress with the same ID; neither has a further
+response. Clients should prefer it to a cancelled gRPC stream, which may end a Triton older than 25.06 (CVE-2025-23322).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from .engine_sockets import build_prefix, connect, find_addresses, is_open
 from .triton_messages import (
     CANCEL_CHECK_SECONDS,
     FINAL,
@@ -40,7 +43,11 @@ class TritonPythonModel:
         """Read the engine model's name and connect in the background; the engine model need not be loaded yet."""
         self.engine = json.loads(args["model_config"])["parameters"]["engine"]["string_value"]
         self.version = int(args["model_version"])
-        self.address = ""
+        self.prefix = build_prefix(self.engine, args["model_version"])
+        self.addresses: list[str] = []  # of the engine model's instances
+        self.streams: Counter[str] = Counter()  # number of answers in progress of each instance
+        self.lock = threading.Lock()
+        self.cancellations: dict[str, threading.Event] = {}  # by the ID of a request in progress
         self.is_finalized = threading.Event()
         threading.Thread(target=self._hold_engine, name="hold", daemon=True).start()
 
@@ -51,72 +58,82 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
         """Start one thread per request; the threads mostly wait."""
         for request in requests:
-            threading.Thread(target=self._answer, args=(request, request.get_response_sender()), daemon=True).start()
+            sender, request_id = request.get_response_sender(), request.request_id()
+            if "cancel" in request.parameters():
+                if cancellation := self.cancellations.get(request_id):  # else the answer has just ended
+                    cancellation.set()
+                sender.send(flags=FINAL)
+                continue
+            cancellation = threading.Event()
+            if request_id:
+                self.cancellations[request_id] = cancellation
+            threading.Thread(target=self._answer, args=(request, sender, cancellation), daemon=True).start()
 
-    def _answer(self, request: pb_utils.InferenceRequest, sender: pb_utils.InferenceResponseSender) -> None:
+    def _answer(
+        self,
+        request: pb_utils.InferenceRequest,
+        sender: pb_utils.InferenceResponseSender,
+        cancellation: threading.Event,
+    ) -> None:
         try:
             fields = read_fields(request)
-            with self._connect() as connection:
+            with self._connected() as connection:
                 connection.sendall(json.dumps(fields).encode("ascii") + b"\n")
-                relay(connection, sender)
+                relay(connection, sender, cancellation)
         except Exception as error:
             sender.send(build_error(error), flags=FINAL)
+        finally:
+            if self.cancellations.get(request.request_id()) is cancellation:
+                del self.cancellations[request.request_id()]
 
     def _hold_engine(self) -> None:
-        """Keep the engine model loaded until this model is finalized; reconnect whenever it is reloaded."""
+        """Keep all instances of the engine model loaded until this model is finalized; find those that are loaded later."""
+        held: dict[str, socket.socket] = {}
         while not self.is_finalized.wait(HOLD_RETRY_SECONDS):
-            # Triton reports various errors while it loads and unloads; each is retried.
-            with suppress(Exception), self._connect() as connection:
-                connection.sendall(json.dumps(HOLD).encode("ascii") + b"\n")
-                while not self.is_finalized.is_set() and is_open(connection):
-                    pass
+            try:
+                self._hold_instances(held)
+            except OSError as error:  # no file descriptor is free
+                pb_utils.Logger.log_warn(f"the instances of {self.engine} cannot be listed: {error}")
+        for connection in held.values():
+            connection.close()
 
-    def _connect(self) -> socket.socket:
-        """Connect to the engine model; request its address first, and again after a reload."""
-        connection = connect(self.address) if self.address else None
-        if connection is None:
-            request = pb_utils.InferenceRequest(
-                model_name=self.engine,
-                model_version=self.version,
-                requested_output_names=["text_output"],
-                inputs=[],
-                parameters={"stream_address": True},
-            )
-            response = request.exec()
-            if response.has_error():
-                raise OverloadedError(
-                    f"the engine model {self.engine} version {self.version} is not loaded: {response.error().message()}"
-                )
-            address = pb_utils.get_output_tensor_by_name(response, "text_output").as_numpy()[0]
-            self.address = bytes(address).decode("ascii")
-            connection = connect(self.address)
-        if connection is None:
-            raise OverloadedError(f"the model {self.engine} version {self.version} is being unloaded")
-        return connection
+    def _hold_instances(self, held: dict[str, socket.socket]) -> None:
+        """Connect to new instances, and remove those that have been unloaded from `held`."""
+        for address in find_addresses(self.prefix):
+            if address not in held and (connection := connect(address)):
+                held[address] = connection
+                with suppress(ConnectionError):  # unloaded in the meantime
+                    connection.sendall(json.dumps(HOLD).encode("ascii") + b"\n")
+        for address in [address for address, connection in held.items() if not is_open(connection)]:
+            held.pop(address).close()
+        self.addresses = list(held)
 
+    @contextmanager
+    def _connected(self) -> Iterator[socket.socket]:
+        """Connect to the engine model's instance with the fewest answers in progress.
 
-def connect(address: str) -> socket.socket | None:
-    """Connect to an address in the abstract namespace; return None if no process listens on it."""
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(f"\0{address}")
-    except ConnectionRefusedError:
-        connection.close()
-        return None
-    return connection
-
-
-def is_open(connection: socket.socket) -> bool:
-    """Wait CANCEL_CHECK_SECONDS, and return whether the connection is still open."""
-    connection.settimeout(CANCEL_CHECK_SECONDS)
-    try:
-        return bool(connection.recv(1))
-    except TimeoutError:
-        return True
+        Raises:
+            OverloadedError: no instance is loaded.
+        """
+        tried: set[str] = set()
+        while untried := set(self.addresses) - tried or set(find_addresses(self.prefix)) - tried:
+            with self.lock:
+                address = min(sorted(untried), key=self.streams.__getitem__)
+                self.streams[address] += 1
+            tried.add(address)
+            try:
+                if connection := connect(address):
+                    with connection:
+                        yield connection
+                    return
+            finally:
+                with self.lock:
+                    self.streams -= Counter({address: 1})  # removes the entry at 0
+        raise OverloadedError(f"the engine model {self.engine} version {self.version} is not loaded")
 
 
-def relay(connection: socket.socket, sender: pb_utils.InferenceResponseSender) -> None:
-    """Forward the answer until its last chunk, or until the client disconnects.
+def relay(connection: socket.socket, sender: pb_utils.InferenceResponseSender, cancellation: threading.Event) -> None:
+    """Forward the answer until its last chunk, until `cancellation` is set or until the client disconnects.
 
     The caller closes the connection, which cancels an unfinished answer in the engine model.
 
@@ -125,11 +142,13 @@ def relay(connection: socket.socket, sender: pb_utils.InferenceResponseSender) -
     """
     next_check = time.monotonic() + CANCEL_CHECK_SECONDS
     for message in read_messages(connection):
-        if time.monotonic() > next_check:
+        is_cancelled = cancellation.is_set()
+        if not is_cancelled and time.monotonic() > next_check:
             next_check = time.monotonic() + CANCEL_CHECK_SECONDS
-            if sender.is_cancelled():
-                sender.send(flags=FINAL)
-                return
+            is_cancelled = sender.is_cancelled()
+        if is_cancelled:
+            sender.send(flags=FINAL)
+            return
         if message is None:
             continue
         if "error" in message:

@@ -16,13 +16,13 @@ import torch
 import transformers
 
 from .generation_request import GenerationRequest
-from .output_layer import accelerate_output_layer
-from .token_sampling import create_sampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.generation.continuous_batching import ContinuousBatchingManager
     from transformers.generation.continuous_batching.requests import GenerationOutput
+
+    from .token_sampling import RequestSampler
 
 # Tokens per step and per page of the cache. A longer prompt is processed in several steps.
 STEP_TOKENS, PAGE_TOKENS = 512, 32
@@ -47,10 +47,15 @@ class BatchCapacity:
 class TokenGenerator(Protocol):
     """Generates the tokens of answers."""
 
-    def generate(self, request: GenerationRequest, *, stream: bool) -> AsyncGenerator[list[int], None]:
+    def generate(
+        self, request: GenerationRequest, sampler: RequestSampler | None, *, stream: bool
+    ) -> AsyncGenerator[list[int], None]:
         """Yield the answer's tokens: with `stream` as they are generated, else all at once.
 
         Closing the iterator frees the request's slot.
+
+        Args:
+            sampler: chooses the tokens. Without a sampler, the tokens with the best scores are chosen.
         """
         ...
 
@@ -72,11 +77,10 @@ class BatchedGenerator:
 
         self._loop, self._ids, self._is_open = loop, itertools.count(), True
         self._outputs: dict[str, asyncio.Queue[GenerationOutput]] = {}
-        self._sampler, self._device = BatchSampler(), model.device
+        self._sampler = BatchSampler()
         self._manager = create_manager(model, capacity)
         self._sampler.install(self._manager)
         cpu_attention.install()
-        accelerate_output_layer(model)
         self._manager.start()
         try:
             run_trial(self._manager)
@@ -85,7 +89,9 @@ class BatchedGenerator:
             raise
         threading.Thread(target=self._deliver_outputs, name="answers", daemon=True).start()
 
-    async def generate(self, request: GenerationRequest, *, stream: bool) -> AsyncGenerator[list[int], None]:
+    async def generate(
+        self, request: GenerationRequest, sampler: RequestSampler | None, *, stream: bool
+    ) -> AsyncGenerator[list[int], None]:
         """See TokenGenerator.
 
         Raises:
@@ -93,7 +99,7 @@ class BatchedGenerator:
         """
         request_id, seen, finished = f"r{next(self._ids)}", 0, False
         outputs = self._outputs[request_id] = asyncio.Queue()
-        self._sampler.add(request_id, create_sampler(request, self._device))
+        self._sampler.add(request_id, sampler)
         try:
             # A manager that has failed ignores requests and only logs a message, so it is restarted once.
             for _ in range(2):
@@ -191,7 +197,9 @@ class SequentialGenerator:
         self._model, self._pad_token_id, self._loop = model, pad_token_id, loop
         self._pool = ThreadPoolExecutor(1, "one-by-one")
 
-    async def generate(self, request: GenerationRequest, *, stream: bool) -> AsyncGenerator[list[int], None]:
+    async def generate(
+        self, request: GenerationRequest, sampler: RequestSampler | None, *, stream: bool
+    ) -> AsyncGenerator[list[int], None]:
         """See TokenGenerator."""
         tokens: asyncio.Queue[int | None] = asyncio.Queue()
         stop = threading.Event()
@@ -199,6 +207,7 @@ class SequentialGenerator:
             self._pool,
             self._generate,
             request,
+            sampler,
             lambda token: self._loop.call_soon_threadsafe(tokens.put_nowait, token),
             stop,
         )
@@ -216,7 +225,13 @@ class SequentialGenerator:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator] # torch is skipped
-    def _generate(self, request: GenerationRequest, on_token: Callable[[int], object], stop: threading.Event) -> None:
+    def _generate(
+        self,
+        request: GenerationRequest,
+        sampler: RequestSampler | None,
+        on_token: Callable[[int], object],
+        stop: threading.Event,
+    ) -> None:
         input_ids = torch.tensor([request.prompt], device=self._model.device)
         self._model.generate(
             input_ids=input_ids,
@@ -225,7 +240,7 @@ class SequentialGenerator:
             pad_token_id=self._pad_token_id,
             streamer=TokenStreamer(on_token),
             stopping_criteria=transformers.StoppingCriteriaList([EventStoppingCriterion(stop)]),
-            logits_processor=create_sampler(request, input_ids.device),
+            logits_processor=transformers.LogitsProcessorList([] if sampler is None else [sampler]),
             **GREEDY_SETTINGS,
         )
 

@@ -5,7 +5,9 @@ Imports no torch, so that the streaming model's process stays small.
 
 from __future__ import annotations
 
+import json
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,12 +47,16 @@ class CancelledError(RequestFailedError):
 
 @dataclass(frozen=True)
 class AnswerChunk:
-    """A part of an answer: its text, and the counts so far. `finish_reason` is empty except in the last chunk."""
+    """A part of an answer: its text, and the counts so far. `finish_reason` is empty except in the last chunk.
+
+    `logprobs` has one entry for each token that the count includes for the first time; None if not requested.
+    """
 
     text: str
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    logprobs: Sequence[object] | None = None
 
 
 def read_fields(request: pb_utils.InferenceRequest) -> RequestFields:
@@ -70,13 +76,15 @@ def read_fields(request: pb_utils.InferenceRequest) -> RequestFields:
 
 
 def build_response(chunk: AnswerChunk) -> pb_utils.InferenceResponse:
-    """Return Triton's response for a chunk."""
+    """Return Triton's response for a chunk. It has the output `logprobs` only if the client requested it."""
     arrays = {
         "text_output": np.array([chunk.text.encode()], dtype=np.object_),
         "finish_reason": np.array([chunk.finish_reason.encode()], dtype=np.object_),
         "prompt_tokens": np.array([chunk.prompt_tokens], dtype=np.int32),
         "completion_tokens": np.array([chunk.completion_tokens], dtype=np.int32),
     }
+    if chunk.logprobs is not None:
+        arrays["logprobs"] = np.array([json.dumps(chunk.logprobs).encode()], dtype=np.object_)
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(*each) for each in arrays.items()])
 
 

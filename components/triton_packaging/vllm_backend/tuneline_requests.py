@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -47,13 +47,17 @@ class VllmRequest:
 
 @dataclass(frozen=True)
 class PartialAnswer:
-    """An answer so far, one entry per sequence: the text from its start, the token count and the finish reason."""
+    """An answer so far, one entry per sequence: the text from its start, the token count and the finish reason.
+
+    `logprobs` has vLLM's Logprob objects by token ID, for each token of a sequence; None if not requested.
+    """
 
     texts: list[str]
     token_counts: list[int]
     finish_reasons: list[str]
     prompt_tokens: int
     finished: bool
+    logprobs: Sequence[Sequence[Mapping[int, Any]] | None] = ()
 
 
 def parse_request(request: pb_utils.InferenceRequest, adapters: Collection[str]) -> VllmRequest:
@@ -99,11 +103,26 @@ def _parse_sampling(request: pb_utils.InferenceRequest, tensors: Tensors) -> dic
         if isinstance(values.get(name), str):
             with suppress(ValueError):  # vLLM rejects a string that is not a number
                 values[name] = json.loads(values[name].lower())
+    if "structured_outputs" in values:
+        values["structured_outputs"] = _parse_structured_outputs(values["structured_outputs"])
     return {
         name: value
         for name, value in values.items()
         if name not in SERVER_PARAMETERS and not name.startswith("triton_")
     }
+
+
+def _parse_structured_outputs(value: object) -> dict[str, object]:
+    """Return the keywords of vLLM's StructuredOutputsParams. Triton's vLLM backend expects them as a JSON text."""
+    parsed: object = value
+    if isinstance(value, str):
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ClientError(f"structured_outputs is not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ClientError(f'structured_outputs is {parsed!s:.60}; expected a JSON object such as {{"json": {{…}}}}')
+    return parsed
 
 
 def _read_text(name: str, tensors: Tensors) -> str:
@@ -132,12 +151,25 @@ def build_response(
     tensors = [_string_tensor("text_output", texts)]
     if "finish_reason" in request.extra_outputs:
         tensors.append(_string_tensor("finish_reason", answer.finish_reasons))
+    if "logprobs" in request.extra_outputs:
+        entries = [
+            None if logprobs is None else [_describe_logprobs(each) for each in logprobs[old:]]
+            for logprobs, old in zip(answer.logprobs, known.token_counts, strict=True)
+        ]
+        tensors.append(_string_tensor("logprobs", [json.dumps(each) for each in entries]))
     if "num_input_tokens" in request.extra_outputs:
         tensors.append(pb_utils.Tensor("num_input_tokens", np.array([answer.prompt_tokens], dtype=np.uint32)))
     if "num_output_tokens" in request.extra_outputs:
         new = [now - old for now, old in zip(answer.token_counts, known.token_counts, strict=True)]
         tensors.append(pb_utils.Tensor("num_output_tokens", np.array(new, dtype=np.uint32)))
     return pb_utils.InferenceResponse(output_tensors=tensors)
+
+
+def _describe_logprobs(logprobs: Mapping[int, Any]) -> dict[int, dict[str, object]]:
+    return {
+        token: {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}
+        for token, each in logprobs.items()
+    }
 
 
 def build_error(error: Exception) -> pb_utils.InferenceResponse:

@@ -12,6 +12,7 @@ INPUTS: dict[str, tuple[str, list[int], bool]] = {
     "sampling_parameters": ("TYPE_STRING", [1], True),
     "exclude_input_in_output": ("TYPE_BOOL", [1], True),
     "return_finish_reason": ("TYPE_BOOL", [1], True),
+    "return_logprobs": ("TYPE_BOOL", [1], True),
     "return_num_input_tokens": ("TYPE_BOOL", [1], True),
     "return_num_output_tokens": ("TYPE_BOOL", [1], True),
 }
@@ -19,6 +20,7 @@ INPUTS: dict[str, tuple[str, list[int], bool]] = {
 OUTPUTS: dict[str, tuple[str, list[int]]] = {
     "text_output": ("TYPE_STRING", [-1]),
     "finish_reason": ("TYPE_STRING", [-1]),
+    "logprobs": ("TYPE_STRING", [-1]),
     "num_input_tokens": ("TYPE_UINT32", [1]),
     "num_output_tokens": ("TYPE_UINT32", [-1]),
 }

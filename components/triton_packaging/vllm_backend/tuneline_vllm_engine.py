@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tuneline_requests import UNFINISHED_REASON, ClientError, PartialAnswer, VllmRequest
 
@@ -103,9 +104,13 @@ class VllmEngine:
         """
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import StructuredOutputsParams
 
         try:
-            sampling = SamplingParams(**request.sampling)
+            parameters: dict[str, Any] = dict(request.sampling)
+            if "structured_outputs" in parameters:
+                parameters["structured_outputs"] = StructuredOutputsParams(**parameters["structured_outputs"])
+            sampling = SamplingParams(**parameters)
         except (TypeError, ValueError) as error:
             raise ClientError(f"sampling_parameters: {error}") from None
         lora_request = None
@@ -121,6 +126,7 @@ class VllmEngine:
                     [sequence.finish_reason or UNFINISHED_REASON for sequence in output.outputs],
                     len(output.prompt_token_ids or []),
                     output.finished,
+                    [sequence.logprobs for sequence in output.outputs],
                 )
         except ValueError as error:  # vLLM raises it for an impossible request, such as a prompt beyond the context
             raise ClientError(str(error)) from None
