@@ -97,8 +97,21 @@ ReferenceArgument = Annotated[
     str, typer.Argument(metavar="NAME[@ALIAS]", help="NAME@ALIAS, NAME@3 or NAME/3. Default alias: champion.")
 ]
 HttpPortOption = Annotated[int, typer.Option("--http-port", help="HTTP port; 0 for any free port.")]
-GrpcPortOption = Annotated[int, typer.Option("--grpc-port", help="gRPC port; 0 for any free port.")]
-MetricsPortOption = Annotated[int, typer.Option("--metrics-port", help="Metrics port; 0 for any free port.")]
+KeysOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--keys",
+        help="File of API keys, see `tuneline keys create`. Required unless --host is a loopback address.",
+    ),
+]
+RoutesOption = Annotated[
+    Path | None,
+    typer.Option("--routes", help="Routing file of canaries and shadow traffic, see `tuneline routes set`."),
+]
+DrainOption = Annotated[
+    float,
+    typer.Option("--drain-seconds", min=0.0, help="Time for answers in progress after a stop signal, in seconds."),
+]
 HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 DEFAULT_WORKDIR_PATH = Path(DEFAULT_WORKDIR)
 

@@ -23,12 +23,15 @@ from pipelines.cli import (
     stage_commands,
     registry,
     deployment,
+    gateway,
+    chat,
     reproduction,
     dataset_versions,
     base_models,
     garbage_collection,
     kubeflow,
     storage_probing,
+    traffic,
 )
 from pipelines.cli.application import app, print_text
 

@@ -1,0 +1,121 @@
+"""Tool calls in answers: the formats of the model families, whole and streamed in any division."""
+
+from __future__ import annotations
+
+import random
+
+import jsonschema
+import pytest
+
+from pipelines.gateway.errors import RequestError
+from pipelines.gateway.tool_calls import MAX_PARSED_CHARACTERS, CallBuffer, ToolChoice, build_call_schema, split_calls
+
+AUTO = ToolChoice(frozenset({"find", "add"}))
+FIND, ADD = ("find", '{"q": "x"}'), ("add", '{"a": 1}')
+# What models of these families write for one or more calls (documented in their chat templates).
+ANSWERS = {
+    "Hermes and Qwen": ('<tool_call>\n{"name": "find", "arguments": {"q": "x"}}\n</tool_call>', "", [FIND]),
+    "Qwen, two calls after a text": (
+        'Let me look.\n<tool_call>{"name": "find", "arguments": {"q": "x"}}</tool_call>\n'
+        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
+        "Let me look.",
+        [FIND, ADD],
+    ),
+    "SmolLM2, a list in a tag": ('<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>', "", [ADD]),
+    "Llama 3": ('{"name": "find", "parameters": {"q": "x"}}', "", [FIND]),
+    "Llama 3, two calls": ('{"name": "find", "parameters": {"q": "x"}}; {"name": "add", "parameters": {"a": 1}}', "", [FIND, ADD]),
+    "Llama 3 with its tag": ('<|python_tag|>{"name": "find", "parameters": {"q": "x"}}', "", [FIND]),
+    "Mistral": ('[TOOL_CALLS] [{"name": "find", "arguments": {"q": "x"}}]', "", [FIND]),
+    "Mistral without special tokens": ('[{"name": "find", "arguments": {"q": "x"}}]', "", [FIND]),
+    "JSON in a code block": ('```json\n{"name": "find", "arguments": {"q": "x"}}\n```', "", [FIND]),
+    "OpenAI's own form": ('{"type": "function", "function": {"name": "find", "arguments": {"q": "x"}}}', "", [FIND]),
+}  # fmt: skip
+TEXTS = {
+    "plain text": "The answer is 4.",
+    "a JSON answer": '{"name": "Ada", "age": 36}',
+    "an unknown tool": '<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
+    "arguments that are no object": '{"name": "find", "arguments": [1]}',
+    "an unfinished call": '<tool_call>{"name": "find", "argum',
+    "an angle bracket": "a <b> and <tool",
+    "a list": "[1, 2, 3]",
+    "a deeply nested list": "[" * 100_000,
+    "white space": "  \n",
+    "a very long answer": '{"name": "find", "arguments": {"q": "' + "x" * MAX_PARSED_CHARACTERS + '"}}',
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_calls_are_found(answer: tuple[str, str, list[tuple[str, str]]]) -> None:
+    text, content, calls = answer
+    assert split_calls(text, AUTO) == (content, calls)
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_other_answers_stay_text(text: str) -> None:
+    assert split_calls(text, AUTO) == (text, [])
+
+
+@pytest.mark.parametrize("text", [*(each[0] for each in ANSWERS.values()), *TEXTS.values()], ids=[*ANSWERS, *TEXTS])
+def test_a_streamed_answer_has_the_same_text_and_calls(text: str) -> None:
+    choices = random.Random(1)
+    expected_text, expected_calls = split_calls(text, AUTO)
+    for _ in range(5):
+        buffer, sent, position = CallBuffer(AUTO), "", 0
+        while position < len(text):
+            step = choices.choice([1, 2, 3, 50_000])
+            sent += buffer.feed(text[position : position + step])
+            position += step
+        rest, calls = buffer.finish()
+        assert calls == expected_calls
+        assert (sent + rest).strip() == expected_text.strip()
+        if not calls:
+            assert sent + rest == text
+
+
+def test_text_is_streamed_at_once() -> None:
+    buffer = CallBuffer(AUTO)
+    assert [buffer.feed(part) for part in ("Hello", " <", "b>", " there")] == ["Hello", " ", "<b>", " there"]
+
+
+def test_a_forced_choice_allows_only_its_tool() -> None:
+    names = ["find", "add"]
+    forced = ToolChoice.parse({"type": "function", "function": {"name": "add"}}, names)
+    assert forced is not None
+    assert forced.is_forced
+    assert [forced.allows(name) for name in names] == [False, True]
+    assert split_calls('{"name": "find", "arguments": {}}', forced)[1] == []
+
+
+def test_the_call_schema_accepts_calls_with_shared_definitions() -> None:
+    point = {"type": "object", "properties": {"at": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"type": "integer"}}}
+    tree = {
+        "type": "object",
+        "properties": {"definitions": {"type": "string"}, "child": {"$ref": "#"}},
+        "required": ["definitions"],
+    }
+    schema = build_call_schema([("find", {"type": "object", "required": ["q"]}), ("add", point), ("grow", tree)])
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for call in (
+        {"name": "add", "arguments": {"at": 1}},
+        {"name": "find", "arguments": {"q": 1}},
+        {"name": "grow", "arguments": {"definitions": "x", "child": {"definitions": "y"}}},
+    ):
+        assert validator.is_valid(call)
+    for call in (
+        {"name": "add", "arguments": {"at": "x"}},
+        {"name": "find", "arguments": {}},
+        {"name": "rm", "arguments": {}},
+        {"name": "grow", "arguments": {"definitions": "x", "child": {}}},
+        {"name": "grow", "arguments": {"child": {"definitions": "y"}}},
+    ):
+        assert not validator.is_valid(call)
+    with pytest.raises(RequestError, match="not an object"):
+        build_call_schema([("find", {"$defs": [1]})])
+
+
+def test_long_white_space_is_parsed_in_linear_time() -> None:
+    text = "a" + " " * 100_000 + "b"
+    assert split_calls(text, AUTO) == (text, [])
+    fenced = "```json" + " " * 100_000 + '{"name": "find", "arguments": {"q": "x"}}' + " " * 20_000 + "```"
+    assert split_calls(fenced, AUTO) == ("", [FIND])
