@@ -11,7 +11,7 @@ from typing import Any
 
 
 def format_run(result: dict[str, Any]) -> list[str]:
-    """Return lines with the stages, the verdict and its reasons, the report, and the command that serves the model."""
+    """Return lines with the stages, the verdict and its reasons, the report, and the commands that use the model."""
     stages, artifacts, registered = result["stages"], result["artifacts"], result["mlflow"]
     evaluation = json.loads((Path(artifacts["evaluation"]) / "evaluation.json").read_text(encoding="utf-8"))
     aliases = ", ".join(registered["aliases"]) or "no alias"
@@ -26,6 +26,7 @@ def format_run(result: dict[str, Any]) -> list[str]:
     ]
     if artifacts["repository"]:
         command = "tuneline" if shutil.which("tuneline") else os.path.relpath(sys.argv[0])
+        lines.append(f"chat with the model: {command} chat {artifacts['repository']}")
         lines.append(f"serve the model: {command} serve {artifacts['repository']}")
     lines.append(f"browse the runs: make ui   (or: mlflow ui --backend-store-uri {registered['tracking_uri']})")
     cached = ", ".join(stage["name"] for stage in stages if stage["cached"])
