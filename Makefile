@@ -53,8 +53,8 @@ stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a 
 stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random moments each (10 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py $(ARGS)
 
-stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved during a switch, external server (6 minutes)
-	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/pipelines/test_deployment.py $(ARGS)
+stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved during a switch, external server; ten swaps under load with a bound on delays (11 minutes)
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -s -m stress tests/pipelines/test_deployment.py $(ARGS)
 
 bench-curation: $(VENV)/.ready ## Compare data curation with its peers; curate a million rows (1 hour); writes docs/benchmarks-curation.md
 	@$(BIN)/python -P -m benchmarks.curation --workdir $(WORKDIR)/benchmark-curation --million --markdown docs/benchmarks-curation.md $(ARGS)

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -129,6 +129,8 @@ def _describe_type(annotation: object) -> str:
         return "task"
     if get_origin(annotation) is list:
         return f"list of {_describe_type(arguments[0])}"
+    if get_origin(annotation) is Annotated:  # a type with constraints
+        return _describe_type(arguments[0])
     if get_origin(annotation) is dict:
         return f"mapping to {_describe_type(arguments[1])}"
     if arguments:

@@ -26,6 +26,7 @@ from components.model_registry.model_versions import TAG_PREFIX
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
+VERDICT_OBJECTION = "its evaluation's verdict is"
 SKIP_COMPARISON = "not compared"  # aliases other than champion accept any incumbent
 
 
@@ -41,7 +42,7 @@ def list_objections(version: ModelVersion, incumbent_sha256: str | None) -> list
             objection to the version.
     """
     verdict = _get_tag(version, "verdict")
-    objections = [] if verdict == "accepted" else [f"its evaluation's verdict is {verdict or 'missing'}"]
+    objections = [] if verdict == "accepted" else [f"{VERDICT_OBJECTION} {verdict or 'missing'}"]
     if not _get_tag(version, "repository_sha256"):
         objections.append("it has no Triton package")
     elif _get_tag(version, "proof") != PROVEN:
@@ -128,7 +129,7 @@ def _check_evaluation(version: ModelVersion, evaluation: Artifact, incumbent: st
         verdict = lineage_tags.read_verdict(evaluation)
     except RegistryError as error:
         return [error.message]
-    objections = [] if verdict == "accepted" else [f"its evaluation's verdict is {verdict}"]
+    objections = [] if verdict == "accepted" else [f"{VERDICT_OBJECTION} {verdict}"]
     if not _is_built_from_model(evaluation, version):
         objections.append("its evaluation evaluated another model")
     return [*objections, *_check_comparison(compared.content_sha256 if compared else None, incumbent)]

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from components.common.runtime.errors import UsageError
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
-    GrpcPortOption,
+    DrainOption,
     HostOption,
     HttpPortOption,
     JsonOption,
-    MetricsPortOption,
+    KeysOption,
+    RoutesOption,
     TrackingUriOption,
     WorkdirOption,
     app,
@@ -26,8 +27,9 @@ from pipelines.cli.application import (
 )
 
 if TYPE_CHECKING:
-    from components.triton_packaging.triton_server import Server, ServerAddress
+    from components.triton_packaging.triton_server import ServerAddress
     from pipelines.deployment.watcher import Deployment
+    from pipelines.gateway.process import GatewayProcess
 
 
 @app.command()
@@ -39,25 +41,37 @@ def deploy(
     served_as: Annotated[
         str, typer.Option("--as", help="Name of the model in Triton. Default: the name in the first package.")
     ] = "",
+    canary_alias: Annotated[
+        str,
+        typer.Option(
+            "--canary-alias",
+            help="Alias whose version is served beside as MODEL-ALIAS; --routes gives it requests. Requires --watch.",
+        ),
+    ] = "",
+    is_canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary",
+            help="Serve beside another deployment, by default as MODEL-ALIAS. Requires --grpc-url.",
+        ),
+    ] = False,
     folder: Annotated[
         Path | None,
         typer.Option("--folder", help="Folder of packages and state. Default: serving/NAME in the workdir."),
     ] = None,
-    url: Annotated[
+    grpc_url: Annotated[
         str,
         typer.Option(
-            "--url",
-            help="HTTP address of a running Triton, whose model repository is FOLDER/repository. "
+            "--grpc-url",
+            help="gRPC address of a running Triton, HOST:PORT, whose model repository is FOLDER/repository. "
             "Default: start a Triton server.",
         ),
     ] = "",
-    grpc_url: Annotated[
-        str, typer.Option("--grpc-url", help="gRPC address of the same server, HOST:PORT. Required with --url.")
-    ] = "",
     http_port: HttpPortOption = 8000,
-    grpc_port: GrpcPortOption = 8001,
-    metrics_port: MetricsPortOption = 8002,
     host: HostOption = "127.0.0.1",
+    keys: KeysOption = None,
+    routes: RoutesOption = None,
+    drain_seconds: DrainOption = 60.0,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Timeout for loading a version, in seconds.")
     ] = 300.0,
@@ -69,65 +83,110 @@ def deploy(
 
     With --watch, follow the alias without losing a request.
 
-    Without --url, start a Triton server and run until Ctrl-C. With --url, load the version into a running server
-    (explicit mode); without --watch, exit when the version is served.
+    Without --grpc-url, start a Triton server behind the OpenAI-compatible gateway and run until Ctrl-C. With --grpc-url, load the version into a running
+    server (explicit mode); without --watch, exit when the version is served.
     """
-    if bool(url) != bool(grpc_url):
-        raise UsageError(
-            f"found only {'--url' if url else '--grpc-url'}; --url and --grpc-url describe one server",
-            hint="Give both options, or omit both options to start a server.",
-        )
     from components.common.runtime.process_control import until_signal
-    from components.triton_packaging.triton_server import Ports, ServerAddress
-    from pipelines.deployment import watcher
+    from components.triton_packaging.triton_server import ServerAddress, get_socket_addresses, open_socket_folder
+    from pipelines.deployment import canary_process, watcher
+    from pipelines.gateway import addresses
+    from pipelines.gateway.process import GatewayOptions, running_gateway
 
+    addresses.require_keys(host, keys)
+    _check_canary(alias, canary_alias, is_canary=is_canary, is_watching=watch, is_remote=bool(grpc_url))
     with open_workdir("deploy", as_json, workdir, tracking_uri) as (reporter, work):
         home = (folder or watcher.get_serving_folder(work.root, name)).absolute()
+        if is_canary and folder is None:
+            home = canary_process.get_canary_folder(home, alias)
         with watcher.open_deployment(
-            name, home, reporter, alias=alias, served_as=served_as, timeout=timeout
+            name, home, reporter, alias=alias, served_as=served_as, timeout=timeout, is_canary=is_canary
         ) as deployment:
             printed = False
 
-            def print_once(server: Server | ServerAddress) -> None:
+            def print_once(server: ServerAddress, gateway: GatewayProcess | None = None) -> None:
                 """Print the result of the first server or version only, not of restarts."""
                 nonlocal printed
                 if not printed:
-                    _print_deployment(deployment, server, as_json)
+                    _print_deployment(deployment, server, gateway, as_json)
                 printed = True
 
-            if not url:
-                ports = Ports(http_port, grpc_port, metrics_port)
-                options = watcher.ServerOptions(ports, host, home / "triton.log", every, watch, print_once)
-                watcher.serve_and_follow(deployment, options)
+            if not grpc_url:
+                gateway_options = GatewayOptions(
+                    keys,
+                    home / "usage.json",
+                    home / "feedback.jsonl",
+                    routes,
+                    log=home / "gateway.log",
+                    drain_seconds=drain_seconds,
+                )
+                repository = watcher.get_model_repository(home)
+                model = served_as or deployment.state.served_as
+                options = {
+                    "--as": f"{model}-{canary_alias}" if model else "",
+                    "--every": every,
+                    "--timeout": timeout,
+                    "--workdir": workdir,
+                    "--tracking-uri": tracking_uri,
+                }
+                with (
+                    addresses.listen(host, http_port) as listener,
+                    open_socket_folder() as sockets,
+                    canary_process.prepare_canary(
+                        name, canary_alias, home, get_socket_addresses(sockets)[0], options
+                    ) as canary,
+                    running_gateway(listener, *get_socket_addresses(sockets), repository, gateway_options) as gateway,
+                ):
+                    on_ready = partial(print_once, gateway=gateway)
+                    watcher.serve_and_follow(
+                        deployment,
+                        watcher.ServerOptions(home / "triton.log", sockets, every, watch, on_ready, gateway, canary),
+                    )
                 return
-            address = ServerAddress(url.rstrip("/"), grpc_url)
+            server = ServerAddress(grpc_url)
             if not watch:
-                watcher.deploy_once(deployment, address)
-                print_once(address)
+                watcher.deploy_once(deployment, server)
+                print_once(server)
                 return
             with until_signal():
                 while True:
-                    watcher.poll(deployment, address)
+                    watcher.poll(deployment, server)
                     if deployment.state.serving:
-                        print_once(address)
+                        print_once(server)
                     time.sleep(every)
 
 
-def _print_deployment(deployment: Deployment, server: Server | ServerAddress, as_json: bool) -> None:
+def _check_canary(alias: str, canary_alias: str, *, is_canary: bool, is_watching: bool, is_remote: bool) -> None:
+    from components.common.runtime.errors import UsageError
+
+    if canary_alias and (not is_watching or is_remote):
+        raise UsageError(
+            "--canary-alias requires --watch, and a server that this command starts",
+            hint="With --grpc-url, run a second `tuneline deploy NAME --canary --alias ALIAS --watch`.",
+        )
+    if canary_alias == alias:
+        raise UsageError(f"--canary-alias is {alias}, as --alias", hint="Choose another alias, such as candidate.")
+    if is_canary and not is_remote:
+        raise UsageError("--canary requires --grpc-url", hint="Use --canary-alias to start one server for two aliases.")
+
+
+def _print_deployment(
+    deployment: Deployment, server: ServerAddress, gateway: GatewayProcess | None, as_json: bool
+) -> None:
     from components.common.runtime import reporters
-    from components.triton_packaging.triton_server import Server
 
     reporters.close_reporter(deployment.reporter)
     state = deployment.state
     assert state.serving is not None, "called only after a version is served"
     served = {key: getattr(state.serving, key) for key in ("version", "model_sha256", "repository_sha256")}
-    metrics = {"metrics": server.metrics_url} if isinstance(server, Server) else {}
+    urls = (
+        {"openai_url": gateway.openai_url, "http": gateway.url, "metrics": f"{gateway.url}/metrics"} if gateway else {}
+    )
     result = {
         "name": deployment.name, "alias": deployment.alias, **served, "model": state.served_as,
-        "http": server.http_url, "grpc": server.grpc_url, **metrics,
-        "folder": str(deployment.folder), "pid": os.getpid(),
+        **urls, "grpc": server.grpc_url, "folder": str(deployment.folder), "pid": os.getpid(),
     }  # fmt: skip
     version = f"{deployment.name} version {state.serving.version}"
-    addresses = f"{server.http_url} (gRPC {server.grpc_url})"
-    print_result(result, as_json, [f"{version} is served as {state.served_as} on {addresses}"])
+    address = gateway.openai_url if gateway else f"{server.grpc_url} (gRPC)"
+    page = [f"chat page: {gateway.url}/chat"] if gateway else []
+    print_result(result, as_json, [f"{version} is served as {state.served_as} on {address}", *page])
     sys.stdout.flush()

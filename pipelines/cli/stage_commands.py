@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,16 +14,17 @@ from components.common.runtime.errors import EXIT_REFUSED
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
     ConfigOption,
+    DrainOption,
     FailOnRefusalOption,
-    GrpcPortOption,
     HostOption,
     HttpPortOption,
     JsonOption,
+    KeysOption,
     LauncherOption,
-    MetricsPortOption,
     OutputOption,
     OverwriteOption,
     PlatformOption,
+    RoutesOption,
     SetOption,
     WorkdirOption,
     app,
@@ -34,8 +36,8 @@ from pipelines.cli.application import (
 
 if TYPE_CHECKING:
     from components.common.artifacts.artifact_folder import Artifact
-    from components.triton_packaging.triton_server import Server
 
+POLL_SECONDS = 0.5  # between two checks that the servers run
 ModelArgument = Annotated[str, typer.Argument(help="Folder of a tuned model, or source of a base model.")]
 
 
@@ -230,44 +232,57 @@ def package(
 def serve(
     repository: Annotated[Path, typer.Argument(help="Folder of a packaged Triton repository.")],
     http_port: HttpPortOption = 8000,
-    grpc_port: GrpcPortOption = 8001,
-    metrics_port: MetricsPortOption = 8002,
     host: HostOption = "127.0.0.1",
+    keys: KeysOption = None,
+    routes: RoutesOption = None,
+    drain_seconds: DrainOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a packaged model with a Triton server until Ctrl-C."""
+    """Serve a packaged model through the OpenAI API until Ctrl-C: a Triton server behind the gateway."""
     from components.common.runtime import reporters
+    from components.common.runtime.process_control import until_signal
     from components.common.workspace import artifact_store
-    from components.triton_packaging.package_serving import serve as serve_repository
-    from components.triton_packaging.triton_server import Ports
+    from components.triton_packaging.package_serving import served_package
+    from pipelines.gateway import addresses
+    from pipelines.gateway.process import GatewayOptions, running_gateway
 
+    addresses.require_keys(host, keys)
     with (
-        open_workdir("serve", as_json, DEFAULT_WORKDIR_PATH) as (reporter, _),
+        open_workdir("serve", as_json, DEFAULT_WORKDIR_PATH) as (reporter, work),
         artifact_store.keep_paths_in_use(repository),
+        addresses.listen(host, http_port) as listener,
+        until_signal(),
     ):
-
-        def print_addresses(server: Server) -> None:
+        folder, name = work.root / "serving", repository.absolute().name
+        options = GatewayOptions(
+            keys,
+            folder / f"{name}.usage.json",
+            feedback=folder / f"{name}.feedback.jsonl",
+            routes=routes,
+            log=folder / f"{name}.gateway.log",
+            drain_seconds=drain_seconds,
+        )
+        with (
+            served_package(repository, folder / f"{name}.triton.log", reporter) as server,
+            running_gateway(listener, server.grpc_url, server.metrics_socket, repository, options) as gateway,
+        ):
             reporters.close_reporter(reporter)
-            name = server.models[0] if server.models else "MODEL"
-            body = '{"text_input": "What does os.path.join do?"}'
-            lines = [
-                f"ready on {server.http_url} (gRPC {server.grpc_url}); stop it with Ctrl-C",
-                f"curl -s {server.http_url}/v2/models/{name}/generate -d '{body}'",
-            ]
             result = {
-                "http": server.http_url,
+                "openai_url": gateway.openai_url,
+                "http": gateway.url,
                 "grpc": server.grpc_url,
-                "metrics": server.metrics_url,
+                "metrics": f"{gateway.url}/metrics",
+                "model": server.models[0],
                 "models": server.models,
                 "pid": os.getpid(),
             }
+            lines = [
+                f"ready on {gateway.openai_url} (model {server.models[0]}); stop it with Ctrl-C",
+                f"chat page: {gateway.url}/chat",
+            ]
             print_result(result, as_json, lines)
             sys.stdout.flush()
-
-        serve_repository(
-            repository,
-            ports=Ports(http_port, grpc_port, metrics_port),
-            host=host,
-            on_ready=print_addresses,
-            reporter=reporter,
-        )
+            while True:
+                time.sleep(POLL_SECONDS)
+                server.check_alive()
+                gateway.check_alive()

@@ -36,7 +36,7 @@ def promote(model_name: str, version: str, alias: str, by: str, reason: str, for
 
 
 @dsl.component(base_image=SERVING_IMAGE, install_kfp_package=False)
-def deploy(promoted: str, triton_url: str, triton_grpc_url: str, served_as: str) -> str:
+def deploy(promoted: str, triton_grpc_url: str, served_as: str) -> str:
     """Fetch, verify, load and test the version, then switch to it. Return the deployment as JSON."""
     import json
 
@@ -46,7 +46,6 @@ def deploy(promoted: str, triton_url: str, triton_grpc_url: str, served_as: str)
     with pipeline_step.step_context("deploy") as s:
         served = watcher.deploy_promoted(
             json.loads(promoted),
-            triton_url,
             triton_grpc_url,
             served_as=served_as,
             folder=s.workdir.root,
@@ -79,7 +78,6 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
         alias: str = "champion",
         reason: str = "",
         force: bool = False,
-        triton_url: str = "",
         triton_grpc_url: str = "",
         served_as: str = "",
         configuration: str = json.dumps(policy, sort_keys=True),
@@ -93,8 +91,7 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
             alias: The alias to move.
             reason: Reason, recorded in the history. Required for a forced promotion.
             force: Promote despite failed checks.
-            triton_url: HTTP address of a Triton server in explicit mode, http://triton:8000. Empty: `tuneline deploy --watch` follows the alias.
-            triton_grpc_url: The same server's gRPC address, for example triton:8001.
+            triton_grpc_url: gRPC address of a Triton server in explicit mode, for example triton:8001. Empty: `tuneline deploy --watch` follows the alias.
             served_as: The model's name in Triton. Empty: the name of the first package deployed there.
             configuration: Approvers as JSON, used if the registry has no policy.
         """
@@ -109,9 +106,8 @@ def build(config: Customization, platform: Platform | None = None) -> Callable[.
                 configuration=configuration,
             )
         )
-        with dsl.If(triton_url != "", name="into-service"):
-            urls = {"triton_url": triton_url, "triton_grpc_url": triton_grpc_url}
-            configure(deploy(promoted=moved.output, served_as=served_as, **urls))
+        with dsl.If(triton_grpc_url != "", name="into-service"):
+            configure(deploy(promoted=moved.output, triton_grpc_url=triton_grpc_url, served_as=served_as))
         return moved.output  # type: ignore[no-any-return] # kfp's outputs are untyped
 
     return promotion  # type: ignore[no-any-return] # kfp's decorators are untyped

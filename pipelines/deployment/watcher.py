@@ -1,10 +1,9 @@
 """Deployment of a registry alias: a Triton server serves the version that the alias points to, and follows its moves.
 
 The registry is polled, since its webhooks do not reach private addresses. A version is not served if it fails promote's
-checks, does not load, or does not answer its golden prompts.
+checks, does not load, or does not answer its golden prompts. The current version then remains deployed, and the
+rejected version is tagged with the reason.
 """
-
-# The current version then remains deployed, and the rejected version is tagged with the reason.
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,14 +31,17 @@ from components.common.runtime.errors import (
 from components.common.runtime.process_control import until_signal
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders
-from components.model_registry import promotion, servable_versions
+from components.model_registry import promotion, promotion_checks, servable_versions
 from components.model_registry.promotion_policy import Policy
 from components.model_registry.servable_versions import AliasTarget
 from components.triton_packaging.deployment import deployment_state, repository_api, version_switch
 from components.triton_packaging.deployment import serving_folder as layout
 from components.triton_packaging.deployment.deployment_state import DeploymentState, RefusedVersion, ServedVersion
 from components.triton_packaging.deployment.serving_folder import Release
-from components.triton_packaging.triton_server import Ports, Server, ServerAddress, running_server
+from components.triton_packaging.triton_server import ModelLoadError, Server, ServerAddress, keep_log, running_server
+from pipelines.deployment.canary_process import CanaryProcess
+from pipelines.gateway.process import GatewayProcess
+from pipelines.gateway.triton_models import CANARY, SHADOW
 
 SERVER_EXIT_SECONDS = 5.0  # from a broken connection to the exit of the server
 MAX_RESTARTS, RESTART_WINDOW_SECONDS = 5, 60.0  # maximum restarts, counted within this window
@@ -50,7 +52,11 @@ REFUSED_RETRY_SECONDS = 300.0  # between two attempts of a refused version while
 
 @dataclass
 class Deployment:
-    """The alias to follow, with its serving folder. `state` is the content of state.json; `timeout` is in seconds."""
+    """The alias to follow, with its serving folder. `state` is the content of state.json; `timeout` is in seconds.
+
+    A canary is served under a separate name, beside the deployment of another alias. A version that its evaluation
+    rejected is served as well, and receives copies of requests only.
+    """
 
     name: str
     alias: str
@@ -58,6 +64,8 @@ class Deployment:
     state: DeploymentState
     reporter: Reporter
     timeout: float = 300.0
+    is_canary: bool = False
+    checked_tags: str = ""  # digest of the served version's tags at the last check of a shadow version
     last_message: str = ""  # not repeated at every poll
     retry_after: tuple[str, float] = ("", 0.0)  # a version, and the monotonic time of its next attempt
     server_crashes: Counter[str] = field(default_factory=Counter)  # exits of the server while it tried a version
@@ -86,25 +94,36 @@ class Deployment:
             self.is_persisted = False
             self.log(f"{self.folder / deployment_state.STATE_FILENAME} cannot be written: {error}")
 
-    def release(self, version: str, package: Artifact) -> Release:
+    def release(self, version: str, package: Artifact, *, is_shadow: bool = False) -> Release:
         """Return a release with the metadata that a server reports about its version."""
         metadata = {
             "registered_model": self.name,
             "registered_version": version,
+            "registered_alias": self.alias,
             "repository_sha256": package.sha256,
         }
+        if self.is_canary:
+            metadata["traffic"] = SHADOW if is_shadow else CANARY
         return Release(version, package, metadata)
 
 
 @contextmanager
 def open_deployment(
-    name: str, folder: Path, reporter: Reporter, *, alias: str, served_as: str = "", timeout: float = 300.0
+    name: str,
+    folder: Path,
+    reporter: Reporter,
+    *,
+    alias: str,
+    served_as: str = "",
+    timeout: float = 300.0,
+    is_canary: bool = False,
 ) -> Iterator[Deployment]:
     """Open the deployment of a serving folder, and lock the folder.
 
     Args:
         served_as: name of the model on the server; empty: the recorded name, or else the name in the package.
         timeout: seconds for a version to load.
+        is_canary: serve beside the deployment of another alias; default name: the name in the package and the alias.
 
     Raises:
         BusyError: another process has locked the folder.
@@ -128,7 +147,7 @@ def open_deployment(
             )
         state.served_as = layout.check_model_name(served_as) if served_as else state.served_as
         state.refused = None  # try again after a restart
-        yield Deployment(name, alias, folder, state, reporter, timeout)
+        yield Deployment(name, alias, folder, state, reporter, timeout, is_canary)
 
 
 def deploy_once(deployment: Deployment, server: ServerAddress) -> None:
@@ -189,7 +208,7 @@ def promote(
 
 
 def deploy_promoted(
-    moved: dict[str, Any], url: str, grpc_url: str, *, served_as: str, folder: Path, reporter: Reporter
+    moved: dict[str, Any], grpc_url: str, *, served_as: str, folder: Path, reporter: Reporter
 ) -> dict[str, Any]:
     """Serve the promoted version on a running server.
 
@@ -197,7 +216,6 @@ def deploy_promoted(
 
     Args:
         moved: the result of `promote`.
-        url: HTTP address of the server.
         grpc_url: gRPC address of the server, HOST:PORT.
         served_as: name of the model on the server; empty: the recorded name, or else the name in the package.
         folder: the workdir.
@@ -214,7 +232,7 @@ def deploy_promoted(
         with open_deployment(
             name, get_serving_folder(folder, name), reporter, alias=alias, served_as=served_as
         ) as deployment:
-            deploy_once(deployment, ServerAddress(url.rstrip("/"), grpc_url))
+            deploy_once(deployment, ServerAddress(grpc_url))
     except TunelineError as error:
         # Move the alias back only if it still points to the promoted version. Log errors; raise the original error.
         previous, promoted = moved["from"], moved["to"]
@@ -235,6 +253,11 @@ def get_serving_folder(workdir: Path, name: str) -> Path:
     """Return the default serving folder of a registered model: one folder per name."""
     folder = quote(name, safe=" ")
     return workdir / "serving" / (folder if folder.strip(".") else folder.replace(".", "%2E"))
+
+
+def get_model_repository(folder: Path) -> Path:
+    """Return Triton's model repository in a serving folder."""
+    return folder / layout.REPOSITORY_FOLDER
 
 
 def poll(deployment: Deployment, server: ServerAddress) -> None:
@@ -295,6 +318,8 @@ def _reconcile(deployment: Deployment, server: ServerAddress, target: AliasTarge
             deployment.last_message = ""
         deployment.retry_after = ("", 0.0)
         deployment.server_crashes.clear()
+        if serving.is_shadow and deployment.checked_tags != target.tags_sha256:
+            _recheck_shadow(deployment, server, target)
         return
     if deployment.state.is_refused(target.version, target.repository_sha256, target.tags_sha256):
         return
@@ -303,9 +328,12 @@ def _reconcile(deployment: Deployment, server: ServerAddress, target: AliasTarge
         objections = servable_versions.list_serving_objections(
             target.name, target.version, deployment.alias, model_sha256
         )
+        is_rejected = any(each.startswith(promotion_checks.VERDICT_OBJECTION) for each in objections)
+        if deployment.is_canary:  # a version without an accepting verdict may receive copies of requests
+            objections = [each for each in objections if not each.startswith(promotion_checks.VERDICT_OBJECTION)]
         if objections:
             raise RegistryError(" and ".join(objections), hint="")
-        _switch_version(deployment, server, target)
+        _switch_version(deployment, server, target, is_shadow=is_rejected)
     except TransientError:
         raise
     except EngineMissingError:
@@ -327,40 +355,74 @@ def _reconcile(deployment: Deployment, server: ServerAddress, target: AliasTarge
         _refuse(deployment, target, _describe(error))
 
 
-def _switch_version(deployment: Deployment, server: ServerAddress, target: AliasTarget) -> None:
+def _recheck_shadow(deployment: Deployment, server: ServerAddress, target: AliasTarget) -> None:
+    """Let a shadow version answer if its evaluation accepts it now, or a forced promotion overruled the verdict."""
+    with suppress(RegistryError):
+        objections = servable_versions.list_serving_objections(target.name, target.version, deployment.alias)
+        deployment.checked_tags = target.tags_sha256
+        serving, name = deployment.state.serving, deployment.state.served_as
+        if objections or serving is None:
+            return
+        deployment.update(serving=serving.model_copy(update={"is_shadow": False}))
+        for model in (f"{name}{layout.STREAM_SUFFIX}", name):  # a loaded model keeps its parameters
+            with suppress(ModelLoadError):  # the package has no streaming model
+                repository_api.unload_model(server, model)
+        if resume(deployment, server):
+            deployment.log(f"{target.name} version {target.version} may answer requests as {name}")
+
+
+def _switch_version(
+    deployment: Deployment, server: ServerAddress, target: AliasTarget, *, is_shadow: bool = False
+) -> None:
     previous = deployment.state.serving
     old = _find_release(deployment, previous)
     with servable_versions.open_package(target.name, target.version) as package:
         deployment.reporter.step(f"fetching version {target.version}")
-        new = deployment.release(target.version, layout.copy_package(deployment.folder, package))
-    name = deployment.state.served_as or new.packaged_name
-    deployment.reporter.step(f"trying version {new.version}")
-    count = version_switch.try_release(server, deployment.folder, name, new, deployment.timeout)
-    deployment.reporter.note(
-        f"version {new.version} was loaded next to the deployed version and answered {count} of its golden prompts"
+        copy = layout.copy_package(deployment.folder, package)
+        new = deployment.release(target.version, copy, is_shadow=is_shadow)
+    packaged_name = f"{new.packaged_name}-{deployment.alias}" if deployment.is_canary else new.packaged_name
+    name = deployment.state.served_as or layout.check_model_name(packaged_name)
+    if previous and version_switch.must_unload_first(new):
+        _check_alias(deployment, target)
+        deployment.reporter.step(f"unloading version {previous.version} to load version {new.version}")
+        version_switch.exchange_version(server, deployment.folder, name, new, old, deployment.timeout)
+    else:
+        deployment.reporter.step(f"trying version {new.version}")
+        count = version_switch.try_release(server, deployment.folder, name, new, deployment.timeout)
+        deployment.reporter.note(
+            f"version {new.version} was loaded next to the deployed version and answered {count} of its golden prompts"
+        )
+        _check_alias(deployment, target)
+        deployment.reporter.step(f"switching to version {new.version}")
+        version_switch.switch_version(server, deployment.folder, name, new, old, deployment.timeout)
+    served = ServedVersion(
+        version=target.version,
+        repository_sha256=target.repository_sha256,
+        model_sha256=target.model_sha256,
+        since=_now(),
+        is_shadow=is_shadow,
     )
+    deployment.update(served_as=name, serving=served, before=previous, refused=None)
+    deployment.on_served(served)
+    replaced = f", in place of {previous.version}" if previous else ""
+    limited = " for shadow traffic only (its evaluation did not accept it)" if is_shadow else ""
+    deployment.log(f"{target.name} version {target.version} is served as {name}{limited}{replaced}")
+    _prune_packages(deployment, name)
+    if deployment.is_canary:  # the tags describe the versions of the stable alias
+        return
+    _tag_version(deployment, target.version, servable_versions.IN_SERVICE)
+    if previous and previous.version != target.version:
+        _tag_version(deployment, previous.version, servable_versions.RETIRED)
+
+
+def _check_alias(deployment: Deployment, target: AliasTarget) -> None:
+    """Raise TransientError if the alias was moved in the meantime."""
     with suppress(RegistryError, EngineMissingError):  # an unreachable registry confirms its previous answer
         now = servable_versions.resolve_alias(target.name, deployment.alias)
         if now is None or now.version != target.version:
             raise TransientError(
                 f"{target.name}@{deployment.alias} no longer points to version {target.version}", hint="Deploy again."
             )
-    deployment.reporter.step(f"switching to version {new.version}")
-    version_switch.switch_version(server, deployment.folder, name, new, old, deployment.timeout)
-    served = ServedVersion(
-        version=target.version,
-        repository_sha256=target.repository_sha256,
-        model_sha256=target.model_sha256,
-        since=_now(),
-    )
-    deployment.update(served_as=name, serving=served, before=previous, refused=None)
-    deployment.on_served(served)
-    replaced = f", in place of {previous.version}" if previous else ""
-    deployment.log(f"{target.name} version {target.version} is served as {name}{replaced}")
-    _prune_packages(deployment, name)
-    _tag_version(deployment, target.version, servable_versions.IN_SERVICE)
-    if previous and previous.version != target.version:
-        _tag_version(deployment, previous.version, servable_versions.RETIRED)
 
 
 def _prune_packages(deployment: Deployment, name: str) -> None:
@@ -406,7 +468,7 @@ def _tag_version(deployment: Deployment, version: str, state: str, reason: str =
 def _find_release(deployment: Deployment, served: ServedVersion | None) -> Release | None:
     """Return the verified local copy of a served version, or None."""
     package = layout.find_package(deployment.folder, served.repository_sha256) if served else None
-    return deployment.release(served.version, package) if served and package else None
+    return deployment.release(served.version, package, is_shadow=served.is_shadow) if served and package else None
 
 
 def _now() -> str:
@@ -415,14 +477,25 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Options of a server; `poll_interval` of the registry in seconds."""
+    """Options of a server.
 
-    ports: Ports
-    host: str
+    Attributes:
+        log: file for the server's output.
+        sockets: folder of the server's sockets; a restarted server has the same addresses.
+        poll_interval: seconds between two polls of the registry.
+        follow: serve each version that the alias moves to.
+        on_ready: called once a version is served.
+        gateway: the gateway in front of the server; it is stopped first, so that its answers can finish.
+        canary: the deployment of a second alias on the same server, or None.
+    """
+
     log: Path
+    sockets: Path
     poll_interval: float
     follow: bool
     on_ready: Callable[[Server], None]
+    gateway: GatewayProcess
+    canary: CanaryProcess | None = None
 
 
 def serve_and_follow(deployment: Deployment, options: ServerOptions) -> None:
@@ -430,26 +503,30 @@ def serve_and_follow(deployment: Deployment, options: ServerOptions) -> None:
 
     With `follow`, it follows the alias; otherwise it keeps the first version.
 
-    A server that exits is restarted on the same ports with the deployed version. `on_ready` is called once a version
-    is served.
+    A server that exits is restarted with the same address and the deployed version. `on_ready` is called once a
+    version is served.
 
     Raises:
         EngineMissingError: the server exits repeatedly.
         RegistryError: the alias has no version that can be served, and `follow` is false.
     """
     exits: list[float] = []
+    keep_log(options.log)
     with until_signal():
         while True:
             try:
-                error, ports = _run_server(deployment, options, is_restart=bool(exits))
+                error = _run_server(deployment, options, is_restart=bool(exits))
             except EngineMissingError as failure:
                 if not exits:  # only a restart is repeated if the server does not start
                     raise
-                error, ports = failure, options.ports
-            options, exits = replace(options, ports=ports), [*exits[-MAX_RESTARTS:], time.monotonic()]
+                error = failure
+            exits = [*exits[-MAX_RESTARTS:], time.monotonic()]
             if len(exits) > MAX_RESTARTS and exits[-1] - exits[0] < MAX_RESTARTS * RESTART_WINDOW_SECONDS:
                 raise EngineMissingError(error.message, hint=error.hint)
-            deployment.log(f"the server exited and is restarted with the deployed version. {error.message}")
+            kept = keep_log(options.log)
+            deployment.log(
+                f"the server exited and is restarted with the deployed version; its log is kept in {kept}. {error.message}"
+            )
             # Back off by one second for each earlier exit within the window.
             time.sleep(sum(one > exits[-1] - RESTART_WINDOW_SECONDS for one in exits) - 1)
 
@@ -458,16 +535,14 @@ class TransientError(TunelineError):
     """A version was not served for a temporary reason that is not caused by the version."""
 
 
-def _run_server(
-    deployment: Deployment, options: ServerOptions, *, is_restart: bool
-) -> tuple[EngineMissingError, Ports]:
-    """Run a server until it exits. Returns the error and the ports of a server that was ready."""
+def _run_server(deployment: Deployment, options: ServerOptions, *, is_restart: bool) -> EngineMissingError:
+    """Run a server until it exits, and return the error of a server that was ready."""
     with running_server(
-        deployment.folder / layout.REPOSITORY_FOLDER,
+        get_model_repository(deployment.folder),
         models=[],
         log=options.log,
-        host=options.host,
-        ports=options.ports,
+        sockets=options.sockets,
+        other_repositories=[options.canary.repository] if options.canary else [],
         ready_timeout=deployment.timeout,
         reporter=deployment.reporter,
     ) as server:
@@ -483,17 +558,25 @@ def _run_server(
             next_poll = time.monotonic()
             while True:
                 server.check_alive()
+                options.gateway.check_alive()
+                if options.canary:
+                    options.canary.check_alive()
                 if options.follow and time.monotonic() >= next_poll:
                     poll(deployment, server)
                     next_poll = time.monotonic() + options.poll_interval
                 time.sleep(min(0.5, options.poll_interval))
+        except KeyboardInterrupt:
+            options.gateway.stop()
+            if options.canary:
+                options.canary.stop()
+            raise
         except EngineMissingError as error:
             # A server that exits breaks its connections shortly before.
             try:
                 server.process.wait(timeout=SERVER_EXIT_SECONDS)
             except subprocess.TimeoutExpired:
                 raise error from None
-            return error, server.ports
+            return error
 
 
 def resume(deployment: Deployment, server: ServerAddress) -> bool:

@@ -2,9 +2,9 @@
 
     python shims.py PROGRAM ARGUMENT…
 
-`tuneline` gets a tiny model and few steps unless the documentation sets them. `serve` and `deploy` get Ctrl-C once they are ready, and
-`cancel` gets a run to cancel. `make` uses the environment of the tests; other targets than `run` are only printed, since `make test` runs
-these tests. `pip download` and `pip wheel` resolve the same packages but do not download them.
+`tuneline` gets a tiny model and few steps unless the documentation sets them. `serve` and `deploy` get Ctrl-C once they are ready,
+`chat` gets the end of its input, and `cancel` gets a run to cancel. `make` uses the environment of the tests; other targets than `run`
+are only printed, since `make test` runs these tests. `pip download` and `pip wheel` resolve the same packages but do not download them.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ def add_small_settings(arguments: list[str]) -> list[str]:
 
 def run_tuneline(arguments: list[str]) -> int:
     if arguments[0] in READY_TEXTS:
-        free_ports = [part for option in ("--http-port", "--grpc-port", "--metrics-port") for part in (option, "0")]
-        return run_until_ready([*TUNELINE, *arguments, *free_ports], READY_TEXTS[arguments[0]])
+        return run_until_ready([*TUNELINE, *arguments, "--http-port", "0"], READY_TEXTS[arguments[0]])
     if arguments[0] == "cancel":
         return cancel_run(arguments)
+    if arguments[0] == "chat":  # ends at once, as after Ctrl-D
+        return subprocess.run([*TUNELINE, *arguments], stdin=subprocess.DEVNULL, check=False).returncode
     return subprocess.run([*TUNELINE, *add_small_settings(arguments)], check=False).returncode
 
 

@@ -18,7 +18,7 @@ from components.triton_packaging.config import TritonPackagingConfig
 from components.triton_packaging.stage import package
 from tests.engines.s3_server import S3
 from tests.tiny import tiny_model
-from tests.triton_packaging.triton_clients import generate_with_transformers
+from tests.triton_packaging.triton_clients import generate_with_transformers, infer_grpc
 
 pytestmark = [pytest.mark.s3, pytest.mark.triton]
 
@@ -71,8 +71,7 @@ def test_triton_serves_a_package_from_the_bucket(
     names = ["tuneline", "tuneline_stream"]
     with triton_server.running_server(artifact.path, log=tmp_path / "log", models=names) as server:
         assert server.version == "2.51.0"
-        request = {"text_input": "Name the fox.", "max_tokens": 12}
-        answer = triton_server.get_json(f"{server.http_url}/v2/models/tuneline/generate", method="POST", body=request)
+        answer = infer_grpc(server, "tuneline", text_input="Name the fox.", max_tokens=12)
     assert answer["text_output"] == generate_with_transformers(
         model_loading.open_model(tmp_path / "base"), "Name the fox.", 12
     )

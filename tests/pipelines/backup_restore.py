@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from components.common.artifacts import artifact_folder
+from components.triton_packaging.triton_server import ServerAddress
 from tests.pipelines.command import COMMAND, ROOT, answer, environment
+from tests.triton_packaging.triton_clients import infer_grpc
 
 EXAMPLES = ROOT / "docs" / "examples"
 
@@ -79,10 +80,6 @@ def check_served_answers(repository: Path, project: Path) -> None:
         str(repository),
         "--http-port",
         "0",
-        "--grpc-port",
-        "0",
-        "--metrics-port",
-        "0",
         "--json",
     ]
     server = subprocess.Popen(
@@ -91,11 +88,10 @@ def check_served_answers(repository: Path, project: Path) -> None:
     try:
         assert server.stdout is not None
         ready = json.loads(server.stdout.readline())
-        body = json.dumps({"text_input": expected["prompt"], "max_tokens": 4}).encode()
-        with urllib.request.urlopen(
-            f"{ready['http']}/v2/models/{ready['models'][0]}/generate", body, timeout=60
-        ) as response:
-            assert json.loads(response.read())["text_output"] == expected["text"]
+        served = infer_grpc(
+            ServerAddress(ready["grpc"]), ready["models"][0], text_input=expected["prompt"], max_tokens=4
+        )
+        assert served["text_output"] == expected["text"]
     finally:
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=60)

@@ -11,18 +11,21 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
-from tritonclient import grpc
+from tritonclient.utils import InferenceServerException
+from typer.testing import CliRunner
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
@@ -39,17 +42,26 @@ from components.triton_packaging.deployment import deployment_state, repository_
 from components.triton_packaging.deployment.serving_folder import Release
 from components.triton_packaging.stage import package
 from components.triton_packaging.triton_server import Server, ServerAddress, running_server
+from pipelines.cli.main import app
 from pipelines.deployment import watcher
 from pipelines.deployment.watcher import Deployment
+from pipelines.gateway.traffic_routes import set_route
 from tests.model_registry.conftest import build, open_registry
+from tests.pipelines.deployment_clients import (
+    PROMPTS,
+    SERVED_NAME,
+    TOKENS,
+    ClientLoad,
+    client_process,
+    request_grpc,
+    request_stream,
+)
 from tests.tiny import tiny_model
 from tests.triton_packaging.conftest import publish_adapter
-from tests.triton_packaging.triton_clients import build_tensors, open_stream, post
 
 pytestmark = [pytest.mark.triton, pytest.mark.mlflow]
-NAME, SERVED_NAME = "helper", "clerk"
-PROMPTS = ["What is a list?", "Name the fox."]
-TOKENS = 8
+NAME = "helper"
+STEADY_SECONDS = 15.0  # some hundred answers for a 99th percentile
 CONFIG = TritonPackagingConfig(model_name=SERVED_NAME, golden_prompts=PROMPTS, golden_max_tokens=TOKENS, max_tokens=64)
 
 
@@ -122,7 +134,7 @@ class RunningDeployment:
     @property
     def server(self) -> ServerAddress:
         """Return the addresses of the server."""
-        return ServerAddress(self.ready["http"], self.ready["grpc"])
+        return ServerAddress(self.ready["grpc"])
 
     def find_triton(self) -> psutil.Process:
         """Return the process of the server."""
@@ -150,7 +162,6 @@ def wait_until(condition: Callable[[], Any], seconds: float) -> bool:
 @contextmanager
 def run_deployment(workdir: Path, *options: str, watch: bool = True) -> Iterator[RunningDeployment]:
     """Run the command in a child process; yield once it serves a version."""
-    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
     command = [
         sys.executable,
         "-P",
@@ -161,7 +172,8 @@ def run_deployment(workdir: Path, *options: str, watch: bool = True) -> Iterator
         "--every",
         "0.2",
         "--json",
-        *ports,
+        "--http-port",
+        "0",
         *options,
     ]
     command += ["--watch"] if watch else []
@@ -179,81 +191,6 @@ def run_deployment(workdir: Path, *options: str, watch: bool = True) -> Iterator
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
-
-
-@dataclass
-class ClientLoad:
-    """Clients that send requests without a pause, half of them streamed, with their answers and failures."""
-
-    answers: list[tuple[str, str, str]] = field(default_factory=list)  # version, prompt, text
-    failures: list[str] = field(default_factory=list)
-
-    @contextmanager
-    def apply(self, server: Server, clients: int = 8) -> Iterator[ClientLoad]:
-        """Send requests from `clients` threads until the end of the block."""
-        stop = threading.Event()
-        threads = [
-            threading.Thread(target=self._send_requests, args=(server, number, stop)) for number in range(clients)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            yield self
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-
-    def _send_requests(self, server: Server, number: int, stop: threading.Event) -> None:
-        request_number = number
-        while not stop.is_set():
-            prompt = PROMPTS[request_number % len(PROMPTS)]
-            request_number += 1
-            try:
-                self.answers.append(REQUESTS[number % len(REQUESTS)](server, prompt))
-            except Exception as error:  # every error of a client is a failed request
-                self.failures.append(repr(error))
-
-    def versions(self) -> list[str]:
-        """Return the versions that answered, sorted."""
-        return sorted({version for version, _, _ in self.answers})
-
-    def find_wrong_answers(self, registered: RegisteredVersions) -> list[tuple[str, str, str]]:
-        """Return the answers that differ from the proven answer of their version."""
-        return [answer for answer in self.answers if registered.proven_texts(answer[0])[answer[1]] != answer[2]]
-
-
-def request_http(server: Server, prompt: str) -> tuple[str, str, str]:
-    status, text = post(server, f"{SERVED_NAME}/generate", {"text_input": prompt, "max_tokens": TOKENS})
-    assert status == 200, text
-    response = json.loads(text)
-    return response["model_version"], prompt, response["text_output"]
-
-
-def request_grpc(server: Server, prompt: str) -> tuple[str, str, str]:
-    with grpc.InferenceServerClient(server.grpc_url) as client:
-        result = client.infer(
-            SERVED_NAME, build_tensors({"text_input": prompt, "max_tokens": TOKENS}), client_timeout=120
-        )
-    return result.get_response().model_version, prompt, result.as_numpy("text_output")[0].decode()
-
-
-def request_stream(server: Server, prompt: str) -> tuple[str, str, str]:
-    pieces: list[Any] = []
-    with open_stream(server, f"{SERVED_NAME}_stream", text_input=prompt, max_tokens=TOKENS) as (_, responses):
-        while not pieces or not pieces[-1].as_numpy("finish_reason")[0]:
-            result, error = responses.get(timeout=120)
-            if error is not None:
-                raise error
-            pieces.append(result)
-    return (
-        pieces[-1].get_response().model_version,
-        prompt,
-        "".join(piece.as_numpy("text_output")[0].decode() for piece in pieces),
-    )
-
-
-REQUESTS = (request_http, request_stream, request_grpc, request_stream)
 
 
 def read_served_version(workdir: Path) -> str:
@@ -275,15 +212,52 @@ def test_promotions_and_rollback_under_load_lose_no_request(
         deployed.wait_for("helper version 1 is served as clerk, in place of 2")
         answered = len(load.answers)
         assert wait_until(lambda: len(load.answers) > answered + 50, 60)
-        server = ServerAddress(deployed.ready["http"], deployed.ready["grpc"])
-        assert wait_until(lambda: repository_api.is_unloaded(server, SERVED_NAME, "2"), 60)  # its memory is free
+        assert wait_until(
+            lambda: repository_api.is_unloaded(deployed.server, SERVED_NAME, "2"), 60
+        )  # its memory is free
     assert deployed.process.returncode == 0
     assert load.failures == []
-    assert load.find_wrong_answers(registered) == []
+    assert load.find_wrong_answers(registered.proven_texts) == []
     assert load.versions() == ["1", "2"]
     assert {version for version, _, _ in load.answers[-40:]} == {"1"}
     assert registry.get_model_version(NAME, "1").tags["tuneline.serving"] == "in service"
     assert registry.get_model_version(NAME, "2").tags["tuneline.serving"] == "retired"
+
+
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(1, marks=pytest.mark.long, id="two"), pytest.param(5, marks=pytest.mark.stress, id="ten")]
+)
+def test_swaps_under_load_lose_and_delay_no_answer(
+    registry: Any, registered: RegisteredVersions, tmp_path: Path, rounds: int
+) -> None:
+    """Half of the clients use the gateway. Long: a swap takes half a minute.
+
+    The bound on the delays is checked after ten swaps only, by `make stress-deploy` on a machine without other work.
+    """
+    promote(NAME, "1", reporter=SilentReporter())
+    with (
+        run_deployment(tmp_path) as deployed,
+        client_process(deployed.server, deployed.ready["openai_url"]) as load,
+    ):
+        time.sleep(STEADY_SECONDS)
+        first_swap = time.monotonic()
+        for _ in range(rounds):
+            promote(NAME, "2", reporter=SilentReporter())
+            assert wait_until(lambda: read_served_version(tmp_path) == "2", 300), deployed.read_log()
+            rollback(NAME, reporter=SilentReporter())
+            assert wait_until(lambda: read_served_version(tmp_path) == "1", 300), deployed.read_log()
+    assert load.failures == []
+    assert load.find_wrong_answers(registered.proven_texts) == []
+    assert load.versions() == ["1", "2"]
+    steady = [seconds for began, seconds in load.times if began + seconds < first_swap]
+    later = [seconds for began, seconds in load.times if began + seconds >= first_swap]
+    limit = 2 * float(np.percentile(steady, 99)) + 1.0
+    print(
+        f"{len(later)} answers during {2 * rounds} swaps: 99th percentile {np.percentile(later, 99):.3f} s, "
+        f"slowest {max(later):.3f} s; steady 99th percentile {np.percentile(steady, 99):.3f} s, limit {limit:.3f} s"
+    )
+    if rounds > 1:
+        assert max(later) <= limit
 
 
 @pytest.mark.long
@@ -304,7 +278,7 @@ def test_manually_moved_alias_is_followed_or_refused_with_a_reason(
         answered = len(load.answers)
         assert wait_until(lambda: len(load.answers) > answered + 10, 60)
     assert load.failures == []
-    assert load.find_wrong_answers(registered) == []
+    assert load.find_wrong_answers(registered.proven_texts) == []
     assert load.versions() == ["1", "2"]
 
 
@@ -337,9 +311,94 @@ def test_package_with_wrong_answers_fails_the_smoke_test(
         deployed.wait_for("differs from the proof")
         answered = len(load.answers)
         assert wait_until(lambda: len(load.answers) > answered + 10, 60)
-        assert post(deployed.server, f"{SERVED_NAME}_candidate/generate", {"text_input": "a"})[0] in (400, 404)
-    assert (load.failures, load.versions(), load.find_wrong_answers(registered)) == ([], ["1"], [])
+        assert repository_api.get_version_states(deployed.server, f"{SERVED_NAME}_candidate") == {}
+    assert (load.failures, load.versions(), load.find_wrong_answers(registered.proven_texts)) == ([], ["1"], [])
     assert "differs from the proof" in registry.get_model_version(NAME, version).tags["tuneline.serving.reason"]
+
+
+@pytest.mark.long
+def test_a_canary_is_served_beside_the_champion_and_never_disturbs_it(
+    registry: Any, registered: RegisteredVersions, tmp_path: Path
+) -> None:
+    """A second alias on the same server: missing, accepted, rejected by the gate, forced, and damaged versions."""
+    promote(NAME, "1", reporter=SilentReporter())
+    registry.delete_registered_model_alias(NAME, "candidate")  # registration gave it to version 3
+    routes = tmp_path / "routes.yaml"
+    targets = [{"model": SERVED_NAME, "weight": 0}, {"model": f"{SERVED_NAME}-candidate"}]
+    set_route(routes, SERVED_NAME, {"targets": targets})
+    options = ("--canary-alias", "candidate", "--routes", str(routes))
+    log = tmp_path / "serving" / f"{NAME}@candidate" / "deploy.log"
+
+    def wait_for(text: str) -> None:
+        assert wait_until(lambda: log.exists() and text in log.read_text(), 120), (
+            log.read_text() if log.exists() else ""
+        )
+
+    with run_deployment(tmp_path, *options) as deployed, ClientLoad().apply(deployed.server, clients=2) as load:
+        url = deployed.ready["openai_url"]
+
+        def is_answered_by(version: str, model: str = SERVED_NAME) -> bool:
+            return wait_until(lambda: ask_gateway(url, model) == (200, version), 30)
+
+        assert is_answered_by("1")  # no version has the alias yet
+        promote(NAME, "2", alias="candidate", reporter=SilentReporter())
+        wait_for(f"version 2 is served as {SERVED_NAME}-candidate")
+        assert is_answered_by("2")
+        assert is_answered_by("1", f"{NAME}@champion")
+        assert is_answered_by("2", f"{NAME}@candidate")
+
+        registry.set_model_version_tag(NAME, "3", "tuneline.verdict", "rejected")
+        registry.set_registered_model_alias(NAME, "candidate", "3")
+        wait_for("version 3 is served as clerk-candidate for shadow traffic only")
+        assert is_answered_by("1")
+        assert ask_gateway(url, f"{NAME}@candidate")[0] == 403
+
+        registry.delete_registered_model_alias(NAME, "candidate")
+        promote(NAME, "3", alias="candidate", force=True, reason="an experiment", reporter=SilentReporter())
+        wait_for("version 3 may answer requests")
+        assert is_answered_by("3")
+
+        wrong = register_wrong_package(registered, tmp_path / "impostor")
+        registry.set_registered_model_alias(NAME, "candidate", wrong)
+        wait_for("differs from the proof")
+        assert is_answered_by("3")
+        deployed.find_triton().kill()
+        assert wait_until(lambda: ask_gateway(url, f"{NAME}@champion") == (200, "1"), 120), deployed.read_log()
+        assert wait_until(lambda: ask_gateway(url, SERVED_NAME) == (200, "3"), 120), log.read_text()
+        load.failures.clear()  # those of the killed server
+    assert load.find_wrong_answers(registered.proven_texts) == []
+    assert load.versions() == ["1"]
+    assert registry.get_model_version(NAME, "1").tags["tuneline.serving"] == "in service"
+
+
+def ask_gateway(url: str, model: str) -> tuple[int, str]:
+    """Return the status and the version of an answer; status 0 without a response."""
+    body = {"model": model, "messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 2}
+    request = urllib.request.Request(
+        f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, response.headers["x-tuneline-model-version"]
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+    except OSError:
+        return 0, ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--canary-alias", "candidate"], "--canary-alias requires --watch"),
+        (["--canary-alias", "candidate", "--watch", "--grpc-url", "x:1"], "--canary-alias requires --watch"),
+        (["--canary-alias", "champion", "--watch"], "--canary-alias is champion"),
+        (["--canary"], "--canary requires --grpc-url"),
+    ],
+)
+def test_options_of_a_canary_are_checked(options: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["deploy", NAME, *options])
+    assert isinstance(result.exception, UsageError)
+    assert message in result.exception.message
 
 
 def register_wrong_package(registered: RegisteredVersions, folder: Path, incumbent: str = "1") -> str:
@@ -402,12 +461,12 @@ def test_server_killed_during_a_switch_ends_with_the_new_version(
 def is_serving(deployed: RunningDeployment, registered: RegisteredVersions, version: str) -> bool:
     """Whether the server answers with this version and its proven text."""
     try:
-        return request_http(deployed.server, PROMPTS[0]) == (
+        return request_grpc(deployed.server, PROMPTS[0]) == (
             version,
             PROMPTS[0],
             registered.proven_texts(version)[PROMPTS[0]],
         )
-    except (OSError, AssertionError):
+    except InferenceServerException:
         return False
 
 
@@ -419,17 +478,14 @@ def run_refused_deploy(workdir: Path, *arguments: str) -> tuple[int, dict[str, A
 
 @pytest.mark.long
 def test_deploy_errors_are_reported(registry: Any, tmp_path: Path) -> None:
-    ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
-    code, error = run_refused_deploy(tmp_path, NAME, *ports)
+    code, error = run_refused_deploy(tmp_path, NAME, "--http-port", "0")
     assert (code, error["kind"]) == (1, "registry")
     assert f"{NAME} has no version with the alias champion" in error["message"]
-    code, error = run_refused_deploy(tmp_path, NAME, "--url", "http://127.0.0.1:9")
-    assert (code, error["kind"]) == (2, "usage")
     promote(NAME, "1", reporter=SilentReporter())
-    code, error = run_refused_deploy(tmp_path, NAME, "--url", "http://127.0.0.1:9", "--grpc-url", "127.0.0.1:9")
+    code, error = run_refused_deploy(tmp_path, NAME, "--grpc-url", "127.0.0.1:9")
     assert (code, error["kind"]) == (1, "engine_missing")
     assert "does not answer" in error["message"]
-    code, error = run_refused_deploy(tmp_path, "unknown", *ports)
+    code, error = run_refused_deploy(tmp_path, "unknown", "--http-port", "0")
     assert "the registered model unknown does not exist" in error["message"]
 
 
@@ -451,12 +507,11 @@ def test_promotion_pipeline_deploys_and_restores_the_alias_on_failure(
         parameters = {
             "by": "ann",
             "model_name": NAME,
-            "triton_url": server.http_url,
             "triton_grpc_url": server.grpc_url,
         }
         for version in ("1", "2"):
             pipeline(version=version, **parameters)
-            assert request_http(server, PROMPTS[0]) == (
+            assert request_grpc(server, PROMPTS[0]) == (
                 version,
                 PROMPTS[0],
                 registered.proven_texts(version)[PROMPTS[0]],
@@ -464,7 +519,7 @@ def test_promotion_pipeline_deploys_and_restores_the_alias_on_failure(
         wrong_version = register_wrong_package(registered, tmp_path / "impostor", incumbent="2")
         with pytest.raises(RuntimeError):
             pipeline(version=wrong_version, **parameters)
-        assert request_http(server, PROMPTS[0])[0] == "2"
+        assert request_grpc(server, PROMPTS[0])[0] == "2"
     assert str(registry.get_model_version_by_alias(NAME, "champion").version) == "2"
     assert "differs from the proof" in registry.get_model_version(NAME, wrong_version).tags["tuneline.serving.reason"]
 
@@ -478,7 +533,7 @@ def run_external_server(folder: Path) -> Iterator[Server]:
 
 
 def get_address(server: Server) -> ServerAddress:
-    return ServerAddress(server.http_url, server.grpc_url)
+    return ServerAddress(server.grpc_url)
 
 
 @contextmanager
@@ -511,7 +566,7 @@ def test_repackaged_version_is_reloaded_under_its_number(
                 == repackaged.sha256
                 != registered.packages[0].sha256
             )
-        assert (load.failures, load.find_wrong_answers(registered), load.versions()) == ([], [], ["1"])
+        assert (load.failures, load.find_wrong_answers(registered.proven_texts), load.versions()) == ([], [], ["1"])
         assert deployment.state.serving is not None
         assert deployment.state.serving.repository_sha256 == repackaged.sha256
 
@@ -563,7 +618,7 @@ def test_alias_moved_away_during_the_trial_deploys_nothing(
         assert deployment.state.refused is None
         promote(NAME, "2", reporter=SilentReporter())
         watcher.poll(deployment, get_address(server))
-        assert request_http(server, PROMPTS[0])[0] == "2"
+        assert request_grpc(server, PROMPTS[0])[0] == "2"
 
 
 @pytest.mark.stress
@@ -586,10 +641,10 @@ def test_restarted_external_server_recovers_without_the_registry(
         assert not any((folder / "repository" / model).exists() for model in models)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with open_deployment(folder) as deployment:
-        watcher.poll(deployment, ServerAddress("http://127.0.0.1:9", "127.0.0.1:9"))
+        watcher.poll(deployment, ServerAddress("127.0.0.1:9"))
         with run_external_server(folder) as server:
             watcher.poll(deployment, get_address(server))
-            for request in (request_http, request_stream):
+            for request in (request_grpc, request_stream):
                 assert request(server, PROMPTS[0]) == ("1", PROMPTS[0], registered.proven_texts("1")[PROMPTS[0]])
     assert "version 1 is deployed again" in read_log(folder)
 
@@ -608,13 +663,13 @@ def test_failed_installation_is_retried_and_the_served_version_stays(
         watcher.poll(deployment, get_address(server))
         assert "version 2 cannot be installed now and will be retried" in read_log(folder)
         assert deployment.state.refused is None
-        assert request_http(server, PROMPTS[0])[0] == "1"
+        assert request_grpc(server, PROMPTS[0])[0] == "1"
         blocker.unlink()
         deployment.retry_after = ("", 0.0)
         (folder / deployment_state.STATE_FILENAME).unlink()
         (folder / deployment_state.STATE_FILENAME).mkdir()  # state.json cannot be written; the server keeps serving
         watcher.poll(deployment, get_address(server))
-        assert request_http(server, PROMPTS[0])[0] == "2"
+        assert request_grpc(server, PROMPTS[0])[0] == "2"
         assert "state.json cannot be written" in read_log(folder)
 
 

@@ -864,10 +864,6 @@ def test_port_in_use_is_reported_and_the_free_port_is_served(finished_run: Finis
         finished_run.result["artifacts"]["repository"],
         "--http-port",
         port,
-        "--grpc-port",
-        "0",
-        "--metrics-port",
-        "0",
     ]
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", port))
@@ -877,7 +873,7 @@ def test_port_in_use_is_reported_and_the_free_port_is_served(finished_run: Finis
     assert server.stdout is not None
     ready = server.stdout.readline()
     server.send_signal(signal.SIGTERM)
-    assert json.loads(ready)["http"] == f"http://127.0.0.1:{port}"
+    assert json.loads(ready)["openai_url"] == f"http://127.0.0.1:{port}/v1"
     assert wait_for_end(server).returncode == 0
 
 
@@ -1161,8 +1157,8 @@ PACKAGE_ERRORS = {  # the tests are in tests/triton_packaging, tests/engines and
     "the package refers to …, which is missing or has changed: …": ("artifact_damaged", 1),
     "the package cannot be published: …": ("engine_missing", 1),
 }
-# The tests are in tests/common/test_weight_integrity.py and test_tokenization_check.py,
-# tests/fine_tuning/test_chaining.py and tests/pipelines/test_customization_chain.py.
+# The tests are in tests/common/test_weight_integrity.py and test_tokenization_check.py, in test_chaining.py,
+# test_mixing.py, test_long_rows.py and test_recipe_defaults.py of tests/fine_tuning, and in tests/pipelines/test_customization_chain.py.
 MODEL_ERRORS = {
     "fine_tuning.base_model: … of … has … bytes; expected at most …": ("configuration", 2),
     "fine_tuning.base_model: the chat template of … takes more than 30 seconds for short conversations": (
@@ -1203,6 +1199,22 @@ MODEL_ERRORS = {
         2,
     ),
     "fine_tuning.base_model: the token '…' of … has the ID …, and the model has … embeddings": ("configuration", 2),
+    "fine_tuning.mixing_weights: no source of the training rows is matched by …; the sources are …": (
+        "configuration",
+        2,
+    ),
+    "fine_tuning.mixing_weights has no weight for the sources …": ("configuration", 2),
+    "fine_tuning.mixing_weights: each source that … matches has a more specific pattern: …": ("configuration", 2),
+    "fine_tuning.mixing_weights: the training rows have no sources; expected the column source": ("configuration", 2),
+    "fine_tuning.mixing_weights: each source with an answer to learn has the weight 0: …": ("configuration", 2),
+    "fine_tuning.rope_scaling: the model has …; expected unscaled rotary positions, the same in all layers": (
+        "configuration",
+        2,
+    ),
+    "the training does not fit into memory: … rows of … tokens require about … GB (…); each process has … GB": (
+        "configuration",
+        2,
+    ),
     "the weights in … do not match its config.json: …": ("configuration", 2),
 }
 PLATFORM_ERRORS = {  # the test is in test_platform_check.py

@@ -13,17 +13,18 @@ import signal
 import stat
 import subprocess
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import openai
 import pyarrow.parquet as parquet
 import pytest
 
 from components.common.artifacts import artifact_folder
+from components.triton_packaging.triton_server import ServerAddress
 from tests.pipelines.command import COMMAND, ROOT, environment, refusal, tuneline
 from tests.pipelines.project import run, write_rows
+from tests.triton_packaging.triton_clients import infer_grpc, stream_grpc
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton]
 KINDS = {"dataset", "model", "evaluation", "repository"}
@@ -98,11 +99,10 @@ def test_mlflow_run_has_stage_runs_metrics_and_dataset_version(first: dict[str, 
     assert (tags["tuneline.verdict"], tags["tuneline.proof"]) == ("accepted", "proven")
 
 
-def test_package_is_served_over_http_and_grpc_until_sigterm(first: dict[str, Any], project: Path) -> None:
-    from tritonclient import grpc
-
-    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    command = [*COMMAND, "serve", first["artifacts"]["repository"], *ports, "--json"]
+def test_package_is_served_until_sigterm(first: dict[str, Any], project: Path) -> None:
+    repository = first["artifacts"]["repository"]
+    expected = json.loads((Path(repository) / "proof.json").read_text(encoding="utf-8"))["answers"][0]
+    command = [*COMMAND, "serve", repository, "--http-port", "0", "--json"]
     server = subprocess.Popen(
         command, cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -111,15 +111,14 @@ def test_package_is_served_over_http_and_grpc_until_sigterm(first: dict[str, Any
         ready = json.loads(server.stdout.readline())
         name, streaming = ready["models"]
         assert streaming == f"{name}_stream"
-        body = json.dumps({"text_input": "What opens a file in case 0?", "max_tokens": 4}).encode()
-        with urllib.request.urlopen(f"{ready['http']}/v2/models/{name}/generate", body, timeout=60) as response:
-            over_http = json.loads(response.read())
-        text = grpc.InferInput("text_input", [1], "BYTES")
-        text.set_data_from_numpy(np.array([b"What opens a file in case 0?"], dtype=object))
-        tokens = grpc.InferInput("max_tokens", [1], "INT32")
-        tokens.set_data_from_numpy(np.array([4], dtype=np.int32))
-        over_grpc = grpc.InferenceServerClient(ready["grpc"]).infer(name, [text, tokens]).as_numpy("text_output")[0]
-        assert over_grpc.decode() == over_http["text_output"]
+        fields = {"text_input": expected["prompt"], "max_tokens": 4}
+        answer = infer_grpc(ServerAddress(ready["grpc"]), name, **fields)
+        assert expected["text"].startswith(answer["text_output"])
+        assert stream_grpc(ServerAddress(ready["grpc"]), streaming, **fields).text == answer["text_output"]
+        with openai.OpenAI(base_url=ready["openai_url"], api_key="unused") as client:
+            question: Any = [{"role": "user", "content": expected["prompt"]}]
+            chat = client.chat.completions.create(model=ready["model"], messages=question, max_tokens=4)
+        assert chat.choices[0].message.content == answer["text_output"]
     finally:
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=60)

@@ -28,6 +28,12 @@ def test_customization_template_has_defaults_and_every_key(tmp_path: Path) -> No
     assert "  # Number of optimizer steps. null: train for `epochs` instead.\n  max_steps: null\n" in text
 
 
+def test_type_with_constraints_is_described_without_them() -> None:
+    text = reference.render_pages()["docs/configuration.md"]
+    assert "| `fine_tuning.mixing_weights` | `{}` | mapping to number |" in text
+    assert "metadata=" not in text
+
+
 def test_platform_template_has_defaults_and_every_key(tmp_path: Path) -> None:
     _, path = config_templates.write_templates(tmp_path / "project")
     assert platform_config.load_platform(path) == Platform()
