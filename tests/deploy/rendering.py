@@ -25,6 +25,7 @@ CUSTOM_GROUPS = (
     "kueue.x-k8s.io",
     "monitoring.coreos.com",
     "k8s.cni.cncf.io",
+    "keda.sh",
 )  # API groups that are not built into Kubernetes
 TEMPLATES = {
     "Deployment": ("spec", "template"),
@@ -60,7 +61,7 @@ def render_overlay(overlay: str) -> list[Json]:
 def build_example_secrets(folder: Path) -> dict[tuple[str, str], set[str]]:
     """Return the keys of each secret built from the examples in deploy/secrets, by folder and secret name."""
     shutil.copytree(DEPLOY / "secrets", folder, dirs_exist_ok=True)
-    for example in folder.glob("*/*.env.example"):
+    for example in folder.glob("*/*.example"):
         example.rename(example.with_suffix(""))
     return {
         (part.name, manifest["metadata"]["name"]): set(manifest["data"])

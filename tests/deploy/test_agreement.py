@@ -453,16 +453,24 @@ def test_container_arguments_are_accepted_by_the_cli(overlay: str) -> None:
 
 
 @each_overlay
-def test_watcher_and_triton_share_folder_ports_and_ready_model(overlay: str) -> None:
+def test_triton_has_no_port_and_shares_its_folder_and_sockets(overlay: str) -> None:
     (pod,) = [pod for pod in iterate_pods(render_overlay(overlay)) if pod["metadata"]["name"] == "triton"]
-    triton, watcher = pod["spec"]["containers"]
-    options = dict(
-        argument.lstrip("-").split("=", 1) for argument in [*triton["args"], *watcher["args"]] if "=" in argument
-    )
-    assert options["model-repository"] == f"{options['folder']}/repository"
-    assert pod["spec"]["initContainers"][0]["command"][-1] == options["model-repository"]
-    assert triton["readinessProbe"]["httpGet"]["path"] == f"/v2/models/{options['as']}/ready"
-    for container in (triton, watcher):  # vLLM packages contain absolute paths
-        assert options["folder"] in [mount["mountPath"] for mount in container["volumeMounts"]]
-    ports = {port["name"]: port["containerPort"] for port in triton["ports"]}
-    assert (options["url"], options["grpc-url"]) == (f"http://127.0.0.1:{ports['http']}", f"127.0.0.1:{ports['grpc']}")
+    triton, gateway, watcher = pod["spec"]["containers"]
+    options = [
+        dict(argument.lstrip("-").split("=", 1) for argument in container["args"] if "=" in argument)
+        for container in (triton, gateway, watcher)
+    ]
+    assert options[0]["model-repository"] == f"{options[2]['folder']}/repository"
+    assert pod["spec"]["initContainers"][0]["command"][-1] == options[0]["model-repository"]
+    assert options[1]["repository"] == options[0]["model-repository"]
+    assert options[0]["allow-http"] == "false"
+    assert [bool(container.get("ports")) for container in (triton, gateway, watcher)] == [False, True, False]
+    socket = f"{options[0]['grpc-address']}:{options[0]['grpc-port']}"
+    assert options[1]["grpc-url"] == options[2]["grpc-url"] == socket
+    assert options[0]["metrics-address"] == f"unix:{options[1]['metrics-socket']}"
+    assert socket in triton["livenessProbe"]["exec"]["command"][-1]
+    for container in (triton, gateway, watcher):
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert str(Path(options[1]["metrics-socket"]).parent) in mounts
+        assert options[2]["folder"] in mounts  # vLLM packages contain absolute paths
+    assert str(Path(options[1]["keys"]).parent) in [mount["mountPath"] for mount in gateway["volumeMounts"]]

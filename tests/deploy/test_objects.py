@@ -27,7 +27,7 @@ Json = dict[str, Any]
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 # Kinds whose CRD is not available: apiVersion and the dotted names of the spec fields in use.
 LISTED_FIELDS = {
-    # prometheus-operator, Documentation/api-reference/api.md, PodMonitorSpec and PodMetricsEndpoint
+    # prometheus-operator, Documentation/api-reference/api.md, PodMonitorSpec, PodMetricsEndpoint and SafeAuthorization
     "PodMonitor": (
         "monitoring.coreos.com/v1",
         {
@@ -35,6 +35,26 @@ LISTED_FIELDS = {
             "podMetricsEndpoints.port",
             "podMetricsEndpoints.path",
             "podMetricsEndpoints.interval",
+            "podMetricsEndpoints.authorization.credentials.name",
+            "podMetricsEndpoints.authorization.credentials.key",
+        },
+    ),
+    # kedacore/keda, commit 8b4f083ca8c8, config/crd/bases/keda.sh_scaledobjects.yaml
+    "ScaledObject": (
+        "keda.sh/v1alpha1",
+        {
+            "scaleTargetRef.name",
+            "pollingInterval",
+            "minReplicaCount",
+            "maxReplicaCount",
+            *(f"fallback.{name}" for name in ("failureThreshold", "replicas", "behavior")),
+            *(
+                f"advanced.horizontalPodAutoscalerConfig.behavior.{direction}.{name}"
+                for direction in ("scaleDown", "scaleUp")
+                for name in ("stabilizationWindowSeconds", "policies.type", "policies.value", "policies.periodSeconds")
+            ),
+            *(f"triggers.{name}" for name in ("type", "name", "metricType")),
+            *(f"triggers.metadata.{name}" for name in ("serverAddress", "threshold", "query")),
         },
     ),
     # Kubernetes Network Custom Resource Definition De-facto Standard, version 1.3
@@ -117,7 +137,7 @@ def test_kubernetes_objects_match_the_schema_of_each_version(version: str) -> No
 
 def test_unknown_field_in_a_kubernetes_object_is_refused() -> None:
     (triton, *_) = [manifest for manifest in collect_manifests() if describe(manifest) == "Deployment triton"]
-    triton["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["httpget"] = {}
+    triton["spec"]["template"]["spec"]["containers"][1]["readinessProbe"]["httpget"] = {}
     assert any("httpget" in problem for problem in kubernetes_schemas.problems(triton))
     (scaler, *_) = [
         manifest for manifest in collect_manifests() if describe(manifest) == "HorizontalPodAutoscaler triton"

@@ -1,6 +1,7 @@
 """docs/examples/alerts.yaml: fields of the Prometheus operator, valid expressions, existing metrics and object names.
 
-No Prometheus runs here. tests/triton_packaging/test_metrics.py compares the Triton metrics with a running server.
+No Prometheus runs here. tests/triton_packaging/test_metrics.py compares the Triton metrics with a running server, and
+tests/pipelines/gateway/test_telemetry.py those of the gateway with a running gateway.
 """
 
 from __future__ import annotations
@@ -20,11 +21,27 @@ DURATION = re.compile(r"(\d+[smhd])+")
 STATE = {"namespace"}
 TRITON = {"namespace", "pod", "model", "version"}
 CLAIM = {"namespace", "persistentvolumeclaim"}
+POD = {"namespace", "pod"}
+SERVED = POD | {"model", "version"}
+CLIENT = SERVED | {"key"}
 METRICS = {
     # Triton, docs/user_guide/metrics.md; namespace and pod come from the PodMonitor
     "nv_inference_request_success": TRITON,
     "nv_inference_request_failure": TRITON | {"reason"},
     "nv_inference_request_duration_us": TRITON,
+    # the gateway, pipelines/gateway/telemetry.py; namespace and pod come from the PodMonitor
+    "tuneline_gateway_requests_total": CLIENT | {"endpoint", "status"},
+    **{
+        f"tuneline_gateway_{name}_seconds_{part}": CLIENT | ({"le"} if part == "bucket" else set())
+        for name in ("request", "time_to_first_token", "inter_token")
+        for part in ("bucket", "count", "sum")
+    },
+    "tuneline_gateway_prompt_tokens_total": CLIENT,
+    "tuneline_gateway_completion_tokens_total": CLIENT,
+    "tuneline_gateway_running_requests": POD,
+    "tuneline_gateway_draining": POD,
+    "tuneline_gateway_ready_models": POD,
+    "tuneline_gateway_slots": SERVED,
     # kubernetes/kube-state-metrics, docs/metrics/workload: stable metrics
     "kube_deployment_status_replicas_available": STATE | {"deployment"},
     "kube_deployment_spec_replicas": STATE | {"deployment"},
