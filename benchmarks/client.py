@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from components.common.runtime.errors import UsageError
 from components.triton_packaging.triton_config import INPUTS
@@ -28,6 +28,8 @@ CONTENTS = {
 TIMEOUT = 600.0  # seconds that an answer may take
 
 Fields = Mapping[str, Any]
+AskT = TypeVar("AskT")
+SentT = TypeVar("SentT")
 
 
 @dataclass(frozen=True)
@@ -144,19 +146,21 @@ async def closed_loop(line: Line, asks: Iterable[Ask], clients: int, done: Calla
     await asyncio.gather(*(client() for _ in range(clients)))
 
 
-async def open_loop(line: Line, arriving: Iterable[tuple[float, Ask]], done: Callable[[Sent], None]) -> None:
+async def open_loop(
+    send: Callable[[int, AskT, float], Awaitable[SentT]],
+    arriving: Iterable[tuple[float, AskT]],
+    done: Callable[[SentT], None],
+) -> None:
     """Each request at its time, in seconds from now, whether or not those before it are answered."""
-    began, under_way = time.monotonic(), set[asyncio.Task[None]]()
+    began, tasks = time.monotonic(), list[asyncio.Task[None]]()
 
-    async def answered(number: int, ask: Ask, due: float) -> None:
-        done(await line.send(number, ask, due))
+    async def answered(number: int, ask: AskT, due: float) -> None:
+        done(await send(number, ask, due))
 
     for number, (at, ask) in enumerate(arriving):
         await asyncio.sleep(max(0.0, began + at - time.monotonic()))
-        task = asyncio.create_task(answered(number, ask, began + at))
-        under_way.add(task)
-        task.add_done_callback(under_way.discard)
-    await asyncio.gather(*under_way)
+        tasks.append(asyncio.create_task(answered(number, ask, began + at)))
+    await asyncio.gather(*tasks)
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:

@@ -56,7 +56,7 @@ def measure(
         await (
             closed_loop(line, asks, clients, done)
             if clients
-            else open_loop(line, zip(arrivals(rate, seed), asks, strict=False), done)
+            else open_loop(line.send, zip(arrivals(rate, seed), asks, strict=False), done)
         )
 
     say.step(f"{clients} clients" if clients else f"{rate:g} requests a second")

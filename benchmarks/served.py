@@ -29,15 +29,18 @@ SHAPE = {
 RANDOM = "random:27m"
 
 
-def model(source: str, folder: Path) -> Path:
-    """The model of a source, or a random one for RANDOM, in `folder` with no end token: every answer has the tokens asked for."""
+def model(source: str, folder: Path, *, endless: bool = True) -> Path:
+    """The model of a source, or a random one for RANDOM, in `folder`.
+
+    An endless model has no end token: every answer has the tokens asked for, and JSON schemas are not supported.
+    """
     if not (folder / "config.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
         if source == RANDOM:
             _write_random(folder)
         else:
             shutil.copytree(model_loading.resolve_base_model(source).path, folder)
-        for name in ("generation_config.json", "config.json"):
+        for name in ("generation_config.json", "config.json") if endless else ():
             _without_end(folder / name)
     return folder
 

@@ -1,4 +1,4 @@
-"""The page of the soak: docs/soak.md and its plot are what this writes, never edited by hand."""
+"""Write docs/soak.md and its plot from the results of the soak; neither is edited by hand."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from typing import Any
 
 from benchmarks.page import MIB, made_with, met, table_of
 
-FLAT = 1.05  # times what was held when the warm-up was over that a process may hold later
-WINDOW = 300.0  # seconds at the beginning and at the end of what is compared
+FLAT = 1.05  # maximum memory of a process after the warm-up, as a factor of its memory at the end of the warm-up
+WINDOW = 300.0  # seconds at the beginning and at the end that are compared
 
 HEAD = """# An hour of load
 
-`benchmarks/soak.py` serves a package with a real Triton server under moderate load, and looks every {every:g} s at what the server and
-each model's process hold. This page is written by it; `make soak` does it again. The model is `{model}` ({parameters:.0f}M parameters,
-float32, {threads} thread(s)). Requests arrive at random, {rate:g} a second on average (a Poisson process, seed {seed}), for {minutes:g}
-minutes: whole and streamed answers, sampled ones with a seed, and clients that hang up in the middle, with prompts of 8 to 256 and answers
-of 4 to 64 tokens. Each answer is compared with the first one to the same request.
+`benchmarks/soak.py` serves a package with the gateway and a real Triton server under moderate load, and samples every {every:g} s the memory of
+the gateway, the server and each model's process. The benchmark writes this page; `make soak` runs it. The model is `{model}`
+({parameters:.0f}M parameters, float32, {threads} thread(s)).
+
+Requests of the official OpenAI client with an API key arrive at random, {rate:g} a second on average (a Poisson process, seed {seed}), for {minutes:g}
+minutes. This is the number of requests of a day with one every {seconds:.0f} seconds. They are completions and chats, whole and streamed, sampled with a
+seed, constrained to a JSON schema, or of clients that disconnect in the middle. Prompts have 8 to 256 tokens, answers up to 64. Each answer is
+compared with the first one to the same request.
 """
 
 MEMORY = """The first {warmup:g} minutes are the warm-up. **begin** is the median of the {window:g} minutes after it, **end** that of the
-last ones, **most** the greatest of all samples after the warm-up; flat is what is at neither more than {percent:.0%} above the begin.
-`tritonserver` is the server, the others are the processes of the two models. RSS counts shared memory and libraries in full for each
-process; anonymous memory is what it wrote itself; PSS counts what is shared in parts, moves with every other process on the machine, and is
-not judged. Of open files the end counts.
+last {window:g} minutes, and **maximum** the maximum of all samples after the warm-up. A value is flat if neither exceeds **begin** by more than {percent:.0%}.
+`tuneline` and `tuneline_stream` are the processes of the two models. RSS counts shared memory and libraries in full for each
+process; anonymous memory is private to the process; PSS divides shared memory among processes and depends on every other process of the machine, so it has
+no goal. Open files vary with the connections of the moment and have no goal.
 """
 
 
 def verdict(results: dict[str, Any]) -> dict[str, Any]:
-    """For each process and measure: what it held at the begin and at the end, and the most, in bytes or pieces; and whether it is flat."""
+    """Return begin, end and maximum of each process and measure, in bytes or numbers, and whether they are flat."""
     warm = results["settings"]["warmup_minutes"] * 60
     samples = [sample for sample in results["samples"] if sample["at"] >= warm]
     window = min(WINDOW, (samples[-1]["at"] - samples[0]["at"]) / 2)
@@ -56,18 +59,18 @@ def _compared(
 
 
 def flat(results: dict[str, Any], kind: str = "rss") -> bool:
-    """Whether no process's memory of this kind (rss, anonymous) grew, and no shared memory."""
+    """Return whether the memory of this kind (rss, anonymous) of all processes and the shared memory are flat."""
     of = results["verdict"]["of"]
     return all(one["flat"] for name, one in of.items() if name.endswith(f" {kind}") or name in ("regions", "shared"))
 
 
 def good(results: dict[str, Any]) -> bool:
-    """Whether nothing grew, failed, differed or was left over."""
+    """Return whether memory is flat, and no request failed, no answer differed and no shared memory is left."""
     return flat(results) and not results["left"] and not results["all"]["errors"] and not results["all"]["wrong"]
 
 
 def summary(results: dict[str, Any]) -> str:
-    """A few lines for the terminal."""
+    """Return the results as lines for the terminal."""
     counts = results["all"]
     lines = [
         f"{counts['requests']} requests, {counts['hung_up']} hung up, {counts['errors']} errors, {counts['wrong']} wrong"
@@ -82,8 +85,9 @@ def _shown(name: str, one: dict[str, Any]) -> str:
 
 
 def markdown(results: dict[str, Any], plot: str) -> str:
-    """The page; `plot` is the address of the plot."""
+    """Return the page; `plot` is the path of the plot."""
     settings = {**results["settings"], "parameters": results["parameters"] / 1e6}
+    settings["seconds"] = 24 * 60 / (settings["minutes"] * settings["rate"])
     return "\n".join(
         [
             HEAD.format(**settings),
@@ -99,11 +103,11 @@ def markdown(results: dict[str, Any], plot: str) -> str:
 
 def _goals(results: dict[str, Any]) -> str:
     counts, left = results["all"], results["left"]
-    told = f"; left: {', '.join(left)}" if left else ""
+    leftovers = f"; left: {', '.join(left)}" if left else ""
     return (
-        f"- memory (RSS) of the server and of each model's process flat within {FLAT - 1:.0%}: {met(flat(results))}\n"
-        f"- what each of them wrote itself (anonymous memory) flat within {FLAT - 1:.0%}: {met(flat(results, 'anonymous'))}\n"
-        f"- no shared memory left over at the end: {met(not left)}{told}\n"
+        f"- memory (RSS) of the gateway, the server and each model's process flat within {FLAT - 1:.0%}: {met(flat(results))}\n"
+        f"- anonymous memory of each process flat within {FLAT - 1:.0%}: {met(flat(results, 'anonymous'))}\n"
+        f"- no shared memory left at the end: {met(not left)}{leftovers}\n"
         f"- no failed request: {met(not counts['errors'])} ({counts['errors']} of {counts['requests']:,})\n"
         f"- equal requests have equal answers: {met(not counts['wrong'])} ({counts['wrong']} differed, of {results['different']} different "
         "requests)\n"
@@ -120,7 +124,7 @@ def _memory(results: dict[str, Any]) -> str:
         rows.append(
             [_called(name), *cells, f"{one['end'] / one['begin'] - 1:+.1%}", "flat" if one["flat"] else "not flat"]
         )
-    return "## Memory\n\n" + told + "\n" + table_of(["", "begin", "end", "most", "end over begin", ""], rows)
+    return "## Memory\n\n" + told + "\n" + table_of(["", "begin", "end", "maximum", "end over begin", ""], rows)
 
 
 def _called(name: str) -> str:
@@ -137,18 +141,19 @@ def _requests(results: dict[str, Any]) -> str:
     rows = [[kind, *_row(one)] for kind, one in {**results["kinds"], "**all**": results["all"]}.items()]
     cpu, seconds = results["cpu"], results["settings"]["minutes"] * 60
     told = (
-        f"Server and models took {cpu['server'] / seconds:.0%} of a core, the load client with its looks at memory "
+        f"The server and the models took {cpu['server'] / seconds:.0%} of a core, the gateway {cpu['gateway'] / seconds:.0%} "
+        f"({cpu['gateway'] / results['all']['requests'] * 1000:.1f} ms per request) and the load client "
         f"{cpu['client'] / seconds:.0%}. Times are milliseconds, from the moment a request was due.\n"
     )
     return f"\n## Requests\n\n{told}\n" + table_of(["", *COLUMNS], rows)
 
 
 def _minutes(results: dict[str, Any]) -> str:
-    """By tenths of the time; the plot has every minute."""
+    """Return a table with every tenth of the minutes; the plot has every minute."""
     minutes = results["by_minute"]
     step = max(1, len(minutes) // 10)
     rows = [[str(one["minute"] + 1), *_row(one)] for one in minutes[::step]]
-    return "\n## Some of the minutes\n\n" + table_of(["minute", *COLUMNS], rows)
+    return "\n## By minute\n\n" + table_of(["minute", *COLUMNS], rows)
 
 
 COLUMNS = ["requests", "hung up", "errors", "wrong", "tokens", "first token p50", "p99", "answer p50", "p99"]
@@ -165,7 +170,7 @@ def _row(one: dict[str, Any]) -> list[str]:
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """RSS of each process, and latency by the minute, as one SVG."""
+    """Write RSS of each process, and latency by minute, as one SVG."""
     import matplotlib
 
     matplotlib.use("Agg")
