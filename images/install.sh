@@ -17,6 +17,8 @@ fail() {
     exit 1
 }
 
+sh "$context/images/triton_version.sh"
+
 # NVIDIA's and PyTorch's bases hold pip to versions of their own.
 unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
 export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from images.stated import containerfile, stated
 from tests.pipelines.command import ROOT
 
 RECORDING_ENGINE = '#!/bin/sh\necho "$(basename "$0") $*" >> "$NOTES"\n'
@@ -63,6 +65,45 @@ def test_scripts_pass_shellcheck() -> None:
     scripts = [script for folder in ("images", "mlflow", "docs/examples") for script in (ROOT / folder).glob("*.sh")]
     result = subprocess.run([shellcheck, *map(str, scripts)], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
+
+
+def run_triton_check(home: Path, version: str) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "images" / "triton_version.sh"
+    environment = {"PATH": os.environ["PATH"], **({"NVIDIA_TRITON_SERVER_VERSION": version} if version else {})}
+    return subprocess.run(
+        ["sh", str(script), str(home)], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("version", ["26.07", "26.08", "26.08dev", "26.07.1", "27.01"])
+def test_base_with_a_current_triton_passes(tmp_path: Path, version: str) -> None:
+    assert (run_triton_check(tmp_path, version).returncode, run_triton_check(tmp_path, "").returncode) == (0, 0)
+
+
+@pytest.mark.parametrize("version", ["26.06", "25.12", "24.10", "latest", ""])
+def test_base_with_an_old_or_unknown_triton_is_refused(tmp_path: Path, version: str) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tritonserver").touch()
+    result = run_triton_check(tmp_path, version)
+    assert result.returncode == 1
+    assert f"{version}; expected at least 26.07" in result.stderr or f"is '{version}'; expected YY.MM" in result.stderr
+
+
+def test_every_build_runs_the_triton_check_and_the_default_base_passes_it(tmp_path: Path) -> None:
+    installer = (ROOT / "images" / "install.sh").read_text(encoding="utf-8")
+    assert '\nsh "$context/images/triton_version.sh"\n' in installer
+    tag = stated(containerfile("serving"))["BASE_IMAGE"].rpartition(":")[2]
+    assert run_triton_check(tmp_path, tag).returncode == 0
+
+
+def test_security_page_states_the_minimum_of_the_build() -> None:
+    script = (ROOT / "images" / "triton_version.sh").read_text(encoding="utf-8")
+    minimum = next(line.removeprefix("minimum=") for line in script.splitlines() if line.startswith("minimum="))
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8").partition("## Vulnerabilities of Triton")[2]
+    assert f"refuses a base with a Triton older than {minimum} (`images/triton_version.sh`)" in page
+    table = page.partition("| bulletin |")[2].partition("\n\n")[0]
+    fixed = [version for line in table.splitlines()[2:] for version in re.findall(r"\d\d\.\d\d", line)]
+    assert max(fixed) == minimum
 
 
 def test_missing_container_engine_is_reported(checkout: Path) -> None:
