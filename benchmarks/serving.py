@@ -1,4 +1,5 @@
-"""Serving, measured: our package at many clients beside one answer at a time, plain generate, and vLLM, in turns in one run.
+"""Serving, measured: our package at many clients beside one answer at a time, plain generate, and vLLM, in turns in one run; then the
+gateway's CPU time per request and per streamed token.
 
     python -m benchmarks.serving --workdir DIR --markdown docs/benchmarks-serving.md
     python -m benchmarks.serving --workdir DIR --vllm-python /path/to/vllm/bin/python --markdown docs/benchmarks-serving.md
@@ -26,6 +27,7 @@ from typing import Any
 from benchmarks import load, machine, measure, peers, served, serving_page
 from benchmarks.client import Answer, Ask, Target
 from benchmarks.fine_tuning import last_line
+from benchmarks.gateway_cost import measure_cost
 from benchmarks.peers import vllm_served
 from benchmarks.serving_page import ALONE, BATCHED, VLLM
 from components.common.runtime.errors import TunelineError
@@ -38,6 +40,7 @@ SLOTS = 16
 LENGTHS = (16, 32, 64, 128)  # tokens of the prompts
 TEXTS = 16
 READY = 900.0  # seconds that a server may take: vLLM compiles
+GATEWAY_TOKENS = 64  # of an answer whose tokens are counted
 IDLE = 5.0  # seconds over which the servers' rest is looked at
 
 
@@ -123,8 +126,25 @@ def compete(
                         reporter.note(f"{one.name}: {load.told(level)}")
             plain.append(_generate(texts, folder, args, workdir))
             reporter.note(f"plain generate: {plain[-1]['tokens_per_second']:.1f} tokens/s")
+        reporter.step("the gateway's cost")
+        gateway = measure_cost(
+            servers[BATCHED],
+            contestants[0].repository,
+            texts,
+            workdir,
+            requests=args.gateway_requests,
+            clients=max(args.clients),
+            tokens=GATEWAY_TOKENS,
+        )
         ready = {name: {"seconds": server.ready_seconds, "version": server.version} for name, server in servers.items()}
-    return {"levels": levels, "generate": plain, "idle": idle, "ready": ready, **_compared(answers, plain, texts)}
+    return {
+        "levels": levels,
+        "generate": plain,
+        "gateway": gateway,
+        "idle": idle,
+        "ready": ready,
+        **_compared(answers, plain, texts),
+    }
 
 
 def asks_of(texts: Sequence[str], args: argparse.Namespace, clients: int, rate: float) -> list[Ask]:
@@ -274,6 +294,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--requests", type=int, default=8, metavar="N", help="of each client")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of an open loop")
+    parser.add_argument(
+        "--gateway-requests", type=int, default=200, metavar="N", help="of each kind, which give the gateway's CPU time"
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times that all are measured, in turns")
     parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="of an answer")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each engine")

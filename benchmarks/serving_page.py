@@ -10,7 +10,8 @@ from benchmarks.page import made_with, met, table_of
 
 BATCHED, ALONE, VLLM, GENERATE = "tuneline", "tuneline, one at a time", "vLLM", "plain generate"
 MANY = 16  # clients of the goals
-FASTER, BESIDE, FIRST, SINGLE = 5.0, 0.9, 1.5, 0.9
+FASTER, PER_CORE, FIRST, SINGLE = 5.0, 1.0, 1.5, 1.0
+REQUEST_MILLISECONDS, TOKEN_MILLISECONDS = 2.0, 0.1
 
 HEAD = """# Serving, measured
 
@@ -26,11 +27,16 @@ MEASURES = """- **clients**: a closed loop of so many, each asking again as soon
 - **first token**, **a token**, **answer**: milliseconds from asking to the first piece, between pieces after it, and to the end;
   percentiles over all requests of a round
 - **CPU**: cores that the server with its models, and the load client, were using
+- **tokens a core**: tokens per CPU second of the server with its models
 - **{generate}**: `transformers.generate` in a plain loop over the same prompts, in a process of its own, without any server
 """
 
 RATES = """Requests that arrive at random (a Poisson process with a seed), whether or not the ones before are answered; times run from the
 moment a request was due. {seconds:g} seconds each.
+"""
+
+GATEWAY = """CPU time of the gateway's process, with an API key, the usage file and the request log. The official OpenAI client sends {requests}
+chats of each kind from {clients} clients. The cost of a token is that of the further tokens of a streamed answer of {tokens} tokens.
 """
 
 
@@ -49,6 +55,12 @@ def speed(results: dict[str, Any], name: str, clients: int = 1) -> float | None:
     return median(found) if found else None
 
 
+def tokens_per_cpu_second(results: dict[str, Any], name: str, clients: int) -> float | None:
+    """Tokens per CPU second of the server with its models, the median of the rounds; None of what was not measured."""
+    found = [one["tokens"] / one["cpu"]["server"] for one in rounds(results, name, clients)]
+    return median(found) if found else None
+
+
 def seconds(levels: list[dict[str, Any]], key: str, rank: str) -> float | None:
     """A percentile of the rounds, in seconds, the median; None of what was not measured."""
     found = [one[key][rank] for one in levels if one[key]]
@@ -60,15 +72,26 @@ def goals(results: dict[str, Any]) -> list[dict[str, Any]]:
     many = max(results["settings"]["clients"])
     ours = speed(results, BATCHED, many)
     firsts = {name: seconds(rounds(results, name, many), "first_token", "p50") for name in (BATCHED, VLLM)}
+    per_core = [tokens_per_cpu_second(results, name, many) for name in (BATCHED, VLLM)]
     wanted = [
         (f"tokens/s at {many} clients over one at a time at {many}", ours, speed(results, ALONE, many), FASTER, True),
         (f"tokens/s at {many} clients over one at a time at 1", ours, speed(results, ALONE, 1), FASTER, True),
         (f"tokens/s at {many} clients over {GENERATE}", ours, speed(results, GENERATE), None, True),
-        (f"tokens/s at {many} clients over vLLM's", ours, speed(results, VLLM, many), BESIDE, True),
+        (f"tokens/s at {many} clients over vLLM's", ours, speed(results, VLLM, many), None, True),
+        (f"tokens per CPU second of the server at {many} clients over vLLM's", *per_core, PER_CORE, True),
         (f"first token at {many} clients over vLLM's, p50", firsts[BATCHED], firsts[VLLM], FIRST, False),
         (f"tokens/s at 1 client over {GENERATE}", speed(results, BATCHED, 1), speed(results, GENERATE), SINGLE, True),
     ]
-    return [_goal(*one) for one in wanted if one[1] and one[2]]
+    cost = results["gateway"]
+    costs = [
+        ("gateway's CPU milliseconds per whole answer", cost["whole"], REQUEST_MILLISECONDS),
+        ("gateway's CPU milliseconds per streamed answer of one token", cost["streamed"], REQUEST_MILLISECONDS),
+        ("gateway's CPU milliseconds per further streamed token", cost["token"], TOKEN_MILLISECONDS),
+    ]
+    return [
+        *(_goal(*one) for one in wanted if one[1] and one[2]),
+        *(_goal(name, 1000 * seconds, 1.0, goal, False) for name, seconds, goal in costs),
+    ]
 
 
 def _goal(name: str, mine: float, theirs: float, goal: float | None, more: bool) -> dict[str, Any]:
@@ -84,7 +107,7 @@ def same(results: dict[str, Any]) -> bool:
 
 def summary(results: dict[str, Any]) -> str:
     """A few lines for the terminal."""
-    lines = [f"{one['name']}: {one['ratio']:.2f}{_wanted(one)}" for one in goals(results)]
+    lines = [f"{one['name']}: {one['ratio']:.3g}{_wanted(one)}" for one in goals(results)]
     return "\n".join([*lines, f"answers among many clients are those given alone: {same(results)}"])
 
 
@@ -106,6 +129,7 @@ def markdown(results: dict[str, Any], plot: str) -> str:
         _goals(results),
         f"![tokens a second and times by clients and by rate]({plot})\n",
         "## By clients\n\n" + MEASURES.format(**settings, generate=GENERATE) + "\n" + _clients(results),
+        "## The gateway\n\n" + GATEWAY.format(**results["gateway"]) + "\n" + _gateway(results),
         "## By rate\n\n" + RATES.format(**settings) + "\n" + _rates(results),
         _texts(results),
         _servers(results),
@@ -114,13 +138,14 @@ def markdown(results: dict[str, Any], plot: str) -> str:
 
 
 def _goals(results: dict[str, Any]) -> str:
-    return "".join(f"- {one['name']}: {one['ratio']:.2f}{_wanted(one)}\n" for one in goals(results)) + (
+    return "".join(f"- {one['name']}: {one['ratio']:.3g}{_wanted(one)}\n" for one in goals(results)) + (
         f"- answers among many clients are those given alone: {met(same(results))}\n"
     )
 
 
 HEADINGS = [
     "tokens/s",
+    "tokens a core",
     "first token p50",
     "p90",
     "p99",
@@ -147,6 +172,12 @@ def _clients(results: dict[str, Any]) -> str:
     return table_of(["", "clients", *HEADINGS], rows)
 
 
+def _gateway(results: dict[str, Any]) -> str:
+    cost = results["gateway"]
+    figures = [f"{1000 * cost[key]:.2f}" for key in ("whole", "streamed")] + [f"{1000 * cost['token']:.3f}"]
+    return table_of(["ms per whole answer", "ms per streamed answer of one token", "ms per further token"], [figures])
+
+
 def _rates(results: dict[str, Any]) -> str:
     rows = [
         [name, f"{rate:g}", *_row(found)]
@@ -162,6 +193,7 @@ def _row(found: list[dict[str, Any]]) -> list[str]:
     cpu = [median((one["cpu"][key] or 0.0) / one["seconds"] for one in found) for key in ("server", "client")]
     return [
         _spread([one["tokens_per_second"] for one in found]),
+        f"{median(one['tokens'] / one['cpu']['server'] for one in found):.0f}",
         *(f"{value * 1000:.0f}" if value is not None else "" for value in times),
         *(f"{share:.2f}" for share in cpu),
         str(sum(one["errors"] for one in found)),

@@ -33,6 +33,7 @@ import psutil
 
 from benchmarks import load, machine, measure, served, soak_page
 from benchmarks.client import Answer, arrivals, open_loop
+from benchmarks.gateway_cost import opened_gateway
 from components.common.runtime.reporters import Reporter, close_reporter, create_console_reporter
 from components.triton_packaging.triton_config import stream_model_name
 from components.triton_packaging.triton_server import (
@@ -42,8 +43,7 @@ from components.triton_packaging.triton_server import (
     get_child_pids,
     running_server,
 )
-from pipelines.gateway import addresses, api_keys
-from pipelines.gateway.process import GatewayOptions, GatewayProcess, running_gateway
+from pipelines.gateway.process import GatewayProcess
 
 LENGTHS = (8, 16, 32, 64, 128, 256)  # tokens of the prompts
 TOKENS = (4, 8, 16, 32, 64)  # of the answers
@@ -61,7 +61,6 @@ SCHEMA = {
     "required": ["name", "sizes"],
     "additionalProperties": False,
 }
-TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -243,18 +242,12 @@ def soak(
 
 @contextmanager
 def running_stack(repository: Path, workdir: Path) -> Iterator[tuple[Server, GatewayProcess, openai.AsyncOpenAI]]:
-    """Serve a package by Triton behind a gateway with API keys. Yield both, and a client without retries."""
-    keys = workdir / "keys.yaml"
-    keys.unlink(missing_ok=True)
-    key = api_keys.create_key(keys, "soak", {})
-    options = GatewayOptions(keys=keys, usage=workdir / "usage.json", log=workdir / "gateway.log")
+    """Serve a package by Triton behind a gateway. Yield both, and a client without retries."""
     names = [served.NAME, stream_model_name(served.NAME)]
     with (
-        addresses.listen("127.0.0.1", 0) as listener,
         running_server(repository, models=names, log=workdir / "triton.log") as server,
-        running_gateway(listener, server.grpc_url, server.metrics_socket, repository, options) as gateway,
+        opened_gateway(server, repository, workdir) as (gateway, client),
     ):
-        client = openai.AsyncOpenAI(base_url=gateway.openai_url, api_key=key, max_retries=0, timeout=TIMEOUT_SECONDS)
         yield server, gateway, client
 
 

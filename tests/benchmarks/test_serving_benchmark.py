@@ -165,7 +165,7 @@ def test_soak_plan_has_every_request_kind_and_follows_the_seed() -> None:
 
 def build_levels(speeds: dict[tuple[str, int], float], first: dict[str, float]) -> list[dict[str, Any]]:
     """Build one round of synthetic levels."""
-    cpu = {"client": 0.1, "server": 1.0}
+    cpu = {BATCHED: 1.0, ALONE: 1.0, VLLM: 2.0}
     times = {"p50": 0.5, "p90": 0.6, "p99": 0.7}
     return [
         {
@@ -176,9 +176,10 @@ def build_levels(speeds: dict[tuple[str, int], float], first: dict[str, float]) 
                 "rate": 0.0,
                 "seconds": 1.0,
                 "errors": 0,
-                "cpu": cpu,
+                "cpu": {"client": 0.1, "server": cpu[name]},
             },
             **{
+                "tokens": speed,
                 "tokens_per_second": speed,
                 "first_token": {**times, "p50": first.get(name, 0.5)},
                 "per_token": times,
@@ -230,6 +231,14 @@ def build_results(speed: float, **changes: Any) -> dict[str, Any]:
         **{
             "levels": build_levels(speeds, {BATCHED: 0.2, VLLM: 0.1}),
             "generate": [{"tokens_per_second": 85.0}],
+            "gateway": {
+                "requests": 9,
+                "clients": 2,
+                "tokens": 64,
+                "whole": 0.0015,
+                "streamed": 0.0025,
+                "token": 0.00005,
+            },
             "texts": [text_checks],
         },
         **{"idle": {BATCHED: 0.0}, "ready": {BATCHED: {"seconds": 5.0, "version": "2.51.0"}}, "sha256": "ab" * 32},
@@ -241,9 +250,13 @@ def build_results(speed: float, **changes: Any) -> dict[str, Any]:
 def test_page_reports_every_goal_as_met_or_missed() -> None:
     page = serving_page.markdown(build_results(430.0), "plot.svg")
     assert "tokens/s at 16 clients over one at a time at 16: 5.51 (goal: at least 5: met)" in page
-    assert "tokens/s at 16 clients over vLLM's: 0.98 (goal: at least 0.9: met)" in page
-    assert "first token at 16 clients over vLLM's, p50: 2.00 (goal: at most 1.5: **missed**)" in page
-    assert f"tokens/s at 1 client over {GENERATE}: 0.94 (goal: at least 0.9: met)" in page
+    assert "tokens/s at 16 clients over vLLM's: 0.977\n" in page
+    assert "tokens per CPU second of the server at 16 clients over vLLM's: 1.95 (goal: at least 1: met)" in page
+    assert "gateway's CPU milliseconds per whole answer: 1.5 (goal: at most 2: met)" in page
+    assert "gateway's CPU milliseconds per streamed answer of one token: 2.5 (goal: at most 2: **missed**)" in page
+    assert "gateway's CPU milliseconds per further streamed token: 0.05 (goal: at most 0.1: met)" in page
+    assert "first token at 16 clients over vLLM's, p50: 2 (goal: at most 1.5: **missed**)" in page
+    assert f"tokens/s at 1 client over {GENERATE}: 0.941 (goal: at least 1: **missed**)" in page
     assert "answers among many clients are those given alone: met" in page
     assert "| 16 | 470.0 | 9 | 1.00 (50%) |" in page
     assert "at least 5: **missed**" in serving_page.markdown(build_results(380.0), "plot.svg")
@@ -414,7 +427,10 @@ def test_benchmark_runs_from_model_to_page(
 ) -> None:
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
-    options = f"--workdir {tmp_path / 'work'} --model {endless_model} --clients 1,2 --rates 20 --seconds 1 --requests 2 --rounds 1 --max-tokens 6"
+    options = (
+        f"--workdir {tmp_path / 'work'} --model {endless_model} --clients 1,2 --rates 20 --seconds 1 --requests 2 "
+        "--rounds 1 --max-tokens 6 --gateway-requests 4"
+    )
     monkeypatch.setattr(
         "sys.argv", ["serving", *options.split(), "--vllm-python", "/no/python", "--markdown", str(page)]
     )
@@ -425,4 +441,6 @@ def test_benchmark_runs_from_model_to_page(
     assert {level["contestant"] for level in results["levels"]} == {BATCHED, ALONE}
     assert not any(check["not_generate"] for check in results["texts"])
     assert "**vLLM** was not measured: /no/python" in page.read_text()
+    assert 0 < results["gateway"]["whole"] < 1
+    assert 0 < results["gateway"]["token"] < 0.1
     assert [profile["clients"] for profile in results["profile"]] == [1, 2]

@@ -1,0 +1,88 @@
+"""CPU time of the gateway per request and per streamed token, measured with the official OpenAI client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from benchmarks import load, served
+from components.triton_packaging.triton_server import Server
+from pipelines.gateway import addresses, api_keys
+from pipelines.gateway.process import GatewayOptions, GatewayProcess, running_gateway
+
+TIMEOUT_SECONDS = 600.0
+
+
+@contextmanager
+def opened_gateway(
+    server: Server, repository: Path, workdir: Path
+) -> Iterator[tuple[GatewayProcess, openai.AsyncOpenAI]]:
+    """Start a gateway with API keys, usage file and log before a Triton server. Yield it and a client without retries."""
+    keys = workdir / "keys.yaml"
+    keys.unlink(missing_ok=True)
+    key = api_keys.create_key(keys, "benchmark", {})
+    options = GatewayOptions(keys=keys, usage=workdir / "usage.json", log=workdir / "gateway.log")
+    with (
+        addresses.listen("127.0.0.1", 0) as listener,
+        running_gateway(listener, server.grpc_url, server.metrics_socket, repository, options) as gateway,
+    ):
+        client = openai.AsyncOpenAI(base_url=gateway.openai_url, api_key=key, max_retries=0, timeout=TIMEOUT_SECONDS)
+        yield gateway, client
+
+
+def measure_cost(
+    server: Server, repository: Path, texts: Sequence[str], workdir: Path, *, requests: int, clients: int, tokens: int
+) -> dict[str, Any]:
+    """Return CPU seconds of the gateway per whole answer, per streamed answer and per streamed token.
+
+    Chats of one token give the cost of a request. Streamed chats of `tokens` tokens cost more; the difference divided by
+    the further tokens is the cost of a token. What the gateway does in the background counts.
+
+    Raises:
+        RuntimeError: an answer does not have its tokens.
+    """
+    levels = {"whole": (False, 1), "streamed": (True, 1), "tokens": (True, tokens)}
+    seconds: dict[str, float] = {}
+    with opened_gateway(server, repository, workdir) as (gateway, client):
+
+        async def measure_level(is_streamed: bool, max_tokens: int, count: int) -> None:
+            waiting = iter(range(count))
+
+            async def send_requests() -> None:
+                for number in waiting:
+                    received = await _count_tokens(client, texts[number % len(texts)], is_streamed, max_tokens)
+                    if received != max_tokens:
+                        raise RuntimeError(f"the answer has {received} tokens instead of {max_tokens}")
+
+            await asyncio.gather(*(send_requests() for _ in range(clients)))
+
+        async def measure_levels() -> None:
+            for name, (is_streamed, max_tokens) in levels.items():
+                await measure_level(is_streamed, max_tokens, clients)  # does not count: connections are opened
+                before = load.cpu_of(gateway.pid)
+                await measure_level(is_streamed, max_tokens, requests)
+                seconds[name] = (load.cpu_of(gateway.pid) - before) / requests
+            await client.close()
+
+        asyncio.run(measure_levels())
+    per_token = (seconds["tokens"] - seconds["streamed"]) / (tokens - 1)
+    settings = {"requests": requests, "clients": clients, "tokens": tokens}
+    return {**settings, "whole": seconds["whole"], "streamed": seconds["streamed"], "token": per_token}
+
+
+async def _count_tokens(client: openai.AsyncOpenAI, text: str, is_streamed: bool, max_tokens: int) -> int:
+    """Send a chat and return the number of tokens of its answer."""
+    fields: dict[str, Any] = {"model": served.NAME, "max_tokens": max_tokens, "temperature": 0.0}
+    messages: list[Any] = [{"role": "user", "content": text}]
+    if not is_streamed:
+        return int((await client.chat.completions.create(messages=messages, **fields)).usage.completion_tokens)
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    tokens = 0
+    async for chunk in await client.chat.completions.create(messages=messages, **fields):
+        tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+    return tokens
