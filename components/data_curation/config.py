@@ -321,8 +321,8 @@ class DataCurationConfig(_Section):
         0.7,
         ge=0.5,
         le=1,
-        description="Minimum Jaccard similarity of the word 5-grams of two near-duplicates. The later row is dropped. "
-        "Lower values drop more rows.",
+        description="Minimum Jaccard similarity of the word 5-grams of two near-duplicates, without context that recurs "
+        "across rows. The later row is dropped. Lower values drop more rows.",
     )
     answer_min_words: int = Field(
         8,

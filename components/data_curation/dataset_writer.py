@@ -65,6 +65,9 @@ def write_dataset(
             for row in rejected.select(["reason", "detail", "source", "line", "text"]).to_pylist():
                 rejection = Rejection(row["reason"], row["detail"])
                 statistics.count_rejected(rejection, row["source"], row["line"], row["text"])
+    for rejection in verdicts.duplicate_rejections.values():
+        if rejection.similarity is not None:
+            statistics.similarities.setdefault(rejection.reason, []).append(rejection.similarity)
     with (output / "quarantine.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for record in prepared.unread:
             file.write(json.dumps({"file": record.file, "line": record.line, "why": record.reason}) + "\n")

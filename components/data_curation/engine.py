@@ -5,7 +5,8 @@
 #
 # `prepare` distributes the row-level processing of chunk_worker.py over a Ray cluster. `similar` reads texts-*.parquet
 # in FOLDER. Columns: `place` (a row's number), `words` (separated by single spaces), `answer` (the words of the answer,
-# or null), and the 128-bit hashes `words_hash` and `answer_hash`. `similar` writes pairs.parquet: the pairs of places
+# or null), the 128-bit hashes `words_hash` and `answer_hash`, and the lines of the prompt (CONTEXT_COLUMNS), of which
+# those that recur across rows are not compared. `similar` writes pairs.parquet: the pairs of places
 # with a Jaccard similarity of at least THRESHOLD between their word 5-grams. Of equal texts only the first is compared.
 # Finally it writes result.json with the digest of pairs.parquet. Daft's native runner may crash while the interpreter
 # exits, after its work is done. Therefore the process ends with os._exit, and the parent relies on the result file
@@ -39,9 +40,9 @@ import pyarrow
 from pyarrow import dataset, parquet
 
 from components.data_curation.comparison.hash_arrays import convert_hashes, find_first_equal_rows
+from components.data_curation.comparison.recurring_context import write_compared_texts
 
 BAND_COUNT, ROWS_PER_BAND, SHINGLE_WORDS = 32, 4, 5
-TEXT_COLUMNS = ("words", "answer")
 MAX_FULL_BUCKET_ROWS = 200  # larger buckets are compared by neighbourhood
 NEIGHBOURHOOD_ROWS = 20
 MAX_PAIRS_IN_MEMORY = 4_000_000
@@ -60,7 +61,11 @@ def write_similar_pairs(folder: Path, threshold: float, ray_address: str | None 
     """
     _select_runner(ray_address)
     files = sorted(folder.glob("texts-*.parquet"))
-    found = [(name, *_find_similar(folder, files, name, threshold, on_ray=bool(ray_address))) for name in TEXT_COLUMNS]
+    compared = {"words": write_compared_texts(files), "answer": files}
+    found = [
+        (name, *_find_similar(folder, paths, name, threshold, on_ray=bool(ray_address)))
+        for name, paths in compared.items()
+    ]
     pairs = np.concatenate([pairs for _, pairs, _ in found])
     columns = {
         "of": pyarrow.array([name for name, pairs, _ in found for _ in range(len(pairs))], pyarrow.string()),

@@ -31,6 +31,7 @@ from components.data_curation.token_statistics import TokenStatistics
 
 MAX_SHOWN_FILES = 40
 MAX_SHOWN_LANGUAGES = 12
+SIMILARITY_STEP = 5  # percent
 UNREADABLE = "unreadable"
 BLUE, GREEN, ORANGE, GREY = "#4472b0", "#2f8f5b", "#c9772b", "#8a93a3"
 ACTION_DESCRIPTIONS = {"redact": "replaced by a placeholder", "drop": "row rejected", "keep": "counted only"}
@@ -53,10 +54,12 @@ def render(summary: Mapping[str, Any], sources: Sequence[Source], statistics: Cu
     shares = [[name, count, f"{count / rows['kept']:.1%}"] for name, count in splits.items()]
     sections = {
         "Overview": render_tiles(figures) + "".join(render_paragraph(note) for note in statistics.notes),
-        **_render_rows(rows, splits),
+        **_render_rows(rows, splits, statistics),
         **_render_findings(statistics),
         "Splits": render_table(["split", "rows", "share"], shares)
-        + render_paragraph("Rows with equal or similar texts or answers are always in the same split.", "soft"),
+        + render_paragraph(
+            "Rows with equal or similar answers, or texts without common context, are in the same split.", "soft"
+        ),
         "Tokens": _render_tokens(tokens) if tokens else "",
         **_render_texts(rows["rejected"], statistics),
         **_render_files(sources, rows["quarantined"], statistics),
@@ -65,7 +68,7 @@ def render(summary: Mapping[str, Any], sources: Sequence[Source], statistics: Cu
     return render_page("Data curation", subtitle, sections)
 
 
-def _render_rows(rows: Mapping[str, Any], splits: Mapping[str, int]) -> dict[str, str]:
+def _render_rows(rows: Mapping[str, Any], splits: Mapping[str, int], statistics: CurationStatistics) -> dict[str, str]:
     """Return the sections on the row flow, the reject reasons and the duplicates."""
     rejected = rows["rejected"]
     groups: Counter[str] = Counter()
@@ -93,11 +96,26 @@ def _render_rows(rows: Mapping[str, Any], splits: Mapping[str, int]) -> dict[str
         if repeated
         else render_paragraph("No duplicates.")
     )
+    for reason, similarities in statistics.similarities.items():
+        duplicates += _plot_similarities(reason, similarities)
     return {
         "Row flow": plot_flow([{"read": rows["in"]}, results, filled], links, colours, caption=flow_caption),
         "Reject reasons": reasons,
         "Duplicates": duplicates,
     }
+
+
+def _plot_similarities(reason: str, similarities: Sequence[float]) -> str:
+    """Plot how many rows of a reason are how similar to the kept row."""
+    counts = Counter(
+        min(int(similarity * 100) // SIMILARITY_STEP, 100 // SIMILARITY_STEP - 1) for similarity in similarities
+    )
+    bars = {
+        f"{step * SIMILARITY_STEP / 100:.2f}–{(step + 1) * SIMILARITY_STEP / 100:.2f}": counts[step]
+        for step in range(min(counts), 100 // SIMILARITY_STEP)
+    }
+    caption = f"{reason}: similarity to the kept row. Context that recurs across rows, such as a system prompt, does not count."
+    return plot_bars(bars, x="rows", caption=caption, colours=dict.fromkeys(bars, ORANGE))
 
 
 def _render_findings(statistics: CurationStatistics) -> dict[str, str]:

@@ -55,6 +55,7 @@ class CurationStatistics:
         unread: the first unreadable records.
         evaluation_sets: per evaluation set, the numbers of items and of unsearchable items.
         contaminated_rows: per evaluation set, the number of rejected rows.
+        similarities: per reject reason, the similarities of the rejected rows to the kept ones.
         tokens: the token statistics; None if tokens were not counted. A note then gives the reason.
         notes: sentences for the overview.
     """
@@ -68,6 +69,7 @@ class CurationStatistics:
     unread: list[UnreadableRecord] = field(default_factory=list)
     evaluation_sets: dict[str, dict[str, int]] = field(default_factory=dict)
     contaminated_rows: Counter[str] = field(default_factory=Counter)
+    similarities: dict[str, list[float]] = field(default_factory=dict)
     tokens: TokenStatistics | None = None
     notes: list[str] = field(default_factory=list)
 

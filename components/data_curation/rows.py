@@ -65,6 +65,17 @@ class Row:
             return [_join_contents(self.content["chosen"]), _join_contents(self.content["rejected"])]
         return [_join_contents(self.content["completion"]) if self.kind == "unpaired" else self.content["text"]]
 
+    def split_prompt(self) -> tuple[list[str], list[str]]:
+        """Return the texts of the messages up to the last user turn, which is the last of them, and of those after it.
+
+        Without a user turn, and for kind text, the first list is empty. Joined by line breaks, both are `text()`.
+        """
+        messages = self.content.get("messages") or self.content.get("prompt") or []
+        users = [number for number, message in enumerate(messages) if message["role"] == "user"]
+        texts = _list_texts(self.content)
+        end = users[-1] + 1 if users else 0
+        return texts[:end], texts[end:]
+
     def text(self) -> str:
         """Return the text of all turns, for length limits, comparison and display."""
         return extract_text(self.content)
@@ -72,10 +83,15 @@ class Row:
 
 def extract_text(content: Mapping[str, Any]) -> str:
     """Return the text of all turns in a row's content."""
+    return "\n".join(_list_texts(content))
+
+
+def _list_texts(content: Mapping[str, Any]) -> list[str]:
+    """Return the texts of all turns in a row's content; of kind text, the text."""
     if "text" in content:
-        return str(content["text"])
+        return [str(content["text"])]
     parts = ("messages", "prompt", "chosen", "rejected", "completion")
-    return _join_contents(message for name in parts for message in content.get(name) or ())
+    return [message["content"] for name in parts for message in content.get(name) or ()]
 
 
 def _join_contents(messages: Iterable[Message]) -> str:

@@ -147,6 +147,16 @@ def test_page_states_that_no_row_is_truncated():
     assert "Counted in all 3 rows" in page
 
 
+def test_page_shows_how_similar_the_dropped_rows_were():
+    statistics = build_statistics()
+    statistics.similarities = {"near_duplicate": [0.72, 0.85, 0.86, 1.0]}
+    page = extract_words(report.render(SUMMARY, SOURCES, statistics))
+    assert "near_duplicate: similarity to the kept row." in page
+    shown = page[: page.index("near_duplicate: similarity")]
+    assert all(shown.count(f"0.{low}–0.{low + 5}") == 1 for low in (70, 75, 80, 85, 90))
+    assert "0.65–0.70" not in shown
+
+
 def test_equal_statistics_give_equal_pages():
     assert report.render(SUMMARY, SOURCES, build_statistics()) == report.render(SUMMARY, SOURCES, build_statistics())
 

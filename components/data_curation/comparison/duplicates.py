@@ -130,7 +130,8 @@ def find_duplicates(
             represented = "" if kept_row == first == equal else f", a near-duplicate of {describe(kept_row)}"
             rejections[row] = EXACT_DUPLICATE.reject(f"equal to {describe(equal)}{represented}")
         elif kept_row != row:
-            rejections[row] = NEAR_DUPLICATE.reject(f"similarity {similarity:.3f} to {describe(kept_row)}")
+            detail = f"similarity {similarity:.3f} to {describe(kept_row)}"
+            rejections[row] = NEAR_DUPLICATE.reject(detail, similarity)
     return rejections
 
 

@@ -12,10 +12,14 @@ DUPLICATE_GROUP, SIZE_GROUP = "duplicates", "empty, short or long"
 
 @dataclass(frozen=True)
 class Rejection:
-    """Rejection of a row: the name of the reason, and a detail for the reader."""
+    """Rejection of a row: the name of the reason, and a detail for the reader.
+
+    `similarity` is that of a near-duplicate to the kept row.
+    """
 
     reason: str
     detail: str
+    similarity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -26,9 +30,9 @@ class RejectReason:
     group: str
     meaning: str = ""
 
-    def reject(self, detail: str) -> Rejection:
+    def reject(self, detail: str, similarity: float | None = None) -> Rejection:
         """Return a rejection for this reason; `detail` describes the row."""
-        return Rejection(self.name, detail)
+        return Rejection(self.name, detail, similarity)
 
 
 REJECT_REASONS: dict[str, RejectReason] = {}
