@@ -109,6 +109,7 @@ def prepare_chunk(
             summary.unread.append(replace(record, reason=reason))
         for row in rows:
             text_normalization.normalize_row(row)
+            text = row.text()  # before redaction, because evaluation items are not redacted
             group = _get_group_value(row, config.group_by)  # before redaction, which makes values equal
             findings, private = redaction.redact_row(row, config.personal_data)
             summary.grouped += group is not None
@@ -120,7 +121,7 @@ def prepare_chunk(
             measured = MeasuredRow(row)
             rejection = row_filters.find_rejection(measured, config) or private
             if not rejection and benchmarks:
-                rejection = benchmarks.find_contamination(measured.text)
+                rejection = benchmarks.find_contamination(text)
             prepared.append(PreparedRow(row, rejection, group, measured.language[0]))
     return write_chunk(summary, prepared, config, folder)
 

@@ -61,17 +61,24 @@ class DecontaminationConfig(_Section):
         8,
         ge=4,
         description="Minimum length in words of an item's text below `ngram` words, which is searched for as a whole. "
-        "Shorter texts are skipped.",
+        "Shorter texts are skipped, except for questions.",
+    )
+    shortest_question: int = Field(
+        4,
+        ge=2,
+        description="Minimum length in words of an item's question below `shortest` words, which must be a whole "
+        "sentence, line or labelled part of a row. Shorter questions are skipped.",
     )
     min_overlap: Share = Field(
         0.0,
-        description="Minimum share of an item's n-grams in a rejected row. 0: one n-gram is enough.",
+        description="Minimum share of the n-grams of an item's question, or of another text of the item, in a rejected "
+        "row. 0: one n-gram is enough.",
     )
     ignore_common: int = Field(
         0,
         ge=0,
-        description="Number of items above which an n-gram counts as a common phrase and is ignored. "
-        "0: no n-gram is ignored.",
+        description="Number of items above which an n-gram, or a question below `shortest` words, counts as a common "
+        "phrase and is ignored. 0: nothing is ignored.",
     )
 
     @model_validator(mode="after")

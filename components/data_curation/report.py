@@ -122,7 +122,7 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
     """Return the sections on evaluation sets and personal data."""
     contaminated = statistics.contaminated_rows
     sets = [
-        [name, contaminated[name], counts["items"], counts["too_short"]]
+        [name, contaminated[name], counts["items"], counts["unsearchable"]]
         for name, counts in sorted(statistics.evaluation_sets.items(), key=lambda item: -contaminated[item[0]])
     ]
     kinds = [
@@ -134,7 +134,7 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
         "Items that are too short, or consist of common phrases only, are not searched for."
     )
     kinds_note = "Counts cover all rows, including rejected rows. The report does not contain the values."
-    sets_table = render_table(["evaluation set", "rejected rows", "items", "not searched for"], sets)
+    sets_table = render_table(["evaluation set", "rejected rows", "items", "cannot be found"], sets)
     kinds_table = render_table(["kind", "found", "in rows", "action"], kinds)
     no_sets = "data_curation.decontamination.sets is empty: rows were not compared with evaluation items."
     return {

@@ -9,9 +9,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import ipc
 
 from components.common.runtime.errors import ConfigurationError, InputError
 from components.common.runtime.reporters import SilentReporter
+from components.data_curation import chunk_worker
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.filters.decontamination import (
     EvaluationIndex,
@@ -19,6 +21,7 @@ from components.data_curation.filters.decontamination import (
 )
 from components.data_curation.filters.reject_reasons import CONTAMINATED
 from components.data_curation.normalized_words import normalize_words
+from components.data_curation.reading.raw_records import Record
 from components.data_curation.reading.source_files import list_evaluation_sets
 
 QUESTION = (
@@ -80,7 +83,7 @@ def test_detail_counts_words_and_ngrams(build_index):
         "We ask: " + " ".join(QUESTION.split()[:15]) + " and nothing more"
     )
     total = len(normalize_words(QUESTION).split()) - 12
-    assert rejection == CONTAMINATED.reject(f"shares 15 words with bench.jsonl:1: 3 of its {total} n-grams")
+    assert rejection == CONTAMINATED.reject(f"shares 15 words with bench.jsonl:1: 3 of {total} n-grams of its question")
 
 
 def test_twelve_words_of_a_long_item_are_not_contamination(build_index):
@@ -105,14 +108,14 @@ def test_item_text_in_any_field_is_indexed(build_index, record):
 def test_ngrams_do_not_cross_item_fields(build_index):
     first, second = QUESTION.split()[:9], OTHER.split()[:9]
     index = build_index([{"question": " ".join(first), "answer": " ".join(second)}], shortest=10)
-    assert (index.item_count, index.unsearchable_count) == (1, 1)
+    assert index.sets["bench.jsonl"]["unsearchable"] == 0
     assert index.find_contamination(" ".join(first + second)) is None
 
 
 def test_short_item_matches_only_as_a_whole(build_index):
     index = build_index([{"question": "How can I improve my time management skills?"}])
     assert index.find_contamination("So: how can I improve my time management skills? Plan.").detail == (
-        "shares 8 words with bench.jsonl:1: a complete text of the item"
+        "shares 8 words with bench.jsonl:1: all of its question"
     )
     assert index.find_contamination("How can I improve my time management at work?") is None
 
@@ -125,10 +128,107 @@ def test_short_question_with_a_long_answer_is_found(build_index):
 def test_items_with_too_few_words_are_counted_and_reported(build_index):
     reporter = RecordingReporter()
     index = build_index([{"question": "Who are you?"}, {"question": QUESTION}], reporter=reporter)
-    assert (index.item_count, index.unsearchable_count) == (2, 1)
-    assert index.sets == {"bench.jsonl": {"items": 2, "too_short": 1, "unreadable": 0}}
-    assert reporter.texts == ["1 of 2 evaluation items are too short or too common to be searched for"]
+    assert index.sets == {"bench.jsonl": {"items": 2, "unsearchable": 1, "unreadable": 0}}
+    assert reporter.texts == [
+        "evaluation set bench.jsonl: 1 of 2 items cannot be found by their questions, which are too short, are common "
+        "phrases or contain only numbers and letters"
+    ]
     assert index.find_contamination("Who are you?") is None
+
+
+SHORT = "Which gas do plants absorb?"
+PASSAGE = make_unique_text(9)
+OPTIONS = ["oxygen that plants release during the whole day", "carbon dioxide", "helium", "neon"]
+LETTERED = "A. oxygen that plants release during the whole day\nB. carbon dioxide\nC. helium\nD. neon"
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        pytest.param({"query": f"Question: {SHORT}", "choices": OPTIONS, "gold": 1}, id="labelled"),
+        pytest.param({"choices": OPTIONS, "query": f"Question: {SHORT}\nChoices:\n{LETTERED}\nAnswer:"}, id="lettered"),
+        pytest.param({"query": f"{SHORT} (A) oxygen (B) carbon dioxide", "choices": ["A", "B"]}, id="letters-in-line"),
+        pytest.param(
+            {"query": f"Passage: {PASSAGE}\nQuestion: {SHORT}\n", "choices": ["no", "yes"]}, id="passage-label"
+        ),
+        pytest.param({"passage": PASSAGE, "question": SHORT, "answer": True}, id="passage-field"),
+        pytest.param({"context": f"Question: {SHORT}\nAnswer:", "answer": "CO2", "aliases": [PASSAGE]}, id="context"),
+        pytest.param(
+            {"id": "Mercury_7", "question": {"stem": SHORT, "choices": [{"text": "neon", "label": "A"}]}}, id="stem"
+        ),
+        pytest.param({"Type": "Adversarial items", "Question": SHORT, "Source": f"https://x.org/{PASSAGE}"}, id="csv"),
+        pytest.param({"question_id": 1, "category": "plant science", "turns": [SHORT, "Why?"]}, id="turns"),
+        pytest.param({"premise": SHORT, "question": "cause", "choice1": "x"}, id="premise"),
+        pytest.param({"column 1": SHORT, "column 2": "neon"}, id="unknown-fields"),
+    ],
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        SHORT,
+        f"{SHORT}\ncarbon dioxide",
+        f"Question: {SHORT}\n1) carbon dioxide\n2) neon\nAnswer: 1",
+        f"Take this one. {SHORT.upper()} (a) neon (b) carbon dioxide",
+        f'Answer "{SHORT}" in one word.',
+    ],
+)
+def test_short_question_is_found_in_every_form_of_item_and_row(build_index, item, text):
+    index = build_index([item])
+    assert index.sets["bench.jsonl"]["unsearchable"] == 0
+    assert index.find_contamination(text) == CONTAMINATED.reject(
+        "shares 5 words with bench.jsonl:1: all of its question"
+    )
+
+
+def test_question_of_several_short_sentences_is_found(build_index):
+    index = build_index([{"question": "I have 3 pears. How many?"}])
+    assert index.find_contamination("Hello. I have 3 pears! How many? Five.") is not None
+
+
+@pytest.mark.parametrize("text", [f"Tell me {SHORT}", "Which gas do plants absorb at night?", "carbon dioxide\nneon"])
+def test_short_texts_within_a_sentence_and_short_options_are_not_contamination(build_index, text):
+    assert build_index([{"question": SHORT, "choices": OPTIONS}]).find_contamination(text) is None
+
+
+def test_question_and_passage_are_compared_separately(build_index):
+    index = build_index([{"query": f"Passage: {PASSAGE}\nQuestion: {QUESTION}"}], min_overlap=0.9)
+    assert index.find_contamination(QUESTION).detail.endswith("of its question")
+    assert index.find_contamination(PASSAGE).detail.endswith("8 of 8 n-grams of another text of the item")
+    assert index.find_contamination(f"{PASSAGE[:90]} {QUESTION[:60]}") is None
+
+
+@settings(max_examples=30)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=12),
+    limits=st.fixed_dictionaries(
+        {
+            "shortest_question": st.integers(2, 12),
+            "shortest": st.integers(4, 9),
+            "ignore_common": st.integers(0, 2),
+            "min_overlap": st.sampled_from((0.0, 0.5, 1.0)),
+        }
+    ),
+)
+def test_reported_number_is_the_number_of_questions_that_pass(tmp_path_factory, lengths, limits):
+    items = [
+        {"question": " ".join(make_unique_text(length).split()[:length]), "choices": [make_unique_text(50 + i)]}
+        for i, length in enumerate(lengths)
+    ]
+    path = tmp_path_factory.mktemp("sets") / "bench.jsonl"
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    config = DataCurationConfig(decontamination={"sets": [str(path)], **limits})
+    index = EvaluationIndex.build(list_evaluation_sets([str(path)], path.parent), config, SilentReporter())
+    passed = sum(index.find_contamination(item["question"]) is None for item in items)
+    assert index.sets["bench.jsonl"]["unsearchable"] == passed
+
+
+def test_item_with_personal_data_is_found_before_redaction(build_index, tmp_path):
+    question = "Why did ada@example.com write?"
+    record = Record("raw.jsonl", 1, {"prompt": question, "response": "She had a question about her order."})
+    index = build_index([{"question": question}])
+    chunk_worker.prepare_chunk(1, [record], DataCurationConfig(), index, tmp_path)
+    table = ipc.open_file(chunk_worker.get_rows_path(tmp_path, 1)).read_all()
+    assert table["reason"].to_pylist() == [CONTAMINATED.name]
 
 
 def test_rejection_names_the_first_item_with_the_largest_overlap(build_index):
@@ -161,7 +261,7 @@ def test_common_phrasing_of_a_set_can_be_ignored(build_index):
 
 def test_items_of_only_common_phrasing_count_as_unsearchable(build_index):
     index = build_index([{"q": QUESTION}] * 3, ignore_common=2)
-    assert (index.item_count, index.unsearchable_count) == (3, 3)
+    assert index.sets["bench.jsonl"] == {"items": 3, "unsearchable": 3, "unreadable": 0}
     assert index.find_contamination(QUESTION) is None
 
 
@@ -266,4 +366,4 @@ def test_contamination_is_found_at_every_position_of_a_row(build_index):
     filler = [f"filler{i}" for i in range(30)]
     for position, item in itertools.product(range(len(filler)), range(8)):
         text = " ".join([*filler[:position], *make_unique_text(item).split()[4:17], *filler[position:]])
-        assert f"bench.jsonl:{item + 1}: 1 of its 8 n-grams" in index.find_contamination(text).detail
+        assert f"bench.jsonl:{item + 1}: 1 of 8 n-grams of its question" in index.find_contamination(text).detail

@@ -47,7 +47,7 @@ SUMMARY = {
 
 def build_statistics():
     statistics = CurationStatistics(
-        evaluation_sets={"gsm8k.jsonl": {"items": 70, "too_short": 2, "unreadable": 0}}, notes=["one file is empty"]
+        evaluation_sets={"gsm8k.jsonl": {"items": 70, "unsearchable": 2, "unreadable": 0}}, notes=["one file is empty"]
     )
     for characters in (40, 60, 99_999):
         statistics.count_kept("tickets.jsonl", characters, "en")

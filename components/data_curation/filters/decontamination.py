@@ -1,7 +1,8 @@
 """Decontamination: rejects rows that share text with an evaluation item.
 
-An item is one record of an evaluation set with all its texts: question, answer, choices. Texts are compared as
-normalized words, and n-grams never cross the fields of a record.
+An item is one record of an evaluation set. Its question and its other texts (passage, options, answers) are compared
+separately, as normalized words: a long text by its n-grams, a shorter text as a whole, and a question of few words only
+if it is a whole sentence, line or labelled part of the row.
 """
 
 # N-grams have 13 words, in shorter texts at least 8, as in Brown et al., Language Models are Few-Shot Learners, 2020
@@ -15,9 +16,9 @@ import re
 from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress
+from itertools import accumulate, chain, compress
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -25,8 +26,9 @@ from components.common import personal_data
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import Reporter
 from components.data_curation.config import DataCurationConfig, DecontaminationConfig
+from components.data_curation.filters.evaluation_items import ItemTexts, split_item
 from components.data_curation.filters.reject_reasons import CONTAMINATED, Rejection
-from components.data_curation.normalized_words import normalize_words
+from components.data_curation.normalized_words import WORD_PATTERN
 from components.data_curation.reading import file_readers
 from components.data_curation.reading.raw_records import Source, UnreadableRecord
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 Words = list[bytes]
 DETAIL_PATTERN = re.compile(r"shares \d+ words with (.*):\d+: .*")
+SENTENCE_BOUNDARY = re.compile(r"[\n.?!:;()\[\]{}<>|*#\"“”„«»…。？！：；]")
 
 
 def find_contaminating_set(rejection: Rejection) -> str:
@@ -45,7 +48,7 @@ def find_contaminating_set(rejection: Rejection) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _NgramTable:
-    """The n-grams of one length: their hashes (uint32, sorted) and their offsets in the index's text (int64)."""
+    """The n-grams of one length: their hashes (uint32, sorted) and their offsets in the index's words (int64)."""
 
     length: int
     hashes: np.ndarray
@@ -74,37 +77,33 @@ class _BlockFilter:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationIndex:
-    """Index of the evaluation items.
+    """Index of the texts of the evaluation items.
 
     Attributes:
-        item_names: file and line of each searchable item.
-        ngram_counts: the number of distinct n-grams of each searchable item.
-        item_text: the words of the searchable items in UTF-8, one field per line.
-        item_offsets: the start of each searchable item in `item_text`.
+        locations: file and line of the item of each text.
+        is_question: whether each text is its item's question.
+        ngram_counts: the number of distinct n-grams of each text; 1 for a text that is searched for as a whole.
+        words: the words of the texts in UTF-8, one text per line.
+        offsets: the start of each text in `words`.
         block_filters: the n-gram tables by block length.
-        sets: per file, the numbers of items, unsearchable items and unreadable records.
+        short_questions: the texts with each question of fewer than `shortest` words.
+        sets: per file, the numbers of items, items with a question that is not searched for, and unreadable records.
         ngram: the configured length of n-grams.
-        min_overlap: the configured minimum share of an item's n-grams.
+        shortest: the configured minimum length of a text that may be within a sentence of a row.
+        min_overlap: the configured minimum share of a text's n-grams.
     """
 
-    item_names: Sequence[str]
+    locations: Sequence[str]
+    is_question: Sequence[bool]
     ngram_counts: np.ndarray
-    item_text: bytes
-    item_offsets: np.ndarray
+    words: bytes
+    offsets: np.ndarray
     block_filters: Sequence[_BlockFilter]
+    short_questions: Mapping[bytes, Sequence[int]]
     sets: Mapping[str, Mapping[str, int]]
     ngram: int
+    shortest: int
     min_overlap: float
-
-    @property
-    def item_count(self) -> int:
-        """Number of items in all sets."""
-        return sum(counts["items"] for counts in self.sets.values())
-
-    @property
-    def unsearchable_count(self) -> int:
-        """Number of items that are not searched for: every field is too short or consists of common phrases only."""
-        return sum(counts["too_short"] for counts in self.sets.values())
 
     @staticmethod
     def build(sources: Sequence[Source], config: DataCurationConfig, reporter: Reporter) -> EvaluationIndex:
@@ -122,7 +121,7 @@ class EvaluationIndex:
                     location = f"{record.file}:{record.line}: {record.reason}"
                     first = first or personal_data.mask(location)
                     unreadable[source.name] += 1
-                elif texts := [words for text in _iterate_texts(record.fields) if (words := normalize_words(text))]:
+                elif texts := split_item(record.fields):
                     builder.add_item(record.file, f"{record.file}:{record.line}", texts)
             if not builder.items[source.name]:
                 raise InputError(
@@ -135,39 +134,50 @@ class EvaluationIndex:
                 problem = f"{count:,} records are unreadable, the first" if count > 1 else "1 record is unreadable:"
                 reporter.note(f"evaluation set {source.name}: {problem} {first}")
         index = builder.build({name: unreadable[name] for name in builder.items})
-        if index.unsearchable_count:
-            reporter.note(
-                f"{index.unsearchable_count:,} of {index.item_count:,} evaluation items are too short or too common "
-                "to be searched for"
-            )
+        for name, counts in index.sets.items():
+            if counts["unsearchable"]:
+                reporter.note(
+                    f"evaluation set {name}: {counts['unsearchable']:,} of {counts['items']:,} items cannot be found by "
+                    "their questions, which are too short, are common phrases or contain only numbers and letters"
+                )
         return index
 
     def find_contamination(self, text: str) -> Rejection | None:
-        """Return the rejection for the first item that shares the most n-grams with the text, or None."""
-        words = _split_words(normalize_words(text))
+        """Return the rejection for the text of an item that shares the most n-grams with the row's text, or None."""
+        words, boundaries = _split_sentences(text)
         shared: dict[int, set[bytes]] = defaultdict(set)
         for block_filter in self.block_filters:
             if block_filter.can_match(words):
                 for table in block_filter.tables:
                     self._match_ngrams(words, table, shared)
-        enough = [item for item, grams in shared.items() if len(grams) >= self.min_overlap * self.ngram_counts[item]]
+        self._match_short_questions(words, boundaries, shared)
+        enough = [one for one, grams in shared.items() if len(grams) >= self.min_overlap * self.ngram_counts[one]]
         if not enough:
             return None
-        item = min(enough, key=lambda candidate: (-len(shared[candidate]), candidate))
-        grams = shared[item]
+        best = min(enough, key=lambda candidate: (-len(shared[candidate]), candidate))
+        grams = shared[best]
+        name = "its question" if self.is_question[best] else "another text of the item"
         is_whole_text = any(gram.count(b" ") + 1 < self.ngram for gram in grams)
-        overlap = (
-            "a complete text of the item" if is_whole_text else f"{len(grams)} of its {self.ngram_counts[item]} n-grams"
-        )
+        overlap = f"all of {name}" if is_whole_text else f"{len(grams)} of {self.ngram_counts[best]} n-grams of {name}"
         covered: set[int] = set()
         for length in {gram.count(b" ") + 1 for gram in grams}:
             for i in range(len(words) - length + 1):
                 if b" ".join(words[i : i + length]) in grams:
                     covered.update(range(i, i + length))
-        return CONTAMINATED.reject(f"shares {len(covered)} words with {self.item_names[item]}: {overlap}")
+        return CONTAMINATED.reject(f"shares {len(covered)} words with {self.locations[best]}: {overlap}")
+
+    def _match_short_questions(self, words: Words, boundaries: Sequence[int], shared: dict[int, set[bytes]]) -> None:
+        """Add the short questions that begin and end at sentence boundaries."""
+        for i, start in enumerate(boundaries):
+            for end in boundaries[i + 1 :]:
+                if end - start >= self.shortest:
+                    break
+                question = b" ".join(words[start:end])
+                for number in self.short_questions.get(question, ()):
+                    shared[number].add(question)
 
     def _match_ngrams(self, words: Words, table: _NgramTable, shared: dict[int, set[bytes]]) -> None:
-        """Add the shared n-grams by item. The words themselves are compared too, as hashes may collide."""
+        """Add the shared n-grams by text. The words themselves are compared too, as hashes may collide."""
         import numpy as np
 
         hashes = np.array(_hash_ngrams(words, table.length), dtype=np.uint32)
@@ -177,12 +187,25 @@ class EvaluationIndex:
             gram = b" ".join(words[i : i + table.length])
             for offset in table.offsets[first[i] : last[i]].tolist():
                 end = offset + len(gram)
-                if self.item_text[offset:end] == gram and self.item_text[end : end + 1] in (b" ", b"\n"):
-                    shared[bisect_right(self.item_offsets, offset) - 1].add(gram)
+                if self.words[offset:end] == gram and self.words[end : end + 1] in (b" ", b"\n"):
+                    shared[bisect_right(self.offsets, offset) - 1].add(gram)
 
 
-def _split_words(words: str) -> Words:
+def _split_sentences(text: str) -> tuple[Words, list[int]]:
+    """Return the normalized words of a text, and the boundaries of its sentences as numbers of words before them."""
+    sentences = map(WORD_PATTERN.findall, SENTENCE_BOUNDARY.split(text.lower()))
+    found = [words for words in sentences if words]
+    boundaries = list(accumulate(map(len, found), initial=0))
+    return _encode_words(" ".join(chain.from_iterable(found))), boundaries
+
+
+def _encode_words(words: str) -> Words:
     return words.encode(errors="surrogatepass").split(b" ")
+
+
+def _is_informative(words: Words) -> list[bool]:
+    """Return for every word whether it is more than a number or a single letter (0 1 2 3 …), which any text contains."""
+    return [len(word) > 1 and not word.isdigit() for word in words]
 
 
 def _hash_ngrams(words: Words, length: int, step: int = 1) -> list[int]:
@@ -190,49 +213,52 @@ def _hash_ngrams(words: Words, length: int, step: int = 1) -> list[int]:
     return [crc32(b" ".join(words[i : i + length])) for i in range(0, len(words) - length + 1, step)]
 
 
-def _iterate_texts(value: object) -> Iterator[str]:
-    """Yield every text in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _iterate_texts(inner)
-
-
 class _IndexBuilder:
-    """Builder of the index, which collects the items of all sets."""
+    """Builder of the index, which collects the texts of the items of all sets."""
 
     def __init__(self, config: DecontaminationConfig) -> None:
         self._config = config
         self.items: Counter[str] = Counter()
-        self._names: list[str] = []
-        self._files: list[str] = []
-        self._item_offsets, self._text = array("q"), bytearray()
-        self._hashes: dict[int, array[int]] = defaultdict(lambda: array("I"))
-        self._offsets: dict[int, array[int]] = defaultdict(lambda: array("q"))
+        self._files: list[str] = []  # of each item
+        self._locations: list[str] = []  # of each text, like the next three
+        self._items, self._is_question, self._offsets = array("q"), bytearray(), array("q")
+        self._words = bytearray()
+        self._short_questions: dict[bytes, list[int]] = defaultdict(list)
+        self._ngram_hashes: dict[int, array[int]] = defaultdict(lambda: array("I"))
+        self._ngram_offsets: dict[int, array[int]] = defaultdict(lambda: array("q"))
         self._blocks: dict[int, array[int]] = defaultdict(lambda: array("I"))
 
-    def add_item(self, file: str, name: str, texts: Sequence[str]) -> None:
-        """Add an item by its normalized texts: their n-grams, and each shorter text of at least `shortest` words."""
+    def add_item(self, file: str, location: str, texts: ItemTexts) -> None:
+        """Add an item: its question, unless it is below `shortest_question`, and its other texts of enough words."""
         self.items[file] += 1
-        split = [_split_words(text) for text in dict.fromkeys(texts)]
-        fields = [words for words in split if len(words) >= self._config.shortest]
-        if not fields:
-            return
-        self._names.append(name)
         self._files.append(file)
-        self._item_offsets.append(len(self._text))
-        for words in fields:
-            length = min(len(words), self._config.ngram)
-            # Numbers and single letters alone (0 1 2 3 …) occur in any text: such n-grams are ignored.
-            informative = [len(word) > 1 and not word.isdigit() for word in words]
-            searched = [any(informative[i : i + length]) for i in range(len(words) - length + 1)]
-            offsets = list(accumulate((len(word) + 1 for word in words), initial=len(self._text)))
-            block = self._get_block_length(length)
-            self._blocks[block].extend(_hash_ngrams(words, block))
-            self._hashes[length].extend(compress(_hash_ngrams(words, length), searched))
-            self._offsets[length].extend(compress(offsets, searched))
-            self._text += b" ".join(words) + b"\n"
+        question = _encode_words(texts.question)
+        if len(question) >= min(self._config.shortest_question, self._config.shortest):
+            self._add_text(question, location, is_question=True)
+        for words in map(_encode_words, texts.others):
+            if len(words) >= self._config.shortest:
+                self._add_text(words, location, is_question=False)
+
+    def _add_text(self, words: Words, location: str, *, is_question: bool) -> None:
+        if len(words) >= self._config.shortest:
+            self._add_ngrams(words)
+        elif any(_is_informative(words)):
+            self._short_questions[b" ".join(words)].append(len(self._locations))
+        self._locations.append(location)
+        self._items.append(len(self._files) - 1)
+        self._is_question.append(is_question)
+        self._offsets.append(len(self._words))
+        self._words += b" ".join(words) + b"\n"
+
+    def _add_ngrams(self, words: Words) -> None:
+        length = min(len(words), self._config.ngram)
+        informative = _is_informative(words)
+        searched = [any(informative[i : i + length]) for i in range(len(words) - length + 1)]
+        offsets = list(accumulate((len(word) + 1 for word in words), initial=len(self._words)))
+        block = self._get_block_length(length)
+        self._blocks[block].extend(_hash_ngrams(words, block))
+        self._ngram_hashes[length].extend(compress(_hash_ngrams(words, length), searched))
+        self._ngram_offsets[length].extend(compress(offsets, searched))
 
     def _get_block_length(self, length: int) -> int:
         """Return the block length for n-grams of this length; all lengths below `ngram` share a block length."""
@@ -240,44 +266,58 @@ class _IndexBuilder:
         return (shortest + 1) // 2
 
     def build(self, unreadable: Mapping[str, int]) -> EvaluationIndex:
-        """Return the index of all items. N-grams in more than `ignore_common` items are ignored."""
+        """Return the index of all items. N-grams and short questions in more than `ignore_common` items are ignored."""
         import numpy as np
 
-        item_offsets = np.array(self._item_offsets, dtype=np.int64)
-        ngram_counts: np.ndarray = np.zeros(len(item_offsets), dtype=np.int64)
+        offsets, items = np.array(self._offsets, dtype=np.int64), np.array(self._items, dtype=np.int64)
+        ngram_counts: np.ndarray = np.zeros(len(offsets), dtype=np.int64)
         tables: dict[int, list[_NgramTable]] = defaultdict(list)  # by block length
-        for length in sorted(self._hashes):
-            hashes = np.array(self._hashes[length], dtype=np.uint32)
-            offsets = np.array(self._offsets[length], dtype=np.int64)
-            order = np.argsort(hashes, kind="stable")
-            hashes, offsets = hashes[order], offsets[order]
-            items = np.searchsorted(item_offsets, offsets, "right") - 1
-            # One code per pair of n-gram and item, so that each n-gram of an item is counted once.
-            codes = np.unique(hashes.astype(np.int64) * len(item_offsets) + items)
-            distinct, counts = np.unique(codes // len(item_offsets), return_counts=True)
-            if self._config.ignore_common:
-                distinct = distinct[counts <= self._config.ignore_common]
-                codes = codes[np.isin(codes // len(item_offsets), distinct)]
-                keep = np.isin(hashes, distinct)
-                hashes, offsets = hashes[keep], offsets[keep]
-            np.add.at(ngram_counts, codes % len(item_offsets), 1)
-            tables[self._get_block_length(length)].append(_NgramTable(length, hashes, offsets))
+        for length in sorted(self._ngram_hashes):
+            table = self._build_table(length, offsets, items)
+            texts = np.searchsorted(offsets, table.offsets, "right") - 1
+            # One code per pair of n-gram and text, so that each n-gram of a text is counted once.
+            codes = np.unique(table.hashes.astype(np.int64) * len(offsets) + texts)
+            np.add.at(ngram_counts, codes % len(offsets), 1)
+            tables[self._get_block_length(length)].append(table)
         filters = [
             _BlockFilter(block, np.unique(np.array(self._blocks[block], dtype=np.uint32)), of_block)
             for block, of_block in sorted(tables.items())
         ]
-        searchable = Counter(file for file, count in zip(self._files, ngram_counts.tolist(), strict=True) if count)
+        limit = self._config.ignore_common or len(self._files)
+        short = {question: texts for question, texts in self._short_questions.items() if len(texts) <= limit}
+        ngram_counts[[text for texts in short.values() for text in texts]] = 1
+        is_searchable = (ngram_counts > 0) & np.frombuffer(bytes(self._is_question), dtype=bool)
+        searchable = Counter(self._files[item] for item in items[is_searchable].tolist())
         sets = {
-            file: {"items": items, "too_short": items - searchable[file], "unreadable": unreadable[file]}
-            for file, items in self.items.items()
+            file: {"items": count, "unsearchable": count - searchable[file], "unreadable": unreadable[file]}
+            for file, count in self.items.items()
         }
         return EvaluationIndex(
-            self._names,
-            ngram_counts,
-            bytes(self._text),
-            item_offsets,
-            filters,
-            sets,
-            self._config.ngram,
-            self._config.min_overlap,
+            locations=self._locations,
+            is_question=[bool(one) for one in self._is_question],
+            ngram_counts=ngram_counts,
+            words=bytes(self._words),
+            offsets=offsets,
+            block_filters=filters,
+            short_questions=short,
+            sets=sets,
+            ngram=self._config.ngram,
+            shortest=self._config.shortest,
+            min_overlap=self._config.min_overlap,
         )
+
+    def _build_table(self, length: int, text_offsets: np.ndarray, items: np.ndarray) -> _NgramTable:
+        """Return the n-grams of one length that at most `ignore_common` items contain."""
+        import numpy as np
+
+        hashes = np.array(self._ngram_hashes[length], dtype=np.uint32)
+        offsets = np.array(self._ngram_offsets[length], dtype=np.int64)
+        order = np.argsort(hashes, kind="stable")
+        hashes, offsets = hashes[order], offsets[order]
+        if self._config.ignore_common:
+            item = items[np.searchsorted(text_offsets, offsets, "right") - 1]
+            pairs = np.unique(hashes.astype(np.int64) * len(self._files) + item)
+            distinct, counts = np.unique(pairs // len(self._files), return_counts=True)
+            keep = np.isin(hashes, distinct[counts <= self._config.ignore_common])
+            hashes, offsets = hashes[keep], offsets[keep]
+        return _NgramTable(length, hashes, offsets)
