@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime import cpu_cores, process_control
 from components.common.runtime.errors import EngineMissingError, TunelineError
-from components.common.runtime.reporters import Reporter
 from components.data_curation import chunk_worker
 from components.data_curation.chunk_worker import ChunkSummary
 from components.data_curation.comparison import engine_process
@@ -54,7 +53,8 @@ class EarlierRevision:
 class PreparedRows:
     """Prepared chunks in `folder`: of the sources (`chunks`), and of earlier revisions (`published_chunks`).
 
-    `published_splits`, `revision_labels` and `published_ids` have an entry for every published row.
+    `published_splits`, `revision_labels` and `published_ids` have an entry for every published row. `evaluation_sets`
+    are the counts of `EvaluationIndex.sets`.
     """
 
     folder: Path
@@ -64,6 +64,7 @@ class PreparedRows:
     revision_labels: list[str] = field(default_factory=list)
     published_ids: list[str] = field(default_factory=list)
     chunks: list[ChunkSummary] = field(default_factory=list)
+    evaluation_sets: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -133,9 +134,9 @@ def _count_characters(value: object) -> int:
 def prepare_chunks(
     sources: Sequence[Source],
     benchmarks: Sequence[Source],
+    index: EvaluationIndex | None,
     config: DataCurationConfig,
     folder: Path,
-    reporter: Reporter,
 ) -> Generator[ChunkSummary, None, None]:
     """Prepare the sources' chunks in `folder`, and yield their summaries in order.
 
@@ -143,10 +144,10 @@ def prepare_chunks(
 
     Args:
         sources: the raw files.
-        benchmarks: the evaluation sets.
+        benchmarks: the evaluation sets, of which every worker process builds its own index.
+        index: the index of the evaluation sets for this process; None without decontamination.
         config: the stage's configuration.
         folder: the folder of the chunks; on Ray, all nodes must have access to it.
-        reporter: receives the progress and notes on the evaluation sets.
 
     Raises:
         EngineMissingError: the Ray cluster is unreachable, or a worker process crashed.
@@ -166,7 +167,6 @@ def prepare_chunks(
             engine_process.run_engine(folder, arguments, lambda: all(path.exists() for path in summaries))
         return (chunk_worker.collect_chunk(folder, number) for number in numbers)
     if workers == 1 or sum(source.bytes for source in sources) < MIN_PARALLEL_BYTES:
-        index = EvaluationIndex.build(benchmarks, config, reporter) if benchmarks else None
         return (chunk_worker.prepare_chunk(number, records, config, index, folder) for number, records in chunks)
     chunk_worker.write_settings(folder, config, benchmarks)
     return _prepare_in_processes(chunks, folder, workers)

@@ -120,18 +120,18 @@ def _plot_similarities(reason: str, similarities: Sequence[float]) -> str:
 
 def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
     """Return the sections on evaluation sets and personal data."""
-    contaminated = statistics.contaminated_rows
     sets = [
-        [name, contaminated[name], counts["items"], counts["unsearchable"]]
-        for name, counts in sorted(statistics.evaluation_sets.items(), key=lambda item: -contaminated[item[0]])
+        [name, counts["rejected_rows"], counts["items"], counts["unsearchable"]]
+        for name, counts in sorted(statistics.evaluation_sets.items(), key=lambda item: -item[1]["rejected_rows"])
     ]
     kinds = [
         [kind.replace("_", " "), count.found, count.rows, ACTION_DESCRIPTIONS.get(count.action, count.action)]
         for kind, count in sorted(statistics.personal.items(), key=lambda item: (-item[1].found, item[0]))
     ]
     sets_note = (
-        "A row that shares a word n-gram with an item is rejected; its detail in rejected.parquet identifies the item. "
-        "Items that are too short, or consist of common phrases only, are not searched for."
+        "A row that shares a word n-gram or a whole question with an item is rejected; its detail in rejected.parquet "
+        "identifies the item. An item cannot be found by its question if the question is too short, is a common phrase, "
+        "or contains only numbers and single letters."
     )
     kinds_note = "Counts cover all rows, including rejected rows. The report does not contain the values."
     sets_table = render_table(["evaluation set", "rejected rows", "items", "cannot be found"], sets)

@@ -53,7 +53,8 @@ class CurationStatistics:
         personal: the findings per kind of personal data.
         examples: per reject reason, the first rejected rows.
         unread: the first unreadable records.
-        evaluation_sets: per evaluation set, the numbers of items and of unsearchable items.
+        evaluation_sets: per evaluation set, the numbers of items, of items that cannot be found by their questions, of
+            unreadable records, and of rejected rows.
         contaminated_rows: per evaluation set, the number of rejected rows.
         similarities: per reject reason, the similarities of the rejected rows to the kept ones.
         tokens: the token statistics; None if tokens were not counted. A note then gives the reason.

@@ -20,7 +20,7 @@ from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
 from components.common.personal_data import named_entities as name_finder
 from components.common.runtime.errors import InputError
-from components.common.runtime.reporters import Reporter, SilentReporter
+from components.common.runtime.reporters import Reporter
 from components.data_curation import dataset_writer, prepared_chunks, report
 from components.data_curation.comparison import engine_process, split_assignment
 from components.data_curation.config import DataCurationConfig
@@ -163,7 +163,8 @@ def curate(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     statistics.notes += notes
-    _complete_statistics(statistics, prepared, benchmarks, output, config, reporter)
+    _complete_statistics(statistics, prepared, output, config, reporter)
+    summary["evaluation_sets"] = statistics.evaluation_sets
     summary["personal_data"] = {kind: asdict(count) for kind, count in statistics.personal.items()}
     artifact_folder.write_atomically(output / "report.html", report.render(summary, sources, statistics))
     return artifact_folder.publish(
@@ -315,10 +316,13 @@ def _prepare_rows(
     reporter: Reporter,
 ) -> PreparedRows:
     """Clean and filter all rows. Raises InputError if no row can be kept or kinds of rows are mixed."""
+    index = EvaluationIndex.build(benchmarks, config, reporter) if benchmarks else None
+    evaluation_sets = {name: dict(counts) for name, counts in index.sets.items()} if index else {}
     reporter.step("reading")
     chunks, rows = [], 0
     kinds: dict[Kind, tuple[str, int]] = {}
-    with closing(prepared_chunks.prepare_chunks(sources, benchmarks, config, folder, reporter)) as prepared_in_order:
+    with closing(prepared_chunks.prepare_chunks(sources, benchmarks, index, config, folder)) as prepared_in_order:
+        del index  # worker processes have their own
         for chunk in prepared_in_order:
             chunks.append(chunk)
             for kind, location in chunk.kinds.items():
@@ -344,7 +348,7 @@ def _prepare_rows(
             f"the sources mix kinds of rows: {locations}",
             hint="Use sources of one kind, or set data_curation.format to parse all records in the same format.",
         )
-    prepared = PreparedRows(folder, next(iter(kinds)), chunks=chunks)
+    prepared = PreparedRows(folder, next(iter(kinds)), chunks=chunks, evaluation_sets=evaluation_sets)
     prepared_chunks.add_earlier_revisions(prepared, earlier, config)
     return prepared
 
@@ -393,7 +397,6 @@ def _compare_rows(
 def _complete_statistics(
     statistics: CurationStatistics,
     prepared: PreparedRows,
-    benchmarks: Sequence[Source],
     output: Path,
     config: DataCurationConfig,
     reporter: Reporter,
@@ -406,9 +409,10 @@ def _complete_statistics(
             count.found += found
             count.rows += rows
     statistics.personal = dict(sorted(counts.items()))
-    if benchmarks:
-        index = EvaluationIndex.build(benchmarks, config, SilentReporter())
-        statistics.evaluation_sets = {name: dict(counts) for name, counts in index.sets.items()}
+    statistics.evaluation_sets = {
+        name: {**counts, "rejected_rows": statistics.contaminated_rows[name]}
+        for name, counts in prepared.evaluation_sets.items()
+    }
     splits = [output / name for name in SPLIT_FILES.values()]
     tokens = measure_tokens(splits, prepared.kind, config.tokens, reporter)
     if isinstance(tokens, str):

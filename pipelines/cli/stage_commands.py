@@ -62,7 +62,7 @@ def curate(
     """Clean, deduplicate and split raw text into a dataset."""
     customization = load_config(config, sets)
     from components.data_curation.stage import curate as curate_dataset
-    from pipelines.runs.run_summary import format_unreadable
+    from pipelines.runs.run_summary import format_evaluation_sets, format_unreadable
     from pipelines.steps import curation_inputs
 
     customization.data_curation.sources = sources
@@ -79,12 +79,13 @@ def curate(
             benchmarks=inputs.benchmarks,
             earlier=earlier,
         )
-    result = _build_result("dataset", output, dataset, "rows", "splits")
+    result = _build_result("dataset", output, dataset, "rows", "splits", "evaluation_sets")
     rows = result["rows"]
     rejected = ", ".join(f"{count} {reason}" for reason, count in rows["rejected"].items()) or "none"
     lines = [
         f"{rows['kept']} of {rows['in']} rows kept; rejected: {rejected}; unreadable: {rows['quarantined']}",
         *format_unreadable(output),
+        *format_evaluation_sets(output),
         f"splits: {result['splits']}",
         f"report: {output / 'report.html'}",
     ]

@@ -21,6 +21,7 @@ def format_run(result: dict[str, Any]) -> list[str]:
         f"verdict: {result['verdict']}",
         *(f"  {reason}" for reason in evaluation["reasons"]),
         *format_unreadable(Path(artifacts["dataset"])),
+        *format_evaluation_sets(Path(artifacts["dataset"])),
         f"model: {registered['model_name']} version {registered['model_version']} ({aliases})",
         f"report: {result['report']}",
     ]
@@ -44,4 +45,14 @@ def format_unreadable(dataset: Path) -> list[str]:
     return [
         f"unreadable: {count} skipped, the first at {first['file']}:{first['line']}: {first['why']}",
         f"  all records: {quarantine}",
+    ]
+
+
+def format_evaluation_sets(dataset: Path) -> list[str]:
+    """Return one line per evaluation set of the decontamination: rejected rows, and items that cannot be found."""
+    manifest = json.loads((dataset / "manifest.json").read_text(encoding="utf-8"))
+    return [
+        f"evaluation set {name}: rejected rows: {counts['rejected_rows']:,}; items that cannot be found by their "
+        f"questions: {counts['unsearchable']:,} of {counts['items']:,}"
+        for name, counts in manifest["summary"].get("evaluation_sets", {}).items()
     ]

@@ -13,7 +13,7 @@ from pyarrow import ipc
 
 from components.common.runtime.errors import ConfigurationError, InputError
 from components.common.runtime.reporters import SilentReporter
-from components.data_curation import chunk_worker
+from components.data_curation import chunk_worker, prepared_chunks
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.filters.decontamination import (
     EvaluationIndex,
@@ -22,7 +22,8 @@ from components.data_curation.filters.decontamination import (
 from components.data_curation.filters.reject_reasons import CONTAMINATED
 from components.data_curation.normalized_words import normalize_words
 from components.data_curation.reading.raw_records import Record
-from components.data_curation.reading.source_files import list_evaluation_sets
+from components.data_curation.reading.source_files import list_evaluation_sets, list_sources
+from components.data_curation.stage import preview_curation
 
 QUESTION = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many in all?"
@@ -131,7 +132,7 @@ def test_items_with_too_few_words_are_counted_and_reported(build_index):
     assert index.sets == {"bench.jsonl": {"items": 2, "unsearchable": 1, "unreadable": 0}}
     assert reporter.texts == [
         "evaluation set bench.jsonl: 1 of 2 items cannot be found by their questions, which are too short, are common "
-        "phrases or contain only numbers and letters"
+        "phrases or contain only numbers and single letters"
     ]
     assert index.find_contamination("Who are you?") is None
 
@@ -220,6 +221,22 @@ def test_reported_number_is_the_number_of_questions_that_pass(tmp_path_factory, 
     index = EvaluationIndex.build(list_evaluation_sets([str(path)], path.parent), config, SilentReporter())
     passed = sum(index.find_contamination(item["question"]) is None for item in items)
     assert index.sets["bench.jsonl"]["unsearchable"] == passed
+
+
+def test_items_that_cannot_be_found_are_reported_if_worker_processes_prepare_the_rows(
+    write_rows, make_distinct_row, tmp_path, monkeypatch
+):
+    def prepare_in_this_process(chunks, folder, workers):
+        return (chunk_worker.prepare_chunk(number, records, config, None, folder) for number, records in chunks)
+
+    monkeypatch.setattr(prepared_chunks, "MIN_PARALLEL_BYTES", 0)
+    monkeypatch.setattr(prepared_chunks, "_prepare_in_processes", prepare_in_this_process)
+    sources = list_sources([str(write_rows(map(make_distinct_row, range(3))))], tmp_path)
+    sets = list_sources([str(write_rows([{"question": "Why?"}], "exam.jsonl"))], tmp_path)
+    config, reporter = DataCurationConfig(workers=2), RecordingReporter()
+    with preview_curation(sources, config, seed=1, reporter=reporter, benchmarks=sets) as result:
+        assert result.prepared.evaluation_sets == {"exam.jsonl": {"items": 1, "unsearchable": 1, "unreadable": 0}}
+    assert reporter.texts[0].startswith("evaluation set exam.jsonl: 1 of 1 items cannot be found")
 
 
 def test_item_with_personal_data_is_found_before_redaction(build_index, tmp_path):

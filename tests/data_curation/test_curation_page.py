@@ -47,7 +47,8 @@ SUMMARY = {
 
 def build_statistics():
     statistics = CurationStatistics(
-        evaluation_sets={"gsm8k.jsonl": {"items": 70, "unsearchable": 2, "unreadable": 0}}, notes=["one file is empty"]
+        evaluation_sets={"gsm8k.jsonl": {"items": 70, "unsearchable": 2, "unreadable": 0, "rejected_rows": 6}},
+        notes=["one file is empty"],
     )
     for characters in (40, 60, 99_999):
         statistics.count_kept("tickets.jsonl", characters, "en")
@@ -87,7 +88,7 @@ def page_text():
         "empty, short or long 5",
         "unreadable 4",
         "near_duplicate is nearly equal to a kept row 20 2.0%",
-        "gsm8k.jsonl 1 70 2",
+        "gsm8k.jsonl 6 70 2",
         "email 3 2 replaced by a placeholder",
         "credit card 1 1 row rejected",
         "train 830 92.2%",
@@ -321,6 +322,9 @@ def test_page_sums_the_counts_of_all_chunks(write_rows, tmp_path, make_conversat
     assert "credit card 1 1 row rejected" in page
     assert "It is card <CREDIT_CARD> of <EMAIL>." in page
     assert "corp.example.com" not in page
+    assert artifact.manifest.summary["evaluation_sets"] == {
+        "exam.jsonl": {"items": 2, "unsearchable": 1, "unreadable": 0, "rejected_rows": 1}
+    }
     assert artifact.manifest.summary["personal_data"] == {
         "credit_card": {"found": 1, "rows": 1, "action": "drop"},
         "email": {"found": 4, "rows": 3, "action": "keep"},

@@ -82,7 +82,7 @@ def test_curate_counts_every_row(stage_results: dict[str, Any]) -> None:
     rows = stage_results["curate"]["rows"]
     assert rows["in"] == 156 == rows["kept"] + sum(rows["rejected"].values()) + rows["quarantined"]
     assert sum(stage_results["curate"]["splits"].values()) == rows["kept"]
-    assert set(stage_results["curate"]) == {"dataset", "sha256", "rows", "splits"}
+    assert set(stage_results["curate"]) == {"dataset", "sha256", "rows", "splits", "evaluation_sets"}
 
 
 def test_stages_print_the_documented_keys(stage_results: dict[str, Any], folder: Path) -> None:

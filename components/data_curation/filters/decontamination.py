@@ -138,7 +138,7 @@ class EvaluationIndex:
             if counts["unsearchable"]:
                 reporter.note(
                     f"evaluation set {name}: {counts['unsearchable']:,} of {counts['items']:,} items cannot be found by "
-                    "their questions, which are too short, are common phrases or contain only numbers and letters"
+                    "their questions, which are too short, are common phrases or contain only numbers and single letters"
                 )
         return index
 
