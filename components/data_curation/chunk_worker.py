@@ -34,6 +34,7 @@ from components.data_curation.parquet_files import get_content_columns
 from components.data_curation.prompt_lines import CONTEXT_COLUMNS
 from components.data_curation.reading import record_formats
 from components.data_curation.reading.raw_records import Record, Source, UnreadableRecord
+from components.data_curation.row_kinds import KindCount, KindCounts, add_count, describe_other_kind
 from components.data_curation.rows import CONTENT_COLUMNS, Kind, Row, to_json
 
 CHUNK_STRIDE = 1 << 24  # a row's place is its chunk's number times this, plus its number in the chunk
@@ -49,7 +50,7 @@ class ChunkSummary:
     Attributes:
         number: the chunk's number.
         rows: the number of rows.
-        kinds: file and line of the first row of each kind.
+        kinds: the number of rows by kind. Rows of other kinds than the dataset's are among `unread`.
         unread: the unreadable records.
         personal: per kind of personal data, the number of findings and of rows that contain them.
         files: the names of the rows' files.
@@ -60,7 +61,7 @@ class ChunkSummary:
 
     number: int
     rows: int = 0
-    kinds: dict[Kind, tuple[str, int]] = field(default_factory=dict)
+    kinds: KindCounts = field(default_factory=dict)
     unread: list[UnreadableRecord] = field(default_factory=list)
     personal: dict[str, list[int]] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
@@ -82,6 +83,7 @@ class PreparedRow:
 def prepare_chunk(
     number: int,
     records: Iterable[Record | UnreadableRecord],
+    kind: Kind | None,
     config: DataCurationConfig,
     benchmarks: EvaluationIndex | None,
     folder: Path,
@@ -91,6 +93,7 @@ def prepare_chunk(
     Args:
         number: the chunk's number.
         records: the chunk's records.
+        kind: the kind of the dataset's rows; records of other kinds are quarantined. None if no record is readable.
         config: the stage's configuration.
         benchmarks: the index of the evaluation sets; None without decontamination.
         folder: the folder of the chunks.
@@ -101,7 +104,7 @@ def prepare_chunk(
     summary, prepared = ChunkSummary(number), []
     for record in records:
         try:
-            rows = record_formats.parse_record(record, config.format) if isinstance(record, Record) else []
+            rows = _parse_rows(record, kind, summary, config) if isinstance(record, Record) else []
         except record_formats.RecordFormatError as error:
             rows, record = [], UnreadableRecord(record.file, record.line, str(error))
         if isinstance(record, UnreadableRecord):  # the reason may quote the data
@@ -114,8 +117,8 @@ def prepare_chunk(
             findings, private = redaction.redact_row(row, config.personal_data)
             summary.grouped += group is not None
             summary.redacted_groups += group != _get_group_value(row, config.group_by)
-            for kind, count in findings.items():
-                totals = summary.personal.setdefault(kind, [0, 0])
+            for name, count in findings.items():
+                totals = summary.personal.setdefault(name, [0, 0])
                 totals[0] += count
                 totals[1] += 1
             measured = MeasuredRow(row)
@@ -124,6 +127,16 @@ def prepare_chunk(
                 rejection = benchmarks.find_contamination(text)
             prepared.append(PreparedRow(row, rejection, group, measured.language[0]))
     return write_chunk(summary, prepared, config, folder)
+
+
+def _parse_rows(record: Record, kind: Kind | None, summary: ChunkSummary, config: DataCurationConfig) -> list[Row]:
+    """Return a record's rows, which are all of one kind. Raises RecordFormatError if it is not the dataset's kind."""
+    rows = record_formats.parse_record(record, config.format)
+    for row in rows:
+        add_count(summary.kinds, row.kind, KindCount(row.file, row.line))
+    if kind and rows[0].kind != kind:
+        raise record_formats.RecordFormatError(describe_other_kind(rows[0], kind))
+    return rows
 
 
 def prepare_published_chunk(number: int, rows: Sequence[Row], config: DataCurationConfig, folder: Path) -> ChunkSummary:
@@ -147,7 +160,7 @@ def write_chunk(
 ) -> ChunkSummary:
     """Write rows-*.arrow with every row, and texts-*.parquet with the texts that the engine compares.
 
-    No file is written for an empty chunk or for mixed kinds of rows.
+    No file is written for an empty chunk.
 
     Returns:
         The summary, completed with the counts of the rows.
@@ -157,9 +170,7 @@ def write_chunk(
 
     summary.rows, summary.files = len(prepared), sorted({item.row.file for item in prepared})
     summary.formats = dict(Counter(item.row.format for item in prepared))
-    for item in prepared:
-        summary.kinds.setdefault(item.row.kind, (item.row.file, item.row.line))
-    if len(summary.kinds) != 1:  # no row, or mixed kinds, with which the curation fails
+    if not prepared:
         return summary
     kind = prepared[0].row.kind
     rows = [_build_columns(item, summary.number * CHUNK_STRIDE + i, kind, config) for i, item in enumerate(prepared)]
@@ -240,9 +251,10 @@ def get_summary_path(folder: Path, number: int) -> Path:
     return folder / f"done-{number:09}.json"
 
 
-def write_settings(folder: Path, config: DataCurationConfig, benchmarks: Sequence[Source]) -> None:
+def write_settings(folder: Path, kind: Kind | None, config: DataCurationConfig, benchmarks: Sequence[Source]) -> None:
     """Write the workers' settings."""
-    settings = {"config": config.model_dump(mode="json"), "benchmarks": [one.model_dump() for one in benchmarks]}
+    sets = [one.model_dump() for one in benchmarks]
+    settings = {"kind": kind, "config": config.model_dump(mode="json"), "benchmarks": sets}
     (folder / SETTINGS_FILENAME).write_text(json.dumps(settings), encoding="utf-8")
 
 
@@ -256,11 +268,11 @@ def prepare_raw_chunk(folder: str, number: int) -> int:
     """Prepare a chunk written by `write_raw_chunk`; return its number of rows."""
     process_control.restrict_new_files()  # a Ray worker does not inherit the umask of the step
     path = Path(folder)
-    config, benchmarks = _load_settings((path / SETTINGS_FILENAME).read_text(encoding="utf-8"))
+    kind, config, benchmarks = _load_settings((path / SETTINGS_FILENAME).read_text(encoding="utf-8"))
     with get_raw_path(path, number).open(encoding="utf-8") as file:
         lines = map(json.loads, file)
         records = (UnreadableRecord(**fields) if "reason" in fields else Record(**fields) for fields in lines)
-        summary = prepare_chunk(number, records, config, benchmarks, path)
+        summary = prepare_chunk(number, records, kind, config, benchmarks, path)
     partial = get_summary_path(path, number).with_suffix(".half")
     partial.write_text(json.dumps(asdict(summary)), encoding="utf-8")
     partial.replace(get_summary_path(path, number))
@@ -272,18 +284,18 @@ def collect_chunk(folder: Path, number: int) -> ChunkSummary:
     fields = json.loads(get_summary_path(folder, number).read_text(encoding="utf-8"))
     get_raw_path(folder, number).unlink()
     get_summary_path(folder, number).unlink()
-    fields["kinds"] = {kind: tuple(location) for kind, location in fields["kinds"].items()}
+    fields["kinds"] = {kind: KindCount(**count) for kind, count in fields["kinds"].items()}
     fields["unread"] = [UnreadableRecord(**one) for one in fields["unread"]]
     return ChunkSummary(**fields)
 
 
 @functools.lru_cache(maxsize=1)
-def _load_settings(settings: str) -> tuple[DataCurationConfig, EvaluationIndex | None]:
-    """Return the configuration and the index of the evaluation sets. Each process builds the index once."""
+def _load_settings(settings: str) -> tuple[Kind | None, DataCurationConfig, EvaluationIndex | None]:
+    """Return the kind of the rows, the configuration and the index of the evaluation sets. Each process builds the index once."""
     fields = json.loads(settings)
     config = DataCurationConfig(**fields["config"])
     sets = [Source(**one) for one in fields["benchmarks"]]
-    return config, EvaluationIndex.build(sets, config, SilentReporter()) if sets else None
+    return fields["kind"], config, EvaluationIndex.build(sets, config, SilentReporter()) if sets else None
 
 
 def run_worker(folder: str, descriptor: int) -> None:

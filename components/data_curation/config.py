@@ -314,6 +314,11 @@ class DataCurationConfig(_Section):
         "line",
         description="Unit of a plain text file that becomes a row. paragraph: a block between blank lines.",
     )
+    max_other_kind_share: Share = Field(
+        0.05,
+        description="Maximum share of rows of another kind (conversations, preference pairs, labelled rows, text) than "
+        "most rows. They are quarantined. More of them are an error; a single one never is.",
+    )
     max_line_bytes: int = Field(
         10_000_000,
         ge=1_000,

@@ -25,7 +25,7 @@ from components.data_curation.comparison.split_assignment import SPLITS
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.filters.decontamination import EvaluationIndex
 from components.data_curation.reading import file_readers
-from components.data_curation.reading.raw_records import Record, Source, UnreadableRecord
+from components.data_curation.reading.raw_records import Record, Source, UnreadableRecord, count_characters
 from components.data_curation.rows import CONTENT_COLUMNS, Kind, Row
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def read_chunks(sources: Sequence[Source], config: DataCurationConfig) -> Iterat
     for source in sources:
         for record in file_readers.read_records(source, config):
             chunk.append(record)
-            characters += _count_characters(record.fields) if isinstance(record, Record) else 0
+            characters += count_characters(record.fields) if isinstance(record, Record) else 0
             if len(chunk) >= MAX_CHUNK_ROWS or characters >= MAX_CHUNK_CHARACTERS:
                 yield chunk
                 chunk, characters = [], 0
@@ -124,16 +124,10 @@ def read_chunks(sources: Sequence[Source], config: DataCurationConfig) -> Iterat
         yield chunk
 
 
-def _count_characters(value: object) -> int:
-    if isinstance(value, str):
-        return len(value)
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return sum(map(_count_characters, inner))
-
-
 def prepare_chunks(
     sources: Sequence[Source],
     benchmarks: Sequence[Source],
+    kind: Kind | None,
     index: EvaluationIndex | None,
     config: DataCurationConfig,
     folder: Path,
@@ -145,6 +139,7 @@ def prepare_chunks(
     Args:
         sources: the raw files.
         benchmarks: the evaluation sets, of which every worker process builds its own index.
+        kind: the kind of the dataset's rows; None if no record is readable.
         index: the index of the evaluation sets for this process; None without decontamination.
         config: the stage's configuration.
         folder: the folder of the chunks; on Ray, all nodes must have access to it.
@@ -157,7 +152,7 @@ def prepare_chunks(
     workers = config.workers or cpu_cores.get_thread_count()
     if config.engine == "ray":  # all nodes have access to the folder
         address, numbers = resolve_ray_address(config), []
-        chunk_worker.write_settings(folder, config, benchmarks)
+        chunk_worker.write_settings(folder, kind, config, benchmarks)
         for number, records in chunks:
             chunk_worker.write_raw_chunk(folder, number, records)
             numbers.append(number)
@@ -167,8 +162,8 @@ def prepare_chunks(
             engine_process.run_engine(folder, arguments, lambda: all(path.exists() for path in summaries))
         return (chunk_worker.collect_chunk(folder, number) for number in numbers)
     if workers == 1 or sum(source.bytes for source in sources) < MIN_PARALLEL_BYTES:
-        return (chunk_worker.prepare_chunk(number, records, config, index, folder) for number, records in chunks)
-    chunk_worker.write_settings(folder, config, benchmarks)
+        return (chunk_worker.prepare_chunk(number, records, kind, config, index, folder) for number, records in chunks)
+    chunk_worker.write_settings(folder, kind, config, benchmarks)
     return _prepare_in_processes(chunks, folder, workers)
 
 

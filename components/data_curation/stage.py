@@ -21,7 +21,7 @@ from components.common.artifacts.artifact_folder import Artifact, ArtifactInput,
 from components.common.personal_data import named_entities as name_finder
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import Reporter
-from components.data_curation import dataset_writer, prepared_chunks, report
+from components.data_curation import dataset_writer, prepared_chunks, report, row_kinds
 from components.data_curation.comparison import engine_process, split_assignment
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.dataset_writer import SPLIT_FILES
@@ -54,7 +54,14 @@ __all__ = [
 ]
 
 STAGE = "data_curation"
-SETTINGS_OUTSIDE_IDENTITY = ("sources", "engine", "ray_address", "workers", "tokens")  # do not affect the rows
+SETTINGS_OUTSIDE_IDENTITY = (
+    "sources",
+    "max_other_kind_share",
+    "engine",
+    "ray_address",
+    "workers",
+    "tokens",
+)  # do not affect the rows
 EARLIER_INPUT_KIND = "earlier"  # kind of the inputs that are earlier revisions
 PAYLOAD_FILES = (*SPLIT_FILES.values(), "rejected.parquet", "quarantine.jsonl")
 ENGINE_FOLDER_NAME = ".engine"
@@ -122,7 +129,7 @@ def curate(
 
     Raises:
         ConfigurationError: the spaCy model does not exist.
-        InputError: a source changed since it was listed, kinds of rows are mixed, or no row is kept. Also, the train
+        InputError: a source changed since it was listed, too many rows are of another kind, or no row is kept. Also, the train
             or test split is empty; for plain text, the report notes the empty split instead.
         EngineMissingError: Daft produced no result, or the Ray cluster is unreachable.
     """
@@ -315,23 +322,27 @@ def _prepare_rows(
     folder: Path,
     reporter: Reporter,
 ) -> PreparedRows:
-    """Clean and filter all rows. Raises InputError if no row can be kept or kinds of rows are mixed."""
+    """Clean and filter all rows. Raises InputError if no row can be kept or too many rows are of another kind."""
     index = EvaluationIndex.build(benchmarks, config, reporter) if benchmarks else None
     evaluation_sets = {name: dict(counts) for name, counts in index.sets.items()} if index else {}
     reporter.step("reading")
+    sample = row_kinds.sample_kinds(sources, config)
+    main = row_kinds.find_main_kind(sample)
+    row_kinds.check_mix(sample, main, config.max_other_kind_share, "an estimated ")
     chunks, rows = [], 0
-    kinds: dict[Kind, tuple[str, int]] = {}
-    with closing(prepared_chunks.prepare_chunks(sources, benchmarks, index, config, folder)) as prepared_in_order:
+    kinds: row_kinds.KindCounts = {}
+    preparation = prepared_chunks.prepare_chunks(sources, benchmarks, main, index, config, folder)
+    with closing(preparation) as prepared_in_order:
         del index  # worker processes have their own
         for chunk in prepared_in_order:
             chunks.append(chunk)
-            for kind, location in chunk.kinds.items():
-                kinds.setdefault(kind, location)
+            for kind, count in chunk.kinds.items():
+                row_kinds.add_count(kinds, kind, count)
             rows += chunk.rows + len(chunk.unread)
             reporter.progress(rows, None, "rows")
     reporter.progress(rows, rows, "rows")
     unread = [one for chunk in chunks for one in chunk.unread]
-    if not kinds:
+    if main is None:
         if unread:
             raise _build_nothing_kept_error(Counter(), unread)
         names = ", ".join(source.name for source in sources[:MAX_NAMED_SOURCES])
@@ -342,13 +353,8 @@ def _prepare_rows(
         else:
             problem = "is empty" if len(sources) == 1 else "are empty"
         raise InputError(f"{names} {problem}", hint=f"Set data_curation.sources to files with rows; {FORMATS_HINT}")
-    if len(kinds) > 1:
-        locations = ", ".join(f"{kind} ({file}:{line})" for kind, (file, line) in kinds.items())
-        raise InputError(
-            f"the sources mix kinds of rows: {locations}",
-            hint="Use sources of one kind, or set data_curation.format to parse all records in the same format.",
-        )
-    prepared = PreparedRows(folder, next(iter(kinds)), chunks=chunks, evaluation_sets=evaluation_sets)
+    row_kinds.check_mix(kinds, main, config.max_other_kind_share)
+    prepared = PreparedRows(folder, main, chunks=chunks, evaluation_sets=evaluation_sets)
     prepared_chunks.add_earlier_revisions(prepared, earlier, config)
     return prepared
 

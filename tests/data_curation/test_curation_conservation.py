@@ -16,7 +16,7 @@ from components.data_curation.config import Fractions
 from components.data_curation.row_verdicts import find_no_similar
 
 SPLIT_FRACTIONS = Fractions(train=0.5, validation=0.1, test=0.4)
-# Input lines: rows of several formats and lengths, some similar, empty or of an unknown format, and lines that are not rows.
+# Input lines: rows of several formats and lengths, some similar, empty, of an unknown format or of another kind, and lines that are not rows.
 WORDS = st.lists(
     st.sampled_from(["open", "the", "file", "é", "東京", "x@example.com", "4111111111111111", "\u200b", "Ã©"]),
     max_size=30,
@@ -35,6 +35,7 @@ RECORDS = st.one_of(
         }
     ),
     st.fixed_dictionaries({"nobody": WORDS}),
+    st.fixed_dictionaries({"prompt": WORDS, "chosen": WORDS, "rejected": WORDS}),
 )
 INVALID_LINES = st.one_of(
     st.sampled_from([b'{"prompt": "q", "comple', b"[1, 2]", b"7", b"\xef\xbb\xbf"]),
@@ -75,7 +76,7 @@ def is_object(line):
 
 
 def is_row(line):
-    return is_object(line) and "nobody" not in line and line.get("messages") != []
+    return is_object(line) and not {"nobody", "chosen"} & line.keys() and line.get("messages") != []
 
 
 def count_rows(line):
@@ -133,7 +134,7 @@ def test_every_row_is_kept_rejected_or_quarantined(
         stage.engine_process, "find_similar_texts", lambda folder, locations, **_: find_no_similar(locations)
     )  # takes seconds for each dataset; the next test covers it
     monkeypatch.setattr(stage.report, "render", lambda *args: "")
-    distinct_rows = list(map(make_distinct_row, range(20)))  # fill the train and test splits for any other content
+    distinct_rows = list(map(make_distinct_row, range(80)))  # fill the splits, and outnumber other kinds
     with TemporaryDirectory(dir=tmp_path) as name:
         paths = [tmp_path / name / f"{number}.jsonl.gz" for number in range(1 + len(files))]
         contents = zip(paths, [distinct_rows, *files], strict=True)
@@ -141,7 +142,8 @@ def test_every_row_is_kept_rejected_or_quarantined(
             path.name: write_compressed(path, lines, is_truncated=is_truncated and path is paths[1])
             for path, lines in contents
         }
-        check_conserved(curate_files(*paths, out=tmp_path / name / "out", fractions=SPLIT_FRACTIONS), written)
+        config = {"fractions": SPLIT_FRACTIONS, "max_other_kind_share": 1}
+        check_conserved(curate_files(*paths, out=tmp_path / name / "out", **config), written)
 
 
 def build_lines(rng, make_conversation, count):

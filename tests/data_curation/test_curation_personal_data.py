@@ -426,6 +426,7 @@ def test_unreadable_reason_contains_no_personal_data(tmp_path, action):
     chunk = chunk_worker.prepare_chunk(
         1,
         records,
+        "sft",
         DataCurationConfig(personal_data={"email": action, "api_key": action}),
         None,
         tmp_path,
@@ -450,7 +451,7 @@ def test_quoted_names_in_reasons_contain_no_personal_data(tmp_path, name):
         Record("f.jsonl", 2, {"instruction": "Why?", "output_1": "a", "output_2": "b", "preference": name}),
         *file_readers.read_records(source, DataCurationConfig()),
     ]
-    chunk = chunk_worker.prepare_chunk(1, records, DataCurationConfig(), None, tmp_path)
+    chunk = chunk_worker.prepare_chunk(1, records, "sft", DataCurationConfig(), None, tmp_path)
     assert len(chunk.unread) == 3
     for unreadable in chunk.unread:
         assert not re.search(r"170|555|example", unreadable.reason), unreadable.reason

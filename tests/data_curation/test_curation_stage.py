@@ -142,7 +142,7 @@ def test_recall_and_similarity_agree_with_brute_force(tmp_path):
     texts = list(dict.fromkeys(texts))  # the engine compares one of several equal texts
     records = [Record("f", i, {"text": text}) for i, text in enumerate(texts)]
     chunks = [
-        chunk_worker.prepare_chunk(n, records[n * 70 : n * 70 + 70], DataCurationConfig(), None, tmp_path)
+        chunk_worker.prepare_chunk(n, records[n * 70 : n * 70 + 70], "text", DataCurationConfig(), None, tmp_path)
         for n in range(3)
     ]
     prepared = prepared_chunks.PreparedRows(tmp_path, "text", chunks=chunks)
@@ -203,11 +203,6 @@ def test_finished_dataset_is_reused_and_another_one_is_not_overwritten(write_row
     with pytest.raises(OutputOccupiedError):
         curate_files(path, seed=2)
     assert curate_files(path, seed=2, overwrite=True).sha256 != first.sha256
-
-
-def test_mixed_row_kinds_are_refused_with_a_location_of_each(write_rows, curate_files, make_distinct_row):
-    with pytest.raises(InputError, match=r"sft \(rows\.jsonl:1\), text \(rows\.jsonl:2\)"):
-        curate_files(write_rows([make_distinct_row(1), {"text": "plain"}]))
 
 
 def test_empty_source_is_refused(write_rows, curate_files):

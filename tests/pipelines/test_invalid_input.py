@@ -1217,6 +1217,12 @@ MODEL_ERRORS = {
     ),
     "the weights in … do not match its config.json: …": ("configuration", 2),
 }
+CURATION_ERRORS = {  # the test is in tests/data_curation/test_curation_kinds.py
+    "the sources mix kinds of rows: …; … of the rows are not of kind …; data_curation.max_other_kind_share is …": (
+        "input",
+        1,
+    ),
+}
 PLATFORM_ERRORS = {  # the test is in test_platform_check.py
     "the environment does not match platform.yaml: …": ("platform", 1),
 }
@@ -1294,6 +1300,7 @@ def test_errors_page_lists_every_error_with_kind_and_code() -> None:
     expected = {re.sub(r"\{\w+\}", "…", error.message): (error.kind, error.code) for error in ERRORS.values()}
     assert documented == {
         **expected,
+        **CURATION_ERRORS,
         **DATA_VERSIONING_ERRORS,
         **REMOTE_RUN_ERRORS,
         **REPRODUCTION_ERRORS,

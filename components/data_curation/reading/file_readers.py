@@ -65,7 +65,7 @@ Records = Iterator[Record | UnreadableRecord]
 Reader = Callable[[FileContent, "DataCurationConfig"], Records]
 
 
-def read_records(source: Source, config: DataCurationConfig) -> Records:
+def read_records(source: Source, config: DataCurationConfig) -> Generator[Record | UnreadableRecord, None, None]:
     """Yield the records of a file, including unreadable records.
 
     Raises:

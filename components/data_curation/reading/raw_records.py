@@ -96,6 +96,14 @@ def too_long_message(limit: int) -> str:
     return f"longer than the {limit:,} bytes of data_curation.max_line_bytes"
 
 
+def count_characters(value: object) -> int:
+    """Return the number of characters in all texts of a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(count_characters, inner))
+
+
 def check_depth(text: str, value: object) -> None:
     """Raise ValueError if the parsed `value` of the JSON `text` is nested deeper than MAX_JSON_DEPTH."""
     if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:

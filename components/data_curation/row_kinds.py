@@ -1,0 +1,126 @@
+"""The kind of a dataset's rows, which a sample of the sources decides before the rows are prepared.
+
+All rows of a dataset have the columns of one kind, so rows of other kinds are quarantined. A larger share of them than
+`max_other_kind_share` is an error, because it is likely a mistake in the list of sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from components.common.runtime.errors import InputError
+from components.data_curation.config import DataCurationConfig
+from components.data_curation.reading import file_readers, record_formats
+from components.data_curation.reading.raw_records import Record, Source, count_characters
+from components.data_curation.rows import Kind, Row
+
+MAX_SAMPLED_FILES = 100
+SAMPLED_ROWS_PER_FILE = 100
+
+
+@dataclass
+class KindCount:
+    """The rows of a kind.
+
+    Attributes:
+        file: the file of the first row.
+        line: the line of the first row.
+        read: the number of rows that were read.
+        rows: the number of rows; of a sample, estimated.
+    """
+
+    file: str
+    line: int
+    read: int = 1
+    rows: float = 1.0
+
+
+KindCounts = dict[Kind, KindCount]
+
+
+def add_count(counts: KindCounts, kind: Kind, count: KindCount) -> None:
+    """Add the rows to the counts of the kind; the first location stays."""
+    total = counts.setdefault(kind, KindCount(count.file, count.line, 0, 0.0))
+    total.read += count.read
+    total.rows += count.rows
+
+
+def sample_kinds(sources: Sequence[Source], config: DataCurationConfig) -> KindCounts:
+    """Estimate the number of rows of each kind by the first rows of the files.
+
+    Of many files about MAX_SAMPLED_FILES are read, evenly spaced. If they contain no row, the others are read too.
+
+    Raises:
+        InputError: a file can no longer be read.
+    """
+    counts: KindCounts = {}
+    step = max(1, len(sources) // MAX_SAMPLED_FILES)
+    for source in sources[::step]:
+        _sample_file(source, config, counts)
+    for source in sources if step > 1 else ():
+        if counts:
+            break
+        _sample_file(source, config, counts)
+    return counts
+
+
+def _sample_file(source: Source, config: DataCurationConfig, counts: KindCounts) -> None:
+    """Add the kinds of the first rows of a file, extrapolated to the size of the file."""
+    found: list[tuple[Kind, KindCount]] = []
+    characters = 0
+    with closing(file_readers.read_records(source, config)) as records:
+        for record in records:
+            if isinstance(record, Record):
+                found += [(row.kind, KindCount(row.file, row.line)) for row in _parse_rows(record, config)]
+                characters += count_characters(record.fields)
+            if len(found) >= SAMPLED_ROWS_PER_FILE:
+                break
+        is_complete = next(records, None) is None
+    scale = 1.0 if is_complete else max(1.0, source.bytes / max(1, characters))
+    for kind, count in found:
+        add_count(counts, kind, replace(count, rows=scale))
+
+
+def _parse_rows(record: Record, config: DataCurationConfig) -> list[Row]:
+    try:
+        return record_formats.parse_record(record, config.format)
+    except record_formats.RecordFormatError:
+        return []
+
+
+def find_main_kind(counts: Mapping[Kind, KindCount]) -> Kind | None:
+    """Return the kind of most rows, of equally frequent kinds the first; None without a row."""
+    return max(counts, key=lambda kind: counts[kind].rows, default=None)
+
+
+def check_mix(counts: Mapping[Kind, KindCount], main: Kind | None, limit: float, qualifier: str = "") -> None:
+    """Raise InputError if several rows, and more than a share, are not of the main kind.
+
+    Args:
+        counts: the number of rows by kind.
+        main: the kind of the dataset's rows.
+        limit: the maximum share of rows of other kinds.
+        qualifier: precedes the share in the message.
+    """
+    total = sum(count.rows for count in counts.values())
+    other_counts = [count for kind, count in counts.items() if kind != main]
+    others = sum(count.rows for count in other_counts)
+    if sum(count.read for count in other_counts) <= 1 or others <= limit * total:
+        return
+    locations = ", ".join(f"{kind} ({count.file}:{count.line})" for kind, count in counts.items())
+    raise InputError(
+        f"the sources mix kinds of rows: {locations}; {qualifier}{others / total:.1%} of the rows are not of kind "
+        f"{main}; data_curation.max_other_kind_share is {limit:g}",
+        hint="Use sources of one kind, set data_curation.format to parse all records in the same format, or increase "
+        "data_curation.max_other_kind_share to quarantine the rows of other kinds.",
+    )
+
+
+def describe_other_kind(row: Row, main: Kind) -> str:
+    """Return the quarantine reason for a row that is not of the dataset's kind."""
+    reason = f"a row of kind {row.kind} (format {row.format}); the rows of this dataset are of kind {main}"
+    if main == "text" and row.format == "hh":
+        reason += ". Set data_curation.format to text to keep transcripts as text"
+    return reason
