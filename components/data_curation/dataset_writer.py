@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from components.common.personal_data.names_config import NamesConfig
 from components.data_curation import parquet_files
 from components.data_curation.comparison.split_assignment import SPLITS
-from components.data_curation.filters.reject_reasons import Rejection
+from components.data_curation.filters.reject_reasons import REJECT_REASONS
 from components.data_curation.parquet_files import ParquetRowWriter
 from components.data_curation.prepared_chunks import PreparedRows
 from components.data_curation.report_statistics import CurationStatistics
@@ -63,7 +63,7 @@ def write_dataset(
             for row in table.filter(is_kept).select(["file", "characters", "language"]).to_pylist():
                 statistics.count_kept(**row)
             for row in rejected.select(["reason", "detail", "source", "line", "text"]).to_pylist():
-                rejection = Rejection(row["reason"], row["detail"])
+                rejection = REJECT_REASONS[row["reason"]].reject(row["detail"])
                 statistics.count_rejected(rejection, row["source"], row["line"], row["text"])
     for rejection in verdicts.duplicate_rejections.values():
         if rejection.similarity is not None:

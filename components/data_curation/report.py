@@ -17,7 +17,7 @@ from components.common.reporting.html_report import (
     render_tiles,
 )
 from components.data_curation.filters import row_filters  # noqa: F401  registers the reasons of all filters
-from components.data_curation.filters.reject_reasons import DUPLICATE_GROUP, REJECT_REASONS, get_reason_group
+from components.data_curation.filters.reject_reasons import DUPLICATE_GROUP, REJECT_REASONS
 from components.data_curation.reading.raw_records import Source
 from components.data_curation.report_statistics import (
     KEPT,
@@ -73,7 +73,7 @@ def _render_rows(rows: Mapping[str, Any], splits: Mapping[str, int], statistics:
     rejected = rows["rejected"]
     groups: Counter[str] = Counter()
     for reason, count in rejected.items():
-        groups[get_reason_group(reason)] += count
+        groups[REJECT_REASONS[reason].group] += count
     results = {KEPT: rows["kept"], **dict(groups.most_common()), UNREADABLE: rows["quarantined"]}
     results = {name: count for name, count in results.items() if count}
     filled = {name: count for name, count in splits.items() if count}
@@ -89,7 +89,7 @@ def _render_rows(rows: Mapping[str, Any], splits: Mapping[str, int], statistics:
     repeated = [
         [reason, REJECT_REASONS[reason].meaning, count, f"{count / rows['in']:.1%}"]
         for reason, count in rejected.items()
-        if get_reason_group(reason) == DUPLICATE_GROUP
+        if REJECT_REASONS[reason].group == DUPLICATE_GROUP
     ]
     duplicates = (
         render_table(["reason", "meaning", "rows", "share"], repeated)

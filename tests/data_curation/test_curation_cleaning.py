@@ -8,7 +8,9 @@ from pydantic import ValidationError
 from components.data_curation import text_normalization
 from components.data_curation.config import DataCurationConfig, Fractions, LanguageConfig, QualityConfig
 from components.data_curation.filters import row_filters
+from components.data_curation.filters.filter_family import FilterFamily
 from components.data_curation.filters.measured_row import MeasuredRow
+from components.data_curation.filters.reject_reasons import REJECT_REASONS, SIZE_GROUP, RejectReason, register_reason
 from components.data_curation.reading.raw_records import Record
 from components.data_curation.reading.record_formats import parse_record
 
@@ -212,3 +214,17 @@ def test_web_heuristics_apply_to_other_texts_only_if_configured():
 def test_fractions_must_add_up():
     with pytest.raises(ValidationError, match=r"is 1\.1; expected 1"):
         Fractions(train=0.9, validation=0.1, test=0.1)
+
+
+def test_reject_reason_without_a_group_cannot_be_declared():
+    with pytest.raises(ValueError, match="the reject reason too_shiny has no group"):
+        FilterFamily("", lambda config: config).register("too_shiny")
+    with pytest.raises(TypeError, match="group"):
+        RejectReason("too_shiny")
+    assert "too_shiny" not in REJECT_REASONS
+
+
+def test_reject_reason_is_in_one_group():
+    with pytest.raises(ValueError, match="empty_answer is in the group 'shine'; expected 'empty, short or long'"):
+        register_reason("empty_answer", "shine")
+    assert register_reason("empty_answer", SIZE_GROUP) is REJECT_REASONS["empty_answer"]

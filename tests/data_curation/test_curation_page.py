@@ -12,7 +12,7 @@ from pyarrow import parquet
 from components.common.runtime.reporters import SilentReporter
 from components.data_curation import dataset_writer, prepared_chunks, report
 from components.data_curation.config import DataCurationConfig, DecontaminationConfig
-from components.data_curation.filters.reject_reasons import REJECT_REASONS, Rejection, get_reason_group
+from components.data_curation.filters.reject_reasons import CONTAMINATED, NEAR_DUPLICATE, REJECT_REASONS
 from components.data_curation.reading.raw_records import Source, UnreadableRecord
 from components.data_curation.report_statistics import (
     MAX_EXAMPLES_PER_REASON,
@@ -54,14 +54,12 @@ def build_statistics():
         statistics.count_kept("tickets.jsonl", characters, "en")
     statistics.count_kept("tickets.jsonl", 300, "und")
     statistics.count_rejected(
-        Rejection("contaminated", "shares 15 words with gsm8k.jsonl:17: 3 of its 40 n-grams"),
+        CONTAMINATED.reject("shares 15 words with gsm8k.jsonl:17: 3 of its 40 n-grams"),
         "tickets.jsonl",
         7,
         "Natalia <sold> clips",
     )
-    statistics.count_rejected(
-        Rejection("near_duplicate", "similarity 0.812 to abc"), "tickets.jsonl", 9, "It rains again"
-    )
+    statistics.count_rejected(NEAR_DUPLICATE.reject("similarity 0.812 to abc"), "tickets.jsonl", 9, "It rains again")
     statistics.count_unreadable(UnreadableRecord("tickets.jsonl", 3, "invalid JSON"))
     statistics.personal = {"email": PersonalDataCount(3, 2, "redact"), "credit_card": PersonalDataCount(1, 1, "drop")}
     statistics.tokens = compute_statistics([100, 200, 300, 700], 256, model="my-llama", rows=900, sampled=4)
@@ -108,13 +106,12 @@ def test_page_contains(page_text, expected):
     assert expected in page_text
 
 
-def test_flow_groups_every_reason_and_unknown_ones_as_other():
-    rejected = dict.fromkeys([*REJECT_REASONS, "a_reason_of_another_version"], 2)
-    groups = Counter(get_reason_group(reason) for reason in rejected)
-    rows = {"in": 100, "kept": 100 - 2 * len(rejected), "quarantined": 0, "rejected": rejected}
+def test_flow_counts_every_reason_in_its_group():
+    rejected = dict.fromkeys(REJECT_REASONS, 1)
+    groups = Counter(reason.group for reason in REJECT_REASONS.values())
+    rows = {"in": 100, "kept": 100 - len(rejected), "quarantined": 0, "rejected": rejected}
     html = extract_words(report.render({**SUMMARY, "rows": rows}, SOURCES, CurationStatistics()))
-    assert groups["other"] == 1
-    assert all(f"{group} {2 * count}" in html for group, count in groups.items())
+    assert all(f"{group} {count}" in html for group, count in groups.items())
 
 
 def test_duplicate_line_heuristic_is_not_listed_under_duplicates(page_text):
@@ -181,7 +178,10 @@ def test_examples_are_the_first_of_each_reason_and_shortened():
     statistics = CurationStatistics()
     for line in range(10):
         statistics.count_rejected(
-            Rejection("short_answer", f"{line}"), "f", line, "x" * 1000 if line else "\n".join("abcdefghijklmnop")
+            REJECT_REASONS["short_answer"].reject(f"{line}"),
+            "f",
+            line,
+            "x" * 1000 if line else "\n".join("abcdefghijklmnop"),
         )
     assert [example.location for example in statistics.examples["short_answer"]] == ["f:0", "f:1", "f:2"]
     assert [example.text for example in statistics.examples["short_answer"][:2]] == [
@@ -195,7 +195,7 @@ def test_examples_contain_no_personal_data():
     statistics = CurationStatistics()
     padding, email = "x" * 280, "jane.roe@corp.com"
     statistics.count_rejected(
-        Rejection("near_duplicate", f"similarity 0.9 to {email}"),
+        NEAR_DUPLICATE.reject(f"similarity 0.9 to {email}"),
         "f",
         1,
         f"{padding} write to {email} or +1 650-253-0000",
@@ -210,12 +210,12 @@ ACTIONS, FILES = st.sampled_from(["keep", "reject", "miss"]), st.sampled_from(["
 
 @given(st.lists(st.tuples(ACTIONS, FILES, st.integers(1, 400)), max_size=80))
 def test_each_row_is_counted_once_and_examples_are_limited(events):
-    statistics = CurationStatistics()
+    statistics, reasons = CurationStatistics(), list(REJECT_REASONS.values())
     for line, (action, file, number) in enumerate(events):
         if action == "keep":
             statistics.count_kept(file, number * 40, "en" if number % 2 else "de")
         elif action == "reject":
-            statistics.count_rejected(Rejection(f"reason{number % 3}", "why"), file, line, f"text {line}")
+            statistics.count_rejected(reasons[number % 3].reject("why"), file, line, f"text {line}")
         else:
             statistics.count_unreadable(UnreadableRecord(file, line, "why"))
     assert sum(outcomes.total() for outcomes in statistics.by_source.values()) == len(events)
@@ -228,7 +228,7 @@ def test_each_row_is_counted_once_and_examples_are_limited(events):
         rejected_lines = [
             line
             for line, (action, _, number) in enumerate(events)
-            if action == "reject" and reason == f"reason{number % 3}"
+            if action == "reject" and reason == reasons[number % 3].name
         ]
         assert [item.text for item in examples] == [f"text {line}" for line in rejected_lines[:MAX_EXAMPLES_PER_REASON]]
 

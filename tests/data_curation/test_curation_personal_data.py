@@ -28,7 +28,7 @@ from components.common.runtime.errors import ConfigurationError
 from components.data_curation import chunk_worker
 from components.data_curation.config import DataCurationConfig, PersonalDataConfig
 from components.data_curation.filters.redaction import redact_row
-from components.data_curation.filters.reject_reasons import Rejection
+from components.data_curation.filters.reject_reasons import PERSONAL_DATA
 from components.data_curation.reading import file_readers
 from components.data_curation.reading.raw_records import Record, UnreadableRecord
 from components.data_curation.reading.record_formats import parse_record
@@ -382,12 +382,12 @@ def test_deeply_nested_value_is_redacted():
 def test_row_rejected_by_kind_contains_no_value():
     row = parse_row(text=f"{EMAIL} pays with 4111 1111 1111 1111")
     counts, rejection = redact_row(row, PersonalDataConfig(credit_card="drop"))
-    assert rejection == Rejection("personal_data", "credit_card")
+    assert rejection == PERSONAL_DATA.reject("credit_card")
     assert counts == {"email": 1, "credit_card": 1}
     assert row.content["text"] == "<EMAIL> pays with <CREDIT_CARD>"
     second_row = parse_row(text=f"{EMAIL} pays with 4111 1111 1111 1111")
-    assert redact_row(second_row, PersonalDataConfig(credit_card="drop", email="drop"))[1] == Rejection(
-        "personal_data", "email, credit_card"
+    assert redact_row(second_row, PersonalDataConfig(credit_card="drop", email="drop"))[1] == PERSONAL_DATA.reject(
+        "email, credit_card"
     )
 
 

@@ -233,7 +233,7 @@ def test_every_switch_is_a_key_and_every_reason_is_unique_and_documented(family)
     section = family.section(DataCurationConfig())
     switches = {switch for _, switch, _ in family.filters} - {""}
     assert {switch: type(getattr(section, switch, None)) for switch in switches} == dict.fromkeys(switches, bool)
-    reasons = [reason for reason, _, _ in family.filters]
+    reasons = [reason.name for reason, _, _ in family.filters]
     assert len(set(reasons)) == len(reasons)
     pages = "".join(
         (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("filters.md", "data.md", "configuration.md")

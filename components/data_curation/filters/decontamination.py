@@ -42,7 +42,7 @@ SENTENCE_BOUNDARY = re.compile(r"[\n.?!:;()\[\]{}<>|*#\"“”„«»…。？�
 
 def find_contaminating_set(rejection: Rejection) -> str:
     """Return the evaluation set (a file's name) that caused the rejection of a row; "" for another reason."""
-    match = DETAIL_PATTERN.fullmatch(rejection.detail) if rejection.reason == CONTAMINATED.name else None
+    match = DETAIL_PATTERN.fullmatch(rejection.detail) if rejection.declared_reason == CONTAMINATED else None
     return match[1] if match else ""
 
 

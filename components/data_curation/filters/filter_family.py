@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.filters.measured_row import MeasuredRow
-from components.data_curation.filters.reject_reasons import Rejection, register_reason
+from components.data_curation.filters.reject_reasons import Rejection, RejectReason, register_reason
 
 Section = TypeVar("Section")
 Check = Callable[[MeasuredRow, Section], str | None]  # returns the detail of the rejection, or None for a kept row
@@ -24,7 +24,7 @@ class FilterFamily(Generic[Section]):
     group: str
     section: Callable[[DataCurationConfig], Section]
     applies: Callable[[MeasuredRow, Section], bool] = lambda row, config: True
-    filters: list[tuple[str, str, Check[Section]]] = field(default_factory=list)
+    filters: list[tuple[RejectReason, str, Check[Section]]] = field(default_factory=list)
 
     def register(self, reason: str, switch: str = "", group: str = "") -> Callable[[Check[Section]], Check[Section]]:
         """Register the decorated function, which returns the detail of a rejection or None.
@@ -34,10 +34,10 @@ class FilterFamily(Generic[Section]):
             switch: the key of the section that enables the filter; "" for a filter that always runs.
             group: the group in the report; "" for the family's group.
         """
-        register_reason(reason, group or self.group)
+        declared = register_reason(reason, group or self.group)
 
         def add(check: Check[Section]) -> Check[Section]:
-            self.filters.append((reason, switch, check))
+            self.filters.append((declared, switch, check))
             return check
 
         return add
@@ -48,5 +48,5 @@ class FilterFamily(Generic[Section]):
         if self.applies(row, section):
             for reason, switch, check in self.filters:
                 if (not switch or getattr(section, switch)) and (detail := check(row, section)):
-                    return Rejection(reason, detail)
+                    return reason.reject(detail)
         return None

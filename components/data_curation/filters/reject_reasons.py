@@ -11,20 +11,8 @@ DUPLICATE_GROUP, SIZE_GROUP = "duplicates", "empty, short or long"
 
 
 @dataclass(frozen=True)
-class Rejection:
-    """Rejection of a row: the name of the reason, and a detail for the reader.
-
-    `similarity` is that of a near-duplicate to the kept row.
-    """
-
-    reason: str
-    detail: str
-    similarity: float | None = None
-
-
-@dataclass(frozen=True)
 class RejectReason:
-    """A registered reject reason; `meaning` explains it in the report's table of duplicates."""
+    """A declared reject reason. The report counts it in its group; `meaning` explains duplicates in the report."""
 
     name: str
     group: str
@@ -32,20 +20,38 @@ class RejectReason:
 
     def reject(self, detail: str, similarity: float | None = None) -> Rejection:
         """Return a rejection for this reason; `detail` describes the row."""
-        return Rejection(self.name, detail, similarity)
+        return Rejection(self, detail, similarity)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Rejection of a row: its declared reason, a detail for the reader, and a near-duplicate's similarity to the kept row."""
+
+    declared_reason: RejectReason
+    detail: str
+    similarity: float | None = None
+
+    @property
+    def reason(self) -> str:
+        """The name of the reason."""
+        return self.declared_reason.name
 
 
 REJECT_REASONS: dict[str, RejectReason] = {}
 
 
 def register_reason(name: str, group: str, meaning: str = "") -> RejectReason:
-    """Register a reject reason, or return the reason that is already registered under the name."""
-    return REJECT_REASONS.setdefault(name, RejectReason(name, group, meaning))
+    """Declare a reject reason in a group of the report. Filters may share a reason if they declare the same group.
 
-
-def get_reason_group(name: str) -> str:
-    """Return the report's group of a reason; "other" for an unknown reason."""
-    return REJECT_REASONS[name].group if name in REJECT_REASONS else "other"
+    Raises:
+        ValueError: the group is empty, or the reason is already declared in another group.
+    """
+    if not group:
+        raise ValueError(f"the reject reason {name} has no group; expected a group of the report")
+    reason = REJECT_REASONS.setdefault(name, RejectReason(name, group, meaning))
+    if reason.group != group:
+        raise ValueError(f"the reject reason {name} is in the group {group!r}; expected {reason.group!r}, as before")
+    return reason
 
 
 PERSONAL_DATA = register_reason("personal_data", "personal data")
