@@ -98,6 +98,36 @@ def test_labelled_rows_become_unpaired_rows(fields):
     assert parse_row(fields).content == {"prompt": [USER], "completion": [ASSISTANT], "label": True, "tools": None}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"Instruction": "Why?", "Input": "", "OUTPUT": "Because."},
+        {"Messages": [{"Role": "User", "Content": "Why?"}, {"ROLE": "Assistant", "CONTENT": "Because."}]},
+        {"Conversations": [{"From": "Human", "Value": "Why?"}, {"From": "GPT", "Value": "Because."}]},
+        {"Question": "Why?", "Answer": "Because."},
+        {"Prompt": {"Role": "user", "Content": "Why?"}, "Completion": "Because."},
+        {"Instruction": "Why?", "Instances": [{"Input": "", "Output": "Because."}]},
+    ],
+    ids=["alpaca", "openai", "sharegpt", "question", "turn", "instances"],
+)
+def test_case_of_keys_does_not_matter(fields):
+    assert parse_row(fields).content["messages"] == [USER, ASSISTANT]
+
+
+def test_case_of_keys_does_not_matter_for_pairs_labels_and_ids():
+    assert parse_row({"Prompt": "Why?", "Chosen": "Because.", "Rejected": "No."}).kind == "preference"
+    assert parse_row({"Prompt": "Why?", "Completion": "Because.", "Label": "True"}).kind == "unpaired"
+    row = parse_row({"Text": "Rain.", "ID": 7, "Source": "weather", "Region": "North"})
+    assert (row.own_id, row.source, row.meta) == ("7", "weather", {"Region": "North"})
+
+
+def test_of_keys_that_differ_in_case_the_lower_case_one_is_used_and_none_is_lost():
+    row = parse_row({"Text": "A title", "text": "Rain.", "TEXT": "RAIN"})
+    assert (row.content["text"], row.meta) == ("Rain.", {"Text": "A title", "TEXT": "RAIN"})
+    row = parse_row({"Text": "Rain.", "TEXT": "RAIN"})
+    assert (row.content["text"], row.meta) == ("Rain.", {"TEXT": "RAIN"})
+
+
 def test_shared_turns_of_a_pair_become_the_prompt():
     shared = [USER, ASSISTANT, {"role": "user", "content": "Really?"}]
     pair = parse_row(

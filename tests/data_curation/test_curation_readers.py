@@ -207,6 +207,31 @@ def test_invalid_byte_in_an_array_loses_only_its_element(read_source):
     assert [(u.line, u.reason) for u in get_unreadable(records)] == [(8, "not UTF-8: byte 0xe7 at position 10")]
 
 
+@pytest.mark.parametrize("key", ["data", "Data", "rows", "records", "examples", "items"])
+def test_records_wrapped_in_an_object_are_read(read_source, key):
+    data = json.dumps({"version": "1.1", key: [*ROWS, "Rain."]}, indent=1).encode()
+    assert get_fields(read_source("a.json", data)) == [*ROWS, {"text": "Rain."}]
+    assert [record.line for record in read_source("a.json", data)][:3] == [1, 2, 3]
+
+
+def test_faulty_elements_of_wrapped_records_are_reported_one_by_one(read_source):
+    data = b'{"data": [{"text": "caf\xe9"}, {"text": "%s"}, {"text": "good"}]}' % (b"x" * 2000)
+    records = read_source("a.json", data, max_line_bytes=1000)
+    assert [(record.line, record.reason[:8]) for record in get_unreadable(records)] == [
+        (1, "not UTF-"),
+        (2, "longer t"),
+    ]
+    assert get_fields(records) == [{"text": "good"}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"text": "Rain.", "data": [{"a": 1}]}, {"data": [{"a": 1}], "rows": [{"a": 2}]}, {"data": [1, 2]}, {"data": 5}],
+)
+def test_object_that_is_a_record_or_has_no_single_list_of_records_is_one_record(read_source, value):
+    assert get_fields(read_source("a.json", json.dumps(value).encode())) == [value]
+
+
 def test_escaped_surrogate_in_an_array_is_not_an_invalid_byte(read_source):
     (record,) = read_source("rows.json", rb'[{"text": "\udcff"}]')
     assert record.fields == {"text": "\udcff"}
@@ -228,6 +253,22 @@ TABLE_LINES = [b"question,answer\n", *(f"q{i},a{i}\n".encode() for i in range(2,
 CELLS = [{"question": f"q{i}", "answer": f"a{i}"} for i in range(2, 61)]
 LONG_CELL = b"x" * 300_000
 UNCLOSED_QUOTE = "invalid CSV: a quote opened here is not closed correctly: "
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_delimiter_of_a_table_is_the_most_frequent_one_outside_quotes_in_its_header(read_source, delimiter):
+    rows = [["instruction", "note, maybe; or not", "output"], ["Pay 1,50; or not?", "", "No;\nnever, ever"]]
+    table = io.StringIO()
+    csv.writer(table, delimiter=delimiter).writerows(rows)
+    (fields,) = get_fields(read_source("a.csv", table.getvalue().encode("utf-8-sig")))
+    assert list(fields.values()) == rows[1]
+    assert list(fields) == rows[0]
+
+
+def test_other_delimiters_in_the_cells_do_not_divide_them(read_source):
+    assert get_fields(read_source("a.csv", b"text\nOne; two\n")) == [{"text": "One; two"}]
+    assert get_fields(read_source("a.tsv", b"a;b;c\td\n1\t2\n")) == [{"a;b;c": "1", "d": "2"}]
+    assert get_fields(read_source("empty.csv", b"")) == []
 
 
 def build_table(**replacements):

@@ -1,8 +1,10 @@
-"""Reader for CSV and TSV. After an invalid record, reading resumes at the second line of that record."""
+"""Reader for CSV, also with semicolons, and TSV. After an invalid record, reading resumes at the second line of that record."""
 
 from __future__ import annotations
 
 import csv
+import itertools
+import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,13 +25,21 @@ if TYPE_CHECKING:
 MAX_CSV_RECORD_LINES = 20_000
 MAX_REREADS_PER_LINE = 8  # average per line of a file with unclosed quotes
 
+CSV_DELIMITERS = b",;\t"  # spreadsheets write semicolons where the comma is the decimal sign
+QUOTED_CELL = re.compile(rb'"[^"]*"?')
 NumberedLine = tuple[int, bytes | MissingLine]
 
 
 def read_csv(
-    content: FileContent, config: DataCurationConfig, delimiter: str = ","
+    content: FileContent, config: DataCurationConfig, delimiter: str = ""
 ) -> Iterator[Record | UnreadableRecord]:
-    """Yield the rows below the header line."""
+    """Yield the rows below the header line.
+
+    Args:
+        content: the file.
+        config: the stage's configuration.
+        delimiter: separates the cells; "" for the most frequent of comma, semicolon and tab in the header line.
+    """
     rows = _read_rows(content, config.max_line_bytes, delimiter)
     header = next(rows, None)
     if header is None:
@@ -85,8 +95,10 @@ class _CsvRow:
 
 def _read_rows(content: FileContent, max_bytes: int, delimiter: str) -> Iterator[_CsvRow]:
     csv.field_size_limit(max_bytes + 1)  # the csv module counts the line feed too
-    lines = _CsvLines(content, max_bytes)
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    numbered = read_lines(content, max_bytes)
+    start = list(itertools.islice(numbered, 1))
+    lines = _CsvLines(itertools.chain(start, numbered), max_bytes)
+    reader = csv.reader(lines, delimiter=delimiter or _choose_delimiter(start), strict=True)
     while True:
         try:
             row = lines.finish_row(next(reader))
@@ -98,6 +110,12 @@ def _read_rows(content: FileContent, max_bytes: int, delimiter: str) -> Iterator
             yield row
 
 
+def _choose_delimiter(start: Sequence[NumberedLine]) -> str:
+    """Return the delimiter that is most frequent outside the quoted cells of the first line."""
+    header = b"".join(QUOTED_CELL.sub(b"", line) for _, line in start if isinstance(line, bytes))
+    return chr(max(CSV_DELIMITERS, key=header.count))
+
+
 class _CsvLines:
     """Iterator over a file's lines for the csv module, which holds the lines of a record until it is complete.
 
@@ -106,9 +124,9 @@ class _CsvLines:
     that is read again must end on its first line. This bounds the work on files with many unclosed quotes.
     """
 
-    def __init__(self, content: FileContent, max_bytes: int) -> None:
+    def __init__(self, lines: Iterator[NumberedLine], max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._new_lines = read_lines(content, max_bytes)
+        self._new_lines = lines
         self._reread_lines: deque[NumberedLine] = deque()
         self._record: list[NumberedLine] = []
         self._size = 0

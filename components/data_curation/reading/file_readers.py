@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.runtime.errors import InputError
-from components.data_curation.reading import csv_reader, remote_files, web_pages
+from components.data_curation.reading import csv_reader, record_formats, remote_files, web_pages
 from components.data_curation.reading.file_lines import (
     FileContent,
     MissingLine,
@@ -56,6 +56,7 @@ MAGIC_NUMBERS = {
     b"PAR1": "Parquet data without the .parquet suffix",
 }
 CONTROL_BYTES = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
+WRAPPER_KEYS = ("data", "examples", "items", "records", "rows")
 WEB_SUFFIXES = (".htm", ".html", ".warc", ".wet")
 WEB_BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")  # a page may be UTF-16
 # NaN and Infinity are common, but not JSON: they become null.
@@ -205,7 +206,10 @@ def _to_record(file: str, number: int, value: object) -> Record | UnreadableReco
 
 
 def read_json(content: FileContent, config: DataCurationConfig) -> Records:
-    """Read a JSON array, an object or JSON lines. Of an invalid array, read the elements before the error."""
+    """Read a JSON array, an object or JSON lines. Of an invalid array, read the elements before the error.
+
+    An object that is not a record, but holds a list of records under a key of WRAPPER_KEYS, is read like the list.
+    """
     data, truncation = content.read_all()
     # Surrogates mark bytes that are not UTF-8, which are reported with their element.
     text = data.decode(errors="surrogateescape").removeprefix("\ufeff")
@@ -213,10 +217,14 @@ def read_json(content: FileContent, config: DataCurationConfig) -> Records:
         yield from _read_json_array(content.file, text, truncation, config.max_line_bytes)
         return
     try:
-        json.loads(text)
+        elements = _find_wrapped_records(json.loads(text))
         is_one_value = True
     except (ValueError, RecursionError):
-        is_one_value = False
+        elements, is_one_value = None, False
+    if elements is not None:
+        array = json.dumps(elements, ensure_ascii=False)
+        yield from _read_json_array(content.file, array, truncation, config.max_line_bytes)
+        return
     if is_one_value:
         yield _parse_json_record(content.file, 1, data)
     else:
@@ -224,6 +232,14 @@ def read_json(content: FileContent, config: DataCurationConfig) -> Records:
         yield from read_json_lines(FileContent(content.file, iter([complete])), config)
     if truncation:
         yield UnreadableRecord(content.file, data.count(b"\n") + 1, truncation)
+
+
+def _find_wrapped_records(value: object) -> list[Any] | None:
+    """Return the records of an object such as {"version": 1, "data": [...]}; None for any other value."""
+    if not isinstance(value, dict) or record_formats.is_record(value):
+        return None
+    lists = [inner for key, inner in value.items() if key.lower() in WRAPPER_KEYS and isinstance(inner, list)]
+    return lists[0] if len(lists) == 1 and all(isinstance(one, dict | str) for one in lists[0]) else None
 
 
 def _read_json_array(file: str, text: str, truncation: str, max_bytes: int) -> Records:

@@ -26,6 +26,16 @@ from components.data_curation.reading.raw_records import (
 from components.data_curation.rows import Kind, Message, Row
 
 Fields = Mapping[str, Any]
+TURN_LIST_KEYS = (
+    "messages",
+    "conversations",
+    "conversation",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "instances",
+)
 
 _ALIASES = {
     "assistant": "assistant bot chatgpt function_call gpt model",
@@ -41,6 +51,12 @@ LABEL_KEYS = ("label", "kto_tag")
 TOOL_KEYS = ("tools", "functions")
 SYSTEM_KEYS = ("system", "system_prompt")
 CONTEXT_KEYS = ("input", "context")  # context for a question
+PAIR_KEYS = ("response_j", "response_k", "output_1", "output_2", "preference")
+RECORD_KEYS = frozenset().union(
+    *(TURN_LIST_KEYS, QUESTION_KEYS, ANSWER_KEYS, TEXT_KEYS, LABEL_KEYS, TOOL_KEYS, SYSTEM_KEYS, CONTEXT_KEYS),
+    *(PAIR_KEYS, ("history", "id", "source")),
+)
+TURN_KEYS = frozenset((*QUESTION_KEYS, *ANSWER_KEYS, "role", "from", "content", "value", "tool_calls", "function_call"))
 HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]?")
 MAX_NAMED_KEYS = 12  # listed in an error
 
@@ -98,7 +114,7 @@ def parse_record(record: Record, name: str = "auto") -> list[Row]:
     Raises:
         RecordFormatError: the format is unknown, a required key is missing, or a value is invalid.
     """
-    fields = record.fields
+    fields = _lower_known_keys(record.fields)
     if name == "auto":
         name = recognize_format(fields)
     try:
@@ -115,6 +131,37 @@ def parse_record(record: Record, name: str = "auto") -> list[Row]:
     except RecursionError:
         raise RecordFormatError(f"values {TOO_DEEP_MESSAGE}") from None
     return rows
+
+
+def is_record(fields: Fields) -> bool:
+    """Return whether a format recognizes the fields as a record."""
+    lowered = _lower_known_keys(fields)
+    return any(entry.matches(lowered) for entry in FORMATS.values())
+
+
+def _lower_known_keys(fields: Fields) -> Fields:
+    """Return the fields with the keys of the formats in lower case, also in the turns of a conversation."""
+    lowered = _lower_keys(fields, RECORD_KEYS)
+    turns = {key: _lower_turn_keys(lowered[key]) for key in TURN_LIST_KEYS if isinstance(lowered.get(key), dict | list)}
+    return {**lowered, **turns} if turns else lowered
+
+
+def _lower_turn_keys(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_lower_turn_keys(turn) if isinstance(turn, dict) else turn for turn in value]
+    return _lower_keys(value, TURN_KEYS)
+
+
+def _lower_keys(fields: Fields, known: frozenset[str]) -> Fields:
+    """Return the fields with the known keys in lower case. Of keys that differ only in case, one is changed at most."""
+    if all(map(str.islower, fields)):
+        return fields
+    names: dict[str, str] = {}  # by lower-case key
+    for key in fields:
+        if key.lower() in known and key.lower() not in fields:
+            names.setdefault(key.lower(), key)
+    originals = {key: lower for lower, key in names.items()}
+    return {originals.get(key, key): value for key, value in fields.items()}
 
 
 def recognize_format(fields: Fields) -> str:
