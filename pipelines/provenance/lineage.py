@@ -385,7 +385,7 @@ def _check_data(context: _TraceContext) -> list[Link]:
             continue
         files = find_sources_by_name(one.uri, patterns, Path.cwd())
         same = next((file for file in files if file.sha256 == one.content_sha256), None)
-        file = Link("raw", one.content_sha256, Path((same or files[0]).uri).as_uri() if files else one.uri)
+        file = Link("raw", one.content_sha256, (same or files[0]).path.as_uri() if files else one.uri)
         if not files:
             file.status, file.detail = MISSING, f"{one.uri} no longer exists"
         elif not same:

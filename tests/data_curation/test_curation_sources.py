@@ -5,6 +5,7 @@ separate process.
 """
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -14,13 +15,16 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from components.common.artifacts.hashing import canonical_json
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.process_control import build_python_environment
+from components.common.runtime.reporters import SilentReporter
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.reading import remote_files
 from components.data_curation.reading.file_readers import read_records
 from components.data_curation.reading.raw_records import Source
 from components.data_curation.reading.source_files import find_sources_by_name, list_sources
+from components.data_curation.stage import preview_curation
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 
@@ -30,6 +34,50 @@ def catch_refusal(pattern, tmp_path, fetch=None):
         list_sources([pattern], tmp_path, fetch)
     assert error.value.message.startswith(f"data_curation.sources: '{pattern}' ")
     return error.value.message.removeprefix(f"data_curation.sources: '{pattern}' "), error.value.hint
+
+
+# --- file names that are not UTF-8
+
+LATIN_1_NAME = os.fsdecode(b"caf\xe9.jsonl")
+
+
+@pytest.mark.parametrize("pattern", ["raw", "raw/*.jsonl", "raw/caf?.jsonl"])
+def test_file_name_that_is_not_utf8_is_escaped_in_every_output(tmp_path, pattern):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / LATIN_1_NAME).write_bytes(LINES + b"{broken\n")
+    (source,) = list_sources([pattern], tmp_path)
+    assert (source.name, source.uri) == ("caf%E9.jsonl", f"file://{tmp_path}/raw/caf%E9.jsonl")
+    assert source.path == tmp_path / "raw" / LATIN_1_NAME
+    canonical_json(source.model_dump())
+    config = DataCurationConfig(sources=[pattern])
+    with preview_curation([source], config, seed=1, reporter=SilentReporter()) as result:
+        rows = result.prepared.read_table(result.prepared.chunks[0], ["file", "source"]).to_pylist()
+        assert rows == [{"file": "caf%E9.jsonl", "source": "caf%E9.jsonl"}] * 2
+        assert [(record.file, record.line) for record in result.prepared.unread] == [("caf%E9.jsonl", 3)]
+    assert find_sources_by_name(source.name, [pattern], tmp_path) == [source]
+
+
+def test_folder_name_that_is_not_utf8_is_escaped(tmp_path):
+    folder = tmp_path / os.fsdecode(b"\xe9")
+    folder.mkdir()
+    (folder / "a 100%.jsonl").write_bytes(LINES)
+    (source,) = list_sources(["."], folder)
+    assert source.path == folder / "a 100%.jsonl"
+    assert list(read_records(source, DataCurationConfig()))
+
+
+def test_percent_sign_in_a_file_name_is_no_escape(tmp_path):
+    (tmp_path / "caf%E9.jsonl").write_bytes(LINES)
+    (source,) = list_sources(["caf%E9.jsonl"], tmp_path)
+    assert (source.uri, source.path) == (str(tmp_path / "caf%E9.jsonl"), tmp_path / "caf%E9.jsonl")
+
+
+def test_pattern_that_is_not_utf8_is_refused_with_a_glob_for_it(tmp_path):
+    (tmp_path / LATIN_1_NAME).write_bytes(LINES)
+    with pytest.raises(ConfigurationError, match=r"contains bytes that are not UTF-8$") as error:
+        list_sources([LATIN_1_NAME], tmp_path)
+    assert error.value.hint == "Use the file's folder, or a glob with ? for each of these bytes: 'caf?.jsonl'."
+    assert len(list_sources(["caf?.jsonl"], tmp_path)) == 1
 
 
 # --- dvc://

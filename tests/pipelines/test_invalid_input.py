@@ -1217,7 +1217,8 @@ MODEL_ERRORS = {
     ),
     "the weights in … do not match its config.json: …": ("configuration", 2),
 }
-CURATION_ERRORS = {  # the test is in tests/data_curation/test_curation_kinds.py
+CURATION_ERRORS = {  # the tests are in test_curation_kinds.py and test_curation_sources.py of tests/data_curation
+    "data_curation.sources: '…' contains bytes that are not UTF-8": ("configuration", 2),
     "the sources mix kinds of rows: …; … of the rows are not of kind …; data_curation.max_other_kind_share is …": (
         "input",
         1,

@@ -100,7 +100,7 @@ def _read_bytes(source: Source, update_digest: Callable[[bytes], object]) -> Gen
             yield chunk
         return
     try:
-        file = Path(source.uri).open("rb")  # noqa: SIM115 - closed below; errors while reading are not translated
+        file = source.path.open("rb")  # closed below; errors while reading are not translated
     except OSError as error:
         raise InputError(
             f"{source.uri} cannot be read: {error.strerror}",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from pydantic import BaseModel, ConfigDict
 
@@ -13,7 +15,23 @@ MAX_JSON_DEPTH = 200  # nesting levels; Python's own limit depends on the depth 
 TOO_DEEP_MESSAGE = f"nested deeper than {MAX_JSON_DEPTH} levels"
 MAX_QUOTED_CHARACTERS = 80  # a longer name is described by its length
 COMPRESSION_SUFFIXES = (".gz", ".zst")
+FILE_SCHEME = "file://"
 JsonObject = dict[str, Any]
+
+
+def to_source_uri(path: Path) -> str:
+    """Return an absolute path as text, or as a file:// URI if it is not UTF-8: artifacts and plans are UTF-8."""
+    return str(path) if is_utf8(str(path)) else path.as_uri()
+
+
+def to_source_path(uri: str) -> Path:
+    """Return the path of a URI that `to_source_uri` returned."""
+    return Path(os.fsdecode(unquote_to_bytes(uri.removeprefix(FILE_SCHEME))) if uri.startswith(FILE_SCHEME) else uri)
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether UTF-8 can encode the text. Python marks bytes of file names that are not UTF-8 by surrogates."""
+    return text.encode(errors="ignore").decode() == text
 
 
 @dataclass(frozen=True)
@@ -34,7 +52,7 @@ class Source(BaseModel):
     """A source file with its digest and size at the time of listing.
 
     Attributes:
-        uri: an absolute path, or an s3:// or hf:// address.
+        uri: an absolute path, of a path that is not UTF-8 the file:// URI, or an s3:// or hf:// address.
         sha256: the digest of the file's bytes (hex).
         bytes: the size of the file in bytes.
         called: the file's name if `uri` does not contain it, as for a cached file; otherwise "".
@@ -46,6 +64,11 @@ class Source(BaseModel):
     sha256: str
     bytes: int
     called: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The path of a local file."""
+        return to_source_path(self.uri)
 
     @property
     def name(self) -> str:

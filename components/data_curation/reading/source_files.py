@@ -16,7 +16,15 @@ from components.common.runtime import url_credentials
 from components.common.runtime.errors import ConfigurationError
 from components.data_curation.reading import remote_files
 from components.data_curation.reading.file_readers import READERS
-from components.data_curation.reading.raw_records import COMPRESSION_SUFFIXES, FileLocation, Source, file_suffix
+from components.data_curation.reading.raw_records import (
+    COMPRESSION_SUFFIXES,
+    FileLocation,
+    Source,
+    file_suffix,
+    is_utf8,
+    to_source_path,
+    to_source_uri,
+)
 
 SOURCES_KEY, SETS_KEY = "data_curation.sources", "data_curation.decontamination.sets"
 SUPPORTED_SUFFIXES = f"a supported suffix: {', '.join(READERS)}, optionally with {' or '.join(COMPRESSION_SUFFIXES)}"
@@ -81,6 +89,10 @@ def find_sources_by_name(
 
 
 def _expand_pattern(pattern: str, base: Path, obtain: DvcFetcher | None) -> list[FileLocation]:
+    if not is_utf8(pattern):
+        glob_pattern = "".join(character if is_utf8(character) else "?" for character in pattern)
+        hint = f"Use the file's folder, or a glob with ? for each of these bytes: {glob_pattern!r}."
+        raise _source_error(pattern, "contains bytes that are not UTF-8", hint)
     if remote_files.is_remote(pattern):
         return _expand_remote(pattern)
     if pattern.startswith("dvc://"):
@@ -95,7 +107,7 @@ def _expand_pattern(pattern: str, base: Path, obtain: DvcFetcher | None) -> list
         if not path.is_dir():
             name = Path(address["path"]).name
             _check_suffix(pattern, Path(name))
-            return [FileLocation(str(path.resolve()), path.stat().st_size, name)]
+            return [FileLocation(to_source_uri(path.resolve()), path.stat().st_size, name)]
         pattern, base = str(path), Path.cwd()
     elif scheme := re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", pattern):
         raise _source_error(
@@ -103,7 +115,7 @@ def _expand_pattern(pattern: str, base: Path, obtain: DvcFetcher | None) -> list
             f"has the unsupported scheme {scheme[0]}",
             "Use a local path, or an s3://, hf:// or dvc:// address.",
         )
-    return [FileLocation(str(path), path.stat().st_size) for path in _expand_local(pattern, base)]
+    return [FileLocation(to_source_uri(path), path.stat().st_size) for path in _expand_local(pattern, base)]
 
 
 def _expand_remote(pattern: str) -> list[FileLocation]:
@@ -196,7 +208,7 @@ def _digest_source(location: FileLocation, pattern: str) -> Source:
     if remote_files.is_remote(location.uri):
         return Source(**vars(location), sha256=remote_files.digest_file(location.uri))
     try:
-        sha256 = hashing.sha256_file(Path(location.uri))
+        sha256 = hashing.sha256_file(to_source_path(location.uri))
     except OSError as error:
         subject = "" if Path(pattern).name == location.name else f"includes {location.uri}, which "
         hint = f"Grant the current user read access to {location.uri}."
