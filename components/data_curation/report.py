@@ -17,6 +17,7 @@ from components.common.reporting.html_report import (
     render_tiles,
 )
 from components.data_curation.filters import row_filters  # noqa: F401  registers the reasons of all filters
+from components.data_curation.filters.language_identification import HAN_SCRIPT
 from components.data_curation.filters.reject_reasons import DUPLICATE_GROUP, REJECT_REASONS
 from components.data_curation.reading.raw_records import Source
 from components.data_curation.report_statistics import (
@@ -34,6 +35,7 @@ MAX_SHOWN_LANGUAGES = 12
 SIMILARITY_STEP = 5  # percent
 UNREADABLE = "unreadable"
 BLUE, GREEN, ORANGE, GREY = "#4472b0", "#2f8f5b", "#c9772b", "#8a93a3"
+LANGUAGE_LABELS = {"und": "undetermined", HAN_SCRIPT: "Chinese or Japanese"}
 ACTION_DESCRIPTIONS = {"redact": "replaced by a placeholder", "drop": "row rejected", "keep": "counted only"}
 
 
@@ -188,7 +190,7 @@ def _render_texts(rejected: Mapping[str, int], statistics: CurationStatistics) -
     lengths[f"more than {LENGTH_CLASSES[-1]:,}"] = statistics.lengths[LONGEST_CLASS]
     ranked = list(_rank(statistics.languages).items())
     shown, others = ranked[:MAX_SHOWN_LANGUAGES], ranked[MAX_SHOWN_LANGUAGES:]
-    languages = {"undetermined" if code == "und" else code: count for code, count in shown}
+    languages = {LANGUAGE_LABELS.get(code, code): count for code, count in shown}
     if others:
         languages[f"{len(others)} others"] = sum(count for _, count in others)
     caption = "ISO 639 codes, identified by fastText's lid.176. Undetermined: too little text, or program code."

@@ -228,3 +228,12 @@ def test_reject_reason_is_in_one_group():
     with pytest.raises(ValueError, match="empty_answer is in the group 'shine'; expected 'empty, short or long'"):
         register_reason("empty_answer", "shine")
     assert register_reason("empty_answer", SIZE_GROUP) is REJECT_REASONS["empty_answer"]
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"), [("你好", "您好！"), ("几点开门？", "九点。"), ("返品したい", "はい。"), ("ราคา?", "ฟรี")]
+)
+def test_short_conversation_in_a_language_without_spaces_is_kept(question, answer):
+    (row,) = parse_rows(build_record(question, answer))
+    config = DataCurationConfig(language=LanguageConfig(keep=["zh", "ja", "th"]))
+    assert row_filters.find_rejection(MeasuredRow(row), config) is None

@@ -42,6 +42,47 @@ def test_text_with_too_few_letters_is_undetermined(text):
     assert language_identification.identify_language(text) == ("und", 0.0)
 
 
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("密码错误", "zh"),
+        ("如何重置我的密码？", "zh"),
+        ("订单已发货，请注意查收", "zh"),  # the model takes it for Japanese
+        ("谢谢", "zh"),
+        ("iPhone 订单", "zh"),
+        ("東京は日本の首都です", "ja"),
+        ("ありがとう", "ja"),
+        ("カメラ", "ja"),
+        ("안녕하세요", "ko"),
+        ("สวัสดี", "th"),
+        ("ສະບາຍດີ", "lo"),
+        ("ជំរាបសួរ", "km"),
+        ("ကျေးဇူး", "my"),
+    ],
+)
+def test_short_text_is_identified_by_its_script(text, language):
+    assert language_identification.identify_language(text) == (language, 1.0)
+    assert find_rejection(text, keep=[language], drop_undetermined=True) is None
+    assert find_rejection(text, keep=["en"]).reason == "language"
+
+
+@pytest.mark.parametrize("text", ["Translate 谢谢", "été", "да"])
+def test_short_text_whose_script_does_not_decide_is_undetermined(text):
+    assert language_identification.identify_language(text) == ("und", 0.0)
+    assert find_rejection(text, keep=["en"]) is None
+
+
+@pytest.mark.parametrize("text", ["東京都", "株式会社", "可以", "操作成功。", "日本語 (ok)"])
+def test_short_text_that_is_chinese_or_japanese_is_kept_for_either(text):
+    assert language_identification.identify_language(text) == ("und-Hani", 0.0)
+    assert find_rejection(text, keep=["zh"], drop_undetermined=True) is None
+    assert find_rejection(text, keep=["ja", "en"], drop_undetermined=True) is None
+    assert find_rejection(text, keep=["en"]) is None
+    assert (
+        find_rejection(text, keep=["en"], drop_undetermined=True).detail == "undetermined (und-Hani 0.00); expected en"
+    )
+
+
 def test_line_breaks_capitals_and_code_do_not_affect_the_language():
     assert language_identification.identify_language(TEXTS["de"].replace(" ", "\n"))[0] == "de"
     assert language_identification.identify_language(TEXTS["en"].upper())[0] == "en"
