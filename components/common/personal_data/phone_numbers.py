@@ -3,8 +3,8 @@
 A number counts as a phone number if it has the format of a phone number, or follows a word such as "call" or "fax".
 """
 
-# Formats: a plus sign with an assigned country code, an area code in brackets, North American groups, or a leading zero
-# with groups.
+# Formats: a plus sign with an assigned country code, an area code in brackets, North American or Russian groups, a
+# leading zero with groups, 10 or 11 digits with one leading zero, or the country code 44 or 91 with 10 digits.
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ MAX_UNGROUPED_DIGITS = 13  # a longer run is an amount or an ID
 CONTEXT_CHARACTERS = 40  # before a number, searched for a word that labels it
 
 GAP = r"[ .\-/\u00a0\u2010\u2011]"
+LETTERS = r"A-Za-z_\u00c0-\u1fff"  # without Chinese, Japanese and Korean, which have no spaces between words
 NUMBER = re.compile(
-    r"[+(0-9](?<![\w+.,/=@&%$€£¥\u2010\u2011-].)"
+    rf"[+(0-9](?<![{LETTERS}0-9+.@&%$€£¥\u2010\u2011].)"
     r"(?:(?<=\+)(?P<plus>\(?[1-9][0-9]{0,3}\)?(?:[ .\-/()\u00a0\u2010\u2011]{0,2}[0-9]){6,14}+)"
     rf"|(?<=\()(?P<bracket>\+?[0-9]{{2,5}}\)[ .\-]?[0-9]{{2,5}}(?:{GAP}?[0-9]{{2,4}}){{1,3}}+)"
+    r"|(?<=[0-9])(?P<national>(?:(?<=0)[1-9]|(?<=4)4 ?[1-37-9]|(?<=9)1 ?[6-9])[0-9]{9}(?![0-9]))"
     rf"|(?<=[0-9])(?P<plain>[0-9]*+(?:{GAP}?\([0-9]{{1,4}}\)|{GAP}[0-9]+){{0,5}}+))"
     r"(?P<extension>[ ,]{0,2}(?:x|ext\.?|extension|#)[ .:]{0,2}[0-9]{1,6}+)?",
     re.IGNORECASE,
@@ -36,33 +38,43 @@ NUMBER = re.compile(
 GROUP = re.compile(r"[0-9]+")
 AMOUNT = re.compile(r"[^0-9/-]*[0-9]{1,3}(?:[^0-9/-]+[0-9]{3})+[^0-9/-]*")  # 12 345 678
 YEAR = re.compile(r"(?:19|20)[0-9]{2}")
-BAD_END = re.compile(r"[\w%°€$£]|[.,:/=\-][0-9]")
+WORD_OR_UNIT = re.compile(rf"[{LETTERS}0-9%°€$£]")
+BAD_END = re.compile(r"[.:/=\-][0-9]")
 PHONE_WORDS = (
-    r"phone(?:[ _-]?number)?|telephone|tel|mobile(?:[ _-]?number)?|cell(?:ular|[ _-]?phone)?|fax|whatsapp|hotline|pager"
-    r"|telefon|tel[ée]fono|t[ée]l[ée]phone|mobil|handy|rufnummer|m[óo]vil|celular|cellulare|portable|telefone|telefax"
+    r"phone(?:[ _-]?number)?|mobile(?:[ _-]?number)?|cell(?:ular|[ _-]?phone)?|fax|whatsapp|hotline|pager"
+    r"|telefon|tel[ée]fono|t[ée]l(?:[ée]phone)?|mobil|handy|rufnummer|m[óo]vil|celular|cellulare|portable|telefone|telefax"
+    r"|(?:手机|手機|电话|電話|热线|传真|携帯)(?:号码?|號碼|番号)?[是为は]?|(?:전화|휴대폰)(?:번호)?|телефон|тел|моб|факс"
 )
-LIKELY_WORDS = r"call(?:s|ed|ing|[ _-]?back)?|dial(?:led|ling)?|sms|reach(?:ed)?|contact|desk|office"
+LIKELY_WORDS = r"call(?:s|ed|ing|[ _-]?back)?|dial(?:led|ling)?|sms|reach(?:ed)?|contact|desk|office|answer(?:ing)?"
 PHONE_WORD_BEFORE = re.compile(rf"(?<![A-Za-z<])(?:{PHONE_WORDS})\b(?!>)[^\n]*$", re.IGNORECASE)
 PHONE_WORD_DIRECTLY_BEFORE = re.compile(
-    rf"(?<![A-Za-z<])(?:{PHONE_WORDS})[ _-]?(?:no\.?|nr\.?|number|num)?[\"'\s:=#.()]{{0,6}}(?:is )?[\"' ]?$",
+    rf"(?<![A-Za-z<])(?:{PHONE_WORDS})[ _-]?(?:no\.?|nr\.?|number|num)?[\"'\s:：=#.()]{{0,6}}(?:is )?[\"' ]?$",
     re.IGNORECASE,
 )
 CALL_REQUEST_BEFORE = re.compile(
-    r"(?<![A-Za-z<])(?:call|dial|sms|text|ring|reach|contact)(?: (?:me|us|him|her|them|back))?(?: (?:at|on|under))?:? $",
+    r"(?<![A-Za-z<])(?:(?:call|dial|sms|text|ring|reach|contact|answering)(?: (?:me|us|him|her|them|back))?"
+    r"(?: (?:at|on|under))?:?|(?:desk|office|home|work):)[ -]$",
     re.IGNORECASE,
 )
 LIKELY_BEFORE = re.compile(rf"(?<![A-Za-z<])(?:{PHONE_WORDS}|{LIKELY_WORDS})\b(?!>)[^\n]*$", re.IGNORECASE)
-AFTER = re.compile(rf"\s?\(?(?:{PHONE_WORDS}|office|home|work|desk)\b", re.IGNORECASE)
+AFTER = re.compile(rf"[\s-]?\(?(?:{PHONE_WORDS}|office|home|work|desk|(?:call|ring|text) me)\b", re.IGNORECASE)
 OTHER_NUMBER = re.compile(
     r"(?:isbn|issn|doi|pmid|arxiv|version|serial|part no|order|invoice|patent)[^\n]{0,14}$", re.IGNORECASE
 )
+NHS_BEFORE = re.compile(r"\bnhs\b[^\n]*$", re.IGNORECASE)
+NHS_NUMBER = re.compile(r"[0-9]{3}[ -][0-9]{3}[ -][0-9]{4}")  # no British phone number has these groups
 DATE = re.compile(
     r"(?:[0-9]{1,2}([./ -])[0-9]{1,2}\1(?:19|20)[0-9]{2}|(?:19|20)[0-9]{2}([./ -])[0-9]{2}\2[0-9]{2})(?![0-9])"
 )
 NORTH_AMERICA = re.compile(r"(?:1[ .\-])?(?:\([2-9][0-9]{2}\)[ .\-]?|[2-9][0-9]{2}[.\-])[0-9]{3}[.\- ][0-9]{4}")
-TRUNK = re.compile(r"0[1-9][0-9]{0,4}(?:[ .\-/][0-9]{2,5}){2,5}")
+TRUNK = re.compile(r"0[1-9][0-9]{0,5}(?:[ .\-/][0-9]{2,5}){2,5}")
 NORTH_AMERICA_SPACED = re.compile(r"[2-9][0-9]{2} [2-9][0-9]{2} [0-9]{2}(?!00)[0-9]{2}")
-TRUNK_AND_REST = re.compile(r"0[1-9][0-9]{1,3}[ \-/][0-9]{5,8}")
+TRUNK_AND_REST = re.compile(r"0[1-9](?:[0-9]{1,3}[ \-/][0-9]{5,8}|-[0-9]{8})")
+TRUNK_UNGROUPED = re.compile(r"0[1-9][0-9]{8}")  # can also be an ISBN-10
+SWEDEN = re.compile(r"0[1-9][0-9]{0,2}-[0-9]{2,3}(?: [0-9]{2}){2}")
+CHINA_MOBILE = re.compile(r"1[3-9][0-9]{9}")  # as an ID or an amount in other languages
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
+RUSSIA = re.compile(r"8[ -]?(?:\([3489][0-9]{2}\)[ -]?|[3489][0-9]{2}[ -])[0-9]{3}[ -]?[0-9]{2}[ -]?[0-9]{2}")
 INTERNATIONAL_PREFIX = re.compile(r"00[1-9][0-9]{0,3}(?:[ .\-/][0-9]{2,4}){2,4}")
 
 
@@ -81,20 +93,34 @@ def find_phone_numbers(text: str) -> Iterator[Span]:
 def _is_phone(text: str, found: re.Match[str]) -> bool:
     number = text[found.start() : found.end() if not found["extension"] else found.start("extension")]
     digits = "".join(filter(str.isdigit, number))
-    if not 7 <= len(digits) <= MAX_DIGITS or len(set(digits)) == 1 or BAD_END.match(text, found.end()):
+    if not 7 <= len(digits) <= MAX_DIGITS or len(set(digits)) == 1 or WORD_OR_UNIT.match(text, found.end()):
         return False
-    if _is_part_of_row(text, found, number):
+    if not found["national"] and (BAD_END.match(text, found.end()) or _is_part_of_row(text, found, number)):
         return False
     before = text[max(0, found.start() - CONTEXT_CHARACTERS) : found.start()]
     word = re.split(r"\s", text[max(0, found.start() - 200) : found.start()])[-1]
     is_in_url = "://" in word or word.startswith("www.")
-    if is_in_url or OTHER_NUMBER.search(before) or (not found["plus"] and DATE.match(number.lstrip("("))):
+    is_announced = _is_announced(number, digits, before)
+    is_joined = before[-1:] in ("=", "-", "/") and not (found["national"] and before[-2:-1].isdigit())
+    if is_in_url or (not is_announced and (is_joined or _is_other_number(number, before))):
         return False
     if found["plus"]:
         return _is_international(digits) and (len(digits) <= MAX_UNGROUPED_DIGITS or len(number) > len(digits) + 1)
-    return _has_phone_format(number, digits) or _is_labelled(
-        number, digits, before, text[found.end() : found.end() + 12]
+    if found["national"]:
+        return len(set(digits)) > 2  # not a row of bits
+    if DATE.match(number.lstrip("(")):
+        return False
+    after = text[found.end() : found.end() + 12]
+    is_in_list = before.endswith(",") or (after[:1] == "," and after[1:2].isdigit())  # 1,200 or a row of a CSV file
+    return _has_phone_format(number, digits) or (
+        not is_in_list and _is_labelled(number, digits, is_announced, before, after)
     )
+
+
+def _is_other_number(number: str, before: str) -> bool:
+    """Return whether a word before the number identifies an ISBN, an NHS number or another number."""
+    is_nhs_number = NHS_NUMBER.fullmatch(number) and NHS_BEFORE.search(before)
+    return bool(is_nhs_number or OTHER_NUMBER.search(before))
 
 
 def _is_part_of_row(text: str, found: re.Match[str], number: str) -> bool:
@@ -114,8 +140,10 @@ def _is_international(digits: str) -> bool:
 
 def _has_phone_format(number: str, digits: str) -> bool:
     """Return whether the number has the format of a phone number."""
-    if NORTH_AMERICA.fullmatch(number) or NORTH_AMERICA_SPACED.fullmatch(number):
+    if any(pattern.fullmatch(number) for pattern in (NORTH_AMERICA, NORTH_AMERICA_SPACED, RUSSIA, SWEDEN)):
         return True
+    if TRUNK_UNGROUPED.fullmatch(number):
+        return len(set(digits)) > 2 and not _has_isbn_check_digit(digits)
     if number[0] == "(":
         return _has_bracketed_area_code(number, digits)
     if INTERNATIONAL_PREFIX.fullmatch(number):
@@ -136,20 +164,25 @@ def _has_bracketed_area_code(number: str, digits: str) -> bool:
     return not pages and _has_uniform_gaps(rest.strip())
 
 
-def _is_announced(digits: str, before: str) -> bool:
-    """Return whether the words directly before the number announce a phone number."""
+def _is_announced(number: str, digits: str, before: str) -> bool:
+    """Return whether the words directly before the number announce a phone number, not a range: mobile 500-1000."""
     if PHONE_WORD_DIRECTLY_BEFORE.search(before):
-        return True
-    return len(digits) >= 8 and CALL_REQUEST_BEFORE.search(before) is not None
+        return not _is_range(number) or before.rstrip(" \"'").endswith((":", "=", ".", "#", " is"))
+    return len(digits) >= 8 and CALL_REQUEST_BEFORE.search(before) is not None and not _is_range(number)
 
 
-def _is_labelled(number: str, digits: str, before: str, after: str) -> bool:
+def _is_range(number: str) -> bool:
+    """Return whether the number can be a range or a resolution: 500-1000, 10800-2500."""
+    first, dash, last = number.partition("-")
+    return bool(dash and first.isdigit() and last.isdigit()) and (len(first) > 4 or int(first) < int(last))
+
+
+def _is_labelled(number: str, digits: str, is_announced: bool, before: str, after: str) -> bool:
     """Return whether a nearby word identifies a phone number."""
     groups = GROUP.findall(number)
     first, *others = groups
-    is_announced = _is_announced(digits, before)
     if not others:
-        return len(digits) <= 12 and is_announced
+        return (len(digits) <= 12 and is_announced) or _is_likely_ungrouped(digits, before, after)
     if (AMOUNT.fullmatch(number) and not is_announced) or not _has_uniform_gaps(number):
         return False
     if all(map(YEAR.fullmatch, groups)):
@@ -157,11 +190,26 @@ def _is_labelled(number: str, digits: str, before: str, after: str) -> bool:
     sizes = {len(group) for group in others}
     is_likely = bool(LIKELY_BEFORE.search(before) or AFTER.match(after))
     if len(others) == 1 and not (is_likely and (len(first), sizes) == (3, {4})):
-        return bool(PHONE_WORD_BEFORE.search(before)) and len(first) <= 5
+        is_phone_like = len(first) <= 5 and not (_is_range(number) or YEAR.fullmatch(first))
+        return is_announced or (is_phone_like and PHONE_WORD_BEFORE.search(before) is not None)
     return is_likely and sizes <= {2, 3, 4, 5}
 
 
+def _is_likely_ungrouped(digits: str, before: str, after: str) -> bool:
+    """Return whether the text around an ungrouped number suggests a phone number."""
+    if CHINA_MOBILE.fullmatch(digits) and CHINESE.search(before + after):
+        return True
+    if TRUNK_UNGROUPED.fullmatch(digits) and LIKELY_BEFORE.search(before):
+        return True
+    return 9 <= len(digits) <= 12 and AFTER.match(after) is not None
+
+
+def _has_isbn_check_digit(digits: str) -> bool:
+    """Return whether ten digits have the check digit of an ISBN-10 (ISO 2108)."""
+    return sum(weight * int(digit) for weight, digit in zip(range(10, 0, -1), digits, strict=True)) % 11 == 0
+
+
 def _has_uniform_gaps(number: str) -> bool:
-    """Return whether all separators are equal, except the separator after the first group (the area code)."""
-    gaps = re.findall(r"[^0-9()]+", number)
+    """Return whether all separators are equal, except the separator after the area code."""
+    gaps = re.findall(r"[^0-9()]+", number[number.rfind(")") + 1 :].lstrip())
     return len(set(gaps[1:])) <= 1
