@@ -42,7 +42,10 @@ CARDS: tuple[tuple[range, Sequence[int]], ...] = (
 )
 CARD_PREFIXES = frozenset(str(prefix) for prefixes, _ in CARDS for prefix in prefixes)
 CARD_GROUPS = frozenset({(4, 4, 4, 4), (4, 4, 4, 4, 3), (4, 6, 5), (4, 6, 4), (4, 4, 5), (4, 3, 3, 3)})
-CARD_RUN = re.compile(r"[0-9](?<![\w./+-][0-9])(?=(?:[ -]?[0-9]){11})[0-9]*+(?:[ -][0-9]++)*+")
+CARD_RUN = re.compile(
+    r"[0-9](?<![\w./+-][0-9])(?=(?:[ .-]?[0-9]){11})"
+    r"(?:[0-9]{3}(?:\.[0-9]{3,6}){2,4}(?![0-9]|\.[0-9])|[0-9]*+(?:[ -][0-9]++)*+)"
+)
 CARD_DIGITS = (12, 19)
 # A shorter number counts only near a keyword: such cards are rare, and one number in ten has a valid check digit.
 MIN_UNLABELLED_CARD_DIGITS = 14
@@ -73,7 +76,7 @@ IBAN_COUNTRIES = {
 IBAN_LENGTHS = {country: length for length, countries in IBAN_COUNTRIES.items() for country in countries.split()}
 IBAN = re.compile(r"[0-9]{2}(?<=[A-Za-z]{2}[0-9]{2})(?<![A-Za-z0-9_].{4})")
 
-SSN = re.compile(r"[0-8](?<![\w./+$#-].)[0-9]{2}(?P<gap>[ -]?)[0-9]{2}(?P=gap)[0-9]{4}(?![\w]|[.-][0-9])")
+SSN = re.compile(r"[0-8](?<![\w./+$-].)[0-9]{2}(?P<gap>[ -]?)[0-9]{2}(?P=gap)[0-9]{4}(?![\w]|[.-][0-9])")
 SSN_KEYWORDS = re.compile(r"\bssn\b|social\s?-?security", re.IGNORECASE)
 SSN_KEYWORD_DISTANCE = 60  # characters
 
@@ -160,7 +163,7 @@ def _find_last_group(run: str, groups: list[Span], first: int, least: int) -> in
         return None
     found = None
     for last in range(first, len(groups)):
-        digits = re.sub("[ -]", "", run[start : groups[last][1]])
+        digits = re.sub("[ .-]", "", run[start : groups[last][1]])
         if len(digits) > CARD_DIGITS[1]:
             break
         sizes = tuple(b - a for a, b in groups[first : last + 1])
@@ -214,8 +217,8 @@ def find_ssns(text: str) -> Iterator[Span]:
         digits = re.sub("[ -]", "", found.group())
         is_issued = digits[:3] not in ("000", "666") and digits[3:5] != "00" and digits[5:] != "0000"
         window_start = max(0, found.start() - SSN_KEYWORD_DISTANCE)
-        is_labelled = found["gap"] == "-" or SSN_KEYWORDS.search(text, window_start, found.start())
-        if is_issued and is_labelled:
+        is_grouped = found["gap"] == "-" and not text.endswith("#", 0, found.start())  # not an issue: #531-21-7351
+        if is_issued and (is_grouped or SSN_KEYWORDS.search(text, window_start, found.start())):
             yield found.span()
 
 
