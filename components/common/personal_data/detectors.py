@@ -16,6 +16,14 @@ EMAIL = re.compile(
     rf"[{LETTERS}0-9_](?<![{LETTERS}0-9_@].)(?P<local>[{LETTERS}0-9._%+'-]{{0,63}}+)@"
     rf"(?P<domain>(?:[{LETTERS}0-9][{LETTERS}0-9-]{{0,62}}+\.){{1,8}})(?P<top>[A-Za-z]{{2,24}}+)(?![{LETTERS}0-9_@(])"
 )
+MESSAGE_ID_HEADER = re.compile(
+    r"(?:message-id|in-reply-to|references|content-id):(?:\s*<[^<>\s]+>)*\s*<$", re.IGNORECASE
+)
+MESSAGE_ID_HEADER_CHARACTERS = 400  # searched before an ID; a header can list several
+# A timestamp, Mozilla's hexadecimal time, Java's and qmail's IDs, and Gmail's domain, which has no mailboxes.
+MESSAGE_ID = re.compile(
+    r"(?:19|20)[0-9]{10}|[0-9A-F]{8}\.[0-9]{6,8}@|[^@]*(?:\.(?:JavaMail|qmail)\b|@mail\.gmail\.com$)"
+)
 FILE_EXTENSIONS = frozenset({
     "bmp", "conf", "css", "csv", "gif", "gz", "html", "ico", "jpeg", "jpg", "js", "json", "md", "mp3",
     "mp4", "pdf", "php", "png", "py", "svg", "tar", "tgz", "txt", "webp", "xml", "yaml", "yml", "zip",
@@ -114,13 +122,24 @@ class Detector:
 def find_emails(text: str) -> Iterator[Span]:
     """Yield the positions of e-mail addresses.
 
-    Users in URLs, handles such as @name@server, `git@host:path` and file names such as icon@2x.png are excluded.
+    Users in URLs, handles such as @name@server, `git@host:path`, file names such as icon@2x.png and IDs of messages
+    are excluded.
     """
     for found in EMAIL.finditer(text):
         is_url_user = text.endswith("://", 0, found.start())
         is_git_remote = text.startswith("git@", found.start()) and text.startswith(":", found.end())
-        if not (is_url_user or is_git_remote or found["top"].lower() in FILE_EXTENSIONS):
+        is_file = found["top"].lower() in FILE_EXTENSIONS
+        if not (is_url_user or is_git_remote or is_file or _is_message_id(text, found)):
             yield found.span()
+
+
+def _is_message_id(text: str, found: re.Match[str]) -> bool:
+    """Return whether the address is the ID of a message (RFC 5322, section 3.6.4)."""
+    if MESSAGE_ID.match(found.group()):
+        return True
+    is_in_brackets = text.startswith(">", found.end()) and text.endswith("<", 0, found.start())
+    window = text[max(0, found.start() - MESSAGE_ID_HEADER_CHARACTERS) : found.start()] if is_in_brackets else ""
+    return MESSAGE_ID_HEADER.search(window) is not None
 
 
 def has_luhn_check_digit(digits: str) -> bool:
@@ -226,7 +245,7 @@ def find_ip_addresses(text: str) -> Iterator[Span]:
     """Yield the positions of globally routed IP addresses; version numbers are excluded."""
     for found in IPV4.finditer(text):
         before = text[max(0, found.start() - 40) : found.start()]
-        is_short = len(found.group()) == len("1.2.3.4")
+        is_short = len(found.group()) <= len("1.2.3.44")  # also the number of a section
         is_version = VERSION_PREFIX.search(before) or (is_short and not IP_KEYWORDS.search(before))
         if not is_version and _is_routed(found.group()):
             yield found.span()

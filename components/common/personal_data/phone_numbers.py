@@ -38,7 +38,7 @@ NUMBER = re.compile(
 GROUP = re.compile(r"[0-9]+")
 AMOUNT = re.compile(r"[^0-9/-]*[0-9]{1,3}(?:[^0-9/-]+[0-9]{3})+[^0-9/-]*")  # 12 345 678
 YEAR = re.compile(r"(?:19|20)[0-9]{2}")
-WORD_OR_UNIT = re.compile(rf"[{LETTERS}0-9%°€$£]")
+WORD_OR_UNIT = re.compile(rf"[{LETTERS}0-9%°€$£@]|[.+-][{LETTERS}0-9.+-]{{0,64}}@")  # also the rest of an address
 BAD_END = re.compile(r"[.:/=\-][0-9]")
 PHONE_WORDS = (
     r"phone(?:[ _-]?number)?|mobile(?:[ _-]?number)?|cell(?:ular|[ _-]?phone)?|fax|whatsapp|hotline|pager"
