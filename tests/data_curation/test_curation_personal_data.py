@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from components.common.personal_data import PLACEHOLDERS, find, redact
+from components.common.personal_data.check_digits import has_luhn_check_digit
 from components.common.personal_data.detectors import (
     CARDS,
     DETECTORS,
     IBAN_LENGTHS,
     compute_iban_remainder,
-    has_luhn_check_digit,
     is_card_number,
 )
 from components.common.personal_data.names_config import NamesConfig
@@ -125,6 +125,8 @@ def find_values(text):
         ("phone", "stop sms-08718727870", "08718727870"),
         ("phone", "from 447801259231", "447801259231"),
         ("phone", "name,0422718032,city", "0422718032"),
+        ("phone", "It is 015112345678 now", "015112345678"),
+        ("phone", "just call 087104711148 now", "087104711148"),
         ("phone", "please call the number 0306406152", "0306406152"),
         ("phone", "王伟，13800138000，北京", "13800138000"),
         ("phone", "8 959 679 02 56", "8 959 679 02 56"),
@@ -196,7 +198,8 @@ def test_value_is_found_with_its_exact_span(kind, text, value):
         "a=7519549268, b=+491701234567 and ?page=751-954-9268",
         "1,200,751 and 3,5512,9268 and 0101101001,01",
         "NHS 943 476 5919, NHS number (England): 943 476 5919 and nhs no. is 943-476-5919",
-        "INV-07781482378, bits 01001011011, 0306406152, 17179869184 and 044000123456",
+        "urn:uuid:616F6005-E014-4447-B847-051775828114",
+        "INV-07781482378, bits 01001011011, 0306406152, 17179869184, 036000291452, 0036000291452 and 060432891236",
         "id 4111111111111112, 0.4111111111111111 and /4111111111111111/",
         "a sum of 626720691 + 1646615806005 = 4212883012996",
         "GB82 WEST 1234 5698 7654 33, DE8937040044053201300",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from components.common.personal_data import credentials, phone_numbers
+from components.common.personal_data.check_digits import has_luhn_check_digit
 
 Span = tuple[int, int]  # start (inclusive) and end (exclusive), in characters
 
@@ -140,13 +141,6 @@ def _is_message_id(text: str, found: re.Match[str]) -> bool:
     is_in_brackets = text.startswith(">", found.end()) and text.endswith("<", 0, found.start())
     window = text[max(0, found.start() - MESSAGE_ID_HEADER_CHARACTERS) : found.start()] if is_in_brackets else ""
     return MESSAGE_ID_HEADER.search(window) is not None
-
-
-def has_luhn_check_digit(digits: str) -> bool:
-    """Return whether the last digit is the check digit of the others (ISO/IEC 7812-1, annex B)."""
-    doubled = "0246813579"
-    total = sum(int(d) for d in digits[::-2]) + sum(int(doubled[int(d)]) for d in digits[-2::-2])
-    return total % 10 == 0
 
 
 def is_card_number(digits: str) -> bool:

@@ -4,13 +4,16 @@ A number counts as a phone number if it has the format of a phone number, or fol
 """
 
 # Formats: a plus sign with an assigned country code, an area code in brackets, North American or Russian groups, a
-# leading zero with groups, 10 or 11 digits with one leading zero, or the country code 44 or 91 with 10 digits.
+# leading zero with groups, 10 to 13 digits with one leading zero, or the country code 44 or 91 with 10
+# digits.
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+
+from components.common.personal_data import check_digits
 
 Span = tuple[int, int]  # start (inclusive) and end (exclusive), in characters
 
@@ -30,7 +33,7 @@ NUMBER = re.compile(
     rf"[+(0-9](?<![{LETTERS}0-9+.@&%$€£¥\u2010\u2011].)"
     r"(?:(?<=\+)(?P<plus>\(?[1-9][0-9]{0,3}\)?(?:[ .\-/()\u00a0\u2010\u2011]{0,2}[0-9]){6,14}+)"
     rf"|(?<=\()(?P<bracket>\+?[0-9]{{2,5}}\)[ .\-]?[0-9]{{2,5}}(?:{GAP}?[0-9]{{2,4}}){{1,3}}+)"
-    r"|(?<=[0-9])(?P<national>(?:(?<=0)[1-9]|(?<=4)4 ?[1-37-9]|(?<=9)1 ?[6-9])[0-9]{9}(?![0-9]))"
+    r"|(?<=[0-9])(?P<national>(?:(?<=0)[1-9][0-9]{0,2}|(?<=4)4 ?[1-37-9]|(?<=9)1 ?[6-9])[0-9]{9}(?![0-9]))"
     rf"|(?<=[0-9])(?P<plain>[0-9]*+(?:{GAP}?\([0-9]{{1,4}}\)|{GAP}[0-9]+){{0,5}}+))"
     r"(?P<extension>[ ,]{0,2}(?:x|ext\.?|extension|#)[ .:]{0,2}[0-9]{1,6}+)?",
     re.IGNORECASE,
@@ -101,13 +104,14 @@ def _is_phone(text: str, found: re.Match[str]) -> bool:
     word = re.split(r"\s", text[max(0, found.start() - 200) : found.start()])[-1]
     is_in_url = "://" in word or word.startswith("www.")
     is_announced = _is_announced(number, digits, before)
-    is_joined = before[-1:] in ("=", "-", "/") and not (found["national"] and before[-2:-1].isdigit())
+    is_second = found["national"] and before.endswith("/") and before[-2:-1].isdigit()  # 07946746291/07880867867
+    is_joined = before.endswith(("=", "-", "/")) and not is_second
     if is_in_url or (not is_announced and (is_joined or _is_other_number(number, before))):
         return False
     if found["plus"]:
         return _is_international(digits) and (len(digits) <= MAX_UNGROUPED_DIGITS or len(number) > len(digits) + 1)
     if found["national"]:
-        return len(set(digits)) > 2  # not a row of bits
+        return len(set(digits)) > 2 and (is_announced or not _is_card_or_product(digits))
     if DATE.match(number.lstrip("(")):
         return False
     after = text[found.end() : found.end() + 12]
@@ -143,7 +147,7 @@ def _has_phone_format(number: str, digits: str) -> bool:
     if any(pattern.fullmatch(number) for pattern in (NORTH_AMERICA, NORTH_AMERICA_SPACED, RUSSIA, SWEDEN)):
         return True
     if TRUNK_UNGROUPED.fullmatch(number):
-        return len(set(digits)) > 2 and not _has_isbn_check_digit(digits)
+        return len(set(digits)) > 2 and not _is_card_or_product(digits)
     if number[0] == "(":
         return _has_bracketed_area_code(number, digits)
     if INTERNATIONAL_PREFIX.fullmatch(number):
@@ -204,9 +208,12 @@ def _is_likely_ungrouped(digits: str, before: str, after: str) -> bool:
     return 9 <= len(digits) <= 12 and AFTER.match(after) is not None
 
 
-def _has_isbn_check_digit(digits: str) -> bool:
-    """Return whether ten digits have the check digit of an ISBN-10 (ISO 2108)."""
-    return sum(weight * int(digit) for weight, digit in zip(range(10, 0, -1), digits, strict=True)) % 11 == 0
+def _is_card_or_product(digits: str) -> bool:
+    """Return whether an ungrouped number has the check digit of a payment card, book or product of its length."""
+    if len(digits) == 10:
+        return check_digits.has_isbn_check_digit(digits)
+    is_checked = check_digits.has_bar_code_check_digit(digits) or check_digits.has_luhn_check_digit(digits)
+    return len(digits) in (12, 13) and is_checked
 
 
 def _has_uniform_gaps(number: str) -> bool:
