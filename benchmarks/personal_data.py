@@ -2,10 +2,12 @@
 
     python -m benchmarks.personal_data annotated generated_small.json    texts with spans, in Presidio's format
     python -m benchmarks.personal_data generated --texts 20000            sentences filled by Faker (pip install faker)
+    python -m benchmarks.personal_data phones generated_small.json       phone numbers: tuneline, presidio and phonenumbers
     python -m benchmarks.personal_data counted texts.jsonl                findings by kind in any texts, and the cost of a text
 
 `--model` names the folder of a spaCy model to find names with (pip install presidio-analyzer spacy). A structured finding is right when
-it is the annotated span to the character, a name when it overlaps one of its kind. No value is ever printed.
+it is the annotated span to the character, a name when it overlaps one of its kind. No value is ever printed. `phones` also compares the
+engines on sentences filled by Faker; it requires presidio-analyzer, which installs phonenumbers.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ ENTITIES = {
     "ADDRESS": "location",
 }
 BY_OVERLAP = ("person", "location")
-LOCALES = "en_US en_GB en_AU en_IN en_CA de_DE de_AT fr_FR es_ES it_IT nl_NL pt_BR sv_SE pl_PL ja_JP".split()  # noqa: SIM905
+LOCALES = (
+    *("en_US", "en_GB", "en_AU", "en_IN", "en_CA", "de_DE", "de_AT", "fr_FR", "es_ES", "it_IT", "nl_NL", "pt_BR"),
+    *("sv_SE", "pl_PL", "ja_JP", "zh_CN", "ru_RU"),
+)
 # Sentences that say what stands in them, and ones that do not.
 SAID = {
     "phone": (
@@ -69,7 +74,11 @@ OTHERS = (
     "postcode",
 )
 
+# Regions of the national formats that `phonenumbers` searches for: those of LOCALES.
+PHONE_REGIONS = ("US", "GB", "AU", "IN", "DE", "AT", "FR", "ES", "IT", "NL", "BR", "SE", "PL", "JP", "CN", "RU")
+
 Span = tuple[str, int, int]
+Finder = Callable[[str], list[Span]]
 
 
 @dataclass
@@ -83,10 +92,10 @@ class Score:
     texts: int = 0
     seconds: float = 0.0
 
-    def add(self, text: str, wanted: list[Span], names: NamesConfig) -> None:
+    def add(self, text: str, wanted: list[Span], finder: Finder) -> None:
         """Count one text."""
         started = time.process_time()
-        found = [(one.kind, one.start, one.end) for one in find(text, names)]
+        found = finder(text)
         self.seconds += time.process_time() - started
         self.texts += 1
         self.annotated.update(kind for kind, _, _ in wanted)
@@ -119,13 +128,73 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.3f}" if whole else "–"
 
 
-def annotated(path: Path, names: NamesConfig) -> Score:
-    """The score on a JSON list of {"full_text", "spans": [{"entity_type", "start_position", "end_position"}]}."""
-    score = Score()
+def make_finder(names: NamesConfig) -> Finder:
+    """Return a finder of all kinds."""
+    return lambda text: [(one.kind, one.start, one.end) for one in find(text, names)]
+
+
+def read_annotated(path: Path) -> Iterator[tuple[str, list[Span]]]:
+    """Yield texts with spans from a JSON list of {"full_text", "spans": [{"entity_type", "start_position", "end_position"}]}."""
     for row in json.loads(path.read_text(encoding="utf-8")):
-        spans = [(ENTITIES.get(s["entity_type"], ""), s["start_position"], s["end_position"]) for s in row["spans"]]
-        score.add(row["full_text"], [s for s in spans if s[0] and (names.model or s[0] not in BY_OVERLAP)], names)
+        spans = ((ENTITIES.get(s["entity_type"], ""), s["start_position"], s["end_position"]) for s in row["spans"])
+        yield row["full_text"], [span for span in spans if span[0]]
+
+
+def annotated(path: Path, names: NamesConfig) -> Score:
+    """Return the score on annotated texts."""
+    score = Score()
+    for text, spans in read_annotated(path):
+        score.add(text, [s for s in spans if names.model or s[0] not in BY_OVERLAP], make_finder(names))
     return score
+
+
+def make_phone_finders() -> dict[str, Finder]:
+    """Return a finder of phone numbers per engine."""
+    import phonenumbers  # type: ignore[import-not-found,unused-ignore]
+    from presidio_analyzer.predefined_recognizers import PhoneRecognizer  # type: ignore[import-not-found,unused-ignore]
+
+    recognizer, find_all = PhoneRecognizer(), make_finder(NamesConfig())
+
+    def find_by_phonenumbers(text: str) -> list[Span]:
+        matches = (match for region in PHONE_REGIONS for match in phonenumbers.PhoneNumberMatcher(text, region))
+        return sorted({("phone", match.start, match.end) for match in matches})
+
+    return {
+        "tuneline": lambda text: [span for span in find_all(text) if span[0] == "phone"],
+        "presidio": lambda text: [("phone", one.start, one.end) for one in recognizer.analyze(text, ["PHONE_NUMBER"])],
+        "phonenumbers": find_by_phonenumbers,
+    }
+
+
+def generate_phones(sentences: Iterable[str], texts: int, seed: int) -> Iterator[tuple[str, list[Span]]]:
+    """Yield sentences with a phone number of Faker, each with its span."""
+    chance = random.Random(seed)  # noqa: S311
+    makers, _ = _makers(seed)
+    for number in range(texts):
+        value = makers["phone"][number % len(LOCALES)]()
+        before, after = chance.choice(list(sentences)).split("{}")
+        yield before + value + after, [("phone", len(before), len(before) + len(value))]
+
+
+def compare_phone_engines(paths: list[Path], texts: int, seed: int) -> str:
+    """Return a Markdown table of the engines' recall, precision and cost on annotated and generated texts."""
+    corpora = {path.name: list(read_annotated(path)) for path in paths}
+    corpora["generated, named"] = list(generate_phones(SAID["phone"], texts, seed))
+    corpora["generated, not named"] = list(generate_phones(UNSAID, texts, seed))
+    lines = [
+        "| texts | engine | annotated | found | right | recall | precision | µs a text |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for corpus, rows in corpora.items():
+        for engine, finder in make_phone_finders().items():
+            score = Score()
+            for text, spans in rows:
+                score.add(text, [span for span in spans if span[0] == "phone"], finder)
+            wanted, found, right = score.annotated["phone"], score.found["phone"], score.right["phone"]
+            shares = f"{_share(score.recalled['phone'], wanted)} | {_share(right, found)}"
+            cost = score.seconds / len(rows) * 1e6
+            lines.append(f"| {corpus} | {engine} | {wanted:,} | {found:,} | {right:,} | {shares} | {cost:.0f} |")
+    return "\n".join(lines)
 
 
 def generated(texts: int, seed: int) -> tuple[Score, Score, Score]:
@@ -133,18 +202,19 @@ def generated(texts: int, seed: int) -> tuple[Score, Score, Score]:
     chance = random.Random(seed)  # noqa: S311
     makers, others = _makers(seed)
     said, unsaid, wrong = Score(), Score(), Score()
+    finder = make_finder(NamesConfig())
     for number in range(texts):
         kind = list(makers)[number % len(makers)]
         value = chance.choice(makers[kind])()
         for score, sentences in ((said, SAID[kind]), (unsaid, UNSAID)):
             before, after = chance.choice(sentences).split("{}")
-            score.add(before + value + after, [(kind, len(before), len(before) + len(value))], NamesConfig())
-        wrong.add(chance.choice(UNSAID).format(chance.choice(others)()), [], NamesConfig())
+            score.add(before + value + after, [(kind, len(before), len(before) + len(value))], finder)
+        wrong.add(chance.choice(UNSAID).format(chance.choice(others)()), [], finder)
     return said, unsaid, wrong
 
 
 def _makers(seed: int) -> tuple[dict[str, list[Callable[[], str]]], list[Callable[[], str]]]:
-    """Makers of values by kind, and of other things. Faker's IBANs of en_IN have the country GB and a character too few: left out."""
+    """Makers of values by kind, and of other things. Faker's IBANs of en_IN and zh_CN have the country GB and a character too few: left out."""
     from faker import Faker  # type: ignore[import-not-found,unused-ignore]
 
     Faker.seed(seed)
@@ -153,7 +223,7 @@ def _makers(seed: int) -> tuple[dict[str, list[Callable[[], str]]], list[Callabl
     makers: dict[str, list[Callable[[], str]]] = {
         "phone": [fake.phone_number for fake in fakes],
         "email": [fake.email for fake in fakes],
-        "iban": [fake.iban for fake in fakes if fake.locales != ["en_IN"]],
+        "iban": [fake.iban for fake in fakes if fake.locales not in (["en_IN"], ["zh_CN"])],
         "credit_card": [usual.credit_card_number],
         "us_ssn": [usual.ssn],
         "ip_address": [usual.ipv4_public],
@@ -182,14 +252,14 @@ def counted(texts: Iterable[str], names: NamesConfig) -> Score:
     """Findings by kind in texts that nobody annotated."""
     score = Score()
     for text in texts:
-        score.add(text, [], names)
+        score.add(text, [], make_finder(names))
     return score
 
 
 def main() -> None:
     """See the head of this file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("annotated", "generated", "counted"))
+    parser.add_argument("what", choices=("annotated", "generated", "phones", "counted"))
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--texts", type=int, default=20_000, help="how many texts to generate")
     parser.add_argument("--cut", type=int, help="characters to cut each text to, for its cost")
@@ -197,6 +267,9 @@ def main() -> None:
     parser.add_argument("--model", default="", help="folder of a spaCy model")
     given = parser.parse_intermixed_args()
     names = NamesConfig(model=given.model)
+    if given.what == "phones":
+        print(compare_phone_engines(given.files, given.texts, given.seed))
+        return
     if given.what == "generated":
         titles = ("named by their sentence", "not named", "other things with digits: all found is wrong")
         for title, score in zip(titles, generated(given.texts, given.seed), strict=True):
