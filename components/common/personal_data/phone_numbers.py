@@ -29,8 +29,14 @@ CONTEXT_CHARACTERS = 40  # before a number, searched for a word that labels it
 
 GAP = r"[ .\-/\u00a0\u2010\u2011]"
 LETTERS = r"A-Za-z_\u00c0-\u1fff"  # without Chinese, Japanese and Korean, which have no spaces between words
+# A number starts after a space, sign or Chinese character; after a comma if it can have a format; after "=" or "-" if
+# the letters before can end a phone word (phone, mobile, tel, fax, number, cell, sms); after "/" if it is a second number.
+START = (
+    rf"[+(0-9](?<![{LETTERS}0-9+.@&%$€£¥\u2010\u2011].)(?:(?<![,=/-].)|(?<=,.)(?:(?<=[+(0])|(?=[0-9]{{0,2}}[ .()-]))"
+    r"|(?<=(?:one|ile|tel|fax|ber|ell|sms)[=-].)|(?<=[0-9]{7}/.))"
+)
 NUMBER = re.compile(
-    rf"[+(0-9](?<![{LETTERS}0-9+.@&%$€£¥\u2010\u2011].)"
+    rf"{START}"
     r"(?:(?<=\+)(?P<plus>\(?[1-9][0-9]{0,3}\)?(?:[ .\-/()\u00a0\u2010\u2011]{0,2}[0-9]){6,14}+)"
     rf"|(?<=\()(?P<bracket>\+?[0-9]{{2,5}}\)[ .\-]?[0-9]{{2,5}}(?:{GAP}?[0-9]{{2,4}}){{1,3}}+)"
     r"|(?<=[0-9])(?P<national>(?:(?<=0)[1-9][0-9]{0,2}|(?<=4)4 ?[1-37-9]|(?<=9)1 ?[6-9])[0-9]{9}(?![0-9]))"
@@ -38,6 +44,7 @@ NUMBER = re.compile(
     r"(?P<extension>[ ,]{0,2}(?:x|ext\.?|extension|#)[ .:]{0,2}[0-9]{1,6}+)?",
     re.IGNORECASE,
 )
+LETTER = re.compile(r"[^\W\d_]")
 GROUP = re.compile(r"[0-9]+")
 AMOUNT = re.compile(r"[^0-9/-]*[0-9]{1,3}(?:[^0-9/-]+[0-9]{3})+[^0-9/-]*")  # 12 345 678
 YEAR = re.compile(r"(?:19|20)[0-9]{2}")
@@ -100,25 +107,30 @@ def _is_phone(text: str, found: re.Match[str]) -> bool:
         return False
     if not found["national"] and (BAD_END.match(text, found.end()) or _is_part_of_row(text, found, number)):
         return False
+    if not found["plus"] and DATE.match(number.lstrip("(")):
+        return False
+    has_format = _has_phone_format(found, number, digits)
     before = text[max(0, found.start() - CONTEXT_CHARACTERS) : found.start()]
-    word = re.split(r"\s", text[max(0, found.start() - 200) : found.start()])[-1]
-    is_in_url = "://" in word or word.startswith("www.")
+    after = text[found.end() : found.end() + 12]
+    if not has_format and (found["plus"] or not _can_be_labelled(before, after)):
+        return False
     is_announced = _is_announced(number, digits, before)
     is_second = found["national"] and before.endswith("/") and before[-2:-1].isdigit()  # 07946746291/07880867867
     is_joined = before.endswith(("=", "-", "/")) and not is_second
-    if is_in_url or (not is_announced and (is_joined or _is_other_number(number, before))):
+    if not is_announced and (is_joined or _is_other_number(number, before)):
         return False
-    if found["plus"]:
-        return _is_international(digits) and (len(digits) <= MAX_UNGROUPED_DIGITS or len(number) > len(digits) + 1)
-    if found["national"]:
-        return len(set(digits)) > 2 and (is_announced or not _is_card_or_product(digits))
-    if DATE.match(number.lstrip("(")):
-        return False
-    after = text[found.end() : found.end() + 12]
-    is_in_list = before.endswith(",") or (after[:1] == "," and after[1:2].isdigit())  # 1,200 or a row of a CSV file
-    return _has_phone_format(number, digits) or (
-        not is_in_list and _is_labelled(number, digits, is_announced, before, after)
-    )
+    return (has_format or _is_labelled(number, digits, is_announced, before, after)) and not _is_in_url(text, found)
+
+
+def _can_be_labelled(before: str, after: str) -> bool:
+    """Return whether a word is near; a number in a list such as 1,200 or a row of a CSV file has no label."""
+    is_in_list = before.endswith(",") or (after[:1] == "," and after[1:2].isdigit())
+    return not is_in_list and LETTER.search(before + after) is not None
+
+
+def _is_in_url(text: str, found: re.Match[str]) -> bool:
+    word = re.split(r"\s", text[max(0, found.start() - 200) : found.start()])[-1]
+    return "://" in word or word.startswith("www.")
 
 
 def _is_other_number(number: str, before: str) -> bool:
@@ -142,8 +154,12 @@ def _is_international(digits: str) -> bool:
     return known and len(digits) >= 8 and not digits.endswith("000000")
 
 
-def _has_phone_format(number: str, digits: str) -> bool:
+def _has_phone_format(found: re.Match[str], number: str, digits: str) -> bool:
     """Return whether the number has the format of a phone number."""
+    if found["plus"]:
+        return _is_international(digits) and (len(digits) <= MAX_UNGROUPED_DIGITS or len(number) > len(digits) + 1)
+    if found["national"]:
+        return len(set(digits)) > 2 and not _is_card_or_product(digits)  # two digits: bits
     if any(pattern.fullmatch(number) for pattern in (NORTH_AMERICA, NORTH_AMERICA_SPACED, RUSSIA, SWEDEN)):
         return True
     if TRUNK_UNGROUPED.fullmatch(number):
