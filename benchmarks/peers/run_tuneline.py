@@ -37,7 +37,8 @@ def engine(texts: list[str], folder: Path) -> tuple[list[int], dict[int, list[in
     nothing = {
         "answer": pyarrow.nulls(len(texts), pyarrow.large_string()),
         "answer_hash": pyarrow.nulls(len(texts), pyarrow.binary(16)),
-        "line_keys": pyarrow.nulls(len(texts), pyarrow.list_(pyarrow.int64())),  # plain text has no prompt
+        "line_keys": pyarrow.array([[]] * len(texts), pyarrow.list_(pyarrow.int64())),  # plain text has no prompt
+        "answer_key": pyarrow.array([0] * len(texts), pyarrow.int64()),
     }
     words = {"words": pyarrow.array(spoken, pyarrow.large_string()), "words_hash": hashes}
     places = numpy.arange(len(texts))

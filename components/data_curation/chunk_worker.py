@@ -29,7 +29,12 @@ from components.data_curation.filters import redaction, row_filters
 from components.data_curation.filters.decontamination import EvaluationIndex
 from components.data_curation.filters.measured_row import MeasuredRow
 from components.data_curation.filters.reject_reasons import Rejection
-from components.data_curation.normalized_words import build_exact_key, normalize_answer, normalize_row, normalize_words
+from components.data_curation.normalized_words import (
+    build_exact_key,
+    normalize_answer,
+    normalize_words,
+    split_row_words,
+)
 from components.data_curation.parquet_files import get_content_columns
 from components.data_curation.prompt_lines import CONTEXT_COLUMNS
 from components.data_curation.reading import record_formats
@@ -188,7 +193,7 @@ def write_chunk(
         writer.write_table(table)
     compared = [("place", number), *((name, pyarrow.large_string()) for name in TEXT_NAMES)]
     compared += [(f"{name}_hash", digest) for name in TEXT_NAMES]
-    compared += zip(CONTEXT_COLUMNS, (pyarrow.list_(number), number, pyarrow.list_(number)), strict=True)
+    compared += zip(CONTEXT_COLUMNS, (pyarrow.list_(number), number, pyarrow.list_(number), number), strict=True)
     kept = [row for row in rows if row["reason"] is None]
     compared_texts = pyarrow.Table.from_pylist(kept, schema=pyarrow.schema(compared))
     parquet.write_table(compared_texts, folder / f"texts-{summary.number:09}.parquet")
@@ -219,7 +224,7 @@ def _build_columns(prepared: PreparedRow, place: int, kind: Kind, config: DataCu
     }
     if prepared.rejection:
         return columns
-    words, lines = normalize_row(row)
+    words, lines = split_row_words(row)
     answer = normalize_answer(row, config.answer_min_words)
     prompt = normalize_words(row.prompt()) if kind in ("preference", "unpaired") else None
     values = {
@@ -234,7 +239,9 @@ def _build_columns(prepared: PreparedRow, place: int, kind: Kind, config: DataCu
         for name, value in values.items()
         if value is not None
     }
-    context = dict(zip(CONTEXT_COLUMNS, (lines.ends, lines.turn_start, lines.list_keys(words.split(" "))), strict=True))
+    all_words = words.split(" ")
+    found = (lines.ends, lines.turn_start, lines.list_keys(all_words), lines.build_answer_key(all_words))
+    context = dict(zip(CONTEXT_COLUMNS, found, strict=True))
     return {**columns, "words": words, "answer": answer, **context, **hashes}
 
 

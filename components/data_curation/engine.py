@@ -63,7 +63,7 @@ def write_similar_pairs(folder: Path, threshold: float, ray_address: str | None 
     files = sorted(folder.glob("texts-*.parquet"))
     compared = {"words": write_compared_texts(files), "answer": files}
     found = [
-        (name, *_find_similar(folder, paths, name, threshold, on_ray=bool(ray_address)))
+        (name, *_find_similar(folder, paths, files, name, threshold, on_ray=bool(ray_address)))
         for name, paths in compared.items()
     ]
     pairs = np.concatenate([pairs for _, pairs, _ in found])
@@ -115,9 +115,18 @@ def _run_on_ray(task: Callable[[int], int], numbers: Sequence[int]) -> None:
 
 
 def _find_similar(
-    folder: Path, files: list[Path], name: str, threshold: float, *, on_ray: bool
+    folder: Path, files: list[Path], whole_files: list[Path], name: str, threshold: float, *, on_ray: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the similar pairs of distinct texts as places (a < b), sorted, and their similarities."""
+    """Return the similar pairs of distinct texts as places (a < b), sorted, and their similarities.
+
+    Args:
+        folder: the engine's folder.
+        files: the compared texts.
+        whole_files: the same texts with the recurring context. Pairs must be similar in both.
+        name: the compared column.
+        threshold: the minimum Jaccard similarity of a pair.
+        on_ray: whether the runner is a Ray cluster.
+    """
     import daft
     import daft.functions as functions
     from daft import col, element
@@ -147,9 +156,16 @@ def _find_similar(
     is_paired: np.ndarray = np.zeros(len(first), dtype=bool)
     for keys in bands:
         is_paired[_unpack_pairs(keys).ravel()] = True
-    shingles = _ShingleFile.write(folder, files, name, first, is_paired)
+    shingles = _ShingleFile.write(folder / f"shingles-{name}.bin", files, name, first, is_paired)
     found = [shingles.verify_pairs(_unpack_pairs(keys), threshold) for keys in _merge_bands(bands, len(first))]
-    return first[np.concatenate([pairs for pairs, _ in found])], np.concatenate([similarity for _, similarity in found])
+    similar, similarity = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    if files != whole_files:
+        is_paired = np.isin(np.arange(len(first)), similar)
+        whole = _ShingleFile.write(folder / f"whole-{name}.bin", whole_files, name, first, is_paired)
+        whole_similarity = whole.measure_pairs(similar)
+        is_similar = whole_similarity >= threshold
+        similar, similarity = similar[is_similar], np.minimum(similarity, whole_similarity)[is_similar]
+    return first[similar], similarity
 
 
 def _unpack_pairs(keys: np.ndarray) -> np.ndarray:
@@ -241,10 +257,10 @@ class _ShingleFile:
     offsets: np.ndarray
 
     @staticmethod
-    def write(folder: Path, files: list[Path], name: str, first: np.ndarray, is_paired: np.ndarray) -> _ShingleFile:
+    def write(path: Path, files: list[Path], name: str, first: np.ndarray, is_paired: np.ndarray) -> _ShingleFile:
         """Write the shingles of the paired rows; other rows have no shingles."""
         lengths: np.ndarray = np.zeros(len(first) + 1, dtype=np.int64)
-        path, word_hashes = folder / f"shingles-{name}.bin", dict[str, int]()
+        word_hashes = dict[str, int]()
         with path.open("wb") as out:
             for file in files:
                 places = parquet.read_table(file, columns=["place"])["place"].to_numpy()
@@ -264,12 +280,17 @@ class _ShingleFile:
 
     def verify_pairs(self, pairs: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the pairs of rows whose exact Jaccard similarity reaches the threshold, and their similarities."""
+        low, high = np.sort(np.diff(self.offsets)[pairs], axis=1).T
+        pairs = pairs[low >= threshold * high]  # the similarity is at most low / high
+        similarity = self.measure_pairs(pairs)
+        is_similar = similarity >= threshold
+        return pairs[is_similar], similarity[is_similar]
+
+    def measure_pairs(self, pairs: np.ndarray) -> np.ndarray:
+        """Return the exact Jaccard similarities of pairs of rows (float64, (pairs,))."""
         from scipy.sparse import csr_array
 
-        sizes = np.diff(self.offsets)
-        low, high = np.sort(sizes[pairs], axis=1).T
-        pairs = pairs[low >= threshold * high]  # the similarity is at most low / high
-        together = sizes[pairs].sum(axis=1)
+        together = np.diff(self.offsets)[pairs].sum(axis=1)
         batch = np.cumsum(together) // MAX_SHINGLES_IN_MEMORY
         bounds = [0, *(np.flatnonzero(np.diff(batch)) + 1).tolist(), len(pairs)]
         counts = []
@@ -284,9 +305,8 @@ class _ShingleFile:
                 matrices.append(csr_array((ones, columns, ends), shape=(len(rows), 2**63 - 1)))
             counts.append(np.diff(matrices[0].multiply(matrices[1]).indptr))
         shared = np.concatenate(counts)
-        similarity = shared / (together - shared)
-        is_similar = similarity >= threshold
-        return pairs[is_similar], similarity[is_similar]
+        similarity: np.ndarray = shared / (together - shared)
+        return similarity
 
 
 def _hash_shingles(text: str, word_hashes: dict[str, int]) -> np.ndarray:

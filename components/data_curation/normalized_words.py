@@ -16,8 +16,8 @@ def normalize_words(text: str) -> str:
     return " ".join(WORD_PATTERN.findall(text.lower())) or " ".join(text.split())
 
 
-def normalize_row(row: Row) -> tuple[str, PromptLines]:
-    """Return the normalized words of a row's text, and the lines of its prompt among them."""
+def split_row_words(row: Row) -> tuple[str, PromptLines]:
+    """Return the words of a row's text as `normalize_words` does, and the lines of its prompt among them."""
     prompt, answer = row.split_prompt()
     words, ends, turn_start = list[str](), list[int](), 0
     for message in prompt:

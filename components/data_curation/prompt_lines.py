@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-CONTEXT_COLUMNS = ("line_ends", "turn_start", "line_keys")
+CONTEXT_COLUMNS = ("line_ends", "turn_start", "line_keys", "answer_key")
 MIN_LINE_WORDS = 5  # of a line that is looked for in other rows: a shingle of the comparison
 # The lengths of prefixes grow by an eighth of a power of two, so that at most an eighth of a shared beginning remains.
 PREFIX_LENGTHS = tuple(eighths << power for power in range(1, 17) for eighths in range(8, 16))
@@ -25,6 +25,11 @@ class PromptLines:
     ends: Sequence[int]
     turn_start: int
 
+    @property
+    def answer_start(self) -> int:
+        """The first word of the answer."""
+        return self.ends[-1] if self.ends else 0
+
     def list_keys(self, words: Sequence[str]) -> list[int]:
         """Return the distinct keys of the lines and of their prefixes, sorted. A key is odd for a prefix, even for a line."""
         keys = set[int]()
@@ -33,26 +38,30 @@ class PromptLines:
                 keys.update(key for _, key in _build_keys(words[begin:end]))
         return sorted(keys)
 
-    def select_words(self, words: Sequence[str], recurring: frozenset[int]) -> list[str]:
-        """Return the words that are compared.
+    def build_answer_key(self, words: Sequence[str]) -> int:
+        """Return a key that rows with equal answers share."""
+        return zlib.crc32(" ".join(words[self.answer_start :]).encode())
+
+    def select_words(self, words: Sequence[str], recurring: Collection[int]) -> list[str]:
+        """Return the words that are compared. A word that occurs in no text stands for each part that is left out.
 
         Args:
             words: all words of the row.
-            recurring: the keys that recur.
+            recurring: the keys of the row that recur.
         """
-        context, turn = list[str](), list[str]()
+        context, turn, is_turn_new = list[str](), list[str](), False
         for begin, end in pairwise([0, *self.ends]):
             line = words[begin:end]
-            left_out = 0
-            if len(line) >= MIN_LINE_WORDS:
-                left_out = max((length for length, key in _build_keys(line) if key in recurring), default=0)
-            (turn if begin >= self.turn_start else context).extend(line[left_out:])
-        answer_start = self.ends[-1] if self.ends else 0
-        whole_turn = words[self.turn_start : answer_start]
-        if whole_turn and not turn:
-            key = zlib.crc32(" ".join(whole_turn).encode())
-            turn = [f"{key:x}:{word}" for word in whole_turn]
-        return [*context, *turn, *words[answer_start:]]
+            keys = _build_keys(line) if len(line) >= MIN_LINE_WORDS else []
+            length, key = max((pair for pair in keys if pair[1] in recurring), default=(0, 0))
+            selected = [f"={key:x}", *line[length:]] if length else line
+            (turn if begin >= self.turn_start else context).extend(selected)
+            is_turn_new |= begin >= self.turn_start and len(line) >= MIN_LINE_WORDS and length < len(line)
+        if not is_turn_new:  # all lines recur: the turn matches only equal turns
+            whole = words[self.turn_start : self.answer_start]
+            name = zlib.crc32(" ".join(whole).encode())
+            turn = [f"{name:x}={word}" for word in whole]
+        return [*context, *turn, *words[self.answer_start :]]
 
 
 def _build_keys(line: Sequence[str]) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from components.data_curation.normalized_words import normalize_row, normalize_words
+from components.data_curation.normalized_words import normalize_words, split_row_words
 from components.data_curation.prompt_lines import PromptLines
 from components.data_curation.rows import Row
 from tests.data_curation.conftest import build_conversation, build_distinct_row
@@ -44,6 +44,13 @@ SHORT_ANSWERS = [
     build_conversation(f"{build_text(f'own{n}', 10)}\n\n{PASSAGES[n // 5]}", "yes" if n % 2 else "no")
     for n in range(300)
 ]
+YES_OR_NO = [("yes", "no")[n % 3 == 0] for n in range(300)]
+FIXED_QUESTIONS = ["Any city?", *(build_text(f"fixed{n}", 8) for n in range(4))]
+IN_SYSTEM = [add_system(build_conversation(FIXED_QUESTIONS[n % 5], YES_OR_NO[n]), PASSAGES[n // 5]) for n in range(300)]
+TEMPLATED = [
+    build_conversation(f"Context:\n{PASSAGES[n // 5]}\n\nQuestion: {FIXED_QUESTIONS[n % 5]}", YES_OR_NO[n])
+    for n in range(300)
+]
 PREFIX = build_text("prefix", 120)
 PREFIXED = [build_conversation(f"{PREFIX} {build_text(f'q{n}', 10)}", build_text(f"a{n}", 10)) for n in range(300)]
 
@@ -51,21 +58,21 @@ PREFIXED = [build_conversation(f"{PREFIX} {build_text(f'q{n}', 10)}", build_text
 @pytest.mark.daft
 @pytest.mark.parametrize(
     "rows",
-    [PROMPTED, ANSWERED, SHORT_ANSWERS, PREFIXED],
-    ids=["one system prompt", "five questions for each passage", "short answers", "one beginning"],
+    [PROMPTED, ANSWERED, SHORT_ANSWERS, IN_SYSTEM, TEMPLATED, PREFIXED],
+    ids=["one system prompt", "five questions", "short answers", "five fixed questions", "a template", "one beginning"],
 )
 def test_rows_with_a_common_context_are_kept_and_edited_answers_are_found(rows, write_rows, curate_files, read_rows):
     edited = []
     for row in rows[:40:4]:
         *prompt, answer = row["messages"]
-        content = f"{answer['content']} indeed" if len(answer["content"]) < 5 else edit(answer["content"], -1)
-        edited.append({"messages": [*prompt, {"role": "assistant", "content": content}]})
+        if len(answer["content"]) > 5:  # an edited "no" is another answer
+            content = edit(answer["content"], -1)
+            edited.append({"messages": [*prompt, {"role": "assistant", "content": content}]})
     artifact = curate_files(write_rows([*rows, *edited]), fractions={"train": 0.6, "validation": 0.1, "test": 0.3})
     rejected = read_rows(artifact, "rejected")
     lines = {row["line"] for row in rejected}
     assert len([line for line in lines if line <= len(rows)]) <= 0.05 * len(rows)
-    if rows is not SHORT_ANSWERS:  # one word more than "no" is another answer
-        assert lines >= set(range(len(rows) + 1, len(rows) + len(edited) + 1))
+    assert lines >= set(range(len(rows) + 1, len(rows) + len(edited) + 1))
 
 
 @pytest.mark.daft
@@ -79,6 +86,19 @@ def test_edited_copies_of_rows_without_common_context_are_compared_whole(write_r
     assert [row["line"] for row in rejected] == list(range(2, 61, 2))
 
 
+@pytest.mark.daft
+def test_edited_copies_of_a_prompt_with_several_lines_are_found(write_rows, curate_files, read_rows):
+    rows = []
+    for n in range(20):
+        lines = [build_text(f"q{n}line{line}", 20) for line in range(6)]
+        answer = build_text(f"a{n}", 8)
+        for copy in range(6):
+            prompt = "\n".join([*lines[:copy], edit(lines[copy], 10), *lines[copy + 1 :]])
+            rows.append(build_conversation(prompt, answer))
+    rejected = read_rows(curate_files(write_rows([*rows, *map(build_distinct_row, range(150))])), "rejected")
+    assert [row["line"] for row in rejected] == [line for line in range(1, 121) if line % 6 != 1]
+
+
 def build_row(*messages):
     content = [{"role": role, "content": text} for role, text in messages]
     return Row("sft", {"messages": content}, "", "", {}, "f", 1)
@@ -86,10 +106,10 @@ def build_row(*messages):
 
 def test_row_is_normalized_line_by_line_like_its_text():
     row = build_row(("system", "Be kind.\n\nBe Short!"), ("user", "Sag's\nauf 日本語"), ("assistant", "Ja — gut."))
-    words, lines = normalize_row(row)
+    words, lines = split_row_words(row)
     assert words == normalize_words(row.text()) == "be kind be short sag s auf 日 本 語 ja gut"
     assert (lines.ends, lines.turn_start) == ([2, 4, 6, 10], 4)
-    words, lines = normalize_row(build_row(("user", "?!"), ("assistant", "…  —")))
+    words, lines = split_row_words(build_row(("user", "?!"), ("assistant", "…  —")))
     assert (words, lines) == ("?! … —", PromptLines([], 0))
 
 
@@ -99,32 +119,32 @@ def test_preference_pair_and_text_have_their_answer_whole():
         "chosen": [{"role": "assistant", "content": "three"}],
         "rejected": [{"role": "assistant", "content": "four"}],
     }
-    words, lines = normalize_row(Row("preference", content, "", "", {}, "f", 1))
+    words, lines = split_row_words(Row("preference", content, "", "", {}, "f", 1))
     assert (words, lines) == ("one two three four", PromptLines([2], 0))
-    words, lines = normalize_row(Row("text", {"text": "one\ntwo"}, "", "", {}, "f", 1))
+    words, lines = split_row_words(Row("text", {"text": "one\ntwo"}, "", "", {}, "f", 1))
     assert (words, lines) == ("one two", PromptLines([], 0))
 
 
 def test_recurring_lines_are_left_out_of_the_prompt_only():
     words = [*build_words("context", 20), *build_words("own", 8), *build_words("context", 20)]
     lines = PromptLines([20, 28], 0)
-    recurring = frozenset(PromptLines([20], 0).list_keys(words))
-    assert lines.select_words(words, recurring) == words[20:]
-    assert lines.select_words(words, frozenset()) == words
+    assert lines.select_words(words, PromptLines([20], 0).list_keys(words))[1:] == words[20:]
+    assert lines.select_words(words, []) == words
 
 
 def test_shared_beginning_of_a_line_is_left_out():
     shared, question, answer = build_words("shared", 40), build_words("q", 7), build_words("a", 5)
     lines = PromptLines([47], 0)
     keys = [set(PromptLines([40 + n], 0).list_keys([*shared, *build_words(f"o{n}", n)])) for n in (5, 6)]
-    words = [*shared, *question, *answer]
-    assert lines.select_words(words, frozenset(keys[0] & keys[1])) == [*question, *answer]
+    selected = lines.select_words([*shared, *question, *answer], keys[0] & keys[1])
+    assert selected[1:] == [*question, *answer]
+    assert selected[0].startswith("=")
 
 
 def test_last_user_turn_of_recurring_lines_matches_only_equal_turns():
     passage, question, other = (build_words(name, 12) for name in ("passage", "question", "other"))
     answer = build_words("answer", 5)
-    recurring = frozenset(PromptLines([12, 24, 36], 0).list_keys([*passage, *question, *other]))
+    recurring = PromptLines([12, 24, 36], 0).list_keys([*passage, *question, *other])
 
     def select(*lines):
         words = [word for line in lines for word in line]

@@ -4,9 +4,11 @@ Rows of a chat or retrieval dataset share long prompts, and differ in the questi
 text, different questions about one passage would be near-duplicates. What is compared of a row is therefore:
 
 - the answer, always whole: everything after the last user turn;
-- of the last user turn and what precedes it, the lines that are not part of MIN_LINE_ROWS different texts or more; of a
-  longer line that begins as MIN_PREFIX_ROWS texts or more do, the rest;
+- of the last user turn and what precedes it, the lines that do not recur, and of a longer line that begins like many
+  rows, the rest; one word stands for each part that is left out;
 - the whole last user turn if all of its lines recur: it then matches only equal turns, not each line's other uses.
+
+The engine also compares the whole texts of the pairs it finds, so that rows with different contexts remain different.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from pyarrow import parquet
 from components.data_curation.comparison.hash_arrays import convert_hashes, find_first_equal_rows
 from components.data_curation.prompt_lines import CONTEXT_COLUMNS, PromptLines
 
-MIN_LINE_ROWS = 3
-# Edited copies of a prompt also begin alike. A prefix therefore needs more rows than a line, which copies seldom share whole.
-MIN_PREFIX_ROWS = 10
+# A line recurs if it is in several texts with different answers, unlike the lines of edited copies of a row, or in many.
+MIN_LINE_TEXTS, MIN_LINE_ANSWERS = 3, 2
+MANY_TEXTS = 10  # also of a prefix: edited copies begin alike
 MAX_KEYS_IN_MEMORY = 16_000_000
 
 
@@ -36,21 +38,30 @@ def write_compared_texts(files: Sequence[Path]) -> list[Path]:
     recurring = find_recurring_keys(files)
     if not len(recurring):
         return list(files)
-    keys, compared = frozenset(recurring.tolist()), list[Path]()
+    compared = list[Path]()
     for file in files:
         table = parquet.read_table(file, columns=["place", "words", "words_hash", *CONTEXT_COLUMNS])
         words, ends, starts = (table[name].to_pylist() for name in ("words", "line_ends", "turn_start"))
-        row_keys = table["line_keys"].combine_chunks()
-        owners: np.ndarray = np.repeat(np.arange(len(table)), np.diff(row_keys.offsets.to_numpy()))
-        for row in np.unique(owners[np.isin(row_keys.flatten().to_numpy(), recurring)]).tolist():
-            selected = PromptLines(ends[row], starts[row]).select_words(words[row].split(" "), keys)
+        owners, keys = _list_keys(table)
+        is_recurring = np.isin(keys, recurring)
+        owners, keys = owners[is_recurring], keys[is_recurring]
+        rows, begins = np.unique(owners, return_index=True)
+        for row, row_keys in zip(rows.tolist(), np.split(keys, begins[1:]), strict=True):
+            lines = PromptLines(ends[row], starts[row])
+            selected = lines.select_words(words[row].split(" "), frozenset(row_keys.tolist()))
             words[row] = " ".join(selected) or words[row]
         columns = {"place": table["place"], "words_hash": table["words_hash"]}
+        columns["words"] = pyarrow.array(words, pyarrow.large_string())
         compared.append(file.with_name(file.name.replace("texts-", "compared-")))
-        parquet.write_table(
-            pyarrow.table({**columns, "words": pyarrow.array(words, pyarrow.large_string())}), compared[-1]
-        )
+        parquet.write_table(pyarrow.table(columns), compared[-1])
     return compared
+
+
+def _list_keys(table: pyarrow.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return the keys of a table's rows and, for each key, the number of its row (int64, (keys,) each)."""
+    column = table["line_keys"].combine_chunks()
+    owners: np.ndarray = np.repeat(np.arange(len(table)), np.diff(column.offsets.to_numpy()))
+    return owners, column.flatten().to_numpy()
 
 
 def find_recurring_keys(files: Sequence[Path]) -> np.ndarray:
@@ -60,17 +71,28 @@ def find_recurring_keys(files: Sequence[Path]) -> np.ndarray:
     is_first = find_first_equal_rows(convert_hashes(hashes)) == np.arange(len(hashes))
     firsts = np.split(is_first, np.cumsum([len(table) for table in tables])[:-1])
 
-    def read_keys(file: Path) -> pyarrow.ChunkedArray:
-        return parquet.read_table(file, columns=["line_keys"])["line_keys"]
+    def read_keys(number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the keys of a file's first rows with equal texts, and the keys of their answers."""
+        table = parquet.read_table(files[number], columns=["line_keys", "answer_key"])
+        table = table.filter(pyarrow.array(firsts[number]))
+        owners, keys = _list_keys(table)
+        return keys, table["answer_key"].to_numpy()[owners]
 
-    parts = sum(len(read_keys(file).combine_chunks().flatten()) for file in files) // MAX_KEYS_IN_MEMORY + 1
+    parts = sum(len(read_keys(number)[0]) for number in range(len(files))) // MAX_KEYS_IN_MEMORY + 1
     recurring: list[np.ndarray] = []
     for part in range(parts):  # the keys of one part are in memory
-        found = list[np.ndarray]()
-        for file, first in zip(files, firsts, strict=True):
-            keys = read_keys(file).filter(pyarrow.array(first)).combine_chunks().flatten().to_numpy()
-            found.append(keys[(keys >> 1) % parts == part])
-        distinct, rows = np.unique(np.concatenate(found), return_counts=True)
-        recurring.append(distinct[rows >= np.where(distinct & 1, MIN_PREFIX_ROWS, MIN_LINE_ROWS)])
+        found: list[np.ndarray] = []
+        for number in range(len(files)):
+            keys, answers = read_keys(number)
+            of_part = (keys >> 1) % parts == part
+            found.append(np.stack([keys[of_part], answers[of_part]], axis=1))
+        pairs = np.concatenate(found)
+        pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+        is_new = np.diff(pairs, axis=0, prepend=-1) != 0  # of keys, and of answers beside the answer before
+        begins = np.flatnonzero(is_new[:, 0])
+        keys, text_counts = pairs[begins, 0], np.diff(begins, append=len(pairs))
+        answer_counts = np.add.reduceat(is_new.any(axis=1), begins, dtype=np.int64) if len(begins) else begins
+        is_line_of_several = (keys & 1 == 0) & (text_counts >= MIN_LINE_TEXTS) & (answer_counts >= MIN_LINE_ANSWERS)
+        recurring.append(keys[is_line_of_several | (text_counts >= MANY_TEXTS)])
     all_recurring: np.ndarray = np.sort(np.concatenate(recurring))
     return all_recurring
