@@ -18,12 +18,17 @@ EMAIL = re.compile(
     rf"(?P<domain>(?:[{LETTERS}0-9][{LETTERS}0-9-]{{0,62}}+\.){{1,8}})(?P<top>[A-Za-z]{{2,24}}+)(?![{LETTERS}0-9_@(])"
 )
 MESSAGE_ID_HEADER = re.compile(
-    r"(?:message-id|in-reply-to|references|content-id):(?:\s*<[^<>\s]+>)*\s*<$", re.IGNORECASE
+    r"(?P<name>message-id|in-reply-to|references|content-id):(?:\s*<[^<>\s]+>)*\s*<$", re.IGNORECASE
 )
 MESSAGE_ID_HEADER_CHARACTERS = 400  # searched before an ID; a header can list several
-# A timestamp, Mozilla's hexadecimal time, Java's and qmail's IDs, and Gmail's domain, which has no mailboxes.
+# "References:" is also a heading of a CV. It is a header of a message only in a block with one of these headers.
+MAIL_HEADER = re.compile(r"(?<![A-Za-z])(?:message-id|in-reply-to|mime-version):", re.IGNORECASE)
+BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+# A timestamp with seconds or an ID, Mozilla's hexadecimal time, Java's and qmail's IDs, and Gmail's domain, which has
+# no mailboxes. Other digits can be a phone number or a student number as the name of a mailbox.
 MESSAGE_ID = re.compile(
-    r"(?:19|20)[0-9]{10}|[0-9A-F]{8}\.[0-9]{6,8}@|[^@]*(?:\.(?:JavaMail|qmail)\b|@mail\.gmail\.com$)"
+    r"(?:19|20)[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])(?:[01][0-9]|2[0-3])[0-5][0-9](?:[0-5][0-9]|\.\w)"
+    r"|(?=[0-9]*[A-F])[0-9A-F]{8}\.[0-9]{6,8}@|[^@]*(?:\.(?:JavaMail|qmail)\b|@mail\.gmail\.com$)"
 )
 FILE_EXTENSIONS = frozenset({
     "bmp", "conf", "css", "csv", "gif", "gz", "html", "ico", "jpeg", "jpg", "js", "json", "md", "mp3",
@@ -138,9 +143,15 @@ def _is_message_id(text: str, found: re.Match[str]) -> bool:
     """Return whether the address is the ID of a message (RFC 5322, section 3.6.4)."""
     if MESSAGE_ID.match(found.group()):
         return True
-    is_in_brackets = text.startswith(">", found.end()) and text.endswith("<", 0, found.start())
-    window = text[max(0, found.start() - MESSAGE_ID_HEADER_CHARACTERS) : found.start()] if is_in_brackets else ""
-    return MESSAGE_ID_HEADER.search(window) is not None
+    if not (text.startswith(">", found.end()) and text.endswith("<", 0, found.start())):
+        return False
+    before = text[max(0, found.start() - MESSAGE_ID_HEADER_CHARACTERS) : found.start()]
+    header = MESSAGE_ID_HEADER.search(before)
+    if header is None or header["name"].lower() != "references":
+        return header is not None
+    after = text[found.end() : found.end() + MESSAGE_ID_HEADER_CHARACTERS]
+    block = BLANK_LINE.split(before)[-1] + BLANK_LINE.split(after)[0]
+    return MAIL_HEADER.search(block) is not None
 
 
 def is_card_number(digits: str) -> bool:
