@@ -131,6 +131,12 @@ def find_values(text):
         ("phone", "Mobile8 08001950382 16", "08001950382"),
         ("phone", "stop sms-08718727870", "08718727870"),
         ("phone", "from 447801259231", "447801259231"),
+        ("phone", "447801259231 Ms Smith", "447801259231"),
+        ("phone", "\n- 919876543210.", "919876543210"),
+        ("phone", "WhatsApp (UK): 447801259231", "447801259231"),
+        ("phone", "Main St 5,0471975512,34", "0471975512"),
+        ("phone", "34,020 7946 0958", "020 7946 0958"),
+        ("phone", "Smith,34,0471975512\n", "0471975512"),
         ("phone", "name,0422718032,city", "0422718032"),
         ("phone", "It is 015112345678 now", "015112345678"),
         ("phone", "just call 087104711148 now", "087104711148"),
@@ -219,6 +225,12 @@ def test_value_is_found_with_its_exact_span(kind, text, value):
         "Message-ID: <200106151122.33-751-954-9268@example.com>",
         "<20010615112233.GA1234@example.com> and <20010615112233@example.com> and <200106151122.f5FB12@example.com>",
         "References: <a.b@c.example>\r\n <d@e.example>\r\nIn-Reply-To: <d@e.example>",
+        "Pi/3 ist ungefähr 1,0471975512",
+        "1,0471975512 und 2,0943951023.",
+        "a;1,0471975512;2,0943951023",
+        "arn:aws:iam::918765432109:user/bob and [918765432109]",
+        "919876543210 bytes, 919876543210 Bytes",
+        "Umsatz 441234567890.55 EUR, Umsatz 441234567890 EUR, at 919876543210:80",
         "HTML5 says in 8.2.4.44 that",
         "127.0.0.1, 10.0.0.1, 192.168.1.1, 169.254.1.1, 192.0.2.1, 203.0.113.7, 224.0.0.1, 255.255.255.255",
         "version 58.74.121.78, v58.74.121.78, Chrome/58.74.121.78, 1.2.3.4 Introduction, 1.3.6.1.4.1, 300.1.1.1",
@@ -244,6 +256,12 @@ def test_redaction_keeps_the_surrounding_text_and_url():
     redacted, counts = redact(text, ALL)
     assert redacted == "Mail <EMAIL> or call <PHONE>; clone https://<URL_CREDENTIALS>@host.org/r.git from <IP_ADDRESS>."
     assert counts == {"email": 1, "phone": 1, "url_credentials": 1, "ip_address": 1}
+
+
+@pytest.mark.parametrize("gap", ["/", ", ", "; "])
+def test_numbers_with_a_country_code_are_found_in_a_list(gap):
+    text = f"from 447801259231{gap}919876543210"
+    assert find_values(text) == [("phone", "447801259231"), ("phone", "919876543210")]
 
 
 def test_number_moved_near_its_keyword_by_redaction_is_redacted():

@@ -4,8 +4,7 @@ A number counts as a phone number if it has the format of a phone number, or fol
 """
 
 # Formats: a plus sign with an assigned country code, an area code in brackets, North American or Russian groups, a
-# leading zero with groups, 10 to 13 digits with one leading zero, or the country code 44 or 91 with 10
-# digits.
+# leading zero with groups, 10 to 13 digits with one leading zero, or the country code 44 or 91 with 10 digits.
 
 from __future__ import annotations
 
@@ -26,6 +25,7 @@ THREE_DIGIT_CODES = frozenset(zone + second for zone, seconds in REGIONS.items()
 MAX_DIGITS = 15  # limit of E.164
 MAX_UNGROUPED_DIGITS = 13  # a longer run is an amount or an ID
 CONTEXT_CHARACTERS = 40  # before a number, searched for a word that labels it
+ROW_CHARACTERS = 200  # on each side of a number, searched for the other fields of a CSV row
 
 GAP = r"[ .\-/\u00a0\u2010\u2011]"
 LETTERS = r"A-Za-z_\u00c0-\u1fff"  # without Chinese, Japanese and Korean, which have no spaces between words
@@ -50,6 +50,12 @@ AMOUNT = re.compile(r"[^0-9/-]*[0-9]{1,3}(?:[^0-9/-]+[0-9]{3})+[^0-9/-]*")  # 12
 YEAR = re.compile(r"(?:19|20)[0-9]{2}")
 WORD_OR_UNIT = re.compile(rf"[{LETTERS}0-9%°€$£@]|[.+-][{LETTERS}0-9.+-]{{0,64}}@")  # also the rest of an address
 BAD_END = re.compile(r"[.:/=\-][0-9]")
+AMOUNT_AFTER = re.compile(
+    r"[.:][0-9]|[ \u00a0](?:[kKMGT]i?B|[Bb](?:yte|it)s?|[mnµ]?s|seconds?|EUR|USD|GBP|INR|[€$£₹])(?![A-Za-z])"
+)
+BEFORE_COUNTRY_CODE = re.compile(  # the start of a line, a letter, or another number
+    r"(?:^|\n)[ \t*•-]*$|[^\W\d_][ \t]?$|(?:44|91)[0-9]{10}[,;/] ?$"
+)
 PHONE_WORDS = (
     r"phone(?:[ _-]?number)?|mobile(?:[ _-]?number)?|cell(?:ular|[ _-]?phone)?|fax|whatsapp|hotline|pager"
     r"|telefon|tel[ée]fono|t[ée]l(?:[ée]phone)?|mobil|handy|rufnummer|m[óo]vil|celular|cellulare|portable|telefone|telefax"
@@ -112,7 +118,11 @@ def _is_phone(text: str, found: re.Match[str]) -> bool:
     has_format = _has_phone_format(found, number, digits)
     before = text[max(0, found.start() - CONTEXT_CHARACTERS) : found.start()]
     after = text[found.end() : found.end() + 12]
+    if found["national"] and digits[0] != "0" and not _can_be_country_code(before, after):
+        has_format = False
     if not has_format and (found["plus"] or not _can_be_labelled(before, after)):
+        return False
+    if number.isdigit() and before.endswith(",") and before[-2:-1].isdigit() and not _is_field(text, found):
         return False
     is_announced = _is_announced(number, digits, before)
     is_second = found["national"] and before.endswith("/") and before[-2:-1].isdigit()  # 07946746291/07880867867
@@ -126,6 +136,21 @@ def _can_be_labelled(before: str, after: str) -> bool:
     """Return whether a word is near; a number in a list such as 1,200 or a row of a CSV file has no label."""
     is_in_list = before.endswith(",") or (after[:1] == "," and after[1:2].isdigit())
     return not is_in_list and LETTER.search(before + after) is not None
+
+
+def _can_be_country_code(before: str, after: str) -> bool:
+    """Return whether 44 or 91 can start a phone number, not an amount or an ID: arn:aws:iam::918765432109."""
+    if AMOUNT_AFTER.match(after):
+        return False
+    return bool(BEFORE_COUNTRY_CODE.search(before) or LIKELY_BEFORE.search(before))
+
+
+def _is_field(text: str, found: re.Match[str]) -> bool:
+    """Return whether the number is a field of a CSV row, not a fraction with a decimal comma: 1,0471975512."""
+    before = text[max(0, found.start() - ROW_CHARACTERS) : found.start()].rpartition("\n")[2]
+    after = text[found.end() : found.end() + ROW_CHARACTERS].partition("\n")[0].rstrip("\r")
+    row = before + after
+    return after[:1] in ("", ",") and row.count(",") > 1 and ";" not in row and "\t" not in row
 
 
 def _is_in_url(text: str, found: re.Match[str]) -> bool:
