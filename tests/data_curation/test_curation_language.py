@@ -50,6 +50,10 @@ def test_text_with_too_few_letters_is_undetermined(text):
         ("订单已发货，请注意查收", "zh"),  # the model takes it for Japanese
         ("谢谢", "zh"),
         ("iPhone 订单", "zh"),
+        ("列夫・托尔斯泰是谁？", "zh"),  # with a katakana middle dot
+        ("优の良品", "zh"),
+        ("森鷗外の小説", "ja"),  # 鷗 is not in JIS X 0208
+        ("「谢谢」はありがとうです", "ja"),
         ("東京は日本の首都です", "ja"),
         ("ありがとう", "ja"),
         ("カメラ", "ja"),
@@ -72,7 +76,7 @@ def test_short_text_whose_script_does_not_decide_is_undetermined(text):
     assert find_rejection(text, keep=["en"]) is None
 
 
-@pytest.mark.parametrize("text", ["東京都", "株式会社", "可以", "操作成功。", "日本語 (ok)"])
+@pytest.mark.parametrize("text", ["東京都", "東京・大阪", "株式会社", "可以", "操作成功。", "日本語 (ok)"])
 def test_short_text_that_is_chinese_or_japanese_is_kept_for_either(text):
     assert language_identification.identify_language(text) == ("und-Hani", 0.0)
     assert find_rejection(text, keep=["zh"], drop_undetermined=True) is None

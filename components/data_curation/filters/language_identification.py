@@ -24,7 +24,7 @@ ENOUGH_LETTERS_PATTERN = re.compile(rf"(?:[\W\d_]*[^\W\d_]){{{MIN_LETTERS}}}")
 NO_LANGUAGE_PATTERN = re.compile(r"```.*?(?:```|\Z)|\b(?:https?://|www\.)\S+|\S+@\S+", re.DOTALL)
 # Scripts that show the language of a short text, checked in this order.
 LANGUAGES_BY_SCRIPT = {
-    "ja": re.compile(r"[\u3040-\u30ff]"),
+    "ja": re.compile(r"[\u3040-\u30fa\u30fd-\u30ff]"),  # without the dot and the long mark, which Chinese also uses
     "zh": re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"),
     "ko": re.compile(r"[\uac00-\ud7a3]"),
     "th": re.compile(r"[\u0e00-\u0e7f]"),
@@ -56,20 +56,28 @@ def _identify_script(sample: str) -> tuple[str, float]:
     """Return the language of a short text by its script.
 
     Han characters without kana are Chinese if one of them is not in JIS X 0208, the characters of Japanese; otherwise
-    they may be either.
+    they may be either. Han characters that outnumber the kana are Chinese if one of them is simplified.
     """
     for language, pattern in LANGUAGES_BY_SCRIPT.items():
         if letters := pattern.findall(sample):
             if LETTER_DENSITY * len(letters) < len(LATIN_LETTERS.findall(sample)):
                 return UNDETERMINED
-            is_either = language == "zh" and _is_japanese("".join(letters))
+            if language == "ja" and _is_simplified_chinese(sample, kana=len(letters)):
+                return "zh", 1.0
+            is_either = language == "zh" and _is_encodable("".join(letters), "shift_jis")
             return (HAN_SCRIPT, 0.0) if is_either else (language, 1.0)
     return UNDETERMINED
 
 
-def _is_japanese(han: str) -> bool:
+def _is_simplified_chinese(sample: str, kana: int) -> bool:
+    """Return whether Han characters outnumber the kana, as in 优の良品, and one of them is only in simplified Chinese."""
+    han = LANGUAGES_BY_SCRIPT["zh"].findall(sample)
+    return len(han) > kana and any(_is_encodable(c, "gb2312") and not _is_encodable(c, "shift_jis") for c in han)
+
+
+def _is_encodable(text: str, encoding: str) -> bool:
     try:
-        han.encode("shift_jis")
+        text.encode(encoding)
     except UnicodeEncodeError:
         return False
     return True
