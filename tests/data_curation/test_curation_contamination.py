@@ -227,7 +227,7 @@ def test_items_that_cannot_be_found_are_reported_if_worker_processes_prepare_the
     write_rows, make_distinct_row, tmp_path, monkeypatch
 ):
     def prepare_in_this_process(chunks, folder, workers):
-        return (chunk_worker.prepare_chunk(number, records, config, None, folder) for number, records in chunks)
+        return (chunk_worker.prepare_chunk(number, records, "sft", config, None, folder) for number, records in chunks)
 
     monkeypatch.setattr(prepared_chunks, "MIN_PARALLEL_BYTES", 0)
     monkeypatch.setattr(prepared_chunks, "_prepare_in_processes", prepare_in_this_process)
@@ -243,7 +243,7 @@ def test_item_with_personal_data_is_found_before_redaction(build_index, tmp_path
     question = "Why did ada@example.com write?"
     record = Record("raw.jsonl", 1, {"prompt": question, "response": "She had a question about her order."})
     index = build_index([{"question": question}])
-    chunk_worker.prepare_chunk(1, [record], DataCurationConfig(), index, tmp_path)
+    chunk_worker.prepare_chunk(1, [record], "sft", DataCurationConfig(), index, tmp_path)
     table = ipc.open_file(chunk_worker.get_rows_path(tmp_path, 1)).read_all()
     assert table["reason"].to_pylist() == [CONTAMINATED.name]
 
