@@ -54,7 +54,7 @@ def build_statistics():
         statistics.count_kept("tickets.jsonl", characters, "en")
     statistics.count_kept("tickets.jsonl", 300, "und")
     statistics.count_rejected(
-        CONTAMINATED.reject("shares 15 words with gsm8k.jsonl:17: 3 of its 40 n-grams"),
+        CONTAMINATED.reject("shares 15 words with gsm8k.jsonl:17: 3 of 40 n-grams of its question"),
         "tickets.jsonl",
         7,
         "Natalia <sold> clips",
@@ -95,7 +95,7 @@ def page_text():
         "Orange: longer than the training length of 256, and truncated.",
         "257–512",
         "undetermined",
-        "contaminated · 6 rows tickets.jsonl:7: shares 15 words with gsm8k.jsonl:17: 3 of its 40 n-grams Natalia <sold> clips",
+        "contaminated · 6 rows tickets.jsonl:7: shares 15 words with gsm8k.jsonl:17: 3 of 40 n-grams of its question Natalia <sold> clips",
         "tickets.jsonl 3 invalid JSON",
         "4 in total; quarantine.jsonl lists them all.",
         "tickets.jsonl 7 4 2 1 1,240",
