@@ -108,7 +108,7 @@ def collect_report_data(
 
 
 def _describe_dataset(dataset: Artifact) -> Record:
-    """Return the dataset's summary and the first rejected rows of each reason."""
+    """Return the dataset's summary, with the evaluation sets, and the first rejected rows of each reason."""
     # Personal data is masked, because the report is shared more widely than the dataset.
     manifest, summary = dataset.manifest, dataset.manifest.summary
     counts: Counter[str] = Counter()
@@ -124,6 +124,7 @@ def _describe_dataset(dataset: Artifact) -> Record:
         "rows": summary["rows"],
         "splits": summary["splits"],
         "kind": summary["rows_kind"],
+        "evaluation_sets": summary.get("evaluation_sets", {}),  # not in datasets of earlier releases
         "dropped": sorted(rejected, key=lambda row: str(row["reason"])),
         "unreadable": [json.loads(line) for line in unreadable],
     }

@@ -97,6 +97,13 @@ def _render_data(data: Record) -> str:
         "Each kept row is in one split.",
     )
     sources = html_report.render_table(["source", "sha256"], [[s["uri"], s["sha256"]] for s in data["sources"]])
+    if data["evaluation_sets"]:
+        head = ["evaluation set", "rejected rows", "items", "cannot be found"]
+        sets = [
+            [name, counts["rejected_rows"], counts["items"], counts["unsearchable"]]
+            for name, counts in data["evaluation_sets"].items()
+        ]
+        sources += html_report.render_table(head, sets)
     examples = {f"{d['reason']} · {d['detail']} · {d['source']}:{d['line']}": d["text"] for d in data["dropped"]}
     examples |= {f"unreadable · {u['file']}:{u['line']}": u["why"] for u in data["unreadable"]}
     if not examples:
