@@ -171,6 +171,10 @@ LETTERED = "A. oxygen that plants release during the whole day\nB. carbon dioxid
         f"Question: {SHORT}\n1) carbon dioxide\n2) neon\nAnswer: 1",
         f"Take this one. {SHORT.upper()} (a) neon (b) carbon dioxide",
         f'Answer "{SHORT}" in one word.',
+        f"Answer '{SHORT}'",
+        f"Answer ‘{SHORT[:-1]}’ now",
+        f"Tweet — {SHORT}",
+        f"Tweet – {SHORT[:-1]} – 5 likes",
     ],
 )
 def test_short_question_is_found_in_every_form_of_item_and_row(build_index, item, text):
@@ -179,6 +183,27 @@ def test_short_question_is_found_in_every_form_of_item_and_row(build_index, item
     assert index.find_contamination(text) == CONTAMINATED.reject(
         "shares 5 words with bench.jsonl:1: all of its question"
     )
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        ("ما هي عاصمة مصر الحالية؟", "ما هي عاصمة مصر الحالية؟ القاهرة"),
+        ("ما هي عاصمة مصر الحالية", "سؤال، ما هي عاصمة مصر الحالية؛ القاهرة"),
+        ("भारत की राजधानी क्या है।", "नमस्ते। भारत की राजधानी क्या है। दिल्ली"),
+        ("¿Cuál es la capital de Francia?", "Hola ¿Cuál es la capital de Francia? París"),
+        ("¡Dime cuál es la capital!", "Hola ¡Dime cuál es la capital! París"),
+    ],
+)
+def test_punctuation_of_other_languages_ends_a_sentence(build_index, question, text):
+    options = {"shortest": 13}  # each vowel sign of Hindi ends a word
+    assert build_index([{"question": question}], **options).find_contamination(text) is not None
+
+
+def test_apostrophe_within_a_word_does_not_end_a_sentence(build_index):
+    index = build_index([{"question": "t plants absorb more gas"}])
+    assert index.find_contamination("Why don't plants absorb more gas?") is None
+    assert index.find_contamination("Why don’t plants absorb more gas?") is None
 
 
 def test_question_of_several_short_sentences_is_found(build_index):

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 Words = list[bytes]
 DETAIL_PATTERN = re.compile(r"shares \d+ words with (.*):\d+: .*")
-SENTENCE_BOUNDARY = re.compile(r"[\n.?!:;()\[\]{}<>|*#\"“”„«»…。？！：；]")
+# An apostrophe within a word is no boundary. The pattern begins with one character class, which is several times faster.
+SENTENCE_BOUNDARY = re.compile(r"[\n.?!:;()\[\]{}<>|*#\"“”„«»…。？！：；؟،؛۔।॥¿¡‘‚–—'’](?:(?<!\w['’])|(?!\w))")
 
 
 def find_contaminating_set(rejection: Rejection) -> str:
