@@ -206,6 +206,17 @@ def test_apostrophe_within_a_word_does_not_end_a_sentence(build_index):
     assert index.find_contamination("Why don’t plants absorb more gas?") is None
 
 
+def test_sets_with_equal_file_names_are_told_apart_by_their_folders(write_rows, tmp_path):
+    for folder, question in ((".", PASSAGE), ("arc", QUESTION), ("tqa/test", OTHER), ("tqa/dev", SHORT)):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        write_rows([{"question": question}], f"{folder}/test.jsonl")
+    write_rows([{"question": make_unique_text(1)}], "other.jsonl")
+    config = DataCurationConfig(decontamination={"sets": ["."]})
+    index = EvaluationIndex.build(list_evaluation_sets(["."], tmp_path), config, SilentReporter())
+    assert set(index.sets) == {"other.jsonl", "test.jsonl", "arc/test.jsonl", "test/test.jsonl", "dev/test.jsonl"}
+    assert find_contaminating_set(index.find_contamination(OTHER)) == "test/test.jsonl"
+
+
 def test_question_of_several_short_sentences_is_found(build_index):
     index = build_index([{"question": "I have 3 pears. How many?"}])
     assert index.find_contamination("Hello. I have 3 pears! How many? Five.") is not None

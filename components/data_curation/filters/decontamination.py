@@ -18,7 +18,8 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, compress
+from itertools import accumulate, chain, compress, zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -42,7 +43,7 @@ SENTENCE_BOUNDARY = re.compile(r"[\n.?!:;()\[\]{}<>|*#\"“”„«»…。？�
 
 
 def find_contaminating_set(rejection: Rejection) -> str:
-    """Return the evaluation set (a file's name) that caused the rejection of a row; "" for another reason."""
+    """Return the evaluation set that caused the rejection of a row; "" for another reason."""
     match = DETAIL_PATTERN.fullmatch(rejection.detail) if rejection.declared_reason == CONTAMINATED else None
     return match[1] if match else ""
 
@@ -88,7 +89,8 @@ class EvaluationIndex:
         offsets: the start of each text in `words`.
         block_filters: the n-gram tables by block length.
         short_questions: the texts with each question of fewer than `shortest` words.
-        sets: per file, the numbers of items, items with a question that is not searched for, and unreadable records.
+        sets: per evaluation set, the numbers of items, of items with a question that is not searched for, and of
+            unreadable records.
         ngram: the configured length of n-grams.
         shortest: the configured minimum length of a text that may be within a sentence of a row.
         min_overlap: the configured minimum share of a text's n-grams.
@@ -115,25 +117,25 @@ class EvaluationIndex:
         """
         reporter.step("reading the evaluation sets")
         builder, unreadable = _IndexBuilder(config.decontamination), Counter[str]()
-        for source in sources:
+        for name, source in zip(_name_sets(sources), sources, strict=True):
             first = None  # unreadable record
             for record in file_readers.read_records(source, config):
                 if isinstance(record, UnreadableRecord):
-                    location = f"{record.file}:{record.line}: {record.reason}"
+                    location = f"{name}:{record.line}: {record.reason}"
                     first = first or personal_data.mask(location)
-                    unreadable[source.name] += 1
+                    unreadable[name] += 1
                 elif texts := split_item(record.fields):
-                    builder.add_item(record.file, f"{record.file}:{record.line}", texts)
-            if not builder.items[source.name]:
+                    builder.add_item(name, f"{name}:{record.line}", texts)
+            if not builder.items[name]:
                 raise InputError(
-                    f"the evaluation set {source.name} contains no item with text" + (f": {first}" if first else ""),
+                    f"the evaluation set {name} contains no item with text" + (f": {first}" if first else ""),
                     hint="Set data_curation.decontamination.sets to files with one item per record (JSONL, JSON, CSV, "
                     "Parquet).",
                 )
             if first:
-                count = unreadable[source.name]
+                count = unreadable[name]
                 problem = f"{count:,} records are unreadable, the first" if count > 1 else "1 record is unreadable:"
-                reporter.note(f"evaluation set {source.name}: {problem} {first}")
+                reporter.note(f"evaluation set {name}: {problem} {first}")
         index = builder.build({name: unreadable[name] for name in builder.items})
         for name, counts in index.sets.items():
             if counts["unsearchable"]:
@@ -190,6 +192,24 @@ class EvaluationIndex:
                 end = offset + len(gram)
                 if self.words[offset:end] == gram and self.words[end : end + 1] in (b" ", b"\n"):
                     shared[bisect_right(self.offsets, offset) - 1].add(gram)
+
+
+def _name_sets(sources: Sequence[Source]) -> list[str]:
+    """Return the file names of the sets, extended by as many parent folders as distinguish sets with equal names.
+
+    Folders that contain all these sets are not part of a name.
+    """
+    names = [source.name for source in sources]
+    for name in {name for name, uses in Counter(names).items() if uses > 1}:
+        numbers = [i for i, other in enumerate(names) if other == name]
+        folders = [Path(sources[i].uri).parts[:-1] for i in numbers]
+        shared = next((depth for depth, level in enumerate(zip_longest(*folders)) if len(set(level)) > 1), 0)
+        paths = [(*parts[shared:], name) for parts in folders]
+        longest = max(map(len, paths))
+        length = next((n for n in range(2, longest) if len({path[-n:] for path in paths}) == len(paths)), longest)
+        for i, path in zip(numbers, paths, strict=True):
+            names[i] = "/".join(path[-length:])
+    return names
 
 
 def _split_sentences(text: str) -> tuple[Words, list[int]]:
