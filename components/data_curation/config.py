@@ -78,7 +78,7 @@ class DecontaminationConfig(_Section):
         0,
         ge=0,
         description="Number of items above which an n-gram, or a question below `shortest` words, counts as a common "
-        "phrase and is ignored. 0: nothing is ignored.",
+        "phrase and is ignored. 0: only questions below `ngram` words that 3 or more items of a set share are ignored.",
     )
 
     @model_validator(mode="after")

@@ -217,6 +217,25 @@ def test_sets_with_equal_file_names_are_told_apart_by_their_folders(write_rows, 
     assert find_contaminating_set(index.find_contamination(OTHER)) == "test/test.jsonl"
 
 
+@pytest.mark.parametrize(
+    "question", ["Which of the following is true?", "Which of the following is true of this plant cell?"]
+)
+def test_short_question_that_several_items_share_is_a_common_phrase(build_index, question):
+    items = [{"question": question, "choices": [make_unique_text(i)]} for i in range(3)]
+    index = build_index([*items, {"question": SHORT}])
+    assert index.sets["bench.jsonl"] == {"items": 4, "unsearchable": 3, "unreadable": 0}
+    assert index.find_contamination(question) is None
+    assert index.find_contamination(SHORT) is not None
+    assert index.find_contamination(make_unique_text(2)) is not None
+    assert build_index(items, ignore_common=3).find_contamination(question) is not None
+
+
+def test_short_question_of_a_pair_of_items_is_found(build_index):
+    index = build_index([{"question": SHORT, "choices": [text]} for text in OPTIONS[:2]])
+    assert index.sets["bench.jsonl"]["unsearchable"] == 0
+    assert index.find_contamination(SHORT) is not None
+
+
 def test_question_of_several_short_sentences_is_found(build_index):
     index = build_index([{"question": "I have 3 pears. How many?"}])
     assert index.find_contamination("Hello. I have 3 pears! How many? Five.") is not None

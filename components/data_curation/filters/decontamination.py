@@ -36,6 +36,9 @@ from components.data_curation.reading.raw_records import Source, UnreadableRecor
 if TYPE_CHECKING:
     import numpy as np
 
+# WinoGrande and ARC have pairs of items with the same specific question; more items share only phrases such as
+# SocialIQA's "What will others want to do next?".
+MAX_SHARING_ITEMS = 2
 Words = list[bytes]
 DETAIL_PATTERN = re.compile(r"shares \d+ words with (.*):\d+: .*")
 # An apostrophe within a word is no boundary. The pattern begins with one character class, which is several times faster.
@@ -248,6 +251,8 @@ class _IndexBuilder:
         self._ngram_hashes: dict[int, array[int]] = defaultdict(lambda: array("I"))
         self._ngram_offsets: dict[int, array[int]] = defaultdict(lambda: array("q"))
         self._blocks: dict[int, array[int]] = defaultdict(lambda: array("I"))
+        # The numbers of the texts with each question below `ngram` words, by set and question.
+        self._whole_questions: dict[tuple[str, bytes], list[int]] = defaultdict(list)
 
     def add_item(self, file: str, location: str, texts: ItemTexts) -> None:
         """Add an item: its question, unless it is below `shortest_question`, and its other texts of enough words."""
@@ -255,6 +260,8 @@ class _IndexBuilder:
         self._files.append(file)
         question = _encode_words(texts.question)
         if len(question) >= min(self._config.shortest_question, self._config.shortest):
+            if len(question) < self._config.ngram:
+                self._whole_questions[file, b" ".join(question)].append(len(self._locations))
             self._add_text(question, location, is_question=True)
         for words in map(_encode_words, texts.others):
             if len(words) >= self._config.shortest:
@@ -287,14 +294,23 @@ class _IndexBuilder:
         return (shortest + 1) // 2
 
     def build(self, unreadable: Mapping[str, int]) -> EvaluationIndex:
-        """Return the index of all items. N-grams and short questions in more than `ignore_common` items are ignored."""
+        """Return the index of all items, without common phrases.
+
+        These are n-grams and short questions in more than `ignore_common` items; by default, questions that are
+        compared as a whole and that more than `MAX_SHARING_ITEMS` items of a set share.
+        """
         import numpy as np
 
         offsets, items = np.array(self._offsets, dtype=np.int64), np.array(self._items, dtype=np.int64)
         ngram_counts: np.ndarray = np.zeros(len(offsets), dtype=np.int64)
+        is_common: np.ndarray = np.zeros(len(offsets), dtype=bool)
+        if not self._config.ignore_common:
+            for sharing in self._whole_questions.values():
+                if len(sharing) > MAX_SHARING_ITEMS:
+                    is_common[sharing] = True
         tables: dict[int, list[_NgramTable]] = defaultdict(list)  # by block length
         for length in sorted(self._ngram_hashes):
-            table = self._build_table(length, offsets, items)
+            table = self._build_table(length, offsets, items, is_common)
             texts = np.searchsorted(offsets, table.offsets, "right") - 1
             # One code per pair of n-gram and text, so that each n-gram of a text is counted once.
             codes = np.unique(table.hashes.astype(np.int64) * len(offsets) + texts)
@@ -305,7 +321,11 @@ class _IndexBuilder:
             for block, of_block in sorted(tables.items())
         ]
         limit = self._config.ignore_common or len(self._files)
-        short = {question: texts for question, texts in self._short_questions.items() if len(texts) <= limit}
+        short = {
+            question: [text for text in texts if not is_common[text]]
+            for question, texts in self._short_questions.items()
+            if len(texts) <= limit
+        }
         ngram_counts[[text for texts in short.values() for text in texts]] = 1
         is_searchable = (ngram_counts > 0) & np.frombuffer(bytes(self._is_question), dtype=bool)
         searchable = Counter(self._files[item] for item in items[is_searchable].tolist())
@@ -327,16 +347,20 @@ class _IndexBuilder:
             min_overlap=self._config.min_overlap,
         )
 
-    def _build_table(self, length: int, text_offsets: np.ndarray, items: np.ndarray) -> _NgramTable:
-        """Return the n-grams of one length that at most `ignore_common` items contain."""
+    def _build_table(
+        self, length: int, text_offsets: np.ndarray, items: np.ndarray, is_common: np.ndarray
+    ) -> _NgramTable:
+        """Return the n-grams of one length that are not common phrases."""
         import numpy as np
 
         hashes = np.array(self._ngram_hashes[length], dtype=np.uint32)
         offsets = np.array(self._ngram_offsets[length], dtype=np.int64)
         order = np.argsort(hashes, kind="stable")
         hashes, offsets = hashes[order], offsets[order]
+        texts = np.searchsorted(text_offsets, offsets, "right") - 1
+        hashes, offsets = hashes[~is_common[texts]], offsets[~is_common[texts]]
         if self._config.ignore_common:
-            item = items[np.searchsorted(text_offsets, offsets, "right") - 1]
+            item = items[texts]
             pairs = np.unique(hashes.astype(np.int64) * len(self._files) + item)
             distinct, counts = np.unique(pairs // len(self._files), return_counts=True)
             keep = np.isin(hashes, distinct[counts <= self._config.ignore_common])
