@@ -160,7 +160,33 @@ LETTERED = "A. oxygen that plants release during the whole day\nB. carbon dioxid
         pytest.param({"Type": "Adversarial items", "Question": SHORT, "Source": f"https://x.org/{PASSAGE}"}, id="csv"),
         pytest.param({"question_id": 1, "category": "plant science", "turns": [SHORT, "Why?"]}, id="turns"),
         pytest.param({"premise": SHORT, "question": "cause", "choice1": "x"}, id="premise"),
+        pytest.param({"instruction": SHORT, "input": "A. oxygen B. carbon dioxide"}, id="options-as-input"),
+        pytest.param(
+            {"instruction": "Answer the question.", "input": f"Passage: {PASSAGE}\nQuestion: {SHORT}"},
+            id="labelled-input",
+        ),
         pytest.param({"column 1": SHORT, "column 2": "neon"}, id="unknown-fields"),
+        pytest.param({"query": f"{SHORT} A. oxygen B. carbon dioxide C. neon"}, id="options-in-line"),
+        pytest.param({"query": f"{SHORT}\nA) oxygen B) carbon dioxide"}, id="options-in-next-line"),
+        pytest.param({"query": f"Question: {SHORT} 1. oxygen 2. neon Answer: 2"}, id="numbers-in-line"),
+        pytest.param(
+            {
+                "messages": [
+                    {"role": "system", "content": "You are a helpful assistant."},
+                    {"role": "user", "content": "Are you an expert on plants?"},
+                    {"role": "assistant", "content": "Yes, I am."},
+                    {"role": "user", "content": [{"type": "text", "text": SHORT}]},
+                ]
+            },
+            id="messages",
+        ),
+        pytest.param(
+            {
+                "system": "You are a helpful assistant.",
+                "conversations": [{"from": "human", "value": SHORT}, {"from": "gpt", "value": "It is neon."}],
+            },
+            id="sharegpt",
+        ),
     ],
 )
 @pytest.mark.parametrize(
@@ -206,15 +232,40 @@ def test_apostrophe_within_a_word_does_not_end_a_sentence(build_index):
     assert index.find_contamination("Why don’t plants absorb more gas?") is None
 
 
-def test_sets_with_equal_file_names_are_told_apart_by_their_folders(write_rows, tmp_path):
-    for folder, question in ((".", PASSAGE), ("arc", QUESTION), ("tqa/test", OTHER), ("tqa/dev", SHORT)):
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        write_rows([{"question": question}], f"{folder}/test.jsonl")
-    write_rows([{"question": make_unique_text(1)}], "other.jsonl")
-    config = DataCurationConfig(decontamination={"sets": ["."]})
-    index = EvaluationIndex.build(list_evaluation_sets(["."], tmp_path), config, SilentReporter())
-    assert set(index.sets) == {"other.jsonl", "test.jsonl", "arc/test.jsonl", "test/test.jsonl", "dev/test.jsonl"}
-    assert find_contaminating_set(index.find_contamination(OTHER)) == "test/test.jsonl"
+SYSTEM_PROMPT = "You are a helpful assistant."
+INSTRUCTION = "Classify the sentiment of the tweet."
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (
+            {"messages": [{"role": "system", "content": SYSTEM_PROMPT * 3}, {"role": "user", "content": SHORT}]},
+            SYSTEM_PROMPT * 3,
+        ),
+        (
+            {"conversations": [{"from": "System", "value": SYSTEM_PROMPT}, {"from": "human", "value": SHORT}]},
+            SYSTEM_PROMPT,
+        ),
+        ({"system_prompt": SYSTEM_PROMPT * 3, "question": SHORT}, SYSTEM_PROMPT * 3),
+        ({"instruction": INSTRUCTION, "input": "My day was great"}, f"{INSTRUCTION}\n\nI hate rain"),
+        ({"instruction": INSTRUCTION * 3, "input": "My day"}, f"{INSTRUCTION * 3}\n\nI hate rain"),
+        ({"instruction": INSTRUCTION * 3, "input": QUESTION}, f"{INSTRUCTION * 3}\n\nI hate rain"),
+    ],
+)
+def test_system_prompt_and_generic_instruction_are_not_contamination(build_index, record, text):
+    index = build_index([record])
+    assert index.sets["bench.jsonl"]["unsearchable"] == 0
+    assert index.find_contamination(text) is None
+
+
+@pytest.mark.parametrize("instruction", [INSTRUCTION, INSTRUCTION * 3])
+@pytest.mark.parametrize("given", ["My day", "My day was great", QUESTION])
+def test_instruction_with_input_is_found(build_index, instruction, given):
+    rejection = build_index([{"instruction": instruction, "input": given}]).find_contamination(
+        f"{instruction}\n\n{given}\nPositive"
+    )
+    assert rejection.detail.endswith("of its question")
 
 
 @pytest.mark.parametrize(
@@ -236,6 +287,25 @@ def test_short_question_of_a_pair_of_items_is_found(build_index):
     assert index.find_contamination(SHORT) is not None
 
 
+def test_sets_with_equal_file_names_are_told_apart_by_their_folders(write_rows, tmp_path):
+    for folder, question in ((".", PASSAGE), ("arc", QUESTION), ("tqa/test", OTHER), ("tqa/dev", SHORT)):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        write_rows([{"question": question}], f"{folder}/test.jsonl")
+    write_rows([{"question": make_unique_text(1)}], "other.jsonl")
+    config = DataCurationConfig(decontamination={"sets": ["."]})
+    index = EvaluationIndex.build(list_evaluation_sets(["."], tmp_path), config, SilentReporter())
+    assert set(index.sets) == {"other.jsonl", "test.jsonl", "arc/test.jsonl", "test/test.jsonl", "dev/test.jsonl"}
+    assert find_contaminating_set(index.find_contamination(OTHER)) == "test/test.jsonl"
+
+
+@pytest.mark.parametrize("options", ["A. yellow B. red", "a) yellow b) red", "1. yellow 2. red", "(A) yellow (B) red"])
+def test_sentence_that_an_option_completes_is_found_with_its_options(build_index, options):
+    text = f"The color of ripe bananas is {options}"
+    index = build_index([{"query": text}])
+    assert index.sets["bench.jsonl"]["unsearchable"] == 0
+    assert index.find_contamination(text).detail.endswith("all of its question")
+
+
 def test_question_of_several_short_sentences_is_found(build_index):
     index = build_index([{"question": "I have 3 pears. How many?"}])
     assert index.find_contamination("Hello. I have 3 pears! How many? Five.") is not None
@@ -253,8 +323,30 @@ def test_question_and_passage_are_compared_separately(build_index):
     assert index.find_contamination(f"{PASSAGE[:90]} {QUESTION[:60]}") is None
 
 
-@settings(max_examples=30)
+ITEM_FORMS = {
+    "field": ("{question}", lambda question: {"question": question}),
+    "label": ("{question}", lambda question: {"query": f"Passage: {PASSAGE}\nQuestion: {question}\nAnswer:"}),
+    "options": ("{question}", lambda question: {"query": f"{question}? A. yellow B. red C. blue"}),
+    "numbers": ("{question}", lambda question: {"query": f"Question: {question}\n1) yellow 2) red"}),
+    "messages": (
+        "{question}",
+        lambda question: {
+            "messages": [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+        },
+    ),
+    "sharegpt": (
+        "{question}",
+        lambda question: {
+            "conversations": [{"from": "system", "value": SYSTEM_PROMPT}, {"from": "human", "value": question}]
+        },
+    ),
+    "input": (f"{INSTRUCTION}\n\n{{question}}", lambda question: {"instruction": INSTRUCTION, "input": question}),
+}
+
+
+@settings(max_examples=100)
 @given(
+    form=st.sampled_from(sorted(ITEM_FORMS)),
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=12),
     limits=st.fixed_dictionaries(
         {
@@ -265,16 +357,15 @@ def test_question_and_passage_are_compared_separately(build_index):
         }
     ),
 )
-def test_reported_number_is_the_number_of_questions_that_pass(tmp_path_factory, lengths, limits):
-    items = [
-        {"question": " ".join(make_unique_text(length).split()[:length]), "choices": [make_unique_text(50 + i)]}
-        for i, length in enumerate(lengths)
-    ]
+def test_reported_number_is_the_number_of_questions_that_pass(tmp_path_factory, form, lengths, limits):
+    template, make_item = ITEM_FORMS[form]
+    questions = [" ".join(make_unique_text(length).split()[:length]) for length in lengths]
+    items = [{**make_item(question), "choices": [make_unique_text(50 + i)]} for i, question in enumerate(questions)]
     path = tmp_path_factory.mktemp("sets") / "bench.jsonl"
     path.write_text("".join(json.dumps(item) + "\n" for item in items))
     config = DataCurationConfig(decontamination={"sets": [str(path)], **limits})
     index = EvaluationIndex.build(list_evaluation_sets([str(path)], path.parent), config, SilentReporter())
-    passed = sum(index.find_contamination(item["question"]) is None for item in items)
+    passed = sum(index.find_contamination(template.format(question=question)) is None for question in questions)
     assert index.sets["bench.jsonl"]["unsearchable"] == passed
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 MAX_SHARING_ITEMS = 2
 Words = list[bytes]
 DETAIL_PATTERN = re.compile(r"shares \d+ words with (.*):\d+: .*")
+FIRST_OPTIONS = ("a", "1")  # the marker of the first option may follow a sentence that the options complete
 # An apostrophe within a word is no boundary. The pattern begins with one character class, which is several times faster.
 SENTENCE_BOUNDARY = re.compile(r"[\n.?!:;()\[\]{}<>|*#\"“”„«»…。？！：；؟،؛۔।॥¿¡‘‚–—'’](?:(?<!\w['’])|(?!\w))")
 
@@ -127,7 +128,7 @@ class EvaluationIndex:
                     location = f"{name}:{record.line}: {record.reason}"
                     first = first or personal_data.mask(location)
                     unreadable[name] += 1
-                elif texts := split_item(record.fields):
+                elif texts := split_item(record.fields, config.decontamination.ngram):
                     builder.add_item(name, f"{name}:{record.line}", texts)
             if not builder.items[name]:
                 raise InputError(
@@ -219,8 +220,9 @@ def _split_sentences(text: str) -> tuple[Words, list[int]]:
     """Return the normalized words of a text, and the boundaries of its sentences as numbers of words before them."""
     sentences = map(WORD_PATTERN.findall, SENTENCE_BOUNDARY.split(text.lower()))
     found = [words for words in sentences if words]
-    boundaries = list(accumulate(map(len, found), initial=0))
-    return _encode_words(" ".join(chain.from_iterable(found))), boundaries
+    ends = list(accumulate(map(len, found)))
+    before_options = [end - 1 for words, end in zip(found, ends, strict=True) if words[-1] in FIRST_OPTIONS]
+    return _encode_words(" ".join(chain.from_iterable(found))), sorted({0, *ends, *before_options})
 
 
 def _encode_words(words: str) -> Words:
