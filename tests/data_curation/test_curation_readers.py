@@ -232,6 +232,17 @@ def test_object_that_is_a_record_or_has_no_single_list_of_records_is_one_record(
     assert get_fields(read_source("a.json", json.dumps(value).encode())) == [value]
 
 
+def test_escaped_surrogate_in_wrapped_records_stays_in_its_element(read_source):
+    data = rb'{"version": [1], "data": [{"text":"\ud800a"}, {"text":"\udce9"}, {"text":"b", "n": NaN}], "end": 1}'
+    records = read_source("a.json", data)
+    assert get_fields(records) == [{"text": "\ud800a"}, {"text": "\udce9"}, {"text": "b", "n": None}]
+    records = read_source("a.json", data.replace(b'"b"', b'"caf\xe9"'))
+    assert get_fields(records) == [{"text": "\ud800a"}, {"text": "\udce9"}]
+    assert [(record.line, record.reason) for record in get_unreadable(records)] == [
+        (3, "not UTF-8: byte 0xe9 at position 12")
+    ]
+
+
 def test_escaped_surrogate_in_an_array_is_not_an_invalid_byte(read_source):
     (record,) = read_source("rows.json", rb'[{"text": "\udcff"}]')
     assert record.fields == {"text": "\udcff"}

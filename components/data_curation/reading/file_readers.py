@@ -56,6 +56,7 @@ MAGIC_NUMBERS = {
     b"PAR1": "Parquet data without the .parquet suffix",
 }
 CONTROL_BYTES = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
+JSON_SPACE = " \t\r\n"
 WRAPPER_KEYS = ("data", "examples", "items", "records", "rows")
 WEB_SUFFIXES = (".htm", ".html", ".warc", ".wet")
 WEB_BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")  # a page may be UTF-16
@@ -217,12 +218,11 @@ def read_json(content: FileContent, config: DataCurationConfig) -> Records:
         yield from _read_json_array(content.file, text, truncation, config.max_line_bytes)
         return
     try:
-        elements = _find_wrapped_records(json.loads(text))
+        array = _find_wrapped_array(text)
         is_one_value = True
     except (ValueError, RecursionError):
-        elements, is_one_value = None, False
-    if elements is not None:
-        array = json.dumps(elements, ensure_ascii=False)
+        array, is_one_value = "", False
+    if array:
         yield from _read_json_array(content.file, array, truncation, config.max_line_bytes)
         return
     if is_one_value:
@@ -234,21 +234,40 @@ def read_json(content: FileContent, config: DataCurationConfig) -> Records:
         yield UnreadableRecord(content.file, data.count(b"\n") + 1, truncation)
 
 
-def _find_wrapped_records(value: object) -> list[Any] | None:
-    """Return the records of an object such as {"version": 1, "data": [...]}; None for any other value."""
+def _find_wrapped_array(text: str) -> str:
+    """Return the part of the text with the array of an object such as {"version": 1, "data": [...]}.
+
+    Returns:
+        The array as JSON; "" for any other value.
+
+    Raises:
+        ValueError: the text is not a JSON value.
+        RecursionError: the value is nested too deep.
+    """
+    value = JSON_DECODER.decode(text)
     if not isinstance(value, dict) or record_formats.is_record(value):
-        return None
-    lists = [inner for key, inner in value.items() if key.lower() in WRAPPER_KEYS and isinstance(inner, list)]
-    return lists[0] if len(lists) == 1 and all(isinstance(one, dict | str) for one in lists[0]) else None
+        return ""
+    wrappers = [key for key, inner in value.items() if key.lower() in WRAPPER_KEYS and isinstance(inner, list)]
+    if len(wrappers) != 1 or not all(isinstance(element, dict | str) for element in value[wrappers[0]]):
+        return ""
+    array, position = "", _skip_characters(text, text.index("{") + 1, JSON_SPACE)
+    while text[position] != "}":
+        key, end = JSON_DECODER.raw_decode(text, position)
+        position = _skip_characters(text, end, JSON_SPACE + ":")
+        _, end = JSON_DECODER.raw_decode(text, position)
+        if key == wrappers[0]:
+            array = text[position:end]
+        position = _skip_characters(text, end, JSON_SPACE + ",")
+    return array
 
 
 def _read_json_array(file: str, text: str, truncation: str, max_bytes: int) -> Records:
     """Yield the elements of one or several consecutive arrays."""
     position, number = text.index("[") + 1, 0
     while True:
-        position = _skip_characters(text, position, " \t\r\n,")
+        position = _skip_characters(text, position, JSON_SPACE + ",")
         if text[position : position + 1] == "]":
-            position = _skip_characters(text, position + 1, " \t\r\n")
+            position = _skip_characters(text, position + 1, JSON_SPACE)
             if position == len(text):
                 if truncation:
                     yield UnreadableRecord(file, number + 1, truncation)
