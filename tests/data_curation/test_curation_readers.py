@@ -282,6 +282,24 @@ def test_other_delimiters_in_the_cells_do_not_divide_them(read_source):
     assert get_fields(read_source("empty.csv", b"")) == []
 
 
+@pytest.mark.parametrize("start", [b"\n", b"\r\n  \r\n", b"\xef\xbb\xbf\n"])
+def test_delimiter_is_chosen_by_the_first_line_that_is_not_blank(read_source, start):
+    (record,) = read_source("a.csv", start + b"prompt;completion\nq, 1;a\n")
+    assert (record.line, record.fields) == (start.count(b"\n") + 2, {"prompt": "q, 1", "completion": "a"})
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+@pytest.mark.parametrize("delimiter", [",", ";", "|", "\t"])
+@pytest.mark.parametrize("start", ["sep=%s\r\n", "\ufeffSEP=%s\n", '"sep=%s"\n', "\nsep=%s\n\n"])
+def test_separator_line_of_a_spreadsheet_sets_the_delimiter(read_source, start, delimiter, name):
+    table = f"{start}prompt%scompletion\n1 % 2%sa\n".replace("%s", delimiter)
+    assert get_fields(read_source(name, table.encode())) == [{"prompt": "1 % 2", "completion": "a"}]
+
+
+def test_column_whose_name_begins_like_a_separator_line_is_read(read_source):
+    assert get_fields(read_source("a.csv", b"sep=,b\n1,2\n")) == [{"sep=": "1", "b": "2"}]
+
+
 def build_table(**replacements):
     """Return the table with some lines replaced: l6 is line 6."""
     return b"".join(replacements.get(f"l{number}", line) for number, line in enumerate(TABLE_LINES, 1))

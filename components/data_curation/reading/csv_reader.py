@@ -26,6 +26,8 @@ MAX_CSV_RECORD_LINES = 20_000
 MAX_REREADS_PER_LINE = 8  # average per line of a file with unclosed quotes
 
 CSV_DELIMITERS = b",;\t"  # spreadsheets write semicolons where the comma is the decimal sign
+SEPARATOR_LINE = re.compile(rb'"?sep=([^\w\s"\x80-\xff]|\t)"?\r?', re.IGNORECASE)  # Excel's first line
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 QUOTED_CELL = re.compile(rb'"[^"]*"?')
 NumberedLine = tuple[int, bytes | MissingLine]
 
@@ -38,7 +40,8 @@ def read_csv(
     Args:
         content: the file.
         config: the stage's configuration.
-        delimiter: separates the cells; "" for the most frequent of comma, semicolon and tab in the header line.
+        delimiter: separates the cells; "" for the most frequent of comma, semicolon and tab in the header line. Excel's
+            line `sep=;` above the header takes precedence.
     """
     rows = _read_rows(content, config.max_line_bytes, delimiter)
     header = next(rows, None)
@@ -96,7 +99,9 @@ class _CsvRow:
 def _read_rows(content: FileContent, max_bytes: int, delimiter: str) -> Iterator[_CsvRow]:
     csv.field_size_limit(max_bytes + 1)  # the csv module counts the line feed too
     numbered = read_lines(content, max_bytes)
-    start = list(itertools.islice(numbered, 1))
+    start = list(itertools.islice(itertools.dropwhile(_is_blank, numbered), 1))
+    if separator := _find_separator(start):
+        start, delimiter = [], separator
     lines = _CsvLines(itertools.chain(start, numbered), max_bytes)
     reader = csv.reader(lines, delimiter=delimiter or _choose_delimiter(start), strict=True)
     while True:
@@ -110,8 +115,19 @@ def _read_rows(content: FileContent, max_bytes: int, delimiter: str) -> Iterator
             yield row
 
 
+def _is_blank(numbered: NumberedLine) -> bool:
+    _, line = numbered
+    return isinstance(line, bytes) and not line.removeprefix(BYTE_ORDER_MARK).strip(b" \r")
+
+
+def _find_separator(start: Sequence[NumberedLine]) -> str:
+    """Return the delimiter that Excel's line `sep=;` sets; "" for any other line."""
+    lines = (line.removeprefix(BYTE_ORDER_MARK) for _, line in start if isinstance(line, bytes))
+    return next((match[1].decode() for line in lines if (match := SEPARATOR_LINE.fullmatch(line))), "")
+
+
 def _choose_delimiter(start: Sequence[NumberedLine]) -> str:
-    """Return the delimiter that is most frequent outside the quoted cells of the first line."""
+    """Return the delimiter that is most frequent outside the quoted cells of the header line."""
     header = b"".join(QUOTED_CELL.sub(b"", line) for _, line in start if isinstance(line, bytes))
     return chr(max(CSV_DELIMITERS, key=header.count))
 
