@@ -80,6 +80,15 @@ def test_pattern_that_is_not_utf8_is_refused_with_a_glob_for_it(tmp_path):
     assert len(list_sources(["caf?.jsonl"], tmp_path)) == 1
 
 
+def test_suggested_glob_matches_the_other_characters_literally(tmp_path):
+    name = "[a]*" + LATIN_1_NAME
+    (tmp_path / name).write_bytes(LINES)
+    with pytest.raises(ConfigurationError) as error:
+        list_sources([name], tmp_path)
+    assert error.value.hint.endswith(": '[[]a][*]caf?.jsonl'.")
+    assert len(list_sources(["[[]a][*]caf?.jsonl"], tmp_path)) == 1
+
+
 # --- dvc://
 
 

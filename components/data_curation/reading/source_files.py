@@ -90,7 +90,7 @@ def find_sources_by_name(
 
 def _expand_pattern(pattern: str, base: Path, obtain: DvcFetcher | None) -> list[FileLocation]:
     if not is_utf8(pattern):
-        glob_pattern = "".join(character if is_utf8(character) else "?" for character in pattern)
+        glob_pattern = "".join(glob.escape(character) if is_utf8(character) else "?" for character in pattern)
         hint = f"Use the file's folder, or a glob with ? for each of these bytes: {glob_pattern!r}."
         raise _source_error(pattern, "contains bytes that are not UTF-8", hint)
     if remote_files.is_remote(pattern):
