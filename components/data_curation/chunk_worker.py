@@ -156,7 +156,8 @@ def prepare_published_chunk(number: int, rows: Sequence[Row], config: DataCurati
 
 
 def _get_group_value(row: Row, key: str) -> str | None:
-    value = row.source if key == "source" else row.meta.get(key)
+    is_source = key.lower() == "source" and (key == "source" or key not in row.meta)  # Row.source may be from "Source"
+    value = row.source if is_source else row.meta.get(key)
     return json.dumps(value, sort_keys=True) if key and value is not None else None
 
 

@@ -114,9 +114,40 @@ def test_case_of_keys_does_not_matter(fields):
     assert parse_row(fields).content["messages"] == [USER, ASSISTANT]
 
 
-def test_case_of_keys_does_not_matter_for_pairs_labels_and_ids():
+BUSINESS_COLUMNS = {
+    "Tools": "hammer",
+    "Functions": "sales",
+    "System": "SAP ERP",
+    "Label": "1",
+    "History": "2024",
+    "Preference": "phone",
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"Question": "Why?", "Answer": "Because.", **BUSINESS_COLUMNS},
+        {"instruction": "Why?", "output": "Because.", "Context": "crm-7", "Input": "web", **BUSINESS_COLUMNS},
+        {"prompt": "Why?", "completion": "Because.", "Messages": "none", "Text": "A note.", **BUSINESS_COLUMNS},
+    ],
+    ids=["title case", "context", "conversation"],
+)
+def test_columns_of_an_export_in_another_case_stay_in_meta(fields):
+    row = parse_row(fields)
+    assert (row.kind, row.content) == ("sft", {"messages": [USER, ASSISTANT], "tools": None})
+    assert row.meta == {key: value for key, value in fields.items() if value not in ("Why?", "Because.")}
+
+
+def test_configured_format_is_read_in_any_case_beside_keys_of_another_format():
+    row = parse_row({"text": "A note.", "Prompt": "Why?", "Completion": "Because."}, "prompt_completion")
+    assert (row.content["messages"], row.meta) == ([USER, ASSISTANT], {"text": "A note."})
+
+
+def test_case_of_keys_does_not_matter_for_context_pairs_and_ids():
     assert parse_row({"Prompt": "Why?", "Chosen": "Because.", "Rejected": "No."}).kind == "preference"
-    assert parse_row({"Prompt": "Why?", "Completion": "Because.", "Label": "True"}).kind == "unpaired"
+    row = parse_row({"Instruction": "Why?", "Context": "It rains.", "Response": "Because."})
+    assert row.content["messages"][0]["content"] == "Why?\n\nIt rains."
     row = parse_row({"Text": "Rain.", "ID": 7, "Source": "weather", "Region": "North"})
     assert (row.own_id, row.source, row.meta) == ("7", "weather", {"Region": "North"})
 

@@ -123,3 +123,12 @@ def test_workers_quarantine_the_same_records(write_rows, preview, make_distinct_
     summary = chunk_worker.collect_chunk(tmp_path, 7)
     assert summary.unread == local[1]
     assert {kind: count.rows for kind, count in summary.kinds.items()} == {"sft": 40, "preference": 1}
+
+
+@pytest.mark.parametrize("key", ["Source", "Customer", "Query"])
+def test_group_by_finds_a_key_by_its_original_spelling(write_rows, tmp_path, key):
+    rows = [{"Question": f"Why {i}?", "Answer": f"Because {i}.", key: f"c{i % 4}"} for i in range(20)]
+    config = DataCurationConfig(sources=[str(write_rows(rows))], group_by=key)
+    with preview_curation(list_sources(config.sources, tmp_path), config, seed=1, reporter=SilentReporter()) as result:
+        assert {chunk.grouped for chunk in result.prepared.chunks} == {20}
+        assert result.verdicts.cluster_count <= 4

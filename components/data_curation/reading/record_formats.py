@@ -52,9 +52,9 @@ TOOL_KEYS = ("tools", "functions")
 SYSTEM_KEYS = ("system", "system_prompt")
 CONTEXT_KEYS = ("input", "context")  # context for a question
 PAIR_KEYS = ("response_j", "response_k", "output_1", "output_2", "preference")
-RECORD_KEYS = frozenset().union(
-    *(TURN_LIST_KEYS, QUESTION_KEYS, ANSWER_KEYS, TEXT_KEYS, LABEL_KEYS, TOOL_KEYS, SYSTEM_KEYS, CONTEXT_KEYS),
-    *(PAIR_KEYS, ("history", "id", "source")),
+# Keys that may be spelled in any case. `tools`, `system`, `label` and `history` may not: exports have such columns.
+ANY_CASE_KEYS = frozenset().union(
+    *(TURN_LIST_KEYS, QUESTION_KEYS, ANSWER_KEYS, TEXT_KEYS, CONTEXT_KEYS, PAIR_KEYS, ("id", "source"))
 )
 TURN_KEYS = frozenset((*QUESTION_KEYS, *ANSWER_KEYS, "role", "from", "content", "value", "tool_calls", "function_call"))
 HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]?")
@@ -114,7 +114,7 @@ def parse_record(record: Record, name: str = "auto") -> list[Row]:
     Raises:
         RecordFormatError: the format is unknown, a required key is missing, or a value is invalid.
     """
-    fields = _lower_known_keys(record.fields)
+    fields, spellings = _lower_known_keys(record.fields, name)
     if name == "auto":
         name = recognize_format(fields)
     try:
@@ -123,7 +123,10 @@ def parse_record(record: Record, name: str = "auto") -> list[Row]:
         raise RecordFormatError(
             f"format {name} requires the key {error.args[0]!r}; found {_describe_keys(fields)}"
         ) from None
-    rows = [_build_row(record, part, name, number if len(parsed) > 1 else 0) for number, part in enumerate(parsed, 1)]
+    rows = [
+        _build_row(record, part, spellings, name, number if len(parsed) > 1 else 0)
+        for number, part in enumerate(parsed, 1)
+    ]
     try:
         _check_value([[row.content, row.meta, row.own_id, row.source] for row in rows])
     except UnicodeEncodeError:
@@ -135,33 +138,47 @@ def parse_record(record: Record, name: str = "auto") -> list[Row]:
 
 def is_record(fields: Fields) -> bool:
     """Return whether a format recognizes the fields as a record."""
-    lowered = _lower_known_keys(fields)
-    return any(entry.matches(lowered) for entry in FORMATS.values())
+    lowered, _ = _lower_known_keys(fields, "auto")
+    return _matches(lowered, "auto")
 
 
-def _lower_known_keys(fields: Fields) -> Fields:
-    """Return the fields with the keys of the formats in lower case, also in the turns of a conversation."""
-    lowered = _lower_keys(fields, RECORD_KEYS)
+def _matches(fields: Fields, name: str) -> bool:
+    """Return whether the format, or any format for "auto", recognizes the fields."""
+    return any(entry.matches(fields) for entry in (FORMATS.values() if name == "auto" else [FORMATS[name]]))
+
+
+def _lower_known_keys(fields: Fields, name: str) -> tuple[Fields, dict[str, str]]:
+    """Return the fields with lower-case ANY_CASE_KEYS, and the original spellings of the changed keys.
+
+    The keys of a record that the format recognizes as it is remain unchanged, because other columns of an export may
+    have the names of such keys. Keys of the turns of a conversation are always in lower case.
+    """
+    lowered, spellings = fields, dict[str, str]()
+    if not all(map(str.islower, fields)) and not _matches(fields, name):
+        spellings = _find_spellings(fields, ANY_CASE_KEYS)
+        lowered = _rename_keys(fields, spellings)
     turns = {key: _lower_turn_keys(lowered[key]) for key in TURN_LIST_KEYS if isinstance(lowered.get(key), dict | list)}
-    return {**lowered, **turns} if turns else lowered
+    return ({**lowered, **turns} if turns else lowered), spellings
 
 
 def _lower_turn_keys(value: Any) -> Any:
     if isinstance(value, list):
         return [_lower_turn_keys(turn) if isinstance(turn, dict) else turn for turn in value]
-    return _lower_keys(value, TURN_KEYS)
+    return value if all(map(str.islower, value)) else _rename_keys(value, _find_spellings(value, TURN_KEYS))
 
 
-def _lower_keys(fields: Fields, known: frozenset[str]) -> Fields:
-    """Return the fields with the known keys in lower case. Of keys that differ only in case, one is changed at most."""
-    if all(map(str.islower, fields)):
-        return fields
-    names: dict[str, str] = {}  # by lower-case key
+def _find_spellings(fields: Fields, known: frozenset[str]) -> dict[str, str]:
+    """Return the keys that are known in lower case, by lower-case key. Of keys that differ only in case, use the first."""
+    spellings: dict[str, str] = {}
     for key in fields:
         if key.lower() in known and key.lower() not in fields:
-            names.setdefault(key.lower(), key)
-    originals = {key: lower for lower, key in names.items()}
-    return {originals.get(key, key): value for key, value in fields.items()}
+            spellings.setdefault(key.lower(), key)
+    return spellings
+
+
+def _rename_keys(fields: Fields, spellings: Mapping[str, str]) -> Fields:
+    names = {key: lower for lower, key in spellings.items()}
+    return {names.get(key, key): value for key, value in fields.items()}
 
 
 def recognize_format(fields: Fields) -> str:
@@ -184,7 +201,7 @@ def _describe_keys(fields: Fields) -> str:
     return f"keys {', '.join(shown)}{rest}" if names else "no keys"
 
 
-def _build_row(record: Record, parsed: ParsedRecord, name: str, number: int) -> Row:
+def _build_row(record: Record, parsed: ParsedRecord, spellings: Mapping[str, str], name: str, number: int) -> Row:
     fields, used = parsed.fields, set(parsed.used_keys)
     own, source = fields.get("id"), fields.get("source")
     own_id = str(own) if isinstance(own, str | int) and not isinstance(own, bool) and str(own).strip() else ""
@@ -195,6 +212,7 @@ def _build_row(record: Record, parsed: ParsedRecord, name: str, number: int) -> 
     else:
         source = record.file
     meta = {key: _collect_unused_turn_fields(value) if key in used else value for key, value in fields.items()}
+    meta = {key if (original := spellings.get(key, key)) in meta else original: value for key, value in meta.items()}
     return Row(
         kind=parsed.kind,
         content=parsed.content,
