@@ -109,7 +109,7 @@ def prepare_chunk(
     summary, prepared = ChunkSummary(number), []
     for record in records:
         try:
-            rows = _parse_rows(record, kind, summary, config) if isinstance(record, Record) else []
+            rows = _parse_and_count_rows(record, kind, summary, config) if isinstance(record, Record) else []
         except record_formats.RecordFormatError as error:
             rows, record = [], UnreadableRecord(record.file, record.line, str(error))
         if isinstance(record, UnreadableRecord):  # the reason may quote the data
@@ -134,8 +134,14 @@ def prepare_chunk(
     return write_chunk(summary, prepared, config, folder)
 
 
-def _parse_rows(record: Record, kind: Kind | None, summary: ChunkSummary, config: DataCurationConfig) -> list[Row]:
-    """Return a record's rows, which are all of one kind. Raises RecordFormatError if it is not the dataset's kind."""
+def _parse_and_count_rows(
+    record: Record, kind: Kind | None, summary: ChunkSummary, config: DataCurationConfig
+) -> list[Row]:
+    """Parse a record, add its rows to the counts by kind, and return them.
+
+    Raises:
+        RecordFormatError: the record is invalid, or its rows, all of one kind, are not of the dataset's kind.
+    """
     rows = record_formats.parse_record(record, config.format)
     for row in rows:
         add_count(summary.kinds, row.kind, KindCount(row.file, row.line))
@@ -199,6 +205,12 @@ def write_chunk(
     compared_texts = pyarrow.Table.from_pylist(kept, schema=pyarrow.schema(compared))
     parquet.write_table(compared_texts, folder / f"texts-{summary.number:09}.parquet")
     return summary
+
+
+def remove_chunks(folder: Path) -> None:
+    """Remove the files of all chunks (see `write_chunk`)."""
+    for path in [*folder.glob("rows-*.arrow"), *folder.glob("texts-*.parquet")]:
+        path.unlink()
 
 
 def get_rows_path(folder: Path, number: int) -> Path:

@@ -317,7 +317,7 @@ class DataCurationConfig(_Section):
     max_other_kind_share: Share = Field(
         0.05,
         description="Maximum share of rows of another kind (conversations, preference pairs, labelled rows, text) than "
-        "most rows. They are quarantined. More of them are an error; a single one never is.",
+        "most rows. They are quarantined. More of them are an error; a single row of another kind is not.",
     )
     max_line_bytes: int = Field(
         10_000_000,

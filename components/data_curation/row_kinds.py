@@ -6,18 +6,24 @@ All rows of a dataset have the columns of one kind, so rows of other kinds are q
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from components.common.runtime.errors import InputError
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.reading import file_readers, record_formats
-from components.data_curation.reading.raw_records import Record, Source, count_characters
+from components.data_curation.reading.raw_records import COMPRESSION_SUFFIXES, Record, Source
 from components.data_curation.rows import Kind, Row
 
 MAX_SAMPLED_FILES = 100
 SAMPLED_ROWS_PER_FILE = 100
+MAX_SAMPLED_RECORDS_PER_FILE = 1_000  # bounds the sample of a file with many unreadable records
+ESTIMATED_COMPRESSION_RATIO = 4  # of text with gzip, zstd or Parquet; measuring it requires reading the whole file
+ESTIMATE_MARGIN = 2  # an estimated share is an error above this multiple of the limit; the exact check decides the rest
 
 
 @dataclass
@@ -50,44 +56,51 @@ def add_count(counts: KindCounts, kind: Kind, count: KindCount) -> None:
 def sample_kinds(sources: Sequence[Source], config: DataCurationConfig) -> KindCounts:
     """Estimate the number of rows of each kind by the first rows of the files.
 
-    Of many files about MAX_SAMPLED_FILES are read, evenly spaced. If they contain no row, the others are read too.
+    Of many files about MAX_SAMPLED_FILES are read: one at a random position in each of as many equal ranges, because a
+    fixed step may only find files of one kind. If they contain no row, the others are read too.
 
     Raises:
         InputError: a file can no longer be read.
     """
     counts: KindCounts = {}
-    step = max(1, len(sources) // MAX_SAMPLED_FILES)
-    for source in sources[::step]:
-        _sample_file(source, config, counts)
-    for source in sources if step > 1 else ():
+    sampled = _choose_files(len(sources))
+    for index in sampled:
+        _sample_file(sources[index], config, counts)
+    for index in sorted({*range(len(sources))}.difference(sampled)):
         if counts:
             break
-        _sample_file(source, config, counts)
+        _sample_file(sources[index], config, counts)
     return counts
+
+
+def _choose_files(count: int) -> list[int]:
+    """Return the indexes of the sampled files, the same in every run."""
+    if count <= MAX_SAMPLED_FILES:
+        return list(range(count))
+    generator, spacing = random.Random(0), count / MAX_SAMPLED_FILES  # noqa: S311 - not for security
+    return sorted({int((number + generator.random()) * spacing) for number in range(MAX_SAMPLED_FILES)})
 
 
 def _sample_file(source: Source, config: DataCurationConfig, counts: KindCounts) -> None:
     """Add the kinds of the first rows of a file, extrapolated to the size of the file."""
     found: list[tuple[Kind, KindCount]] = []
-    characters = 0
+    sampled_bytes = 0
     with closing(file_readers.read_records(source, config)) as records:
-        for record in records:
+        for number, record in enumerate(records, 1):
             if isinstance(record, Record):
-                found += [(row.kind, KindCount(row.file, row.line)) for row in _parse_rows(record, config)]
-                characters += count_characters(record.fields)
-            if len(found) >= SAMPLED_ROWS_PER_FILE:
+                with suppress(record_formats.RecordFormatError):
+                    rows = record_formats.parse_record(record, config.format)
+                    found += [(row.kind, KindCount(row.file, row.line)) for row in rows]
+                text = json.dumps(record.fields, ensure_ascii=False)
+                sampled_bytes += len(text.encode(errors="surrogatepass"))
+            if len(found) >= SAMPLED_ROWS_PER_FILE or number >= MAX_SAMPLED_RECORDS_PER_FILE:
                 break
         is_complete = next(records, None) is None
-    scale = 1.0 if is_complete else max(1.0, source.bytes / max(1, characters))
+    is_compressed = Path(source.name).suffix.lower() in (*COMPRESSION_SUFFIXES, ".parquet")
+    file_bytes = source.bytes * ESTIMATED_COMPRESSION_RATIO if is_compressed else source.bytes
+    scale = 1.0 if is_complete else max(1.0, file_bytes / max(1, sampled_bytes))
     for kind, count in found:
         add_count(counts, kind, replace(count, rows=scale))
-
-
-def _parse_rows(record: Record, config: DataCurationConfig) -> list[Row]:
-    try:
-        return record_formats.parse_record(record, config.format)
-    except record_formats.RecordFormatError:
-        return []
 
 
 def find_main_kind(counts: Mapping[Kind, KindCount]) -> Kind | None:
@@ -95,19 +108,20 @@ def find_main_kind(counts: Mapping[Kind, KindCount]) -> Kind | None:
     return max(counts, key=lambda kind: counts[kind].rows, default=None)
 
 
-def check_mix(counts: Mapping[Kind, KindCount], main: Kind | None, limit: float, qualifier: str = "") -> None:
+def check_mix(counts: Mapping[Kind, KindCount], main: Kind | None, limit: float, *, is_estimate: bool = False) -> None:
     """Raise InputError if several rows, and more than a share, are not of the main kind.
 
     Args:
         counts: the number of rows by kind.
         main: the kind of the dataset's rows.
         limit: the maximum share of rows of other kinds.
-        qualifier: precedes the share in the message.
+        is_estimate: whether the counts are estimated. The share must then exceed ESTIMATE_MARGIN times the limit.
     """
     total = sum(count.rows for count in counts.values())
     other_counts = [count for kind, count in counts.items() if kind != main]
     others = sum(count.rows for count in other_counts)
-    if sum(count.read for count in other_counts) <= 1 or others <= limit * total:
+    margin, qualifier = (ESTIMATE_MARGIN, "an estimated ") if is_estimate else (1, "")
+    if sum(count.read for count in other_counts) <= 1 or others <= margin * limit * total:
         return
     locations = ", ".join(f"{kind} ({count.file}:{count.line})" for kind, count in counts.items())
     raise InputError(

@@ -9,7 +9,7 @@ import functools
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +20,9 @@ from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
 from components.common.personal_data import named_entities as name_finder
 from components.common.runtime.errors import InputError
-from components.common.runtime.reporters import Reporter
-from components.data_curation import dataset_writer, prepared_chunks, report, row_kinds
+from components.common.runtime.reporters import Reporter, SilentReporter
+from components.data_curation import chunk_worker, dataset_writer, prepared_chunks, report, row_kinds
+from components.data_curation.chunk_worker import ChunkSummary
 from components.data_curation.comparison import engine_process, split_assignment
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.dataset_writer import SPLIT_FILES
@@ -328,19 +329,20 @@ def _prepare_rows(
     reporter.step("reading")
     sample = row_kinds.sample_kinds(sources, config)
     main = row_kinds.find_main_kind(sample)
-    row_kinds.check_mix(sample, main, config.max_other_kind_share, "an estimated ")
-    chunks, rows = [], 0
-    kinds: row_kinds.KindCounts = {}
-    preparation = prepared_chunks.prepare_chunks(sources, benchmarks, main, index, config, folder)
-    with closing(preparation) as prepared_in_order:
-        del index  # worker processes have their own
-        for chunk in prepared_in_order:
-            chunks.append(chunk)
-            for kind, count in chunk.kinds.items():
-                row_kinds.add_count(kinds, kind, count)
-            rows += chunk.rows + len(chunk.unread)
-            reporter.progress(rows, None, "rows")
-    reporter.progress(rows, rows, "rows")
+    row_kinds.check_mix(sample, main, config.max_other_kind_share, is_estimate=True)
+    estimate = main or "sft"  # without a row in the sample, any kind is as likely as another
+    preparation = prepared_chunks.prepare_chunks(sources, benchmarks, estimate, index, config, folder)
+    del index  # worker processes have their own
+    chunks, kinds = _collect_chunks(preparation, reporter)
+    main = row_kinds.find_main_kind(kinds)
+    row_kinds.check_mix(kinds, main, config.max_other_kind_share)
+    if main and main != estimate:
+        reporter.note(f"most rows are of kind {main}, unlike the first rows of the files: preparing all rows again")
+        chunk_worker.remove_chunks(folder)
+        index = EvaluationIndex.build(benchmarks, config, SilentReporter()) if benchmarks else None
+        preparation = prepared_chunks.prepare_chunks(sources, benchmarks, main, index, config, folder)
+        del index
+        chunks, _ = _collect_chunks(preparation, reporter)
     unread = [one for chunk in chunks for one in chunk.unread]
     if main is None:
         if unread:
@@ -353,10 +355,26 @@ def _prepare_rows(
         else:
             problem = "is empty" if len(sources) == 1 else "are empty"
         raise InputError(f"{names} {problem}", hint=f"Set data_curation.sources to files with rows; {FORMATS_HINT}")
-    row_kinds.check_mix(kinds, main, config.max_other_kind_share)
     prepared = PreparedRows(folder, main, chunks=chunks, evaluation_sets=evaluation_sets)
     prepared_chunks.add_earlier_revisions(prepared, earlier, config)
     return prepared
+
+
+def _collect_chunks(
+    preparation: Generator[ChunkSummary, None, None], reporter: Reporter
+) -> tuple[list[ChunkSummary], row_kinds.KindCounts]:
+    """Run the preparation; return the summaries of the chunks, and the exact number of rows of each kind."""
+    chunks, rows = [], 0
+    kinds: row_kinds.KindCounts = {}
+    with closing(preparation):
+        for chunk in preparation:
+            chunks.append(chunk)
+            for kind, count in chunk.kinds.items():
+                row_kinds.add_count(kinds, kind, count)
+            rows += chunk.rows + len(chunk.unread)
+            reporter.progress(rows, None, "rows")
+    reporter.progress(rows, rows, "rows")
+    return chunks, kinds
 
 
 def _check_groups(prepared: PreparedRows, config: DataCurationConfig, reporter: Reporter) -> None:

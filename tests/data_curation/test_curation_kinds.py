@@ -1,5 +1,6 @@
 """Kinds of rows: odd records are quarantined, and a mix that is likely a mistake is refused before the preparation."""
 
+import gzip
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import SilentReporter
 from components.data_curation import chunk_worker, prepared_chunks, row_kinds, stage
 from components.data_curation.config import DataCurationConfig, Fractions
+from components.data_curation.reading.raw_records import Source
 from components.data_curation.stage import list_sources, preview_curation, summarize_rows
 
 PAIR = {"prompt": "Why?", "chosen": "Because.", "rejected": "No."}
@@ -90,6 +92,85 @@ def test_small_file_of_another_kind_is_weighed_by_its_size(write_rows, preview, 
     large = write_rows(map(make_distinct_row, range(2500)), "large.jsonl")
     small = write_rows(map(build_text, range(50)), "small.jsonl")
     assert preview(large, small)[0]["rows"]["quarantined"] == 50
+
+
+def build_long_chat(make_conversation, number):
+    return make_conversation(f"Why {number}?", " ".join(f"word{number}x{i}" for i in range(60)))
+
+
+def estimate_text_share(tmp_path, *paths):
+    counts = row_kinds.sample_kinds(list_sources([str(path) for path in paths], tmp_path), DataCurationConfig())
+    return counts["text"].rows / sum(count.rows for count in counts.values())
+
+
+def test_short_rows_with_metadata_are_weighed_by_their_records(write_rows, tmp_path, make_conversation):
+    chats = write_rows((build_long_chat(make_conversation, i) for i in range(1000)), "chats.jsonl")
+    notes = ({"text": "ok", "id": i, "created": "2024-01-01T00:00:00", "score": 1.0} for i in range(150))
+    assert estimate_text_share(tmp_path, chats, write_rows(notes, "notes.jsonl")) == pytest.approx(0.13, abs=0.01)
+
+
+def test_compressed_file_is_weighed_by_its_estimated_size(write_rows, tmp_path, make_conversation):
+    chats = write_rows((build_long_chat(make_conversation, i) for i in range(2000)), "chats.jsonl")
+    compressed = tmp_path / "chats.jsonl.gz"
+    compressed.write_bytes(gzip.compress(chats.read_bytes()))
+    notes = write_rows(map(build_text, range(90)), "notes.jsonl")
+    assert estimate_text_share(tmp_path, compressed, notes) < 0.09
+
+
+def test_estimate_is_an_error_above_twice_the_limit_only():
+    counts = {"sft": row_kinds.KindCount("a", 1, 100, 91.0), "text": row_kinds.KindCount("b", 1, 9, 9.0)}
+    row_kinds.check_mix(counts, "sft", 0.05, is_estimate=True)
+    with pytest.raises(InputError, match=r"; 9\.0% of the rows"):
+        row_kinds.check_mix(counts, "sft", 0.05)
+    with pytest.raises(InputError, match=r"; an estimated 9\.0% of the rows"):
+        row_kinds.check_mix(counts, "sft", 0.04, is_estimate=True)
+
+
+def test_main_kind_is_the_exact_one_where_the_first_rows_are_of_another(write_rows, tmp_path, make_distinct_row):
+    notes, reporter = [], SilentReporter()
+    reporter.note = notes.append
+    path = write_rows([*map(build_text, range(100)), *map(make_distinct_row, range(2000))])
+    config = DataCurationConfig(sources=[str(path)])
+    with preview_curation(list_sources(config.sources, tmp_path), config, seed=1, reporter=reporter) as result:
+        summary = summarize_rows(result)
+        assert len(list(result.prepared.folder.glob("rows-*.arrow"))) == 2
+    assert summary["rows_kind"] == "sft"
+    assert summary["rows"] == {"in": 2100, "kept": 2000, "quarantined": 100, "rejected": {}}
+    assert [note for note in notes if note.startswith("most rows are of kind sft")]
+
+
+def test_rows_below_many_unreadable_records_are_read(tmp_path, preview, make_distinct_row, monkeypatch):
+    monkeypatch.setattr(row_kinds, "MAX_SAMPLED_RECORDS_PER_FILE", 5)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{\n" * 5 + json.dumps(build_text(1)) + "\n")
+    assert preview(path)[0]["rows_kind"] == "text"
+
+
+def test_sample_of_a_file_is_bounded_by_records(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{\n" * 3000)
+    read = []
+    read_records = row_kinds.file_readers.read_records
+
+    def count_records(source, config):
+        for record in read_records(source, config):
+            read.append(record)
+            yield record
+
+    monkeypatch.setattr(row_kinds.file_readers, "read_records", count_records)
+    assert row_kinds.sample_kinds(list_sources([str(path)], tmp_path), DataCurationConfig()) == {}
+    assert len(read) == row_kinds.MAX_SAMPLED_RECORDS_PER_FILE + 1
+
+
+@pytest.mark.parametrize("count", [298, 300, 3000])
+def test_sampled_files_do_not_follow_a_period_of_the_files(count, monkeypatch):
+    def add_kind(source, _, counts):
+        row_kinds.add_count(counts, source.uri, row_kinds.KindCount(source.uri, 1))
+
+    monkeypatch.setattr(row_kinds, "_sample_file", add_kind)
+    sources = [Source(uri="sft" if i % 3 else "text", sha256="", bytes=1) for i in range(count)]
+    counts = row_kinds.sample_kinds(sources, DataCurationConfig())
+    assert counts["text"].rows / sum(one.rows for one in counts.values()) == pytest.approx(1 / 3, abs=0.15)
 
 
 def test_sample_reads_a_hundred_of_many_files(write_rows, tmp_path, monkeypatch, make_distinct_row):
