@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks import machine, measure, peers, tuning_page, tuning_rows
 from benchmarks.peers import tuners
+from benchmarks.peers.stopwatch import PROFILE_VARIABLE
 from benchmarks.peers.tuners import Contestant
 from benchmarks.tuning_rows import Chosen
 from components.common.models import model_loading
@@ -74,6 +75,7 @@ def main() -> None:
         "rows": [{**row, **({"held_out": losses[row["name"]]} if row["name"] in losses else {})} for row in measured],
     }
     results["ratios"] = tuning_page.ratios(results["rows"])
+    results["profiles"] = profiles(contestants, results["ratios"], arena)
     _write(results, [workdir / "results.json", *([args.json] if args.json else [])], args.markdown)
 
 
@@ -215,7 +217,7 @@ def _about(contestant: Contestant, arena: Arena) -> dict[str, Any]:
     return {"name": contestant.name, "system": contestant.system, "packing": contestant.packing, "flags": flags}
 
 
-def trained(contestant: Contestant, arena: Arena) -> dict[str, Any]:
+def trained(contestant: Contestant, arena: Arena, *, is_profiled: bool = False) -> dict[str, Any]:
     """One training: its own figures, and the cost of the whole command. Raises PeerError."""
     folder = arena.folder / "runs" / contestant.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -226,10 +228,19 @@ def trained(contestant: Contestant, arena: Arena) -> dict[str, Any]:
     settings["accumulation"] = BATCH // settings["micro_batch_size"] if contestant.micro_batch else 1
     (folder / "settings.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
     command = [*start, "-m", f"benchmarks.peers.{contestant.script}", str(folder / "settings.json")]
-    cost = measure.run(command, folder / "log.txt", [], folder, _environment(arena, folder), folder / "told.txt")
+    environment = {**_environment(arena, folder), **({PROFILE_VARIABLE: "1"} if is_profiled else {})}
+    cost = measure.run(command, folder / "log.txt", [], folder, environment, folder / "told.txt")
     if cost.returncode:
         raise peers.PeerError(f"exit code {cost.returncode}: {_tail(folder / 'log.txt')}")
     return {**last_line(folder / "told.txt"), "cost": cost.as_dict()}
+
+
+def profiles(
+    contestants: Sequence[Contestant], ratios: Sequence[dict[str, Any]], arena: Arena
+) -> dict[str, dict[str, float]]:
+    """Train once more, under torch's profiler, those that are compared without packing. Raises PeerError."""
+    names = {pair[side] for pair in ratios if pair["label"] == "packing off" for side in ("ours", "theirs")}
+    return {one.name: trained(one, arena, is_profiled=True)["profile"] for one in contestants if one.name in names}
 
 
 def _environment(arena: Arena, folder: Path) -> dict[str, str]:

@@ -38,7 +38,7 @@ def opened_gateway(
 def measure_cost(
     server: Server, repository: Path, texts: Sequence[str], workdir: Path, *, requests: int, clients: int, tokens: int
 ) -> dict[str, Any]:
-    """Return CPU seconds of the gateway per whole answer, per streamed answer and per streamed token.
+    """Return CPU seconds of the gateway per whole answer, per streamed answer and per streamed token, and their profile.
 
     Chats of one token give the cost of a request. Streamed chats of `tokens` tokens cost more; the difference divided by
     the further tokens is the cost of a token. What the gateway does in the background counts.
@@ -47,7 +47,7 @@ def measure_cost(
         RuntimeError: an answer does not have its tokens.
     """
     levels = {"whole": (False, 1), "streamed": (True, 1), "tokens": (True, tokens)}
-    seconds: dict[str, float] = {}
+    seconds, loop_seconds = dict[str, float](), dict[str, float]()
     with opened_gateway(server, repository, workdir) as (gateway, client):
 
         async def measure_level(is_streamed: bool, max_tokens: int, count: int) -> None:
@@ -64,15 +64,25 @@ def measure_cost(
         async def measure_levels() -> None:
             for name, (is_streamed, max_tokens) in levels.items():
                 await measure_level(is_streamed, max_tokens, clients)  # does not count: connections are opened
-                before = load.cpu_of(gateway.pid)
+                before, loop_before = load.cpu_of(gateway.pid), _measure_event_loop(gateway.pid)
                 await measure_level(is_streamed, max_tokens, requests)
                 seconds[name] = (load.cpu_of(gateway.pid) - before) / requests
+                loop_seconds[name] = (_measure_event_loop(gateway.pid) - loop_before) / requests
             await client.close()
 
         asyncio.run(measure_levels())
     per_token = (seconds["tokens"] - seconds["streamed"]) / (tokens - 1)
     settings = {"requests": requests, "clients": clients, "tokens": tokens}
-    return {**settings, "whole": seconds["whole"], "streamed": seconds["streamed"], "token": per_token}
+    loop_share = loop_seconds["tokens"] / seconds["tokens"]
+    figures = {"whole": seconds["whole"], "streamed": seconds["streamed"], "token": per_token}
+    return {**settings, **figures, "loop_share": loop_share}
+
+
+def _measure_event_loop(pid: int) -> float:
+    """Return the CPU seconds of a process's main thread, which runs the event loop; the other threads are gRPC's."""
+    import psutil
+
+    return float(sum(each.user_time + each.system_time for each in psutil.Process(pid).threads() if each.id == pid))
 
 
 async def _count_tokens(client: openai.AsyncOpenAI, text: str, is_streamed: bool, max_tokens: int) -> int:

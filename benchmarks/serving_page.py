@@ -36,7 +36,8 @@ moment a request was due. {seconds:g} seconds each.
 """
 
 GATEWAY = """CPU time of the gateway's process, with an API key, the usage file and the request log. The official OpenAI client sends {requests}
-chats of each kind from {clients} clients. The cost of a token is that of the further tokens of a streamed answer of {tokens} tokens.
+chats of each kind from {clients} clients. The cost of a token is that of the further tokens of a streamed answer of {tokens} tokens. Of the time
+of these answers {loop_share:.0%} is in the thread of the event loop (reading the model's messages, JSON, HTTP), the rest in gRPC's threads.
 """
 
 

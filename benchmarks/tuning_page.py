@@ -114,6 +114,7 @@ def markdown(results: dict[str, Any], plot: str) -> str:
             _startup(rows),
             _settings(rows),
             _losses(rows),
+            _profiles(results["profiles"]),
         ]
     )
 
@@ -201,6 +202,13 @@ def _losses(rows: list[dict[str, Any]]) -> str:
     lines = [[row["name"], " ".join(f"{loss:.3f}" for loss in row["losses"])] for row in rows if "rate" in row]
     told = "As each system tells it, of the rows of one step after another; their order is each system's own.\n"
     return "## Training loss\n\n" + told + "\n" + table_of(["", "loss by step"], lines)
+
+
+def _profiles(profiles: dict[str, dict[str, float]]) -> str:
+    kinds = list(next(iter(profiles.values()), {}))
+    lines = [[name, *(f"{shares[kind]:.1%}" for kind in kinds)] for name, shares in profiles.items()]
+    told = "Shares of the time of torch's operations by kind, in one more training of each under torch's profiler.\n"
+    return "## Where the time goes\n\n" + told + "\n" + table_of(["", *kinds], lines)
 
 
 def plot(results: dict[str, Any], path: Path) -> None:

@@ -8,11 +8,34 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import resource
 import time
 from typing import Any
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "llamafactory")
+PROFILE_VARIABLE = "BENCHMARK_PROFILE"  # set: the steps run under torch's profiler, which slows them
+OPERATIONS = {
+    "matrix products": ("mm", "addmm", "bmm", "baddbmm", "mkldnn_linear", "linear", "matmul"),
+    "attention": ("scaled_dot_product", "flash_attention"),
+    "loss": ("log_softmax", "nll_loss", "cross_entropy", "logsumexp", "_softmax"),
+    "copies": ("copy_", "clone", "contiguous", "fill_", "zero_", "cat", "empty", "to", "_to_copy"),
+    "element-wise": (
+        "mul",
+        "add",
+        "add_",
+        "mul_",
+        "sub",
+        "div",
+        "silu",
+        "pow",
+        "mean",
+        "rsqrt",
+        "neg",
+        "sum",
+        "silu_backward",
+    ),
+}
 
 
 def stopwatch() -> Any:
@@ -23,6 +46,7 @@ def stopwatch() -> Any:
         """Seconds, processor seconds, tokens, slots and losses of the training itself."""
 
         hook: Any = None
+        profiler: Any = None
 
         def __init__(self) -> None:
             self.tokens = self.slots = self.steps = 0
@@ -37,6 +61,11 @@ def stopwatch() -> Any:
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if not self.began:
                 self.startup = time.time() - _process_began()
+                if os.environ.get(PROFILE_VARIABLE):
+                    from torch.profiler import ProfilerActivity, profile
+
+                    self.profiler = profile(activities=[ProfilerActivity.CPU])
+                    self.profiler.start()
                 self.began, self.cpu_began = time.perf_counter(), time.process_time()
                 self.tokens = self.slots = 0
 
@@ -49,6 +78,8 @@ def stopwatch() -> Any:
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.hook.remove()
+            if self.profiler:
+                self.profiler.stop()
 
         def _count(self, model: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
             self.slots += given["input_ids"].numel()
@@ -67,9 +98,22 @@ def stopwatch() -> Any:
                 "threads": _threads(),
                 "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 "versions": versions(),
+                "profile": shares_of(self.profiler.key_averages()) if self.profiler else {},
             }
 
     return Stopwatch()
+
+
+def shares_of(averages: Any) -> dict[str, float]:
+    """The shares of the operations' own time by kind of operation, from torch's profiler."""
+    times = dict.fromkeys([*OPERATIONS, "rest"], 0.0)
+    for average in averages:
+        name = average.key.removeprefix("aten::").removesuffix("_for_cpu")
+        exact = [kind for kind, names in OPERATIONS.items() if name in names]
+        partial = [kind for kind in ("attention", "loss") if any(part in name for part in OPERATIONS[kind])]
+        times[next(iter(partial or exact), "rest")] += average.self_cpu_time_total
+    total = sum(times.values())
+    return {kind: time_of_kind / total for kind, time_of_kind in times.items()} if total else times
 
 
 def tokens_in(ids: Any, mask: Any) -> int:

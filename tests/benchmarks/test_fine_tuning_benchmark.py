@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,6 +130,19 @@ ROWS = [
 ]
 
 
+def test_profile_has_the_shares_of_all_operations() -> None:
+    times = {
+        "aten::addmm": 6.0,
+        "aten::_scaled_dot_product_flash_attention_for_cpu": 1.0,
+        "aten::_log_softmax_backward_data": 1.0,
+        "aten::mul": 1.0,
+        "Optimizer.step": 1.0,
+    }
+    averages = [SimpleNamespace(key=key, self_cpu_time_total=time) for key, time in times.items()]
+    expected = {"matrix products": 0.6, "attention": 0.1, "loss": 0.1, "copies": 0.0, "element-wise": 0.1, "rest": 0.1}
+    assert stopwatch.shares_of(averages) == expected
+
+
 def test_ratios_compare_equal_packing_and_best_with_best() -> None:
     ratios = {(pair["peer"], pair["label"]): pair for pair in tuning_page.ratios(ROWS)}
     off = ratios[tuners.TRL, "packing off"]
@@ -146,6 +160,9 @@ def test_ratios_compare_equal_packing_and_best_with_best() -> None:
 def test_ratios_use_the_best_settings_of_a_peer() -> None:
     off = tuning_page.ratios([*ROWS, build_row("trl-off-best", 90)])[0]
     assert (off["theirs"], off["fast"]) == ("trl-off-best", False)
+
+
+PROFILES = {"tuneline-off": {"matrix products": 0.8, "rest": 0.2}, "trl-off": {"matrix products": 0.75, "rest": 0.25}}
 
 
 def build_results() -> dict[str, Any]:
@@ -170,7 +187,15 @@ def build_results() -> dict[str, Any]:
         "memory": 2**34,
         "load": 0,
     }
-    return {**environment, "rounds": 1, "settings": settings, "data": data, "base_loss": 2.5, "rows": ROWS}
+    return {
+        **environment,
+        "rounds": 1,
+        "settings": settings,
+        "data": data,
+        "base_loss": 2.5,
+        "rows": ROWS,
+        "profiles": PROFILES,
+    }
 
 
 def test_page_reports_missed_goals_and_failed_peers() -> None:
@@ -186,6 +211,7 @@ def test_page_reports_missed_goals_and_failed_peers() -> None:
     assert "![tokens a second, and the loss while training](images/plot.svg)" in page
     assert "2.500 2.250" in page
     assert "On 2026-11-21." in page
+    assert "| trl-off | 75.0% | 25.0% |" in page
 
 
 def test_page_breaks_startup_into_phases_if_measured() -> None:

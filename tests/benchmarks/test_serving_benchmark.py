@@ -238,6 +238,7 @@ def build_results(speed: float, **changes: Any) -> dict[str, Any]:
                 "whole": 0.0015,
                 "streamed": 0.0025,
                 "token": 0.00005,
+                "loop_share": 0.7,
             },
             "texts": [text_checks],
         },
@@ -254,6 +255,7 @@ def test_page_reports_every_goal_as_met_or_missed() -> None:
     assert "tokens per CPU second of the server at 16 clients over vLLM's: 1.95 (goal: at least 1: met)" in page
     assert "gateway's CPU milliseconds per whole answer: 1.5 (goal: at most 2: met)" in page
     assert "gateway's CPU milliseconds per streamed answer of one token: 2.5 (goal: at most 2: **missed**)" in page
+    assert "70% is in the thread of the event loop" in page
     assert "gateway's CPU milliseconds per further streamed token: 0.05 (goal: at most 0.1: met)" in page
     assert "first token at 16 clients over vLLM's, p50: 2 (goal: at most 1.5: **missed**)" in page
     assert f"tokens/s at 1 client over {GENERATE}: 0.941 (goal: at least 1: **missed**)" in page
@@ -443,4 +445,5 @@ def test_benchmark_runs_from_model_to_page(
     assert "**vLLM** was not measured: /no/python" in page.read_text()
     assert 0 < results["gateway"]["whole"] < 1
     assert 0 < results["gateway"]["token"] < 0.1
+    assert 0 < results["gateway"]["loop_share"] <= 1
     assert [profile["clients"] for profile in results["profile"]] == [1, 2]
