@@ -1,6 +1,5 @@
 """Near-duplicates among rows that share a system prompt, a retrieved passage or a template."""
 
-import itertools
 import random
 
 import pytest
@@ -30,49 +29,56 @@ def add_system(row, system):
     return {"messages": [{"role": "system", "content": system}, *row["messages"]]}
 
 
-SYSTEM = build_text("system", 349)
-PROMPTED = [
-    add_system(build_conversation(build_text(f"q{n}", 12), build_text(f"a{n}", 20)), SYSTEM) for n in range(300)
-]
-PASSAGES = [build_text(f"passage{n}", 120) for n in range(60)]
-QUESTIONS = [build_text(f"question{n}", 9) for n in range(5)]
-ANSWERED = [
-    build_conversation(f"{question}\n\n{passage}", build_text(f"answer{n}", 15))
-    for n, (passage, question) in enumerate(itertools.product(PASSAGES, QUESTIONS))
-]
-SHORT_ANSWERS = [
-    build_conversation(f"{build_text(f'own{n}', 10)}\n\n{PASSAGES[n // 5]}", "yes" if n % 2 else "no")
-    for n in range(300)
-]
-YES_OR_NO = [("yes", "no")[n % 3 == 0] for n in range(300)]
-FIXED_QUESTIONS = ["Any city?", *(build_text(f"fixed{n}", 8) for n in range(4))]
-IN_SYSTEM = [add_system(build_conversation(FIXED_QUESTIONS[n % 5], YES_OR_NO[n]), PASSAGES[n // 5]) for n in range(300)]
-TEMPLATED = [
-    build_conversation(f"Context:\n{PASSAGES[n // 5]}\n\nQuestion: {FIXED_QUESTIONS[n % 5]}", YES_OR_NO[n])
-    for n in range(300)
-]
-PREFIX = build_text("prefix", 120)
-PREFIXED = [build_conversation(f"{PREFIX} {build_text(f'q{n}', 10)}", build_text(f"a{n}", 10)) for n in range(300)]
+def build_sets():
+    """Return datasets of 300 rows with a common context, by name. Each has contexts of its own."""
+    yes_or_no = [("yes", "no")[n % 3 == 0] for n in range(300)]
+    questions = ["Any city?", *(build_text(f"fixed{n}", 8) for n in range(4))]
+    prefix = build_text("prefix", 120)
+
+    def passage(name, n):
+        return build_text(f"{name} passage {n // 5}", 120)
+
+    prompted = [build_conversation(build_text(f"q{n}", 12), build_text(f"a{n}", 20)) for n in range(300)]
+    system = build_text("system", 349)
+    return {
+        "one system prompt": [add_system(row, system) for row in prompted],
+        "five questions": [
+            build_conversation(f"{build_text(f'f{n % 5}', 9)}\n\n{passage('five', n)}", build_text(f"b{n}", 15))
+            for n in range(300)
+        ],
+        "short answers": [
+            build_conversation(f"{build_text(f'own{n}', 10)}\n\n{passage('short', n)}", yes_or_no[n])
+            for n in range(300)
+        ],
+        "five fixed questions": [
+            add_system(build_conversation(questions[n % 5], yes_or_no[n]), passage("fixed", n)) for n in range(300)
+        ],
+        "a template": [
+            build_conversation(f"Context:\n{passage('in', n)}\n\nQuestion: {questions[n % 5]}", yes_or_no[n])
+            for n in range(300)
+        ],
+        "one beginning": [
+            build_conversation(f"{prefix} {build_text(f'p{n}', 10)}", build_text(f"c{n}", 10)) for n in range(300)
+        ],
+    }
 
 
 @pytest.mark.daft
-@pytest.mark.parametrize(
-    "rows",
-    [PROMPTED, ANSWERED, SHORT_ANSWERS, IN_SYSTEM, TEMPLATED, PREFIXED],
-    ids=["one system prompt", "five questions", "short answers", "five fixed questions", "a template", "one beginning"],
-)
-def test_rows_with_a_common_context_are_kept_and_edited_answers_are_found(rows, write_rows, curate_files, read_rows):
-    edited = []
-    for row in rows[:40:4]:
-        *prompt, answer = row["messages"]
-        if len(answer["content"]) > 5:  # an edited "no" is another answer
-            content = edit(answer["content"], -1)
-            edited.append({"messages": [*prompt, {"role": "assistant", "content": content}]})
-    artifact = curate_files(write_rows([*rows, *edited]), fractions={"train": 0.6, "validation": 0.1, "test": 0.3})
-    rejected = read_rows(artifact, "rejected")
-    lines = {row["line"] for row in rejected}
-    assert len([line for line in lines if line <= len(rows)]) <= 0.05 * len(rows)
-    assert lines >= set(range(len(rows) + 1, len(rows) + len(edited) + 1))
+def test_rows_with_a_common_context_are_kept_and_edited_answers_are_found(write_rows, curate_files, read_rows):
+    sets, edited, files = build_sets(), {}, []
+    for name, rows in sets.items():
+        edited[name] = []
+        for row in rows[:40:4]:
+            *prompt, answer = row["messages"]
+            if len(answer["content"]) > 5:  # an edited "no" is another answer
+                content = edit(answer["content"], -1)
+                edited[name].append({"messages": [*prompt, {"role": "assistant", "content": content}]})
+        files.append(write_rows([*rows, *edited[name]], f"{name}.jsonl"))
+    rejected = read_rows(curate_files(*files), "rejected")
+    for name, rows in sets.items():
+        lines = {row["line"] for row in rejected if row["source"] == f"{name}.jsonl"}
+        assert len([line for line in lines if line <= len(rows)]) <= 0.05 * len(rows), name
+        assert lines >= set(range(len(rows) + 1, len(rows) + len(edited[name]) + 1)), name
 
 
 @pytest.mark.daft
