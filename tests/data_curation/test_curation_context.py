@@ -3,9 +3,14 @@
 import random
 
 import pytest
+from pyarrow import parquet
 
+from components.data_curation import chunk_worker
+from components.data_curation.comparison import recurring_context
+from components.data_curation.config import DataCurationConfig
 from components.data_curation.normalized_words import normalize_words, split_row_words
 from components.data_curation.prompt_lines import PromptLines
+from components.data_curation.reading.raw_records import Record
 from components.data_curation.rows import Row
 from tests.data_curation.conftest import build_conversation, build_distinct_row
 
@@ -103,6 +108,17 @@ def test_edited_copies_of_a_prompt_with_several_lines_are_found(write_rows, cura
             rows.append(build_conversation(prompt, answer))
     rejected = read_rows(curate_files(write_rows([*rows, *map(build_distinct_row, range(150))])), "rejected")
     assert [row["line"] for row in rejected] == [line for line in range(1, 121) if line % 6 != 1]
+
+
+def test_chunk_without_recurring_lines_is_compared_whole(tmp_path):
+    rows = [[add_system(build_distinct_row(n), build_text("system", 30)) for n in range(4)], [build_distinct_row(9)]]
+    for number, chunk in enumerate(rows):
+        records = [Record("f", line, row) for line, row in enumerate(chunk)]
+        chunk_worker.prepare_chunk(number, records, "sft", DataCurationConfig(), None, tmp_path)
+    compared = recurring_context.write_compared_texts(sorted(tmp_path.glob("texts-*.parquet")))
+    words = [parquet.read_table(file)["words"].to_pylist() for file in compared]
+    assert all(text.startswith("=") and len(text.split()) < 30 for text in words[0])
+    assert words[1] == [normalize_words("What is thing number 9? " + build_distinct_row(9)["messages"][1]["content"])]
 
 
 def build_row(*messages):

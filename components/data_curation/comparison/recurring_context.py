@@ -46,7 +46,7 @@ def write_compared_texts(files: Sequence[Path]) -> list[Path]:
         is_recurring = np.isin(keys, recurring)
         owners, keys = owners[is_recurring], keys[is_recurring]
         rows, begins = np.unique(owners, return_index=True)
-        for row, row_keys in zip(rows.tolist(), np.split(keys, begins[1:]), strict=True):
+        for row, row_keys in zip(rows.tolist(), np.split(keys, begins)[1:], strict=True):
             lines = PromptLines(ends[row], starts[row])
             selected = lines.select_words(words[row].split(" "), frozenset(row_keys.tolist()))
             words[row] = " ".join(selected) or words[row]
