@@ -212,7 +212,7 @@ def estimate_memory_parts(
         checkpointing=checkpointing,
         optimizer_bytes=OPTIMIZERS[config.optimizer].state_bytes,
     )
-    if config.is_sharded:  # each process has micro-batches of its own
+    if config.is_sharded:  # each process has its own micro-batches
         parts |= {name: parts[name] // config.processes for name in ("weights", "gradients", "optimizer")}
         parts["total"] = sum(size for name, size in parts.items() if name != "total")
     return parts

@@ -119,7 +119,7 @@ class Conversation:
         return answer
 
     def run_command(self, line: str) -> bool:
-        """Run a command such as /reset; return whether the chat goes on.
+        """Run a command such as /reset; return whether the chat continues.
 
         Raises:
             UsageError: the command or its value is not valid.
@@ -168,7 +168,7 @@ class Conversation:
 
 
 def hold_conversation(conversation: Conversation) -> None:
-    """Answer the lines of standard input until /quit or its end. Errors are printed; the chat goes on."""
+    """Answer the lines of standard input until /quit or its end. Errors are printed; the chat continues."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         with suppress(ImportError):

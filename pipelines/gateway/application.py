@@ -299,12 +299,12 @@ async def take_feedback(gateway: Gateway, request: Request) -> Response:
 
 
 async def live(gateway: Gateway, request: Request) -> Response:
-    """Tell a probe that the process runs."""
+    """Answer a liveness probe: the process runs."""
     return PlainTextResponse("ok\n")
 
 
 async def ready(gateway: Gateway, request: Request) -> Response:
-    """Tell a probe whether requests can be answered."""
+    """Answer a readiness probe: whether requests can be answered."""
     if gateway.is_draining or not await gateway.traffic.is_ready():
         raise unavailable("the server is stopping" if gateway.is_draining else "no model is loaded")
     return PlainTextResponse("ok\n")

@@ -1,15 +1,12 @@
 """Leaves out of the compared texts the context that recurs across rows: system prompts, retrieved passages, templates.
 
-Rows of a chat or retrieval dataset share long prompts, and differ in the question and the answer. Compared with the whole
-text, different questions about one passage would be near-duplicates. What is compared of a row is therefore:
-
-- the answer, always whole: everything after the last user turn;
-- of the last user turn and what precedes it, the lines that do not recur, and of a longer line that begins like many
-  rows, the rest; one word stands for each part that is left out;
-- the whole last user turn if all of its lines recur: it then matches only equal turns, not each line's other uses.
-
-The engine also compares the whole texts of the pairs it finds, so that rows with different contexts remain different.
+`write_compared_texts` writes the texts that the engine compares; docs/data.md, "Near-duplicates", states the rule.
 """
+
+# Rows of a chat or retrieval dataset share long prompts, and differ in the question and the answer. Compared with the
+# whole text, different questions about one passage would be near-duplicates. One word stands for each part that is left
+# out. The engine also compares the whole texts of the pairs that it finds, so that equal questions about different
+# passages remain different rows.
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ LogprobEntry = dict[str, object]
 
 # JSON has no infinity; OpenAI's API reports this value for a token of no probability.
 MIN_LOGPROB = -9999.0
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a byte without a token of its own, in SentencePiece vocabularies
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a byte-fallback token of SentencePiece
 
 
 class TokenDecoder:
