@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipelines.gateway.chat_client import Answer, ChatClient
 
 TARGET_HINT = "Give http://HOST:PORT, the folder of a package, or NAME@ALIAS."
+SIGNAL_CHECK_SECONDS = 0.5
 SETTINGS: dict[str, Callable[[str], float]] = {"temperature": float, "top_p": float, "max_tokens": int, "seed": int}
 HELP = """\
 /system TEXT         set the system prompt; without TEXT: remove it
@@ -300,7 +301,10 @@ def serve_package(repository: Path, reporter: Reporter) -> Iterator[str]:
 
 @contextmanager
 def _answer_signals() -> Iterator[None]:
-    """Ctrl-C interrupts once, so that only the answer stops; SIGTERM ends the chat."""
+    """Ctrl-C interrupts once, so that only the answer stops; SIGTERM ends the chat.
+
+    input() notices a signal that arrives just before it waits for a key only with that key. A timer interrupts the wait.
+    """
 
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)
@@ -308,10 +312,13 @@ def _answer_signals() -> Iterator[None]:
     previous = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
         signal.SIGTERM: signal.signal(signal.SIGTERM, end),
+        signal.SIGALRM: signal.signal(signal.SIGALRM, lambda *_: None),
     }
+    signal.setitimer(signal.ITIMER_REAL, SIGNAL_CHECK_SECONDS, SIGNAL_CHECK_SECONDS)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
