@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from components.common.launch.kubernetes.pod_scheduling import Claim, NodeAffinity, Toleration
 from components.common.runtime.errors import ConfigurationError
+from components.data_curation.reading.source_settings import SourceEntry
 from components.evaluation.config import Rule
 from components.evaluation.tasks.task_registry import TaskConfig
 from components.fine_tuning import adapters, model_support
@@ -95,6 +96,8 @@ def _render_sections(model: BaseModel, prefix: str, leave_out: str = "") -> Iter
     for name, section in sections.items():
         if name != leave_out:
             yield from _render_sections(section, f"{prefix}{name}.")
+    if prefix == "data_curation.":
+        yield from _render_model("A source as a mapping, in data_curation.sources", SourceEntry)
     if prefix == "evaluation.":
         yield from _render_model("A rule of evaluation.gate", Rule)
 
@@ -113,6 +116,7 @@ TYPE_NAMES: dict[object, str] = {
     type(None): "null",
     Any: "values",
     Rule: "rule",
+    SourceEntry: "path or source",
     Toleration: "toleration",
     SecretKey: "secret's value",
     Claim: "additional volume",

@@ -28,7 +28,7 @@ from components.data_curation.config import DataCurationConfig
 from components.data_curation.filters import redaction, row_filters
 from components.data_curation.filters.decontamination import EvaluationIndex
 from components.data_curation.filters.measured_row import MeasuredRow
-from components.data_curation.filters.reject_reasons import Rejection
+from components.data_curation.filters.reject_reasons import NOT_SELECTED, Rejection
 from components.data_curation.normalized_words import (
     build_exact_key,
     normalize_answer,
@@ -110,6 +110,9 @@ def prepare_chunk(
     for record in records:
         try:
             rows = _parse_and_count_rows(record, kind, summary, config) if isinstance(record, Record) else []
+            unselected = (
+                NOT_SELECTED.reject(record.excluded_by) if isinstance(record, Record) and record.excluded_by else None
+            )
         except record_formats.RecordFormatError as error:
             rows, record = [], UnreadableRecord(record.file, record.line, str(error))
         if isinstance(record, UnreadableRecord):  # the reason may quote the data
@@ -127,7 +130,7 @@ def prepare_chunk(
                 totals[0] += count
                 totals[1] += 1
             measured = MeasuredRow(row)
-            rejection = row_filters.find_rejection(measured, config) or private
+            rejection = unselected or row_filters.find_rejection(measured, config) or private
             if not rejection and benchmarks:
                 rejection = benchmarks.find_contamination(text)
             prepared.append(PreparedRow(row, rejection, group, measured.language[0]))
@@ -142,12 +145,31 @@ def _parse_and_count_rows(
     Raises:
         RecordFormatError: the record is invalid, or its rows, all of one kind, are not of the dataset's kind.
     """
-    rows = record_formats.parse_record(record, config.format)
+    if record.excluded_by:  # may be of any format
+        return [_build_unselected_row(record, kind or "sft")]
+    rows = record_formats.parse_record(record, record.format or config.format)
     for row in rows:
         add_count(summary.kinds, row.kind, KindCount(row.file, row.line))
     if kind and rows[0].kind != kind:
         raise record_formats.RecordFormatError(describe_other_kind(rows[0], kind))
     return rows
+
+
+def _build_unselected_row(record: Record, kind: Kind) -> Row:
+    """Return a row of the dataset's kind whose text is the record."""
+    text = json.dumps(record.fields, ensure_ascii=False).encode(errors="replace").decode()
+    turn = [{"role": "user", "content": text}]
+    values = {
+        "text": text,
+        "messages": turn,
+        "prompt": turn,
+        "chosen": [],
+        "rejected": [],
+        "completion": [],
+        "label": False,
+    }
+    content = {name: values.get(name) for name in CONTENT_COLUMNS[kind]}
+    return Row(kind, content, "", record.file, {}, record.file, record.line, format="not selected")
 
 
 def prepare_published_chunk(number: int, rows: Sequence[Row], config: DataCurationConfig, folder: Path) -> ChunkSummary:

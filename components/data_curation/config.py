@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from components.common.personal_data.names_config import Action, NamesConfig
 from components.data_curation.reading.record_formats import FORMATS
+from components.data_curation.reading.source_settings import SourceEntry
 
 if TYPE_CHECKING:
     Format = str
@@ -299,11 +300,12 @@ class PersonalDataConfig(_Section):
 class DataCurationConfig(_Section):
     """Curation of raw text into train, validation and test rows."""
 
-    sources: list[str] = Field(
-        ["demo:python-docs"],
+    sources: list[SourceEntry] = Field(
+        default_factory=lambda: [SourceEntry(path="demo:python-docs")],
         min_length=1,
         description="Files, globs and folders to read, relative to the configuration file. demo:python-docs builds the "
-        "demo dataset.",
+        "demo dataset. A mapping with the key path also sets the encoding and layout of its files, the rows to select, and "
+        "the columns of prompts and answers.",
     )
     format: Format = Field(
         "auto",
@@ -377,3 +379,11 @@ class DataCurationConfig(_Section):
         default_factory=PersonalDataConfig,
         description="Actions on personal data and secrets: redact to a placeholder, drop the row, or keep (count).",
     )
+
+    @field_validator("sources")
+    @classmethod
+    def _check_formats(cls, sources: list[SourceEntry]) -> list[SourceEntry]:
+        allowed = ("auto", *sorted(FORMATS))
+        if unknown := [entry.format for entry in sources if entry.format and entry.format not in allowed]:
+            raise ValueError(f"a source has the unknown format {unknown[0]!r}; expected {', '.join(allowed)}")
+        return sources

@@ -116,7 +116,7 @@ def read_chunks(sources: Sequence[Source], config: DataCurationConfig) -> Iterat
     for source in sources:
         for record in file_readers.read_records(source, config):
             chunk.append(record)
-            characters += count_characters(record.fields) if isinstance(record, Record) else 0
+            characters += count_characters([record.fields, record.unmapped]) if isinstance(record, Record) else 0
             if len(chunk) >= MAX_CHUNK_ROWS or characters >= MAX_CHUNK_CHARACTERS:
                 yield chunk
                 chunk, characters = [], 0

@@ -89,9 +89,13 @@ def _sample_file(source: Source, config: DataCurationConfig, counts: KindCounts)
         for number, record in enumerate(records, 1):
             if isinstance(record, Record):
                 with suppress(record_formats.RecordFormatError):
-                    rows = record_formats.parse_record(record, config.format)
+                    rows = (
+                        []
+                        if record.excluded_by
+                        else record_formats.parse_record(record, record.format or config.format)
+                    )
                     found += [(row.kind, KindCount(row.file, row.line)) for row in rows]
-                text = json.dumps(record.fields, ensure_ascii=False)
+                text = json.dumps(record.unmapped | record.fields, ensure_ascii=False)
                 sampled_bytes += len(text.encode(errors="surrogatepass"))
             if len(found) >= SAMPLED_ROWS_PER_FILE or number >= MAX_SAMPLED_RECORDS_PER_FILE:
                 break

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import shutil
 import tempfile
 from collections import Counter
@@ -21,15 +22,24 @@ from components.common.artifacts.artifact_folder import Artifact, ArtifactInput,
 from components.common.personal_data import named_entities as name_finder
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import Reporter, SilentReporter
-from components.data_curation import chunk_worker, dataset_writer, prepared_chunks, report, row_kinds
+from components.data_curation import (
+    chunk_worker,
+    dataset_writer,
+    prepared_chunks,
+    report,
+    row_kinds,
+    source_preview,
+)
 from components.data_curation.chunk_worker import ChunkSummary
 from components.data_curation.comparison import engine_process, split_assignment
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.dataset_writer import SPLIT_FILES
 from components.data_curation.filters import redaction
 from components.data_curation.filters.decontamination import EvaluationIndex
+from components.data_curation.filters.reject_reasons import NOT_SELECTED
 from components.data_curation.prepared_chunks import EarlierRevision, PreparedRows
 from components.data_curation.reading.raw_records import Source, UnreadableRecord
+from components.data_curation.reading.record_formats import UNKNOWN_FORMAT
 from components.data_curation.reading.source_files import find_sources_by_name, list_evaluation_sets, list_sources
 from components.data_curation.report_statistics import CurationStatistics, PersonalDataCount
 from components.data_curation.rows import CONTENT_COLUMNS, Kind
@@ -67,6 +77,7 @@ EARLIER_INPUT_KIND = "earlier"  # kind of the inputs that are earlier revisions
 PAYLOAD_FILES = (*SPLIT_FILES.values(), "rejected.parquet", "quarantine.jsonl")
 ENGINE_FOLDER_NAME = ".engine"
 MAX_NAMED_SOURCES = 3
+MAX_NAMED_COLUMNS = 20
 MIN_DECISIVE_ITEMS = 100  # the 95% interval of an accuracy of one half is then 10 percentage points wide on each side
 FORMATS_HINT = "docs/data.md lists the supported formats."
 # Hints for a source that could not be read, by a part of the reason.
@@ -145,7 +156,7 @@ def curate(
     folder.mkdir(parents=True)
     try:
         prepared = _prepare_rows(sources, benchmarks, earlier, config, folder, reporter)
-        _report_unreadable(sources, prepared, reporter)
+        _report_unreadable(sources, prepared, config, reporter)
         _check_groups(prepared, config, reporter)
         find_similar = functools.partial(
             engine_process.find_similar_texts,
@@ -153,7 +164,7 @@ def curate(
             threshold=config.near_duplicate_threshold,
             ray_address=prepared_chunks.resolve_ray_address(config) if config.engine == "ray" else None,
         )
-        result = _compare_rows(prepared, find_similar, config, seed, reporter)
+        result = _compare_rows(sources, prepared, find_similar, config, seed, reporter)
         _report_verdicts(result.verdicts, reporter)
         notes = []
         try:
@@ -214,7 +225,7 @@ def preview_curation(
         sources = sorted(sources, key=_get_sort_key)
         prepared = _prepare_rows(sources, benchmarks, earlier, local, Path(folder), reporter)
         _check_groups(prepared, config, reporter)
-        yield _compare_rows(prepared, find_no_similar, config, seed, reporter)
+        yield _compare_rows(sources, prepared, find_no_similar, config, seed, reporter)
 
 
 def check_splits(result: CurationResult, config: DataCurationConfig) -> None:
@@ -235,15 +246,18 @@ def describe_few_test_rows(rows: int) -> str | None:
 # --- identity ---------------------------------------------------------------------------------------------------------
 
 
-def _get_sort_key(source: Source) -> tuple[str, str]:
-    return source.name, source.sha256
+def _get_sort_key(source: Source) -> tuple[str, str, str]:
+    return source.name, source.sha256, source.settings.model_dump_json()
 
 
 def _list_inputs(
     sources: Sequence[Source], benchmarks: Sequence[Source], earlier: Sequence[EarlierRevision]
 ) -> list[ArtifactInput]:
     return [
-        *(ArtifactInput(kind="raw", content_sha256=one.sha256, uri=one.name) for one in sources),
+        *(
+            ArtifactInput(kind="raw", content_sha256=one.sha256, uri=one.name, settings=one.settings.model_dump())
+            for one in sources
+        ),
         *(ArtifactInput(kind="evaluation_set", content_sha256=one.sha256, uri=one.name) for one in benchmarks),
         *(ArtifactInput(kind=EARLIER_INPUT_KIND, content_sha256=one.dataset.sha256, uri=one.label) for one in earlier),
     ]
@@ -291,7 +305,7 @@ def _compute_recipe_digest(inputs: Sequence[ArtifactInput], config: Mapping[str,
     settings = {name: value for name, value in config.items() if name not in SETTINGS_OUTSIDE_IDENTITY}
     if names := settings.get("personal_data", {}).get("names"):
         settings["personal_data"] = {**settings["personal_data"], "names": {**names, "model": bool(names.get("model"))}}
-    files = [[one.kind, one.uri, one.content_sha256] for one in inputs]
+    files = [[one.kind, one.uri, one.content_sha256, *([one.settings] if one.settings else [])] for one in inputs]
     return hashing.digest({"inputs": files, "config": settings, "seed": seed})
 
 
@@ -345,8 +359,9 @@ def _prepare_rows(
         chunks, _ = _collect_chunks(preparation, reporter)
     unread = [one for chunk in chunks for one in chunk.unread]
     if main is None:
-        if unread:
-            raise _build_nothing_kept_error(Counter(), unread)
+        unselected = Counter({NOT_SELECTED.name: count} if (count := sum(chunk.rows for chunk in chunks)) else {})
+        if unread or unselected:
+            raise _build_nothing_kept_error(unselected, unread, sources, config)
         names = ", ".join(source.name for source in sources[:MAX_NAMED_SOURCES])
         if len(sources) > MAX_NAMED_SOURCES:
             names += f" and {len(sources) - MAX_NAMED_SOURCES} more"
@@ -398,14 +413,19 @@ def _check_groups(prepared: PreparedRows, config: DataCurationConfig, reporter: 
 
 
 def _compare_rows(
-    prepared: PreparedRows, find_similar: SimilarityFinder, config: DataCurationConfig, seed: int, reporter: Reporter
+    sources: Sequence[Source],
+    prepared: PreparedRows,
+    find_similar: SimilarityFinder,
+    config: DataCurationConfig,
+    seed: int,
+    reporter: Reporter,
 ) -> CurationResult:
     """Compare all rows. Raises InputError if every row is rejected."""
     from components.data_curation.row_verdicts import compare_rows, count_filter_rejections
 
     filtered = count_filter_rejections(prepared)
     if filtered.total() == prepared.rows:
-        raise _build_nothing_kept_error(filtered, prepared.unread)
+        raise _build_nothing_kept_error(filtered, prepared.unread, sources, config)
     reporter.step("comparing rows")
     verdicts = compare_rows(prepared, config, seed, find_similar)
     reasons = filtered + Counter(rejection.reason for rejection in verdicts.duplicate_rejections.values())
@@ -467,10 +487,14 @@ def summarize_rows(result: CurationResult) -> dict[str, Any]:
 # --- notes and errors -------------------------------------------------------------------------------------------------
 
 
-def _report_unreadable(sources: Sequence[Source], prepared: PreparedRows, reporter: Reporter) -> None:
+def _report_unreadable(
+    sources: Sequence[Source], prepared: PreparedRows, config: DataCurationConfig, reporter: Reporter
+) -> None:
     """Report unreadable records, and sources without rows."""
     if unread := prepared.unread:
         reporter.note(f"{_describe_unreadable(unread)}; see quarantine.jsonl")
+        for hint in itertools.islice(_suggest_columns(unread, sources, config), MAX_NAMED_SOURCES):
+            reporter.note(hint)
     files = {one.file for one in unread}.union(*(chunk.files for chunk in prepared.chunks))
     for source in sources:
         if source.name not in files:
@@ -511,7 +535,9 @@ def _describe_counts(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{count} rejected as {reason}" for reason, count in sorted(reasons.items()))
 
 
-def _build_nothing_kept_error(reasons: Counter[str], unread: Sequence[UnreadableRecord]) -> InputError:
+def _build_nothing_kept_error(
+    reasons: Counter[str], unread: Sequence[UnreadableRecord], sources: Sequence[Source], config: DataCurationConfig
+) -> InputError:
     """Return the error for a curation without a kept row: counts by reason, and the first unreadable record."""
     parts = [_describe_counts(reasons)] if reasons else []
     hint = f"Check data_curation.sources and data_curation.format; {FORMATS_HINT}"
@@ -519,4 +545,20 @@ def _build_nothing_kept_error(reasons: Counter[str], unread: Sequence[Unreadable
         parts.append(_describe_unreadable(unread))
         hints = (text for fragment, text in UNREADABLE_SOURCE_HINTS.items() if fragment in unread[0].reason)
         hint = next(hints, hint).format(file=unread[0].file)
+        hint = next(_suggest_columns(unread, sources, config), hint)
     return InputError(f"no row is kept: {'; '.join(parts)}", hint=hint)
+
+
+def _suggest_columns(
+    unread: Sequence[UnreadableRecord], sources: Sequence[Source], config: DataCurationConfig
+) -> Iterator[str]:
+    """Yield a hint for each source with records of an unknown format whose columns can be mapped."""
+    names = {one.file for one in unread if one.reason.startswith(UNKNOWN_FORMAT)}
+    for source in (one for one in sources if one.name in names):
+        preview = source_preview.preview_source(source, config, source_preview.CHECKED_RECORDS)
+        if entry := preview.format_suggestion():
+            columns = personal_data.mask(", ".join(preview.columns[:MAX_NAMED_COLUMNS]))
+            yield (
+                f"{source.name} has the columns {columns}; map them with data_curation.sources: [{entry}]. "
+                "`tuneline curate --preview` shows the rows."
+            )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from components.common.runtime.errors import EXIT_REFUSED
+from components.common.runtime.errors import EXIT_REFUSED, UsageError
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
     ConfigOption,
@@ -50,9 +50,20 @@ def _build_result(kind: str, output: Path, artifact: Artifact, *names: str) -> d
 @app.command()
 def curate(
     sources: Annotated[
-        list[str], typer.Argument(help="Files, globs or folders of raw text; demo:python-docs for the demo dataset.")
-    ],
-    output: OutputOption,
+        list[str] | None,
+        typer.Argument(
+            help="Files, globs or folders of raw text; demo:python-docs for the demo dataset. Settings of data_curation.sources "
+            "with the same path apply. Default: data_curation.sources of the configuration."
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Output folder.")] = None,
+    preview: Annotated[
+        bool,
+        typer.Option("--preview", help="Show the first rows of each source as they would be read, and write nothing."),
+    ] = False,
+    preview_rows: Annotated[
+        int, typer.Option("--rows", min=1, help="Number of records of each source in the preview.")
+    ] = 3,
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     overwrite: OverwriteOption = False,
@@ -61,12 +72,25 @@ def curate(
 ) -> None:
     """Clean, deduplicate and split raw text into a dataset."""
     customization = load_config(config, sets)
+    if not sources and config is None and not sets:
+        raise UsageError("Missing argument 'sources'", hint="Give files, globs or folders, or a configuration with -c.")
+    if output is None and not preview:
+        raise UsageError("Missing option '-o' / '--output'", hint="Give the output folder with -o, or --preview.")
+    from components.data_curation.reading.source_settings import SourceEntry
     from components.data_curation.stage import curate as curate_dataset
+    from pipelines.cli.source_preview import print_preview
     from pipelines.runs.run_summary import format_evaluation_sets, format_unreadable
     from pipelines.steps import curation_inputs
 
-    customization.data_curation.sources = sources
+    if sources:
+        stated = {entry.path: entry for entry in customization.data_curation.sources}
+        customization.data_curation.sources = [
+            stated.get(str(Path(path).absolute())) or stated.get(path) or SourceEntry(path=path) for path in sources
+        ]
     with open_workdir("curate", as_json, workdir) as (reporter, work):
+        if preview or output is None:
+            print_preview(customization, work, reporter, preview_rows, as_json)
+            return
         inputs = curation_inputs.list_inputs(customization, work, reporter)
         earlier = curation_inputs.fetch_earlier_revisions(customization, inputs.earlier_revisions, work, reporter)
         dataset = curate_dataset(

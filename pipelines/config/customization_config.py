@@ -318,6 +318,8 @@ def _make_absolute(value: object, base: Path) -> object:
     """Return a path from `base`; a URI (demo:, embedded:, hf://) and other values unchanged."""
     if isinstance(value, list):
         return [_make_absolute(item, base) for item in value]
+    if isinstance(value, dict) and "path" in value:
+        return {**value, "path": _make_absolute(value["path"], base)}
     if not isinstance(value, str) or not value or re.match(r"[a-z0-9]+:", value):
         return value
     return str(base / Path(value).expanduser())

@@ -139,7 +139,7 @@ def list_paths(config: Customization) -> dict[str, list[str]]:
         for i, task in enumerate(config.evaluation.tasks)
     }
     return {
-        "data_curation.sources": config.data_curation.sources,
+        "data_curation.sources": [entry.path for entry in config.data_curation.sources],
         "fine_tuning.base_model": [config.fine_tuning.base_model],
         **tasks,
     }

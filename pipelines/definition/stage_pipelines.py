@@ -34,6 +34,7 @@ def plan_one(stage: str, configuration: str, sources: List[str] = [], dataset: s
     import json
 
     from components.common import pipeline_step
+    from components.data_curation.reading.source_settings import SourceEntry
     from pipelines.definition import run_parameters
     from pipelines.provenance import lineage
     from pipelines.steps.input_resolution import plan_stage_as_json
@@ -41,7 +42,7 @@ def plan_one(stage: str, configuration: str, sources: List[str] = [], dataset: s
     with pipeline_step.step_context("plan_one") as s:
         config = run_parameters.parse_customization(configuration)
         if sources:
-            config.data_curation.sources = sources
+            config.data_curation.sources = [SourceEntry.model_validate(source) for source in sources]
         run_parameters.require_absolute_paths(config)
         plan, versioning = plan_stage_as_json(stage, config, s.workdir, s.reporter)
         published = lineage.find_revision_uri(dataset, config.data_versioning, s.workdir) if dataset else ""
@@ -57,6 +58,7 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
 
     def build_pipeline(config: Customization, platform: Platform | None = None) -> PipelineFunction:
         default = run_parameters.dump_customization(config)
+        default_sources = run_parameters.default_parameters(config)["sources"]
         configure = partial(pod_spec.configure_task, platform=platform)
 
         def resolve_inputs(**given: Any) -> dsl.PipelineTask:
@@ -65,7 +67,7 @@ def build(stage: str) -> Callable[[Customization, Platform | None], PipelineFunc
             return task
 
         def curate_data(
-            sources: List[str] = config.data_curation.sources,  # noqa: UP006
+            sources: List[str] = default_sources,  # noqa: UP006
             configuration: str = default,
         ) -> str:
             """Curate raw text and publish it as a dataset version.

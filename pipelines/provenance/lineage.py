@@ -26,6 +26,7 @@ from components.common.runtime.reporters import Reporter
 from components.common.runtime.terminal import escape_controls
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
+from components.data_curation.reading.source_settings import SourceEntry
 from components.data_curation.stage import find_sources_by_name
 from components.data_versioning import stage as versioning
 from components.data_versioning.config import DataVersioningConfig
@@ -378,7 +379,7 @@ def _check_data(context: _TraceContext) -> list[Link]:
     uris = list_dataset_uris(context.version)
     link, dataset = _check_artifact(context, "dataset", uris, (), fetch_from_revision)
     manifest, raw = dataset.manifest if dataset else published, []
-    sources = manifest.config.get("sources", []) if manifest else []
+    sources = [SourceEntry.model_validate(one).path for one in manifest.config.get("sources", [])] if manifest else []
     patterns = [str(demo_dataset_path(context.workdir)) if one == DEMO_SOURCE else one for one in sources]
     for one in manifest.inputs if manifest else []:
         if one.kind != "raw":

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from components.common.artifacts import artifact_folder
+from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
 from components.common.models import model_loading
 from components.common.runtime.errors import (
@@ -381,13 +381,14 @@ def _collect_sources(recorded: RecordedVersion, request: ReproductionRequest, sc
 
 def _match_sources(recorded: Sequence[ArtifactInput], available: Sequence[Source]) -> list[Source]:
     """Return the available sources that are recorded. Raises InputError if one is missing or has changed."""
-    remaining = Counter((one.uri, one.content_sha256) for one in recorded)
+    remaining = Counter((one.uri, one.content_sha256, hashing.digest(one.settings)) for one in recorded)
     matched = []
     for source in available:
-        if remaining[source.name, source.sha256] > 0:
-            remaining[source.name, source.sha256] -= 1
+        key = source.name, source.sha256, hashing.digest(source.settings.model_dump())
+        if remaining[key] > 0:
+            remaining[key] -= 1
             matched.append(source)
-    for (name, _), count in remaining.items():
+    for (name, *_), count in remaining.items():
         if count > 0:
             has_changed = any(source.name == name for source in available)
             state = "has changed since curation" if has_changed else "no longer exists"

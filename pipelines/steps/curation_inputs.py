@@ -11,6 +11,8 @@ from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.reading.source_files import list_evaluation_sets
+from components.data_curation.reading.source_settings import SourceEntry
+from components.data_curation.source_preview import check_columns
 from components.data_curation.stage import EarlierRevision, Source, list_sources, plan_earlier_revisions
 from components.data_versioning import stage as versioning
 from components.data_versioning.git_repository import is_url
@@ -51,7 +53,7 @@ def list_inputs(
         scratch: The workdir for built or fetched files; default: `workdir`.
 
     Raises:
-        ConfigurationError: a source does not exist.
+        ConfigurationError: a source does not exist, or lacks a column of its settings.
     """
     curation, target = config.data_curation, scratch or workdir
     fetched = target.state / "data_curation" / "sources"
@@ -60,6 +62,7 @@ def list_inputs(
         Path.cwd(),
         obtain=lambda uri: versioning.fetch_source(uri, fetched, reporter),  # dvc:// sources
     )
+    check_columns(sources, curation)
     benchmarks = list_evaluation_sets(curation.decontamination.sets, Path.cwd())
     names_model, earlier = compute_model_digest(curation.personal_data.names), []
     if curation.published != "ignore":
@@ -105,13 +108,14 @@ def demo_dataset_path(workdir: Workdir) -> Path:
     return workdir.root / "demo" / "python-docs.jsonl"
 
 
-def expand_demo_source(sources: list[str], workdir: Workdir) -> list[str]:
+def expand_demo_source(sources: list[SourceEntry], workdir: Workdir) -> list[SourceEntry]:
     """Replace demo:python-docs with the path of a file that is built from this machine's Python."""
-    if DEMO_SOURCE not in sources:
+    if all(entry.path != DEMO_SOURCE for entry in sources):
         return sources
     from data.python_docs import build
 
     path = demo_dataset_path(workdir)
     path.parent.mkdir(parents=True, exist_ok=True)
     build(path)
-    return [str(path) if source == DEMO_SOURCE else source for source in sources]
+    demo = {"path": str(path)}
+    return [entry.model_copy(update=demo) if entry.path == DEMO_SOURCE else entry for entry in sources]

@@ -36,7 +36,7 @@ def curate_files(tmp_path):
     """Return the function that curates files into tmp_path/out, or another folder, and returns the artifact."""
 
     def run(*paths, out="out", seed=1, overwrite=False, **config):
-        config = DataCurationConfig(sources=[str(p) for p in paths], **config)
+        config = DataCurationConfig(sources=[p if isinstance(p, dict) else str(p) for p in paths], **config)
         sources = list_sources(config.sources, tmp_path)
         return curate(sources, tmp_path / out, config, seed=seed, reporter=SilentReporter(), overwrite=overwrite)
 

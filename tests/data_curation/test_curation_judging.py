@@ -12,6 +12,7 @@ from components.data_curation import normalized_words
 from components.data_curation.comparison import duplicates, split_assignment
 from components.data_curation.comparison.duplicates import DuplicateGraph
 from components.data_curation.config import DataCurationConfig, Fractions, TokensConfig
+from components.data_curation.reading.source_settings import SourceEntry
 from components.data_curation.rows import make_unique_id
 from components.data_curation.stage import Source, plan_earlier_revisions
 
@@ -288,7 +289,9 @@ def test_revision_with_a_deleted_predecessor_is_an_earlier_revision():
 def test_workers_source_paths_and_token_settings_keep_the_curation():
     source, settings = Source(uri="/data/a.jsonl", sha256="a" * 64, bytes=1), DataCurationConfig(published="drop")
     revisions = [build_revision("v1", source, settings)]
-    same = settings.model_copy(update={"workers": 3, "sources": ["elsewhere"], "tokens": TokensConfig(max_length=512)})
+    same = settings.model_copy(
+        update={"workers": 3, "sources": [SourceEntry(path="elsewhere")], "tokens": TokensConfig(max_length=512)}
+    )
     assert plan_earlier_revisions([source], [], revisions, same, 1) == []
     other = settings.model_copy(update={"answer_min_words": 5})
     assert plan_earlier_revisions([source], [], revisions, other, 1) == [("v1", "dataset of v1")]

@@ -52,6 +52,9 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "archive").mkdir()
     with gzip.open(folder / "archive" / "old.csv.gz", "wt", newline="") as file:
         csv.writer(file).writerows([["prompt", "completion"], ["Who keeps the archive?", "The archivist keeps it."]])
+    with (folder / "helpdesk.csv").open("w", newline="") as file:
+        tickets = [[f"I must {v} a {n}", f"It is the {n} of desk {i}.", f"Then {v} it."] for i, (v, n) in enumerate(QUESTION_WORDS)]  # fmt: skip
+        csv.writer(file).writerows([["subject", "body", "agent_reply"], *tickets])
     with (folder / "pairs.jsonl").open("w") as file:
         for verb, noun in QUESTION_WORDS:
             row = {"prompt": f"May I {verb} a {noun}?", "chosen": f"Yes, {verb} the {noun}.", "rejected": "No."}

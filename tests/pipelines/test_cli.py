@@ -85,6 +85,25 @@ def test_curate_counts_every_row(stage_results: dict[str, Any]) -> None:
     assert set(stage_results["curate"]) == {"dataset", "sha256", "rows", "splits", "evaluation_sets"}
 
 
+def test_preview_suggests_columns_and_curate_uses_the_configuration(tmp_path: Path) -> None:
+    rows = "".join(f"Topic {i};Step {i} solves it with tool {i * 7}\n" for i in range(60))
+    (tmp_path / "tickets.csv").write_text(f"subject;resolution\n{rows}")
+    (preview,) = answer("curate", "tickets.csv", "--preview", "--rows", "1", cwd=tmp_path)["sources"]
+    assert preview["suggestion"] == "{path: tickets.csv, columns: {prompt: subject, completion: resolution}}"
+    assert preview["columns"] == ["subject", "resolution"]
+    assert [one["line"] for one in preview["unreadable"]] == [2]
+    (tmp_path / "c.yaml").write_text(
+        f"data_curation: {{sources: [{preview['suggestion']}], near_duplicate_threshold: 1}}\n"
+    )
+    (preview,) = answer("curate", "-c", "c.yaml", "--preview", "--rows", "1", cwd=tmp_path)["sources"]
+    assert [turn["content"] for turn in preview["rows"][0]["messages"]] == ["Topic 0", "Step 0 solves it with tool 0"]
+    text = tuneline("curate", "tickets.csv", "-c", "c.yaml", "--preview", cwd=tmp_path).stdout
+    assert "tickets.csv: first 60 records: 60 prompt_completion\n  columns: subject, resolution\n" in text
+    dataset = answer("curate", "-c", "c.yaml", "-o", "out", cwd=tmp_path)
+    assert dataset["rows"] == {"in": 60, "kept": 60, "quarantined": 0, "rejected": {}}
+    assert "Missing option '-o'" in refusal(2, "curate", "tickets.csv", cwd=tmp_path)["message"]
+
+
 def test_stages_print_the_documented_keys(stage_results: dict[str, Any], folder: Path) -> None:
     keys = {"model", "sha256", "steps", "tokens", "train_loss", "validation_loss", "tokens_per_second", "resumed_from"}
     assert set(stage_results["finetune"]) == keys

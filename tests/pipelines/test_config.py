@@ -29,7 +29,7 @@ def test_defaults_train_on_all_rows_and_promote_nothing() -> None:
 def test_run_without_sources_is_the_demo_with_its_own_settings(tmp_path: Path) -> None:
     config = load_customization(None, ["fine_tuning.max_steps=7"], or_demo=True)
     assert (config.fine_tuning.max_steps, config.fine_tuning.batch_size, config.evaluation.max_length) == (7, 8, 256)
-    assert config.data_curation.sources == ["demo:python-docs"]
+    assert [entry.path for entry in config.data_curation.sources] == ["demo:python-docs"]
     assert config.model_registry.auto_promote is True
     file = tmp_path / "customization.yaml"
     file.write_text("seed: 3\n")
@@ -98,12 +98,15 @@ def test_relative_paths_are_resolved_from_their_origin(tmp_path: Path, monkeypat
         "data_curation:\n  sources: [raw/*.jsonl, demo:python-docs]\nfine_tuning:\n  base_model: models/llama\n"
     )
     config = load_customization(file)
-    assert config.data_curation.sources == [str(tmp_path / "project" / "raw/*.jsonl"), "demo:python-docs"]
+    assert [entry.path for entry in config.data_curation.sources] == [
+        str(tmp_path / "project" / "raw/*.jsonl"),
+        "demo:python-docs",
+    ]
     assert config.fine_tuning.base_model == str(tmp_path / "project" / "models/llama")
     config = load_customization(
         file, ['data_curation.sources=["mine.jsonl"]', "fine_tuning.base_model=hf://org/name@main"]
     )
-    assert config.data_curation.sources == [str(tmp_path / "here" / "mine.jsonl")]
+    assert [entry.path for entry in config.data_curation.sources] == [str(tmp_path / "here" / "mine.jsonl")]
     assert config.fine_tuning.base_model == "hf://org/name@main"
 
 

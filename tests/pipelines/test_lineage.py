@@ -31,6 +31,7 @@ from components.common.runtime.errors import TunelineError
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
+from components.data_curation.reading.source_settings import SourceEntry
 from components.data_curation.stage import curate, list_sources
 from components.data_versioning.stage import Version, publish
 from components.evaluation.stage import evaluate
@@ -737,7 +738,7 @@ def registered_successor(registered_chain: Chain, request: pytest.FixtureRequest
             {"prompt": row["instruction"], "chosen": row["output"], "rejected": "I do not know."} for row in questions
         ]
         source.write_text("".join(json.dumps(row) + "\n" for row in pairs))
-        curation = chain.config.data_curation.model_copy(update={"sources": [str(source)]})
+        curation = chain.config.data_curation.model_copy(update={"sources": [SourceEntry(path=str(source))]})
         dataset = artifact_store.add_artifact(
             work.store, curate(list_sources(curation.sources, Path.cwd()), draft, curation, **options)
         )

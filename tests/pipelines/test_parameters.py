@@ -38,7 +38,7 @@ def test_changed_parameter_overrides_its_default() -> None:
     config = combine(
         sources=["/data/a.jsonl"], max_steps=7, seed=9, auto_promote=False, adaptation="full", model_name="mine"
     )
-    assert config.data_curation.sources == ["/data/a.jsonl"]
+    assert [entry.path for entry in config.data_curation.sources] == ["/data/a.jsonl"]
     assert (config.fine_tuning.max_steps, config.fine_tuning.adaptation, config.seed) == (7, "full", 9)
     assert (config.model_registry.name, config.model_registry.auto_promote) == ("mine", False)
 

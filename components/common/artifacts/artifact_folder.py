@@ -9,6 +9,7 @@ without a manifest is never read, and `read` verifies every file.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import platform
 import secrets
@@ -32,11 +33,16 @@ TRANSIENT_FAILURE_KEY = "passing"  # summary key: the result depends on a transi
 
 
 class ArtifactInput(BaseModel):
-    """An input of an artifact: another artifact, a raw file or a base model."""
+    """An input of an artifact: another artifact, a raw file or a base model.
+
+    Attributes:
+        settings: how a raw file was read, if the configuration states more than its path.
+    """
 
     kind: str
     content_sha256: str
     uri: str
+    settings: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
 
 
 class ArtifactFile(BaseModel):

@@ -55,6 +55,7 @@ def register_reason(name: str, group: str, meaning: str = "") -> RejectReason:
 
 
 PERSONAL_DATA = register_reason("personal_data", "personal data")
+NOT_SELECTED = register_reason("not_selected", "not selected")
 CONTAMINATED = register_reason("contaminated", "evaluation items")
 EXACT_DUPLICATE = register_reason(
     "exact_duplicate", DUPLICATE_GROUP, "equals a kept row except for letter case and white space"

@@ -40,10 +40,10 @@ def read_csv(
     Args:
         content: the file.
         config: the stage's configuration.
-        delimiter: separates the cells; "" for the most frequent of comma, semicolon and tab in the header line. Excel's
-            line `sep=;` above the header takes precedence.
+        delimiter: separates the cells unless the source states a delimiter; "" for the most frequent of comma, semicolon and
+            tab in the header line. Excel's line `sep=;` above the header takes precedence.
     """
-    rows = _read_rows(content, config.max_line_bytes, delimiter)
+    rows = _read_rows(content, config.max_line_bytes, content.settings.delimiter or delimiter)
     header = next(rows, None)
     if header is None:
         return

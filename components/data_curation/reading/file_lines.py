@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from components.data_curation.reading.raw_records import TruncatedFileError, too_long_message
+from components.data_curation.reading.source_settings import SourceSettings
 
 
 @dataclass(frozen=True)
 class FileContent:
-    """A file's name and its decompressed bytes in pieces."""
+    """A file's name, its decompressed bytes in pieces, and how it is read."""
 
     file: str
     chunks: Iterator[bytes]
+    settings: SourceSettings = field(default_factory=SourceSettings)
 
     def read_all(self) -> tuple[bytes, str]:
         """Return all readable bytes, and the reason if the file is truncated ("" if it is complete)."""

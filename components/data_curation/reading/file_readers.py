@@ -6,6 +6,7 @@ be read becomes an `UnreadableRecord` with its location and the reason.
 
 from __future__ import annotations
 
+import codecs
 import functools
 import hashlib
 import itertools
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.runtime.errors import InputError
-from components.data_curation.reading import csv_reader, record_formats, remote_files, web_pages
+from components.data_curation.reading import column_mapping, csv_reader, record_formats, remote_files, web_pages
 from components.data_curation.reading.file_lines import (
     FileContent,
     MissingLine,
@@ -38,6 +39,7 @@ from components.data_curation.reading.raw_records import (
     file_suffix,
     too_long_message,
 )
+from components.data_curation.reading.source_settings import SourceSettings
 
 if TYPE_CHECKING:
     from components.data_curation.config import DataCurationConfig
@@ -73,17 +75,20 @@ def read_records(source: Source, config: DataCurationConfig) -> Generator[Record
     Raises:
         InputError: the file changed since it was listed, or can no longer be read.
     """
-    digest = hashlib.sha256()
+    digest, settings = hashlib.sha256(), source.settings
     with closing(_read_bytes(source, digest.update)) as chunks:
-        compression = Path(source.name).suffix.lower()
+        compression, suffix = Path(source.name).suffix.lower(), file_suffix(Path(source.name))
         plain: Iterator[bytes] = _decompress(chunks, compression) if compression in COMPRESSION_SUFFIXES else chunks
+        if settings.encoding and suffix in SETTING_SUFFIXES["encoding"]:
+            plain = _transcode(plain, settings.encoding)
         try:
             first = next(plain, b"")
-            reader = _choose_reader(file_suffix(Path(source.name)), first)
+            reader = _choose_reader(suffix, first, settings)
         except TruncatedFileError as error:
             yield UnreadableRecord(source.name, 1, str(error))
         else:
-            yield from reader(FileContent(source.name, itertools.chain([first], plain)), config)
+            records = reader(FileContent(source.name, itertools.chain([first], plain), settings), config)
+            yield from records if settings == SourceSettings() else column_mapping.apply_settings(records, settings)
         for _ in chunks:  # the digest covers bytes that the reader left unread
             pass
     if digest.hexdigest() != source.sha256:
@@ -144,9 +149,24 @@ def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
         raise TruncatedFileError("the compressed file is truncated")
 
 
-def _choose_reader(suffix: str, first: bytes) -> Reader:
+def _transcode(chunks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
+    """Convert text to UTF-8. Bytes that are not in the encoding remain, so that their lines are reported.
+
+    Raises:
+        TruncatedFileError: the rest of the file is not in the encoding.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)(errors="surrogateescape")
+    try:
+        for chunk in chunks:
+            yield decoder.decode(chunk).encode(errors="surrogateescape")
+        yield decoder.decode(b"", final=True).encode(errors="surrogateescape")
+    except UnicodeError as error:
+        raise TruncatedFileError(f"the rest of the file is not {encoding}: {error}") from None
+
+
+def _choose_reader(suffix: str, first: bytes, settings: SourceSettings) -> Reader:
     """Return the reader for a file's suffix. Raises TruncatedFileError if the first bytes contradict the suffix."""
-    reader = READERS[suffix]
+    reader = csv_reader.read_csv if settings.delimiter and suffix in SETTING_SUFFIXES["delimiter"] else READERS[suffix]
     if suffix == ".parquet":
         return reader
     allowed = WEB_BYTE_ORDER_MARKS if suffix in WEB_SUFFIXES else ()
@@ -365,6 +385,9 @@ def _to_text_record(file: str, number: int, data: bytes | MissingLine) -> Record
         return UnreadableRecord(file, number, str(error))
 
 
+# The suffixes of the files to which a setting of a source applies.
+CSV_SUFFIXES, PLAIN_SUFFIXES = {".csv", ".text", ".tsv", ".txt"}, {".json", ".jsonl", ".md", ".ndjson"}
+SETTING_SUFFIXES = {"delimiter": CSV_SUFFIXES, "encoding": CSV_SUFFIXES | PLAIN_SUFFIXES}
 READERS: dict[str, Reader] = {
     ".csv": csv_reader.read_csv,
     ".htm": web_pages.read_html,

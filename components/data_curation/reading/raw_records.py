@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from components.data_curation.reading.source_settings import SourceSettings
 
 MAX_JSON_DEPTH = 200  # nesting levels; Python's own limit depends on the depth of the calling code
 TOO_DEEP_MESSAGE = f"nested deeper than {MAX_JSON_DEPTH} levels"
@@ -56,6 +58,7 @@ class Source(BaseModel):
         sha256: the digest of the file's bytes (hex).
         bytes: the size of the file in bytes.
         called: the file's name if `uri` does not contain it, as for a cached file; otherwise "".
+        settings: how the file is read.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -64,6 +67,7 @@ class Source(BaseModel):
     sha256: str
     bytes: int
     called: str = ""
+    settings: SourceSettings = Field(default_factory=SourceSettings, exclude_if=SourceSettings().__eq__)
 
     @property
     def path(self) -> Path:
@@ -85,12 +89,18 @@ class Record:
         line: the line of the record from 1; in JSON arrays, Parquet files and web archives, the record's number.
         fields: the record's keys and values.
         extracted_from: html, warc or wet if the text was extracted; otherwise "".
+        format: the record format of its source; "" for the configured format.
+        unmapped: columns without a role in its source's settings.
+        excluded_by: the condition that does not select the record; otherwise "".
     """
 
     file: str
     line: int
     fields: JsonObject
     extracted_from: str = ""
+    format: str = ""
+    unmapped: JsonObject = field(default_factory=dict)
+    excluded_by: str = ""
 
 
 @dataclass(frozen=True)

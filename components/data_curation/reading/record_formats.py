@@ -58,6 +58,7 @@ ANY_CASE_KEYS = frozenset().union(
 )
 TURN_KEYS = frozenset((*QUESTION_KEYS, *ANSWER_KEYS, "role", "from", "content", "value", "tool_calls", "function_call"))
 HH_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]?")
+UNKNOWN_FORMAT = "unknown format"  # the start of the reason
 MAX_NAMED_KEYS = 12  # listed in an error
 
 
@@ -121,7 +122,7 @@ def parse_record(record: Record, name: str = "auto") -> list[Row]:
         parsed = FORMATS[name].parse(fields)
     except KeyError as error:
         raise RecordFormatError(
-            f"format {name} requires the key {error.args[0]!r}; found {_describe_keys(fields)}"
+            f"format {name} requires the key {error.args[0]!r}; found {describe_keys(fields)}"
         ) from None
     rows = [
         _build_row(record, part, spellings, name, number if len(parsed) > 1 else 0)
@@ -190,10 +191,10 @@ def recognize_format(fields: Fields) -> str:
     for name, entry in FORMATS.items():
         if entry.matches(fields):
             return name
-    raise RecordFormatError(f"unknown format: {_describe_keys(fields)}")
+    raise RecordFormatError(f"{UNKNOWN_FORMAT}: {describe_keys(fields)}")
 
 
-def _describe_keys(fields: Fields) -> str:
+def describe_keys(fields: Fields) -> str:
     """List the first keys. Describe a long key by its length: redaction does not recognize a truncated address."""
     names = sorted(map(str, fields))
     shown = [name if len(name) <= MAX_QUOTED_CHARACTERS else quote_name(name) for name in names[:MAX_NAMED_KEYS]]
@@ -212,6 +213,7 @@ def _build_row(record: Record, parsed: ParsedRecord, spellings: Mapping[str, str
     else:
         source = record.file
     meta = {key: _collect_unused_turn_fields(value) if key in used else value for key, value in fields.items()}
+    meta = record.unmapped | meta
     meta = {key if (original := spellings.get(key, key)) in meta else original: value for key, value in meta.items()}
     return Row(
         kind=parsed.kind,

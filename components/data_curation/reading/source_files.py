@@ -15,7 +15,7 @@ from components.common.artifacts import hashing
 from components.common.runtime import url_credentials
 from components.common.runtime.errors import ConfigurationError
 from components.data_curation.reading import remote_files
-from components.data_curation.reading.file_readers import READERS
+from components.data_curation.reading.file_readers import READERS, SETTING_SUFFIXES
 from components.data_curation.reading.raw_records import (
     COMPRESSION_SUFFIXES,
     FileLocation,
@@ -25,6 +25,7 @@ from components.data_curation.reading.raw_records import (
     to_source_path,
     to_source_uri,
 )
+from components.data_curation.reading.source_settings import SourceEntry, SourceSettings
 
 SOURCES_KEY, SETS_KEY = "data_curation.sources", "data_curation.decontamination.sets"
 SUPPORTED_SUFFIXES = f"a supported suffix: {', '.join(READERS)}, optionally with {' or '.join(COMPRESSION_SUFFIXES)}"
@@ -35,25 +36,49 @@ DVC_ADDRESS = re.compile(r"dvc://(?P<repository>.+)@(?P<revision>[^@:]+):(?P<pat
 DvcFetcher = Callable[[str], Path]
 
 
-def list_sources(patterns: Sequence[str], base: Path, obtain: DvcFetcher | None = None) -> list[Source]:
-    """Return the distinct files that match the patterns, with digests, sorted by name and digest.
+def list_sources(entries: Sequence[str | SourceEntry], base: Path, obtain: DvcFetcher | None = None) -> list[Source]:
+    """Return the distinct files of the sources, with digests, sorted by name and digest.
+
+    A file of several sources is read once for each different settings, and without settings only if no source has any.
 
     Args:
-        patterns: files, globs (** descends into folders) or folders with supported files, local or as s3://bucket/key
-            and hf://datasets/org/name@revision/path; or dvc://repository@revision:path.
+        entries: files, globs (** descends into folders) or folders with supported files, local or as s3://bucket/key
+            and hf://datasets/org/name@revision/path; or dvc://repository@revision:path; each with optional settings.
         base: the base folder of relative patterns.
         obtain: fetches a dvc:// address and returns the local file or folder. None to reject dvc:// addresses.
 
     Raises:
         ConfigurationError: a pattern matches no file, or a file that is not regular or not readable; or a store does
-            not respond.
+            not respond; or a setting applies to no file of its source.
     """
-    locations: dict[str, tuple[FileLocation, str]] = {}
-    for pattern in patterns:
-        for location in _expand_pattern(pattern, base, obtain):
-            locations.setdefault(location.uri, (location, pattern))
-    sources = (_digest_source(location, pattern) for location, pattern in locations.values())
-    return sorted(sources, key=lambda source: (source.name, source.sha256, source.uri))
+    found: dict[str, tuple[FileLocation, str, list[SourceSettings]]] = {}
+    for entry in entries:
+        pattern, settings = (entry, SourceSettings()) if isinstance(entry, str) else (entry.path, entry.settings)
+        locations = _expand_pattern(pattern, base, obtain)
+        _check_settings(pattern, settings, locations)
+        for location in locations:
+            _, _, several = found.setdefault(location.uri, (location, pattern, []))
+            if settings not in several:
+                several.append(settings)
+    sources = []
+    for location, pattern, several in found.values():
+        source = _digest_source(location, pattern)
+        stated = [settings for settings in several if settings != SourceSettings()]
+        sources += [source.model_copy(update={"settings": settings}) for settings in stated or several]
+    return sorted(
+        sources, key=lambda source: (source.name, source.sha256, source.uri, source.settings.model_dump_json())
+    )
+
+
+def _check_settings(pattern: str, settings: SourceSettings, locations: Sequence[FileLocation]) -> None:
+    suffixes = {file_suffix(Path(location.name)) for location in locations}
+    for name, allowed in SETTING_SUFFIXES.items():
+        if getattr(settings, name) and not suffixes & allowed:
+            raise _source_error(
+                pattern,
+                f"has the setting {name}, which applies to {', '.join(sorted(allowed))}",
+                f"Remove {name} from this source, or give it a file with one of these suffixes.",
+            )
 
 
 def list_evaluation_sets(patterns: Sequence[str], base: Path) -> list[Source]:
@@ -74,7 +99,7 @@ def find_sources_by_name(
 ) -> list[Source]:
     """Return the readable files with this name that match the patterns, with their current digests.
 
-    `patterns`, `base` and `obtain` are the arguments of `list_sources`. Invalid patterns are ignored.
+    `patterns` are the paths of sources, `base` and `obtain` the arguments of `list_sources`. Invalid patterns are ignored.
     """
     locations: dict[str, tuple[FileLocation, str]] = {}
     for pattern in patterns:

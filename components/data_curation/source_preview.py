@@ -1,0 +1,135 @@
+"""Reads the first records of each source: to check the columns of its settings, to suggest columns, and for a preview."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from components.common import personal_data
+from components.common.runtime.errors import ConfigurationError
+from components.data_curation import text_normalization
+from components.data_curation.config import DataCurationConfig
+from components.data_curation.filters import redaction
+from components.data_curation.reading import column_mapping, file_readers, record_formats
+from components.data_curation.reading.raw_records import Record, Source, UnreadableRecord
+from components.data_curation.reading.source_settings import ColumnTarget, SourceSettings
+from components.data_curation.rows import CONTENT_COLUMNS
+
+CHECKED_RECORDS = 100  # of a source, for its columns
+
+
+@dataclass
+class SourcePreview:
+    """The first records of a source.
+
+    Attributes:
+        source: the file.
+        columns: the keys of the records, in the order of their first appearance.
+        read: the number of records.
+        formats: the number of rows by record format.
+        not_selected: the number of records that `where` does not select.
+        rows: the content of the rows, redacted as in the dataset.
+        unreadable: the records that cannot be read.
+        suggestion: columns by role, if no record has a known format.
+    """
+
+    source: Source
+    columns: list[str] = field(default_factory=list)
+    read: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    not_selected: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    unreadable: list[UnreadableRecord] = field(default_factory=list)
+    suggestion: dict[ColumnTarget, str] = field(default_factory=dict)
+
+    def format_suggestion(self) -> str:
+        """Return the source with the suggested columns as YAML in one line; "" without a suggestion."""
+        settings = self.source.settings
+        return column_mapping.format_entry(self.path, settings, self.suggestion) if self.suggestion else ""
+
+    @property
+    def path(self) -> str:
+        """The path of the source, relative to the current folder if it is in this folder."""
+        folder = f"{Path.cwd()}/"
+        return self.source.uri.removeprefix(folder)
+
+
+def preview_source(source: Source, config: DataCurationConfig, limit: int) -> SourcePreview:
+    """Read the first `limit` records of a source as the curation would.
+
+    Raises:
+        InputError: the file can no longer be read.
+    """
+    raw = _read_first(source, config, limit)
+    found = SourcePreview(source, read=len(raw))
+    fields = [record.fields for record in raw if isinstance(record, Record)]
+    found.columns = list(dict.fromkeys(itertools.chain.from_iterable(fields)))
+    for record in column_mapping.apply_settings(raw, source.settings):
+        if isinstance(record, UnreadableRecord):
+            found.unreadable.append(record)
+            continue
+        if record.excluded_by:
+            found.not_selected += 1
+            continue
+        try:
+            rows = record_formats.parse_record(record, record.format or config.format)
+        except record_formats.RecordFormatError as error:
+            found.unreadable.append(UnreadableRecord(record.file, record.line, str(error)))
+            continue
+        for row in rows:
+            text_normalization.normalize_row(row)
+            redaction.redact_row(row, config.personal_data)
+            found.formats[row.format] += 1
+            content = {name: row.content.get(name) for name in CONTENT_COLUMNS[row.kind]}
+            found.rows.append({"line": row.line, "kind": row.kind, **content, "meta": row.meta})
+    masked = (personal_data.mask(one.reason, config.personal_data.names) for one in found.unreadable)
+    found.unreadable = [
+        UnreadableRecord(one.file, one.line, reason) for one, reason in zip(found.unreadable, masked, strict=True)
+    ]
+    has_known_format = bool(found.rows or found.not_selected)
+    if fields and not has_known_format and not source.settings.columns and not source.settings.template:
+        found.suggestion = column_mapping.suggest_columns(fields)
+    return found
+
+
+def check_columns(sources: Sequence[Source], config: DataCurationConfig) -> None:
+    """Check that the first records of each source have the columns of its settings.
+
+    Raises:
+        ConfigurationError: none of these records has a column.
+        InputError: a file can no longer be read.
+    """
+    for source in sources:
+        settings = source.settings
+        if not (settings.columns or settings.template or settings.where):
+            continue
+        records = [one for one in _read_first(source, config, CHECKED_RECORDS) if isinstance(one, Record)]
+        missing = column_mapping.find_missing_columns(records, settings) if records else []
+        if missing:
+            columns = list(dict.fromkeys(key for record in records for key in record.fields))
+            names = ", ".join(map(repr, missing))
+            raise ConfigurationError(
+                f"data_curation.sources: {source.name} has no column {names}; it has the "
+                f"{record_formats.describe_keys(dict.fromkeys(columns)).replace('keys', 'columns', 1)}",
+                hint=_suggest_names(missing, columns),
+            )
+
+
+def _suggest_names(missing: Sequence[str], columns: Sequence[str]) -> str:
+    similar = [(name, difflib.get_close_matches(name, columns, n=1)) for name in missing]
+    corrections = [f"{matches[0]} instead of {name}" for name, matches in similar if matches]
+    return f"Write {', '.join(corrections)}." if corrections else "Use the names of columns of this file."
+
+
+def _read_first(source: Source, config: DataCurationConfig, limit: int) -> list[Record | UnreadableRecord]:
+    """Return the first records with their own keys."""
+    layout = source.settings.model_copy(update={"columns": {}, "template": "", "where": "", "format": ""})
+    plain = source.model_copy(update={"settings": SourceSettings.model_validate(layout.model_dump())})
+    with closing(file_readers.read_records(plain, config)) as records:
+        return list(itertools.islice(records, limit))

@@ -1,0 +1,93 @@
+"""`tuneline curate --preview`: the first rows of each source as text or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.common.runtime.reporters import Reporter
+from components.common.workspace.artifact_store import Workdir
+from components.data_curation.source_preview import CHECKED_RECORDS, SourcePreview, preview_source
+from components.data_curation.stage import list_sources
+from components.data_versioning import stage as versioning
+from pipelines.cli.application import print_result
+from pipelines.config.customization_config import Customization
+from pipelines.steps.curation_inputs import expand_demo_source
+
+MAX_PREVIEWED_SOURCES = 20
+MAX_VALUE_CHARACTERS = 300
+
+
+def print_preview(customization: Customization, work: Workdir, reporter: Reporter, rows: int, as_json: bool) -> None:
+    """Print the first records of the sources as the curation reads them.
+
+    Raises:
+        ConfigurationError: a source does not exist.
+        InputError: a source can no longer be read.
+    """
+    curation = customization.data_curation
+    fetched = work.state / "data_curation" / "sources"
+    sources = list_sources(
+        expand_demo_source(curation.sources, work),
+        Path.cwd(),
+        obtain=lambda uri: versioning.fetch_source(uri, fetched, reporter),
+    )
+    previews = [
+        preview_source(source, curation, max(rows, CHECKED_RECORDS)) for source in sources[:MAX_PREVIEWED_SOURCES]
+    ]
+    result = {
+        "sources": [_build_result(preview, rows) for preview in previews],
+        "more_sources": len(sources) - len(previews),
+    }
+    lines = [line for preview in previews for line in _format_preview(preview, rows)]
+    if more := result["more_sources"]:
+        lines.append(f"{more} more files")
+    print_result(result, as_json, lines)
+
+
+def _build_result(preview: SourcePreview, rows: int) -> dict[str, Any]:
+    return {
+        "source": preview.source.name,
+        "settings": preview.source.settings.model_dump(),
+        "columns": preview.columns,
+        "read": preview.read,
+        "formats": dict(preview.formats),
+        "not_selected": preview.not_selected,
+        "rows": preview.rows[:rows],
+        "unreadable": [asdict(one) for one in preview.unreadable[:rows]],
+        "suggestion": preview.format_suggestion() or None,
+    }
+
+
+def _format_preview(preview: SourcePreview, rows: int) -> Iterator[str]:
+    formats = ", ".join(f"{count} {name}" for name, count in preview.formats.items()) or "no row"
+    counts = [f"first {preview.read} records: {formats}"]
+    counts += [f"{preview.not_selected} not selected"] if preview.not_selected else []
+    counts += [f"{len(preview.unreadable)} unreadable"] if preview.unreadable else []
+    yield f"{preview.source.name}: {', '.join(counts)}"
+    yield f"  columns: {', '.join(preview.columns)}"
+    for row in preview.rows[:rows]:
+        yield f"  {preview.source.name}:{row['line']} ({row['kind']})"
+        for name, value in row.items():
+            if name in ("line", "kind") or value in (None, {}, []):
+                continue
+            if isinstance(value, list):
+                yield from (f"    {turn['role']}: {_shorten(turn['content'])}" for turn in value)
+            else:
+                yield f"    {name}: {_shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}"
+    for record in preview.unreadable[:rows]:
+        yield f"  {record.file}:{record.line}: {_shorten(record.reason)}"
+    if preview.suggestion:
+        entry = {"path": preview.path, "columns": dict(preview.suggestion)}
+        yield "  To use these columns, correct them if necessary and write in customization.yaml:"
+        yield yaml.safe_dump({"data_curation": {"sources": [entry]}}, sort_keys=False, allow_unicode=True).rstrip()
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[:MAX_VALUE_CHARACTERS]} … ({len(text):,} characters)"
