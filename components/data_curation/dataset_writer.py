@@ -65,7 +65,7 @@ def write_dataset(
             for row in rejected.select(["reason", "detail", "source", "line", "text"]).to_pylist():
                 rejection = REJECT_REASONS[row["reason"]].reject(row["detail"])
                 statistics.count_rejected(rejection, row["source"], row["line"], row["text"])
-    for rejection in verdicts.duplicate_rejections.values():
+    for rejection in verdicts.rejections.values():
         if rejection.similarity is not None:
             statistics.similarities.setdefault(rejection.reason, []).append(rejection.similarity)
     with (output / "quarantine.jsonl").open("w", encoding="utf-8", newline="\n") as file:
@@ -79,7 +79,7 @@ def _iterate_verdicts(prepared: PreparedRows, verdicts: RowVerdicts) -> Iterator
     """Yield each chunk's rows with ids, reasons and details, and their splits ("" for rejected rows)."""
     import pyarrow
 
-    rejections = verdicts.duplicate_rejections
+    rejections = verdicts.rejections
     for begin, table in prepared.iterate_tables():
         end = begin + len(table)
         repeated = {row - begin: rejections[row] for row in range(begin, end) if row in rejections}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class RowVerdicts:
     Attributes:
         ids: the id of every row.
         splits: the split of every row; "" for rejected rows.
-        duplicate_rejections: the rejections of duplicates by index. The chunks contain the rejections by filters.
+        rejections: the rejections by index that need all rows. The chunks contain the rejections by filters.
         cluster_count: the number of clusters of rows that share a split.
         republished_rows: the number of kept rows that are also in an earlier revision.
         divided_groups: the number of `group_by` values with kept rows in several splits, caused by earlier revisions.
@@ -37,7 +37,7 @@ class RowVerdicts:
 
     ids: list[str]
     splits: list[str]
-    duplicate_rejections: dict[int, Rejection]
+    rejections: dict[int, Rejection]
     cluster_count: int
     republished_rows: int
     divided_groups: int
@@ -47,6 +47,13 @@ class RowVerdicts:
         """Return the number of rows by split."""
         counts = Counter(self.splits)
         return {name: counts[name] for name in SPLITS}
+
+    def reject(self, rejections: Mapping[int, Rejection]) -> RowVerdicts:
+        """Return the verdicts with kept rows rejected, by index."""
+        splits = list(self.splits)
+        for row in rejections:
+            splits[row] = ""
+        return replace(self, splits=splits, rejections=self.rejections | rejections)
 
 
 def compare_rows(

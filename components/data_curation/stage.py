@@ -428,7 +428,7 @@ def _compare_rows(
         raise _build_nothing_kept_error(filtered, prepared.unread, sources, config)
     reporter.step("comparing rows")
     verdicts = compare_rows(prepared, config, seed, find_similar)
-    reasons = filtered + Counter(rejection.reason for rejection in verdicts.duplicate_rejections.values())
+    reasons = filtered + Counter(rejection.reason for rejection in verdicts.rejections.values())
     if config.published == "drop" and prepared.published_splits and not any(verdicts.splits):
         raise InputError(
             f"no row is kept: {_describe_counts(reasons)}; data_curation.published is drop, so rows that repeat "
