@@ -365,7 +365,9 @@ def test_reported_number_is_the_number_of_questions_that_pass(tmp_path_factory, 
     path.write_text("".join(json.dumps(item) + "\n" for item in items))
     config = DataCurationConfig(decontamination={"sets": [str(path)], **limits})
     index = EvaluationIndex.build(list_evaluation_sets([str(path)], path.parent), config, SilentReporter())
-    passed = sum(index.find_contamination(template.format(question=question)) is None for question in questions)
+    rejections = [index.find_contamination(template.format(question=question)) for question in questions]
+    # A question that three items share is ignored; as the item's text of a field beside an instruction, it is found.
+    passed = sum(one is None or one.detail.endswith("another text of the item") for one in rejections)
     assert index.sets["bench.jsonl"]["unsearchable"] == passed
 
 
