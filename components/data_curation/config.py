@@ -297,6 +297,25 @@ class PersonalDataConfig(_Section):
     names: NamesConfig = Field(default_factory=NamesConfig, description="Actions on names of people and places.")
 
 
+class SemanticDuplicatesConfig(_Section):
+    """Rejection of rows that say the same as an earlier row in other words. Off by default."""
+
+    threshold: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Minimum cosine similarity of both the prompts and the answers of two duplicates. The later row is "
+        "dropped. With input embeddings, 0.8 finds reworded rows. null: off. "
+        "Reject reason: `semantic_duplicate`.",
+    )
+    model: str = Field("", description="Model of the embeddings. Empty: fine_tuning.base_model.")
+    embeddings: Literal["input", "hidden_states"] = Field(
+        "input",
+        description="input: weighted mean of the model's input embeddings, without a forward pass; word order does not "
+        "count. hidden_states: mean of the last hidden states of an encoder, which requires torch.",
+    )
+
+
 class DataCurationConfig(_Section):
     """Curation of raw text into train, validation and test rows."""
 
@@ -337,6 +356,9 @@ class DataCurationConfig(_Section):
         le=1,
         description="Minimum Jaccard similarity of the word 5-grams of two near-duplicates, without context that recurs "
         "across rows. The later row is dropped. Lower values drop more rows.",
+    )
+    semantic_duplicates: SemanticDuplicatesConfig = Field(
+        default_factory=SemanticDuplicatesConfig, description="Duplicates in other words."
     )
     answer_min_words: int = Field(
         8,

@@ -53,7 +53,7 @@ class RowVerdicts:
         splits = list(self.splits)
         for row in rejections:
             splits[row] = ""
-        return replace(self, splits=splits, rejections=self.rejections | rejections)
+        return replace(self, splits=splits, rejections={**self.rejections, **rejections})
 
 
 def compare_rows(

@@ -28,6 +28,7 @@ from components.data_curation import (
     prepared_chunks,
     report,
     row_kinds,
+    semantic_duplicates,
     source_preview,
 )
 from components.data_curation.chunk_worker import ChunkSummary
@@ -210,7 +211,7 @@ def preview_curation(
 ) -> Iterator[CurationResult]:
     """Curate in a temporary folder without the Daft engine.
 
-    Near-duplicates are not detected: the number of kept rows is an upper bound. The arguments are those of `curate`.
+    Near-duplicates and semantic duplicates are not detected: the number of kept rows is an upper bound. The arguments are those of `curate`.
 
     Yields:
         The rows with their splits and rejections. The temporary folder is deleted when the context ends.
@@ -225,7 +226,7 @@ def preview_curation(
         sources = sorted(sources, key=_get_sort_key)
         prepared = _prepare_rows(sources, benchmarks, earlier, local, Path(folder), reporter)
         _check_groups(prepared, config, reporter)
-        yield _compare_rows(sources, prepared, find_no_similar, config, seed, reporter)
+        yield _compare_rows(sources, prepared, find_no_similar, config, seed, reporter, is_preview=True)
 
 
 def check_splits(result: CurationResult, config: DataCurationConfig) -> None:
@@ -313,13 +314,14 @@ def compute_key(inputs: Sequence[ArtifactInput], config: DataCurationConfig, see
     """Return the digest (hex) of everything that the result depends on.
 
     Raises:
-        ConfigurationError: the spaCy model does not exist.
+        ConfigurationError: the spaCy model or the embedding model does not exist.
     """
     return hashing.digest(
         {
             "stage": STAGE,
             "code": code_digest.code_sha256(STAGE),
             "names_model": name_finder.compute_model_digest(config.personal_data.names),
+            "embedding_model": semantic_duplicates.compute_model_digest(config),
             "recipe": _compute_recipe_digest(inputs, _dump_settings(config), seed),
             "tokens": config.tokens.model_dump(),
         }
@@ -419,6 +421,8 @@ def _compare_rows(
     config: DataCurationConfig,
     seed: int,
     reporter: Reporter,
+    *,
+    is_preview: bool = False,
 ) -> CurationResult:
     """Compare all rows. Raises InputError if every row is rejected."""
     from components.data_curation.row_verdicts import compare_rows, count_filter_rejections
@@ -428,6 +432,8 @@ def _compare_rows(
         raise _build_nothing_kept_error(filtered, prepared.unread, sources, config)
     reporter.step("comparing rows")
     verdicts = compare_rows(prepared, config, seed, find_similar)
+    if not is_preview:
+        verdicts = verdicts.reject(semantic_duplicates.find_semantic_duplicates(prepared, verdicts, config, reporter))
     reasons = filtered + Counter(rejection.reason for rejection in verdicts.rejections.values())
     if config.published == "drop" and prepared.published_splits and not any(verdicts.splits):
         raise InputError(

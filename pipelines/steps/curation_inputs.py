@@ -12,6 +12,8 @@ from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.reading.source_files import list_evaluation_sets
 from components.data_curation.reading.source_settings import SourceEntry
+from components.data_curation.semantic_duplicates import compute_model_digest as compute_embedding_digest
+from components.data_curation.semantic_duplicates import fetch_model
 from components.data_curation.source_preview import check_columns
 from components.data_curation.stage import EarlierRevision, Source, list_sources, plan_earlier_revisions
 from components.data_versioning import stage as versioning
@@ -24,7 +26,7 @@ Revisions = Sequence[tuple[str, str]]  # (tag, content_sha256)
 
 @dataclass(frozen=True)
 class CurationInputs:
-    """Files with their digests, earlier revisions, and the digest of the spaCy model ("" if disabled).
+    """Files with their digests, earlier revisions, and the digests of the spaCy and the embedding model ("" if disabled).
 
     An earlier revision is its tag and content digest.
     """
@@ -33,6 +35,7 @@ class CurationInputs:
     benchmarks: list[Source]
     earlier_revisions: list[tuple[str, str]]
     names_model: str
+    embedding_model: str
 
     def as_plan(self) -> dict[str, object]:
         """Return the inputs as JSON values for the data curation plan."""
@@ -41,6 +44,7 @@ class CurationInputs:
             "benchmarks": [source.model_dump() for source in self.benchmarks],
             "earlier": [list(revision) for revision in self.earlier_revisions],
             "names_model": self.names_model,
+            **({"embedding_model": self.embedding_model} if self.embedding_model else {}),
         }
 
 
@@ -63,13 +67,17 @@ def list_inputs(
         obtain=lambda uri: versioning.fetch_source(uri, fetched, reporter),  # dvc:// sources
     )
     check_columns(sources, curation)
+    embedding_model = ""
+    if scratch is None:  # a dry run neither fetches the model nor compares meanings
+        fetch_model(curation, reporter)
+        embedding_model = compute_embedding_digest(curation)
     benchmarks = list_evaluation_sets(curation.decontamination.sets, Path.cwd())
     names_model, earlier = compute_model_digest(curation.personal_data.names), []
     if curation.published != "ignore":
         root = repository_root(config, workdir, target)
         published = versioning.list_manifests(config.data_versioning, workdir=root)
         earlier = plan_earlier_revisions(sources, benchmarks, published, curation, config.seed)
-    return CurationInputs(sources, benchmarks, earlier, names_model)
+    return CurationInputs(sources, benchmarks, earlier, names_model, embedding_model)
 
 
 def repository_root(config: Customization, workdir: Workdir, scratch: Workdir) -> Path:
