@@ -16,10 +16,11 @@ from xdist.scheduler import LoadFileScheduling
 
 from components.common.runtime import process_control
 
-settings.register_profile(
-    "no-clock", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)  # a busy machine fails no test
-settings.load_profile("no-clock")
+# A busy machine fails no test, and every run generates the same examples; `--hypothesis-profile explore` generates others.
+UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", derandomize=True, **UNTIMED)
+settings.register_profile("explore", **UNTIMED)
+settings.load_profile("repeatable")
 process_control.relax_garbage_collector()
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
