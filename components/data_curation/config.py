@@ -358,7 +358,9 @@ class DataCurationConfig(_Section):
         "across rows. The later row is dropped. Lower values drop more rows.",
     )
     semantic_duplicates: SemanticDuplicatesConfig = Field(
-        default_factory=SemanticDuplicatesConfig, description="Duplicates in other words."
+        default_factory=SemanticDuplicatesConfig,
+        exclude_if=lambda one: one.threshold is None,  # a dataset that does not use it keeps its key
+        description="Duplicates in other words.",
     )
     answer_min_words: int = Field(
         8,
