@@ -14,7 +14,7 @@ def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl
     """Clean, deduplicate and split raw text.
 
     Args:
-        plan: Sources, evaluation sets and earlier revisions with digests, configuration, seed and code digest, as JSON.
+        plan: Sources, evaluation sets, earlier revisions and scoring inputs with digests, configuration, seed and code digest, as JSON.
         report: Curation report.
         links: Links to the run and its artifacts.
 
@@ -25,7 +25,7 @@ def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl
 
     from components.common import pipeline_step
     from components.data_curation.config import DataCurationConfig
-    from components.data_curation.stage import EarlierRevision, Source, curate
+    from components.data_curation.stage import EarlierRevision, ScoringInputs, Source, curate
 
     p = json.loads(plan)
     execution = p.pop("where")  # settings that do not affect the result
@@ -45,6 +45,7 @@ def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl
             reporter=s.reporter,
             benchmarks=benchmarks,
             earlier=[EarlierRevision(tag, s.load_artifact(sha256, "dataset")) for tag, sha256 in p["earlier"]],
+            scoring=ScoringInputs.from_plan(p["scoring"]),
         ),
         links.path,
     )

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from components.common.personal_data.names_config import Action, NamesConfig
 from components.data_curation.reading.record_formats import FORMATS
 from components.data_curation.reading.source_settings import SourceEntry
+from components.data_curation.score_settings import QualityScoreSettings
 
 if TYPE_CHECKING:
     Format = str
@@ -375,6 +376,12 @@ class DataCurationConfig(_Section):
     language: LanguageConfig = Field(default_factory=LanguageConfig, description="Languages to keep.")
     quality: QualityConfig = Field(default_factory=QualityConfig, description="The published heuristics for web text.")
     instructions: InstructionConfig = Field(default_factory=InstructionConfig, description="Filters for conversations.")
+    # Excluded if unused, so that a dataset without scores keeps its digest from before scores existed.
+    quality_scores: QualityScoreSettings = Field(
+        default_factory=QualityScoreSettings,
+        exclude_if=lambda scores: not scores.is_enabled,
+        description="Quality scores of the rows that all other steps keep.",
+    )
     group_by: str = Field(
         "",
         description="Field of the records, such as customer. Rows with the same value are assigned to the same split. "

@@ -14,8 +14,9 @@ from components.data_curation.comparison.split_assignment import SPLITS
 from components.data_curation.filters.reject_reasons import REJECT_REASONS
 from components.data_curation.parquet_files import ParquetRowWriter
 from components.data_curation.prepared_chunks import PreparedRows
+from components.data_curation.quality_scoring.row_scoring import QualityScores
 from components.data_curation.report_statistics import CurationStatistics
-from components.data_curation.rows import CONTENT_COLUMNS, extract_text
+from components.data_curation.rows import CONTENT_COLUMNS, extract_text, to_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -26,7 +27,11 @@ SPLIT_FILES = {name: f"{name}.parquet" for name in SPLITS}
 
 
 def write_dataset(
-    prepared: PreparedRows, verdicts: RowVerdicts, output: Path, names: NamesConfig | None = None
+    prepared: PreparedRows,
+    verdicts: RowVerdicts,
+    output: Path,
+    names: NamesConfig | None = None,
+    scores: QualityScores | None = None,
 ) -> CurationStatistics:
     """Write the splits, the rejected rows and the quarantine: the payload of the dataset.
 
@@ -35,6 +40,7 @@ def write_dataset(
         verdicts: their splits and rejections.
         output: the dataset's folder.
         names: the configuration for masking names in the report's examples; None to mask no names.
+        scores: the quality scores, which are added to the `meta` of the kept rows.
 
     Returns:
         The statistics of kept, rejected and unreadable rows.
@@ -42,7 +48,8 @@ def write_dataset(
     import pyarrow
     from pyarrow import compute
 
-    statistics = CurationStatistics(names=names or NamesConfig())
+    scores = scores or QualityScores()
+    statistics = CurationStatistics(names=names or NamesConfig(), quality_scores=scores.statistics)
     with ExitStack() as stack:
         schema = parquet_files.build_split_schema(prepared.kind)
         writers = {
@@ -50,7 +57,7 @@ def write_dataset(
         }
         rejected_file = output / "rejected.parquet"
         rejected_writer = stack.enter_context(ParquetRowWriter(rejected_file, parquet_files.build_rejected_schema()))
-        for table, splits in _iterate_verdicts(prepared, verdicts):
+        for table, splits in _iterate_verdicts(prepared, verdicts, scores):
             for split, writer in writers.items():
                 writer.add(table.filter(pyarrow.array([one == split for one in splits], pyarrow.bool_())))
             is_kept = pyarrow.array([bool(split) for split in splits], pyarrow.bool_())
@@ -75,8 +82,10 @@ def write_dataset(
     return statistics
 
 
-def _iterate_verdicts(prepared: PreparedRows, verdicts: RowVerdicts) -> Iterator[tuple[pyarrow.Table, list[str]]]:
-    """Yield each chunk's rows with ids, reasons and details, and their splits ("" for rejected rows)."""
+def _iterate_verdicts(
+    prepared: PreparedRows, verdicts: RowVerdicts, scores: QualityScores
+) -> Iterator[tuple[pyarrow.Table, list[str]]]:
+    """Yield each chunk's rows with ids, reasons, details and scores, and their splits ("" for rejected rows)."""
     import pyarrow
 
     rejections = verdicts.rejections
@@ -89,5 +98,13 @@ def _iterate_verdicts(prepared: PreparedRows, verdicts: RowVerdicts) -> Iterator
                 values[row] = getattr(rejection, column)
             position = table.schema.get_field_index(column)
             table = table.set_column(position, column, pyarrow.array(values, pyarrow.string()))
+        if scores.by_scorer:
+            kept = zip(range(begin, end), table["meta"].to_pylist(), verdicts.splits[begin:end], strict=True)
+            values = [
+                to_json(scores.add_to_meta(json.loads(meta or "{}"), row)) if split else meta
+                for row, meta, split in kept
+            ]
+            position = table.schema.get_field_index("meta")
+            table = table.set_column(position, "meta", pyarrow.array(values, pyarrow.string()))
         ids = pyarrow.array(verdicts.ids[begin:end], pyarrow.string())
         yield table.append_column("id", ids), verdicts.splits[begin:end]

@@ -19,6 +19,7 @@ from components.common.reporting.html_report import (
 from components.data_curation.filters import row_filters  # noqa: F401  registers the reasons of all filters
 from components.data_curation.filters.language_identification import HAN_SCRIPT
 from components.data_curation.filters.reject_reasons import DUPLICATE_GROUP, REJECT_REASONS
+from components.data_curation.quality_scoring.scorer_interface import ScorerStatistics
 from components.data_curation.reading.raw_records import Source
 from components.data_curation.report_statistics import (
     KEPT,
@@ -58,6 +59,7 @@ def render(summary: Mapping[str, Any], sources: Sequence[Source], statistics: Cu
         "Overview": render_tiles(figures) + "".join(render_paragraph(note) for note in statistics.notes),
         **_render_rows(rows, splits, statistics),
         **_render_findings(statistics),
+        "Quality scores": "".join(_render_scorer(one) for one in statistics.quality_scores),
         "Splits": render_table(["split", "rows", "share"], shares)
         + render_paragraph(
             "Rows with equal or similar answers, or texts without common context, are in the same split.", "soft"
@@ -145,6 +147,23 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
         if kinds
         else render_paragraph("No personal data or secrets found."),
     }
+
+
+def _render_scorer(statistics: ScorerStatistics) -> str:
+    """Render a scorer's figures, and its histogram with the threshold."""
+    scorer, bins = statistics.scorer, statistics.count_bins()
+    limits = [f"below {scorer.minimum:g}"] if scorer.minimum is not None else []
+    limits += [f"above {scorer.maximum:g}"] if scorer.maximum is not None else []
+    figures: dict[str, object] = {"rows scored": len(statistics.scores), "rejected": statistics.rejected}
+    figures |= {"rows without a score": statistics.unscored} if statistics.unscored else {}
+    figures |= {name.replace("_", " "): value for name, value in statistics.figures.items()}
+    threshold = f"Orange: rejected, because the score is {limits[0]}." if limits else "No threshold is set."
+    caption = f"Rows by score: {scorer.description}. {threshold}"
+    rejected = {name: ORANGE for name, _, is_rejected in bins if is_rejected}
+    title = f'<h3 class="reason">{escape(scorer.name)}</h3>'
+    bars = plot_bars({name: count for name, count, _ in bins}, x="rows", caption=caption, colours=rejected)
+    notes = "".join(render_paragraph(note) for note in statistics.notes)
+    return title + render_tiles(figures) + bars + notes
 
 
 def _render_tokens(tokens: TokenStatistics) -> str:

@@ -12,6 +12,7 @@ from components.common import personal_data
 from components.common.personal_data.names_config import NamesConfig
 from components.data_curation.filters.decontamination import find_contaminating_set
 from components.data_curation.filters.reject_reasons import Rejection
+from components.data_curation.quality_scoring.scorer_interface import ScorerStatistics
 from components.data_curation.reading.raw_records import UnreadableRecord
 from components.data_curation.token_statistics import TokenStatistics
 
@@ -58,6 +59,7 @@ class CurationStatistics:
         contaminated_rows: per evaluation set, the number of rejected rows.
         similarities: per reject reason, the similarities of the rejected rows to the kept ones.
         tokens: the token statistics; None if tokens were not counted. A note then gives the reason.
+        quality_scores: the statistics of each scorer of rows.
         notes: sentences for the overview.
     """
 
@@ -72,6 +74,7 @@ class CurationStatistics:
     contaminated_rows: Counter[str] = field(default_factory=Counter)
     similarities: dict[str, list[float]] = field(default_factory=dict)
     tokens: TokenStatistics | None = None
+    quality_scores: list[ScorerStatistics] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def count_kept(self, file: str, characters: int, language: str = "") -> None:

@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,12 @@ from components.data_curation.config import DataCurationConfig
 from components.data_curation.dataset_writer import SPLIT_FILES
 from components.data_curation.filters import redaction
 from components.data_curation.filters.decontamination import EvaluationIndex
-from components.data_curation.filters.reject_reasons import NOT_SELECTED
+from components.data_curation.filters.reject_reasons import LOW_QUALITY_SCORE, NOT_SELECTED
 from components.data_curation.prepared_chunks import EarlierRevision, PreparedRows
+from components.data_curation.quality_scoring import row_scoring
+from components.data_curation.quality_scoring.row_scoring import QualityScores
+from components.data_curation.quality_scoring.scorer_interface import RowScorer
+from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs
 from components.data_curation.reading.raw_records import Source, UnreadableRecord
 from components.data_curation.reading.record_formats import UNKNOWN_FORMAT
 from components.data_curation.reading.source_files import find_sources_by_name, list_evaluation_sets, list_sources
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CurationResult",
     "EarlierRevision",
+    "ScoringInputs",
     "Source",
     "check_splits",
     "compute_key",
@@ -127,6 +132,7 @@ def curate(
     overwrite: bool = False,
     benchmarks: Sequence[Source] = (),
     earlier: Sequence[EarlierRevision] = (),
+    scoring: ScoringInputs | None = None,
 ) -> Artifact:
     """Create a dataset in `output`, or return the existing dataset if it has the same key.
 
@@ -139,16 +145,19 @@ def curate(
         overwrite: whether to replace another artifact in `output`.
         benchmarks: evaluation sets; rows that share text with them are rejected.
         earlier: published revisions, whose rows keep their splits.
+        scoring: the inputs of the quality scores.
 
     Raises:
         ConfigurationError: the spaCy model does not exist.
         InputError: a source changed since it was listed, too many rows are of another kind, or no row is kept. Also, the train
-            or test split is empty; for plain text, the report notes the empty split instead.
+            or test split is empty; for plain text, the report notes the empty split instead. Also, the quality
+            classifier has too few examples.
         EngineMissingError: Daft produced no result, or the Ray cluster is unreachable.
     """
     sources = sorted(sources, key=_get_sort_key)
     earlier = () if config.published == "ignore" else earlier
-    inputs = _list_inputs(sources, benchmarks, earlier)
+    scoring = scoring or ScoringInputs()
+    inputs = _list_inputs(sources, benchmarks, earlier, scoring)
     key = compute_key(inputs, config, seed)
     if finished := artifact_folder.claim_folder(output, key, overwrite=overwrite):
         return finished
@@ -156,6 +165,7 @@ def curate(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
+        scorers = row_scoring.build_scorers(config, scoring, seed, reporter)
         prepared = _prepare_rows(sources, benchmarks, earlier, config, folder, reporter)
         _report_unreadable(sources, prepared, config, reporter)
         _check_groups(prepared, config, reporter)
@@ -166,25 +176,28 @@ def curate(
             ray_address=prepared_chunks.resolve_ray_address(config) if config.engine == "ray" else None,
         )
         result = _compare_rows(sources, prepared, find_similar, config, seed, reporter)
+        result, scores = _score_rows(result, scorers, reporter)
         _report_verdicts(result.verdicts, reporter)
-        notes = []
+        notes = [note for one in scores.statistics for note in one.notes]
         try:
             check_splits(result, config)
         except InputError as error:
             if result.kind != "text":  # plain text may be a single page or book
                 raise
-            notes = [f"{error.message}. {error.hint}"]
-            reporter.note(notes[0])
+            notes.append(f"{error.message}. {error.hint}")
+            reporter.note(notes[-1])
         if warning := describe_few_test_rows(result.verdicts.count_splits()["test"]):
             reporter.note(warning)
         reporter.step("writing the dataset")
         summary = summarize_rows(result)
-        statistics = dataset_writer.write_dataset(prepared, result.verdicts, output, config.personal_data.names)
+        statistics = dataset_writer.write_dataset(prepared, result.verdicts, output, config.personal_data.names, scores)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     statistics.notes += notes
     _complete_statistics(statistics, prepared, output, config, reporter)
     summary["evaluation_sets"] = statistics.evaluation_sets
+    if scores.statistics:
+        summary["quality_scores"] = {one.scorer.name: one.summarize() for one in scores.statistics}
     summary["personal_data"] = {kind: asdict(count) for kind, count in statistics.personal.items()}
     artifact_folder.write_atomically(output / "report.html", report.render(summary, sources, statistics))
     return artifact_folder.publish(
@@ -252,7 +265,10 @@ def _get_sort_key(source: Source) -> tuple[str, str, str]:
 
 
 def _list_inputs(
-    sources: Sequence[Source], benchmarks: Sequence[Source], earlier: Sequence[EarlierRevision]
+    sources: Sequence[Source],
+    benchmarks: Sequence[Source],
+    earlier: Sequence[EarlierRevision],
+    scoring: ScoringInputs,
 ) -> list[ArtifactInput]:
     return [
         *(
@@ -261,6 +277,7 @@ def _list_inputs(
         ),
         *(ArtifactInput(kind="evaluation_set", content_sha256=one.sha256, uri=one.name) for one in benchmarks),
         *(ArtifactInput(kind=EARLIER_INPUT_KIND, content_sha256=one.dataset.sha256, uri=one.label) for one in earlier),
+        *scoring.list_artifact_inputs(),
     ]
 
 
@@ -270,6 +287,7 @@ def plan_earlier_revisions(
     published: Sequence[tuple[str, Manifest]],
     config: DataCurationConfig,
     seed: int,
+    scoring: ScoringInputs | None = None,
 ) -> list[tuple[str, str]]:
     """Return the earlier revisions that a curation of these sources compares with, as (label, content_sha256).
 
@@ -283,8 +301,9 @@ def plan_earlier_revisions(
         published: label and manifest of all revisions, oldest first.
         config: the stage's configuration.
         seed: the seed of the splits.
+        scoring: the inputs of the quality scores.
     """
-    inputs = _list_inputs(sorted(sources, key=_get_sort_key), benchmarks, ())
+    inputs = _list_inputs(sorted(sources, key=_get_sort_key), benchmarks, (), scoring or ScoringInputs())
     recipe = _compute_recipe_digest(inputs, _dump_settings(config), seed)
     labels: dict[str, str] = {}
     for label, manifest in published:
@@ -442,6 +461,24 @@ def _compare_rows(
             hint="Add new rows, or set data_curation.published to place to keep published rows in their splits.",
         )
     return CurationResult(prepared, verdicts, dict(sorted(reasons.items())))
+
+
+def _score_rows(
+    result: CurationResult, scorers: Sequence[RowScorer], reporter: Reporter
+) -> tuple[CurationResult, QualityScores]:
+    """Score the kept rows and reject those beyond a threshold. Raises InputError if all are rejected."""
+    verdicts, scores = row_scoring.score_rows(result.prepared, result.verdicts, scorers, reporter)
+    if not scorers:
+        return result, scores
+    reasons = Counter(result.rejected)
+    reasons.update({LOW_QUALITY_SCORE.name: sum(one.rejected for one in scores.statistics)})
+    rejected = dict(sorted((+reasons).items()))
+    if not any(verdicts.splits) and LOW_QUALITY_SCORE.name in rejected:
+        raise InputError(
+            f"no row is kept: {_describe_counts(rejected)}",
+            hint="Relax the thresholds under data_curation.quality_scores; without a threshold, rows are only scored.",
+        )
+    return replace(result, verdicts=verdicts, rejected=rejected), scores
 
 
 def _complete_statistics(

@@ -102,6 +102,7 @@ def curate(
             overwrite=overwrite,
             benchmarks=inputs.benchmarks,
             earlier=earlier,
+            scoring=inputs.scoring,
         )
     result = _build_result("dataset", output, dataset, "rows", "splits", "evaluation_sets")
     rows = result["rows"]

@@ -32,7 +32,12 @@ PATH_KEYS = (
     "fine_tuning.base_model",
     "fine_tuning.initial_adapter",
 )
-PATH_LIST_KEYS = ("data_curation.sources", "data_curation.decontamination.sets")
+PATH_LIST_KEYS = (
+    "data_curation.sources",
+    "data_curation.decontamination.sets",
+    "data_curation.quality_scores.classifier.good",
+    "data_curation.quality_scores.classifier.bad",
+)
 
 
 DEMO_PATH = Path(__file__).parent / "demo.yaml"

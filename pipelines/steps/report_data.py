@@ -166,9 +166,10 @@ def _list_links(found: Mapping[str, Artifact], version: Values, registered: Valu
     uri = f"models:/{registered['name']}/{registered['version']}"
     newest = [found[kind].sha256 for kind in ("repository", "evaluation", "model") if kind in found]
     links: list[Record] = [{"kind": "version", "sha256": "", "uri": uri, "inputs": newest}]
-    # Excludes inputs that a dataset was only compared with.
+    # Excludes inputs that a dataset was only compared with, or that only scored its rows.
+    excluded = ("earlier", "evaluation_set", "quality_examples")
     used = {
-        kind: {i.content_sha256: i for i in artifact.manifest.inputs if i.kind not in ("earlier", "evaluation_set")}
+        kind: {i.content_sha256: i for i in artifact.manifest.inputs if i.kind not in excluded}
         for kind, artifact in found.items()
     }
     for kind in ("evaluation", "repository", "model", "dataset"):

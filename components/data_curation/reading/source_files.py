@@ -87,11 +87,20 @@ def list_evaluation_sets(patterns: Sequence[str], base: Path) -> list[Source]:
     Raises:
         ConfigurationError: a set does not exist or cannot be read.
     """
+    return list_files_of_key(patterns, base, SETS_KEY)
+
+
+def list_files_of_key(patterns: Sequence[str], base: Path, key: str) -> list[Source]:
+    """Return the files that match the patterns, as `list_sources` does. Errors refer to the configuration key.
+
+    Raises:
+        ConfigurationError: a file does not exist or cannot be read.
+    """
     try:
         return list_sources(patterns, base)
     except ConfigurationError as error:
-        message = error.message.replace(SOURCES_KEY, SETS_KEY, 1)
-        raise ConfigurationError(message, hint=error.hint.replace(SOURCES_KEY, SETS_KEY)) from None
+        message = error.message.replace(SOURCES_KEY, key, 1)
+        raise ConfigurationError(message, hint=error.hint.replace(SOURCES_KEY, key)) from None
 
 
 def find_sources_by_name(

@@ -1,0 +1,1 @@
+"""Quality scores of the rows that all other steps keep."""
