@@ -152,8 +152,8 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
 def _render_scorer(statistics: ScorerStatistics) -> str:
     """Render a scorer's figures, and its histogram with the threshold."""
     scorer, bins = statistics.scorer, statistics.count_bins()
-    limits = [f"below {scorer.minimum:g}"] if scorer.minimum is not None else []
-    limits += [f"above {scorer.maximum:g}"] if scorer.maximum is not None else []
+    limits = [f"below {scorer.minimum:.10g}"] if scorer.minimum is not None else []
+    limits += [f"above {scorer.maximum:.10g}"] if scorer.maximum is not None else []
     figures: dict[str, object] = {"rows scored": len(statistics.scores), "rejected": statistics.rejected}
     figures |= {"rows without a score": statistics.unscored} if statistics.unscored else {}
     figures |= {name.replace("_", " "): value for name, value in statistics.figures.items()}

@@ -41,6 +41,35 @@ class ClassifierSettings(_Section):
         return self
 
 
+class PerplexitySettings(_Section):
+    """Perplexity of the row's text under a language model. The score is 1 or more; lower is more fluent."""
+
+    enabled: bool = Field(False, description="Score rows by perplexity. Requires the extra `models` (PyTorch).")
+    model: str = Field("", description="Model that scores the rows. Default: fine_tuning.base_model.")
+    max_score: float | None = Field(
+        None,
+        ge=1,
+        description="Maximum perplexity of a kept row. null: no row is dropped. Reject reason: `low_quality_score`.",
+    )
+    max_tokens: int = Field(512, ge=2, description="Maximum number of tokens of a row that are scored, from its start.")
+    batch_tokens: int = Field(
+        2048,
+        ge=1,
+        description="Maximum number of tokens per forward pass, with padding. Lower values need less memory.",
+    )
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether rows are scored by perplexity."""
+        return self.enabled
+
+    @model_validator(mode="after")
+    def _check_enabled(self) -> PerplexitySettings:
+        if self.max_score is not None and not self.enabled:
+            raise ValueError("max_score is set, but enabled is false; expected enabled: true")
+        return self
+
+
 class QualityScoreSettings(_Section):
     """Scores of the rows that all other steps keep. They are stored in `meta` under the key quality_scores."""
 
@@ -48,7 +77,11 @@ class QualityScoreSettings(_Section):
         default_factory=ClassifierSettings, description="Linear classifier, trained from examples of good and bad rows."
     )
 
+    perplexity: PerplexitySettings = Field(
+        default_factory=PerplexitySettings, description="Perplexity under a language model."
+    )
+
     @property
     def is_enabled(self) -> bool:
         """Whether any scorer is configured."""
-        return self.classifier.is_enabled
+        return self.classifier.is_enabled or self.perplexity.is_enabled

@@ -29,6 +29,7 @@ Values = dict[str, Any]  # parsed YAML: sections, keys and values
 PATH_KEYS = (
     "data_curation.tokens.base_model",
     "data_curation.personal_data.names.model",
+    "data_curation.quality_scores.perplexity.model",
     "fine_tuning.base_model",
     "fine_tuning.initial_adapter",
 )
@@ -60,12 +61,15 @@ class Customization(BaseModel):
 
     @model_validator(mode="after")
     def share_values(self) -> Customization:
-        """Copy fine-tuning's row length and tokenizer to evaluation and token limits, unless these set their own."""
+        """Copy fine-tuning's row length and model to the sections that use them, unless these set their own."""
         tuning, tokens = self.fine_tuning, self.data_curation.tokens
+        perplexity = self.data_curation.quality_scores.perplexity
+        scorers = [(perplexity, "model", tuning.base_model)] if perplexity.is_enabled else []
         for section, field, value in (
             (self.evaluation, "max_length", tuning.max_length),
             (tokens, "max_length", tuning.max_length),
             (tokens, "base_model", tuning.base_model),
+            *scorers,
         ):
             if value is not None and (field not in section.model_fields_set or not getattr(section, field)):
                 setattr(section, field, value)

@@ -19,6 +19,7 @@ from components.common.artifacts.artifact_folder import ArtifactInput, Manifest
 from components.common.models import compute_devices, model_loading
 from components.common.runtime import cpu_cores
 from components.common.runtime.errors import ConfigurationError, TunelineError
+from components.data_curation.quality_scoring.perplexity import MODEL_KIND
 
 NOT_INSTALLED, NOT_RECORDED = "not installed", "not recorded"
 EFFECT_NONE_TRANSPORT = "no effect: used only to transfer files"
@@ -83,6 +84,12 @@ class StageRecord:
     def produced_by(self) -> Mapping[str, Any]:
         """The recorded versions, commit and cache key."""
         return self.manifest.produced_by
+
+    @property
+    def irrelevant_packages(self) -> Sequence[str]:
+        """Packages that do not affect the output; a model that scored the rows of a dataset uses those of a training."""
+        is_scored = self.manifest.find_input(MODEL_KIND) is not None
+        return () if is_scored else IRRELEVANT_PACKAGES[self.output_kind]
 
 
 def compare_environments(
@@ -149,13 +156,13 @@ def _compare_versions(records: Sequence[StageRecord]) -> list[Difference]:
     pythons = [(str(one.produced_by["python"]), one.output_kind) for one in records if "python" in one.produced_by]
     differences = _compare_values("Python", pythons, platform.python_version())
     installed = code_digest.result_packages()
-    recorded = [(record.produced_by.get("packages", {}), record.output_kind) for record in records]
-    names = dict.fromkeys([*installed, *(name for packages, _ in recorded for name in packages)])
+    recorded = [(one.produced_by.get("packages", {}), one.output_kind, one.irrelevant_packages) for one in records]
+    names = dict.fromkeys([*installed, *(name for packages, *_ in recorded for name in packages)])
     for name in sorted(names, key=lambda name: name in HARMLESS_PACKAGES):
         versions = [
             (packages.get(name, NOT_INSTALLED), kind)
-            for packages, kind in recorded
-            if name not in IRRELEVANT_PACKAGES[kind]
+            for packages, kind, irrelevant in recorded
+            if name not in irrelevant
         ]
         here = installed.get(name, NOT_INSTALLED)
         differences += _compare_values(name, versions, here, HARMLESS_PACKAGES.get(name, ""))

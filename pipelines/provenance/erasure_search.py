@@ -26,7 +26,7 @@ from components.model_registry.promotion import CHAMPION
 from components.model_registry.version_listing import RegisteredVersion
 
 # Kinds of inputs that an artifact is only compared with, not built from.
-COMPARISON_INPUT_KINDS = ("incumbent", "earlier", "evaluation_set", "quality_examples")
+COMPARISON_INPUT_KINDS = ("incumbent", "earlier", "evaluation_set", "quality_examples", "scoring_model")
 Gap = dict[str, str]  # {"what", "why", "hint"} of an item that could not be searched
 
 

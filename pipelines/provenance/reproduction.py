@@ -39,6 +39,7 @@ from components.common.workspace import artifact_store, job_folders
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation import stage as curation
 from components.data_curation.config import DataCurationConfig
+from components.data_curation.quality_scoring.perplexity import MODEL_KIND
 from components.data_curation.quality_scoring.scoring_inputs import EXAMPLES_KIND, ScoringInputs, list_scoring_inputs
 from components.data_curation.reading.source_files import list_evaluation_sets
 from components.data_curation.stage import EarlierRevision, Source
@@ -389,9 +390,12 @@ def _match_scoring_inputs(recorded: Sequence[ArtifactInput], config: DataCuratio
     for one in recorded:
         if one.kind == EXAMPLES_KIND:
             examples[one.settings["label"]].append(one.model_copy(update={"settings": {}}))
-    return ScoringInputs(
-        _match_sources(examples["good"], available.good), _match_sources(examples["bad"], available.bad)
-    )
+        elif one.kind == MODEL_KIND and (
+            available.model is None or available.model.content_sha256 != one.content_sha256
+        ):
+            raise InputError(f"the model {one.uri} of the perplexity scores has changed since curation")
+    good, bad = _match_sources(examples["good"], available.good), _match_sources(examples["bad"], available.bad)
+    return ScoringInputs(good, bad, available.model)
 
 
 def _match_sources(recorded: Sequence[ArtifactInput], available: Sequence[Source]) -> list[Source]:

@@ -75,7 +75,7 @@ def list_inputs(
         fetch_model(curation, reporter)
         embedding_model = compute_embedding_digest(curation)
     benchmarks = list_evaluation_sets(curation.decontamination.sets, Path.cwd())
-    scoring = list_scoring_inputs(curation.quality_scores, Path.cwd())
+    scoring = list_scoring_inputs(curation.quality_scores, Path.cwd(), reporter, fetch=scratch is None)
     names_model, earlier = compute_model_digest(curation.personal_data.names), []
     if curation.published != "ignore":
         root = repository_root(config, workdir, target)

@@ -167,7 +167,7 @@ def _list_links(found: Mapping[str, Artifact], version: Values, registered: Valu
     newest = [found[kind].sha256 for kind in ("repository", "evaluation", "model") if kind in found]
     links: list[Record] = [{"kind": "version", "sha256": "", "uri": uri, "inputs": newest}]
     # Excludes inputs that a dataset was only compared with, or that only scored its rows.
-    excluded = ("earlier", "evaluation_set", "quality_examples")
+    excluded = ("earlier", "evaluation_set", "quality_examples", "scoring_model")
     used = {
         kind: {i.content_sha256: i for i in artifact.manifest.inputs if i.kind not in excluded}
         for kind, artifact in found.items()

@@ -1,16 +1,19 @@
 """Quality scores of rows. Fast tier: small files and models, in-process."""
 
 import json
+import math
 import random
 
 import pytest
 
-from components.common.runtime.errors import ConfigurationError, InputError
+from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError, InputError
 from components.common.runtime.reporters import SilentReporter
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.quality_scoring.row_scoring import QualityScores
-from components.data_curation.quality_scoring.scoring_inputs import list_scoring_inputs
+from components.data_curation.quality_scoring import perplexity
+from components.data_curation.quality_scoring.row_scoring import QualityScores, build_scorers
+from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs, list_scoring_inputs
 from components.data_curation.stage import curate, list_sources
+from tests.tiny import tiny_model
 
 SUBJECTS = [
     "The manager",
@@ -210,3 +213,87 @@ def test_value_of_a_record_under_the_key_of_the_scores_is_kept():
 
 def test_settings_without_scorers_keep_the_configuration_of_earlier_datasets():
     assert "quality_scores" not in DataCurationConfig().model_dump()
+
+
+# --- perplexity -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Write the tiny model once: its loading takes most of the time of a test."""
+    return tiny_model(tmp_path_factory.mktemp("quality") / "tiny")
+
+
+def compute_perplexity(folder, text, max_tokens):
+    """Compute the perplexity token by token, without batches and padding."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, loaded = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    tokens = [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"][:max_tokens]]
+    losses = []
+    for position in range(1, len(tokens)):
+        with torch.no_grad():
+            logits = loaded(torch.tensor([tokens[:position]])).logits[0, -1]
+        losses.append(-float(torch.log_softmax(logits.double(), dim=-1)[tokens[position]]))
+    return math.exp(sum(losses) / len(losses))
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 2048])
+def test_perplexity_equals_an_independent_computation(texts, model, curate_scored, read_rows, batch_tokens):
+    settings = {"enabled": True, "model": str(model), "max_tokens": 20, "batch_tokens": batch_tokens}
+    dataset = curate_scored(texts, perplexity=settings)
+    scores, rows = read_scores(dataset, read_rows, "perplexity"), read_kept(dataset, read_rows)
+    assert len(scores) == 60
+    for id_ in ("good-3", "bad-7"):
+        expected = compute_perplexity(model, rows[id_]["text"], 20)
+        assert scores[id_] == pytest.approx(expected, rel=1e-4)
+    assert dataset.manifest.summary["quality_scores"]["perplexity"]["truncated_rows"] == 60
+
+
+def test_padding_does_not_change_the_perplexity(model):
+    from components.common.models import model_loading
+
+    base = model_loading.resolve_base_model(str(model))
+    loaded = model_loading.load_model(model_loading.LoadableModel(base.sha256, base, base.path, None, None))
+    tokenizer = model_loading.load_tokenizer(base.path)
+    sequences = [perplexity.encode_text(tokenizer, text) for text in ("Open the file.", "The fox jumps. " * 9, "a")]
+    together = perplexity.compute_losses(loaded, sequences)
+    assert together == pytest.approx([perplexity.compute_losses(loaded, [one])[0] for one in sequences], rel=1e-5)
+
+
+def test_rows_of_high_perplexity_are_dropped_and_the_model_is_an_input(texts, model, curate_scored, read_rows):
+    settings = {"enabled": True, "model": str(model), "max_tokens": 20}
+    scores = read_scores(curate_scored(texts, "all", perplexity=settings), read_rows, "perplexity")
+    limit = sorted(scores.values())[39]
+    dataset = curate_scored(texts, perplexity={**settings, "max_score": limit})
+    assert read_scores(dataset, read_rows, "perplexity") == {id_: x for id_, x in scores.items() if x <= limit}
+    rejected = {row["id"]: row["detail"] for row in read_rows(dataset, "rejected")}
+    assert rejected == {
+        id_: f"perplexity score {x:.10g}; expected {limit:.10g} or less" for id_, x in scores.items() if x > limit
+    }
+    assert [(one.kind, one.uri) for one in dataset.manifest.inputs][1:] == [("scoring_model", "tiny")]
+    page = (dataset.path / "report.html").read_text(encoding="utf-8")
+    assert f"Orange: rejected, because the score is above {limit:.10g}." in page
+
+
+def test_changed_model_is_refused(texts, model, curate_scored, tmp_path):
+    settings = DataCurationConfig(quality_scores={"perplexity": {"enabled": True, "model": str(model)}})
+    inputs = list_scoring_inputs(settings.quality_scores, tmp_path)
+    changed = ScoringInputs(model=inputs.model.model_copy(update={"content_sha256": "0" * 64}))
+    with pytest.raises(ArtifactDamagedError, match="expected 000000000000"):
+        build_scorers(settings, changed, 1, SilentReporter())
+
+
+def test_missing_torch_is_refused_before_any_work(monkeypatch, tmp_path):
+    monkeypatch.setattr(perplexity.importlib.util, "find_spec", lambda name: None if name == "torch" else name)
+    config = DataCurationConfig(quality_scores={"perplexity": {"enabled": True, "model": "tiny"}})
+    with pytest.raises(EngineMissingError, match=r"perplexity\.enabled is true, but torch is not installed") as error:
+        list_scoring_inputs(config.quality_scores, tmp_path)
+    assert "tuneline[models]" in error.value.hint
+
+
+def test_missing_model_is_an_error_of_the_configuration(tmp_path):
+    config = DataCurationConfig(quality_scores={"perplexity": {"enabled": True, "model": str(tmp_path / "gone")}})
+    with pytest.raises(ConfigurationError, match="gone"):
+        list_scoring_inputs(config.quality_scores, tmp_path)

@@ -89,6 +89,29 @@ def test_evaluation_uses_the_training_length_by_default() -> None:
     )
 
 
+def test_perplexity_uses_the_base_model_by_default() -> None:
+    key = "data_curation.quality_scores.perplexity"
+    overrides = ["fine_tuning.base_model=hf://org/name@main", f"{key}.enabled=true"]
+    assert load_customization(None, overrides).data_curation.quality_scores.perplexity.model == "hf://org/name@main"
+    scored = load_customization(None, [*overrides, f"{key}.model=hf://org/other@main"])
+    assert scored.data_curation.quality_scores.perplexity.model == "hf://org/other@main"
+    assert load_customization(None, overrides[:1]).data_curation.quality_scores.perplexity.model == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ("{classifier: {good: [a.jsonl]}}", "bad is empty"),
+        ("{classifier: {min_score: 0.5}}", "min_score is set, but good and bad are empty"),
+        ("{classifier: {good: [a.jsonl], bad: [b.jsonl], min_score: 2}}", "found 2"),
+        ("{perplexity: {max_score: 50}}", "max_score is set, but enabled is false"),
+        ("{perplexity: {enabled: true, max_score: 0.5}}", "found 0.5"),
+    ],
+)
+def test_incomplete_quality_scores_are_refused(values: str, problem: str) -> None:
+    assert problem in get_error_message(f"data_curation.quality_scores={values}")
+
+
 def test_relative_paths_are_resolved_from_their_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "here").mkdir()

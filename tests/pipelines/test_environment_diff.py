@@ -80,6 +80,13 @@ def test_package_versions_are_reported_with_their_possible_effect() -> None:
     ]
 
 
+def test_packages_of_a_model_that_scored_the_rows_may_change_the_dataset() -> None:
+    record = build_record("data_curation", packages={**PACKAGES, "torch": "2.9.0"})
+    assert compare(record) == []
+    record.manifest.inputs.append(ArtifactInput(kind="scoring_model", content_sha256="cd" * 32, uri="base"))
+    assert compare(record) == [("torch", "2.9.0", "2.9.1", "may change the dataset")]
+
+
 @pytest.mark.parametrize(
     "grader", ["lm-eval", "rouge-score", "sacrebleu", "jsonschema", "nltk", "langdetect", "better-profanity", "vllm"]
 )

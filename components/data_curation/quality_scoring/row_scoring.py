@@ -14,6 +14,7 @@ from components.data_curation.config import DataCurationConfig
 from components.data_curation.filters.reject_reasons import LOW_QUALITY_SCORE, Rejection
 from components.data_curation.prepared_chunks import PreparedRows
 from components.data_curation.quality_scoring.linear_classifier import QualityClassifier
+from components.data_curation.quality_scoring.perplexity import PerplexityScorer
 from components.data_curation.quality_scoring.scorer_interface import (
     SCORE_DIGITS,
     KeptRows,
@@ -65,11 +66,15 @@ def build_scorers(
 
     Raises:
         InputError: a class has too few examples.
+        ConfigurationError, EngineMissingError, ArtifactDamagedError: the model of the perplexity is not available.
     """
     settings = config.quality_scores
     scorers: list[RowScorer] = []
     if settings.classifier.is_enabled:
         scorers.append(QualityClassifier.train(inputs.good, inputs.bad, config, seed, reporter))
+    if settings.perplexity.is_enabled:
+        sha256 = inputs.model.content_sha256 if inputs.model else ""
+        scorers.append(PerplexityScorer.open(settings.perplexity, sha256, reporter))
     return scorers
 
 
@@ -111,7 +116,7 @@ def score_rows(
 
 def _find_rejection(scorer: RowScorer, score: float) -> Rejection | None:
     if scorer.minimum is not None and score < scorer.minimum:
-        return LOW_QUALITY_SCORE.reject(f"{scorer.name} score {score:g}; expected {scorer.minimum:g} or more")
+        return LOW_QUALITY_SCORE.reject(f"{scorer.name} score {score:.10g}; expected {scorer.minimum:.10g} or more")
     if scorer.maximum is not None and score > scorer.maximum:
-        return LOW_QUALITY_SCORE.reject(f"{scorer.name} score {score:g}; expected {scorer.maximum:g} or less")
+        return LOW_QUALITY_SCORE.reject(f"{scorer.name} score {score:.10g}; expected {scorer.maximum:.10g} or less")
     return None

@@ -23,17 +23,19 @@ class RowScorer(Protocol):
 
     Attributes:
         name: the name of the scorer in `meta`, the manifest and the report.
-        description: the meaning of the score, for the report.
         bin_edges: the edges of the report's histogram, ascending.
         minimum: the lowest score of a kept row; None for no limit.
         maximum: the highest score of a kept row; None for no limit.
     """
 
     name: str
-    description: str
     bin_edges: Sequence[float]
     minimum: float | None
     maximum: float | None
+
+    @property
+    def description(self) -> str:
+        """The meaning of the score, for the report."""
 
     def score(self, rows: KeptRows, reporter: Reporter) -> ScorerResult:
         """Score the rows."""
