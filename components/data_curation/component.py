@@ -46,6 +46,7 @@ def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl
             benchmarks=benchmarks,
             earlier=[EarlierRevision(tag, s.load_artifact(sha256, "dataset")) for tag, sha256 in p["earlier"]],
             scoring=ScoringInputs.from_plan(p["scoring"]),
+            state=s.workdir.state,
         ),
         links.path,
     )

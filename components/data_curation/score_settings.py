@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+DEFAULT_CRITERIA = (
+    "Correctness: the statements are true and the answer fits the question. Completeness: the question is answered in "
+    "full. Clarity: the text is well written and easy to follow. Usefulness: a language model learns something from it. "
+    "Low scores are for spam, boilerplate, garbled or truncated text, and wrong or empty answers."
+)
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -70,6 +77,68 @@ class PerplexitySettings(_Section):
         return self
 
 
+class JudgeSettings(_Section):
+    """A language model at an OpenAI-compatible endpoint that rates rows from 1 to 10. The text leaves this machine."""
+
+    url: str = Field(
+        "",
+        description="URL of the endpoint without /chat/completions, such as https://judge.example/v1. Empty: no judge.",
+    )
+    model: str = Field("", description="Name of the model at the endpoint.")
+    credentials: str = Field(
+        "",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$|^$",
+        description="Name of the environment variable with the API key. Empty: no key.",
+    )
+    criteria: str = Field(
+        DEFAULT_CRITERIA, min_length=1, max_length=20_000, description="Criteria for the score, as text for the judge."
+    )
+    min_score: int | None = Field(
+        None,
+        ge=1,
+        le=10,
+        description="Minimum score of a kept row. null: no row is dropped. Reject reason: `low_quality_score`.",
+    )
+    max_rows: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum number of rows to judge, chosen by the hash of their content. Other rows are kept without "
+        "a score. null: all rows.",
+    )
+    concurrency: int = Field(4, ge=1, le=64, description="Maximum number of concurrent requests.")
+    timeout_seconds: float = Field(60, gt=0, description="Timeout of a request in seconds.")
+    retries: int = Field(3, ge=0, le=10, description="Maximum number of retries of a row.")
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether rows are scored by the judge."""
+        return bool(self.url)
+
+    @model_validator(mode="after")
+    def _check_endpoint(self) -> JudgeSettings:
+        if not self.url:
+            if self.model or self.min_score is not None:
+                raise ValueError("url is empty; expected the URL of an OpenAI-compatible endpoint")
+            return self
+        if not self.model:
+            raise ValueError("model is empty; expected the name of the model at the endpoint")
+        url = urlsplit(self.url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError(
+                f"url has scheme {url.scheme!r} and host {url.hostname or ''!r}; expected scheme http or https, and a host"
+            )
+        if url.scheme == "http" and url.hostname not in LOCAL_HOSTS:
+            raise ValueError(
+                "url has scheme http, which sends rows and key unencrypted; expected https, or a host on this machine"
+            )
+        if url.username or url.password or url.query or url.fragment:
+            raise ValueError(
+                "url contains a user, password, query or fragment; allowed: scheme, host, port and path (credentials "
+                "names the environment variable with the API key)"
+            )
+        return self
+
+
 class QualityScoreSettings(_Section):
     """Scores of the rows that all other steps keep. They are stored in `meta` under the key quality_scores."""
 
@@ -80,8 +149,9 @@ class QualityScoreSettings(_Section):
     perplexity: PerplexitySettings = Field(
         default_factory=PerplexitySettings, description="Perplexity under a language model."
     )
+    judge: JudgeSettings = Field(default_factory=JudgeSettings, description="Language model that rates rows.")
 
     @property
     def is_enabled(self) -> bool:
         """Whether any scorer is configured."""
-        return self.classifier.is_enabled or self.perplexity.is_enabled
+        return self.classifier.is_enabled or self.perplexity.is_enabled or self.judge.is_enabled

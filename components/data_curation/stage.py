@@ -133,6 +133,7 @@ def curate(
     benchmarks: Sequence[Source] = (),
     earlier: Sequence[EarlierRevision] = (),
     scoring: ScoringInputs | None = None,
+    state: Path | None = None,
 ) -> Artifact:
     """Create a dataset in `output`, or return the existing dataset if it has the same key.
 
@@ -146,6 +147,7 @@ def curate(
         benchmarks: evaluation sets; rows that share text with them are rejected.
         earlier: published revisions, whose rows keep their splits.
         scoring: the inputs of the quality scores.
+        state: the folder of unfinished work of all stages, for the answers of the judge; None to store none.
 
     Raises:
         ConfigurationError: the spaCy model does not exist.
@@ -165,7 +167,7 @@ def curate(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        scorers = row_scoring.build_scorers(config, scoring, seed, reporter)
+        scorers = row_scoring.build_scorers(config, scoring, seed, reporter, state and state / STAGE)
         prepared = _prepare_rows(sources, benchmarks, earlier, config, folder, reporter)
         _report_unreadable(sources, prepared, config, reporter)
         _check_groups(prepared, config, reporter)

@@ -103,6 +103,7 @@ def curate(
             benchmarks=inputs.benchmarks,
             earlier=earlier,
             scoring=inputs.scoring,
+            state=work.state,
         )
     result = _build_result("dataset", output, dataset, "rows", "splits", "evaluation_sets")
     rows = result["rows"]

@@ -502,6 +502,7 @@ def _curate(
             benchmarks=sources.benchmarks,
             earlier=earlier,
             scoring=sources.scoring,
+            state=request.workdir.state,
         )
     )
 

@@ -106,6 +106,12 @@ def test_perplexity_uses_the_base_model_by_default() -> None:
         ("{classifier: {good: [a.jsonl], bad: [b.jsonl], min_score: 2}}", "found 2"),
         ("{perplexity: {max_score: 50}}", "max_score is set, but enabled is false"),
         ("{perplexity: {enabled: true, max_score: 0.5}}", "found 0.5"),
+        ("{judge: {model: rater}}", "url is empty"),
+        ("{judge: {url: 'https://judge.example/v1'}}", "model is empty"),
+        ("{judge: {url: 'http://judge.example/v1', model: rater}}", "sends rows and key unencrypted"),
+        ("{judge: {url: 'ftp://judge.example', model: rater}}", "expected scheme http or https"),
+        ("{judge: {url: 'https://me:secret@judge.example/v1', model: rater}}", "url contains a user, password"),
+        ("{judge: {url: 'https://judge.example/v1', model: rater, min_score: 11}}", "found 11"),
     ],
 )
 def test_incomplete_quality_scores_are_refused(values: str, problem: str) -> None:

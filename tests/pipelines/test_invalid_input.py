@@ -1217,12 +1217,17 @@ MODEL_ERRORS = {
     ),
     "the weights in … do not match its config.json: …": ("configuration", 2),
 }
-CURATION_ERRORS = {  # the tests are in test_curation_kinds.py and test_curation_sources.py of tests/data_curation
+CURATION_ERRORS = {  # the tests are in test_curation_{kinds,sources,quality_scores}.py of tests/data_curation
     "data_curation.sources: '…' contains bytes that are not UTF-8": ("configuration", 2),
     "the sources mix kinds of rows: …; … of the rows are not of kind …; data_curation.max_other_kind_share is …": (
         "input",
         1,
     ),
+    "data_curation.quality_scores.classifier.… contains … different rows; expected at least 20": ("input", 1),
+    "data_curation.quality_scores.perplexity.enabled is true, but … is not installed": ("engine_missing", 1),
+    "data_curation.quality_scores.judge.credentials: the environment variable … is not set": ("configuration", 2),
+    "the judge at … gives no score: …": ("engine_missing", 1),
+    "the judge at … gives no score to … of … rows, the first reason: …": ("engine_missing", 1),
 }
 PLATFORM_ERRORS = {  # the test is in test_platform_check.py
     "the environment does not match platform.yaml: …": ("platform", 1),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.runtime.reporters import Reporter
@@ -14,6 +15,7 @@ from components.data_curation.config import DataCurationConfig
 from components.data_curation.filters.reject_reasons import LOW_QUALITY_SCORE, Rejection
 from components.data_curation.prepared_chunks import PreparedRows
 from components.data_curation.quality_scoring.linear_classifier import QualityClassifier
+from components.data_curation.quality_scoring.llm_judge import LanguageModelJudge
 from components.data_curation.quality_scoring.perplexity import PerplexityScorer
 from components.data_curation.quality_scoring.scorer_interface import (
     SCORE_DIGITS,
@@ -60,13 +62,21 @@ class QualityScores:
 
 
 def build_scorers(
-    config: DataCurationConfig, inputs: ScoringInputs, seed: int, reporter: Reporter
+    config: DataCurationConfig, inputs: ScoringInputs, seed: int, reporter: Reporter, state: Path | None = None
 ) -> Sequence[RowScorer]:
     """Return the configured scorers, after all checks that need no rows.
 
+    Args:
+        config: the stage's configuration.
+        inputs: the files and the model of the scorers.
+        seed: the seed of the classifier.
+        reporter: receives progress and notes.
+        state: the stage's folder of unfinished work, for the answers of the judge; None to store none.
+
     Raises:
         InputError: a class has too few examples.
-        ConfigurationError, EngineMissingError, ArtifactDamagedError: the model of the perplexity is not available.
+        ConfigurationError, EngineMissingError, ArtifactDamagedError: the model of the perplexity or the judge is not
+            available.
     """
     settings = config.quality_scores
     scorers: list[RowScorer] = []
@@ -75,6 +85,9 @@ def build_scorers(
     if settings.perplexity.is_enabled:
         sha256 = inputs.model.content_sha256 if inputs.model else ""
         scorers.append(PerplexityScorer.open(settings.perplexity, sha256, reporter))
+    if settings.judge.is_enabled:
+        reporter.step("checking the judge")
+        scorers.append(LanguageModelJudge.open(settings.judge, state))
     return scorers
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.runtime.reporters import Reporter, SilentReporter
-from components.data_curation.quality_scoring import perplexity
+from components.data_curation.quality_scoring import judge_client, perplexity
 from components.data_curation.reading.raw_records import Source
 from components.data_curation.reading.source_files import list_files_of_key
 from components.data_curation.score_settings import QualityScoreSettings
@@ -62,7 +62,7 @@ def list_scoring_inputs(
         fetch: whether to fetch or convert a model that is not on this machine. Otherwise its digest is "".
 
     Raises:
-        ConfigurationError: a file or the model does not exist or cannot be read.
+        ConfigurationError: a file or the model does not exist or cannot be read, or the API key of the judge is not set.
         EngineMissingError: the perplexity is enabled, but PyTorch is not installed.
     """
     classifier = settings.classifier
@@ -72,4 +72,5 @@ def list_scoring_inputs(
     model = None
     if settings.perplexity.is_enabled:
         model = perplexity.list_model_input(settings.perplexity, reporter or SilentReporter(), fetch=fetch)
+    judge_client.read_api_key(settings.judge.credentials)
     return ScoringInputs(good, bad, model)
