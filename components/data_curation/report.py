@@ -36,6 +36,7 @@ MAX_SHOWN_LANGUAGES = 12
 SIMILARITY_STEP = 5  # percent
 UNREADABLE = "unreadable"
 BLUE, GREEN, ORANGE, GREY = "#4472b0", "#2f8f5b", "#c9772b", "#8a93a3"
+FIGURE_LABELS = {"auc": "AUC, cross-validation"}
 LANGUAGE_LABELS = {"und": "undetermined", HAN_SCRIPT: "Chinese or Japanese"}
 ACTION_DESCRIPTIONS = {"redact": "replaced by a placeholder", "drop": "row rejected", "keep": "counted only"}
 
@@ -152,12 +153,17 @@ def _render_findings(statistics: CurationStatistics) -> dict[str, str]:
 def _render_scorer(statistics: ScorerStatistics) -> str:
     """Render a scorer's figures, and its histogram with the threshold."""
     scorer, bins = statistics.scorer, statistics.count_bins()
-    limits = [f"below {scorer.minimum:.10g}"] if scorer.minimum is not None else []
-    limits += [f"above {scorer.maximum:.10g}"] if scorer.maximum is not None else []
+    limits = [f"below {scorer.minimum:,.10g}"] if scorer.minimum is not None else []
+    limits += [f"above {scorer.maximum:,.10g}"] if scorer.maximum is not None else []
     figures: dict[str, object] = {"rows scored": len(statistics.scores), "rejected": statistics.rejected}
     figures |= {"rows without a score": statistics.unscored} if statistics.unscored else {}
-    figures |= {name.replace("_", " "): value for name, value in statistics.figures.items()}
-    threshold = f"Orange: rejected, because the score is {limits[0]}." if limits else "No threshold is set."
+    figures |= {FIGURE_LABELS.get(name, name.replace("_", " ")): value for name, value in statistics.figures.items()}
+    threshold = "No threshold is set."
+    if limits:
+        reason = f"the score is {limits[0]}"
+        threshold = (
+            f"Orange: rejected, because {reason}." if statistics.rejected else f"No row is rejected because {reason}."
+        )
     caption = f"Rows by score: {scorer.description}. {threshold}"
     rejected = {name: ORANGE for name, _, is_rejected in bins if is_rejected}
     title = f'<h3 class="reason">{escape(scorer.name)}</h3>'

@@ -444,6 +444,10 @@ def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> lis
         check_splits(survey.curated, survey.config.data_curation)
     except InputError as error:
         warnings.append(f"{error.message}. {error.hint}")
+    if survey.config.data_curation.quality_scores.is_enabled:
+        warnings.append(
+            "a dry run does not score rows. The thresholds of data_curation.quality_scores may reject more of them."
+        )
     if reason := get_unproven_reason(survey.config):
         warnings.append(format_unproven_warning(reason))
     for task in survey.config.evaluation.tasks:

@@ -169,7 +169,7 @@ def test_report_shows_the_histogram_and_the_threshold(texts, examples, curate_sc
     section = page[page.index("<h2>Quality scores</h2>") :]
     assert "Orange: rejected, because the score is below 0.35." in section
     assert "0.3–0.35" in section
-    assert ">auc</div>" in section
+    assert ">AUC, cross-validation</div>" in section
 
 
 def test_few_examples_are_an_error_before_the_rows_are_read(texts, examples, curate_scored, tmp_path):
@@ -284,7 +284,7 @@ def test_rows_of_high_perplexity_are_dropped_and_the_model_is_an_input(texts, mo
     }
     assert [(one.kind, one.uri) for one in dataset.manifest.inputs][1:] == [("scoring_model", "tiny")]
     page = (dataset.path / "report.html").read_text(encoding="utf-8")
-    assert f"Orange: rejected, because the score is above {limit:.10g}." in page
+    assert f"Orange: rejected, because the score is above {limit:,.10g}." in page
 
 
 def test_changed_model_is_refused(texts, model, curate_scored, tmp_path):

@@ -415,6 +415,13 @@ def test_rows_of_an_evaluation_set_are_counted_as_contaminated(fresh_project: Pa
     assert (rows["kept"], rows["rejected"]) == (155, {"contaminated": 1})
 
 
+def test_quality_scores_are_a_warning_because_rows_are_not_scored(fresh_project: Path, estimate: Estimate) -> None:
+    settings = "{perplexity: {enabled: true, max_score: 1}}"
+    result = estimate(f"data_curation.quality_scores={settings}")
+    assert result["rows"]["kept"] == 156
+    assert any(warning.startswith("a dry run does not score rows") for warning in result["warnings"])
+
+
 def test_rows_are_compared_with_stored_revisions_only(
     first: dict[str, Any], project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

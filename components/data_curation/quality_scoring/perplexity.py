@@ -116,8 +116,9 @@ class PerplexityScorer:
         for numbers in group_by_length(sample, self.settings.batch_tokens):
             compute_losses(model, [sample[number] for number in numbers])
         rate = len(sample) / max(time.monotonic() - begin, 1e-6)
-        minutes = total / rate / 60
-        reporter.note(f"perplexity: {total:,} rows take about {minutes:,.1f} minutes ({rate:,.1f} rows per second)")
+        seconds = total / rate
+        duration = f"{seconds / 60:,.0f} minutes" if seconds > 120 else f"{seconds:,.0f} seconds"
+        reporter.note(f"perplexity: {total:,} rows take about {duration} ({rate:,.1f} rows per second)")
 
 
 def check_installed() -> None:
