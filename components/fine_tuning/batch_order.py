@@ -34,7 +34,7 @@ def order_epoch(
     import torch
 
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    shuffled = torch.randperm(len(lengths), generator=generator).tolist()
+    shuffled = torch.randperm(count_epoch_rows(lengths, mixture), generator=generator).tolist()
     if mixture:
         drawn = mixture.draw_epoch(seed=seed, epoch=epoch)
         shuffled = [drawn[i] for i in shuffled]
@@ -70,14 +70,31 @@ def _separate_copies(batches: Sequence[list[int]]) -> None:
                 rows[position], other[place] = other[place], row
 
 
-def list_batched_rows(
+def count_epoch_rows(lengths: Sequence[int], mixture: Mixture | None) -> int:
+    """Return the number of rows of an epoch; for the arguments see `order_epoch`."""
+    return mixture.rows if mixture else len(lengths)
+
+
+def count_epoch_steps(rows: int, batch: int) -> int:
+    """Return the optimizer steps of an epoch with this number of rows. As in transformers, the last batch is partial."""
+    return max(1, math.ceil(rows / batch))
+
+
+def count_draws(
     lengths: Sequence[int], batch: int, steps: int, *, seed: int, mixture: Mixture | None = None
-) -> Iterator[int]:
-    """Yield the row indices of the first `steps` batches of a training; for the arguments see `order_epoch`."""
-    epoch_steps = max(1, math.ceil(len(lengths) / batch))
-    for epoch in range(math.ceil(steps / epoch_steps)):
-        order = order_epoch(lengths, batch, seed=seed, epoch=epoch, mixture=mixture)
-        yield from order[: (steps - epoch * epoch_steps) * batch]
+) -> list[int]:
+    """Return how often each row is in the first `steps` batches of a training; for the arguments see `order_epoch`."""
+    epochs, remaining_steps = divmod(steps, count_epoch_steps(count_epoch_rows(lengths, mixture), batch))
+    draws = [0 if mixture else epochs] * len(lengths)
+    rows: list[int] = []
+    if remaining_steps:
+        order = order_epoch(lengths, batch, seed=seed, epoch=epochs, mixture=mixture)
+        rows = order[: remaining_steps * batch]
+    if mixture:
+        rows += (row for epoch in range(epochs) for row in mixture.draw_epoch(seed=seed, epoch=epoch))
+    for row in rows:
+        draws[row] += 1
+    return draws
 
 
 def build_sampler(lengths: Sequence[int], batch: int, *, seed: int, mixture: Mixture | None = None) -> Sampler[int]:
@@ -91,7 +108,7 @@ def build_sampler(lengths: Sequence[int], batch: int, *, seed: int, mixture: Mix
             self.epoch = epoch
 
         def __len__(self) -> int:
-            return len(lengths)
+            return count_epoch_rows(lengths, mixture)
 
         def __iter__(self) -> Iterator[int]:
             return iter(order_epoch(lengths, batch, seed=seed, epoch=self.epoch, mixture=mixture))

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from components.common.models.adaptations import ADAPTATIONS, Adaptation, AdaptationName
 from components.common.models.compute_devices import Device
 from components.common.runtime.validation_errors import describe_validation_error
+from components.fine_tuning.mixing import MixingSettings
 from components.fine_tuning.objectives import OBJECTIVES, Objective, ObjectiveName
 from components.fine_tuning.optimizers import OPTIMIZERS, OptimizerName
 from components.fine_tuning.presets import PRESETS, Preset, PresetName
@@ -371,6 +372,26 @@ class FineTuningConfig(Section):
         "rows. A source's name is its file's name, or the field `source` of its records. 0: leave the source out. "
         "Empty: every row once per epoch.",
     )
+    mixing_caps: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        {},
+        exclude_if=lambda caps: not caps,
+        description="Maximum number of rows per epoch, such as {'web/*': 10000}, by the name of a source, or by a glob "
+        "for sources that are capped together. Other epochs draw other rows. Empty: no maximum.",
+    )
+    mixing_repetitions: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {},
+        exclude_if=lambda repetitions: not repetitions,
+        description="Number of times that an epoch has each row, such as {handbook.jsonl: 3, 'web/*': 0.5}, by the name "
+        "of a source or by a glob. Empty: once.",
+    )
+    mixing_temperature: float = Field(
+        1.0,
+        ge=1,
+        exclude_if=lambda temperature: temperature == 1,
+        description="Without mixing_weights, the shares of the sources in an epoch are proportional to their numbers of "
+        "rows, after repetitions and caps, to the power of 1/mixing_temperature. Higher values bring the shares closer "
+        "together (Raffel et al., arXiv 1910.10683, section 3.5.2). 1: proportional shares.",
+    )
     packing: bool = Field(
         False,
         description="Pack several short rows into one row of max_length tokens, without attention between them. "
@@ -471,6 +492,11 @@ class FineTuningConfig(Section):
     def has_sharded_checkpoints(self) -> bool:
         """Whether the processes write their shards to FSDP2's checkpoints. They hold equal adapters, which one writes."""
         return self.strategy == "fsdp2" and self.adaptation_spec.trains_all_weights
+
+    @property
+    def mixing(self) -> MixingSettings:
+        """Settings for the shares of the sources in an epoch."""
+        return MixingSettings(self.mixing_weights, self.mixing_caps, self.mixing_repetitions, self.mixing_temperature)
 
     @property
     def has_lora_dropout(self) -> bool:
@@ -615,9 +641,14 @@ def _find_row_conflicts(c: FineTuningConfig) -> list[tuple[bool, str]]:
             f"packing cannot be used with {c.objective}: the loss compares whole rows",
         ),
         (
-            bool(c.mixing_weights) and c.packing,
-            "mixing_weights cannot be used with packing: a packed row has rows of several sources; expected packing "
-            "false",
+            c.mixing.is_active and c.packing,
+            f"{', '.join(c.mixing.active_keys)} cannot be used with packing: a packed row has rows of several sources; "
+            "expected packing false",
+        ),
+        (
+            bool(c.mixing_weights) and c.mixing_temperature != 1,
+            f"mixing_temperature {c.mixing_temperature:g} cannot be used with mixing_weights: the weights set the shares "
+            "of the sources; expected mixing_temperature 1, or no mixing_weights",
         ),
         (
             bool(c.mixing_weights) and not any(c.mixing_weights.values()),

@@ -44,9 +44,9 @@ def render_card(
     packed = f" packed rows of {config.max_length} tokens" if config.packing else ""
     # Local paths are reduced to the file name.
     uris = [item.uri if re.match(r"[a-z0-9]+:", item.uri) else Path(item.uri).name for item in inputs]
-    epochs = f"{summary['rows_seen'] / max(rows['train'], 1):.2f} epochs"
+    epochs = f"{summary['epochs']:.2f} epochs"
     seen = ("rows seen", f"{summary['rows_seen']:,}, {epochs}")
-    if summary["sources"]:
+    if config.mixing.is_active:
         draws = sum(share["seen"] for share in summary["sources"])
         distinct = sum(share["examples"] - share["left_out"] for share in summary["sources"])
         seen = ("examples seen", f"{draws:,} draws of {distinct:,} of {summary['examples']:,} examples, {epochs}")
@@ -81,22 +81,39 @@ def render_card(
             ),
             seen,
             ("tokens seen", f"{summary['tokens']:,}"),
-            *(
-                (f"examples drawn from {share['source']}", f"{share['seen']:,}, of {share['examples']:,} examples")
-                for share in summary["sources"]
-            ),
         ],
         "Licences": [("base model", base_licence), ("training data", data_licence)],
     }
     parts = ["\n".join(["---", *front_matter, "---"]), f"# {config.objective} × {config.adaptation} on {base.name}"]
     for title, entries in tables.items():
-        lines = [f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in entries]
-        parts.append("\n".join([f"## {title}\n", "| | |", "|---|---|", *lines]))
+        parts.append(_render_table(title, ["", ""], entries))
+    if summary["sources"]:
+        head = ["source", "examples", "examples seen", "repetitions", "tokens seen", "share of tokens"]
+        parts.insert(-1, _render_table("Sources", head, [_format_share(share) for share in summary["sources"]]))
     parts.append(
         "Redistribution of this model is subject to both licences. "
         "For the quality of its answers, see the model's evaluation."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _render_table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a section with a Markdown table."""
+    lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    header = f"| {' | '.join(head)} |" if any(head) else "|" + " |" * len(head)
+    return "\n".join([f"## {title}\n", header, "|---" * len(head) + "|", *lines])
+
+
+def _format_share(share: dict[str, Any]) -> list[str]:
+    """Return the cells of a source."""
+    counts = [f"{share[key]:,}" for key in ("examples", "seen")]
+    return [
+        share["source"],
+        *counts,
+        f"{share['repetitions']:.2f}",
+        f"{share['tokens']:,}",
+        f"{share['token_share']:.1%}",
+    ]
 
 
 def find_base_licence(config: FineTuningConfig, base: LocalBaseModel) -> str:

@@ -44,7 +44,7 @@ def render_report(
         samples: Answers to the recipe's sample_prompts.
     """
     loss, flops, mfu = summary["loss"], summary["flops_per_second"], summary["mfu"]
-    draws = sum(share["seen"] for share in summary["sources"])
+    draws = sum(share["seen"] for share in summary["sources"]) if config.mixing.is_active else 0
     metrics = {
         "steps": summary["steps"],
         **({"examples drawn": draws} if draws else {"rows seen": summary["rows_seen"]}),
@@ -66,11 +66,11 @@ def render_report(
     }
     rows = summary["rows"]
     seen = f"{min(summary['rows_seen'], rows['train']):,} of {rows['train']:,} training rows"
-    if summary["sources"]:
+    if draws:
         distinct = sum(share["examples"] - share["left_out"] for share in summary["sources"])
         seen = f"{distinct:,} of {summary['examples']:,} examples, {draws:,} draws"
     sentences = [
-        f"Trained on {summary['learned']} of {seen}, {summary['rows_seen'] / max(rows['train'], 1):.2f} epochs; "
+        f"Trained on {summary['learned']} of {seen}, {summary['epochs']:.2f} epochs; "
         f"{rows['truncated']:,} rows were truncated at {config.max_length} tokens: {rows['cut_tokens']:,} tokens, "
         f"{rows['cut_share']:.1%} of all, were cut off. {rows['without_answer']:,} other "
         "rows were left out, because they have no token to learn within that length."
@@ -83,7 +83,7 @@ def render_report(
         sentences.append("Training stopped early: the validation loss no longer decreased.")
     sections = {
         "Summary": html_report.render_tiles(metrics) + html_report.render_paragraph(" ".join(sentences)),
-        "Sources": _render_sources(summary["sources"], draws) if draws else "",
+        "Sources": _render_sources(summary["sources"]) if summary["sources"] else "",
         "Sweep": _render_sweep(sweep) if sweep else "",
         "Loss": _plot(log, ("train_loss", "validation_loss"), "loss", f"{loss[0].upper()}{loss[1:]}."),
         "Preference": _plot(
@@ -111,13 +111,22 @@ def render_report(
     )
 
 
-def _render_sources(sources: Sequence[dict[str, Any]], draws: int) -> str:
-    """Render a table of the examples that the training drew from each source."""
+def _render_sources(sources: Sequence[dict[str, Any]]) -> str:
+    """Render a table of the examples and tokens that the training drew from each source, the largest share first."""
     rows = [
-        [share["source"], share["examples"], share["seen"], f"{share['seen'] / draws:.1%}", share["left_out"]]
-        for share in sources
+        [
+            share["source"],
+            share["examples"],
+            share["seen"],
+            round(share["repetitions"], 2),
+            share["left_out"],
+            share["tokens"],
+            round(100 * share["token_share"], 1),
+        ]
+        for share in sorted(sources, key=lambda share: -share["tokens"])
     ]
-    return html_report.render_table(["source", "examples", "draws", "share", "examples left out"], rows)
+    head = ["source", "examples", "examples seen", "repetitions", "left out", "tokens seen", "share of tokens, %"]
+    return html_report.render_table(head, rows)
 
 
 def _render_sweep(sweep: Sequence[SweepEntry]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -69,19 +70,15 @@ def read_rows(path: Path, mapping: RowMapping, limit: int | None = None) -> Iter
     )
 
 
-def read_sources(path: Path) -> set[str]:
-    """Return the sources of a split's rows."""
-    import pyarrow.compute as compute
+def count_sources(path: Path) -> Counter[str]:
+    """Return the number of rows of each source of a split; empty without the column source."""
     import pyarrow.parquet as parquet
 
-    file = parquet.ParquetFile(path)
-    if "source" not in file.schema_arrow.names:
-        return set()
-    return {
-        source or ""
-        for batch in file.iter_batches(columns=["source"])
-        for source in compute.unique(batch[0]).to_pylist()
-    }
+    file, counts = parquet.ParquetFile(path), Counter[str]()
+    if "source" in file.schema_arrow.names:
+        for batch in file.iter_batches(columns=["source"]):
+            counts.update(source or "" for source in batch[0].to_pylist())
+    return counts
 
 
 def sample_rows(path: Path, mapping: RowMapping, limit: int) -> Iterator[Row]:

@@ -40,7 +40,7 @@ from components.fine_tuning import (
 )
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.sample_answers import SAMPLES_FILENAME
-from components.fine_tuning.token_cache import TokenizedDataset
+from components.fine_tuning.token_cache import TokenizedDataset, TokenizedSplit
 from components.fine_tuning.training import TrainingJob, TrainingResult
 
 if TYPE_CHECKING:
@@ -172,12 +172,12 @@ def plan_recipe(
         reporter: Receives a note for each setting.
 
     Raises:
-        ConfigurationError: the base model cannot be trained with the recipe, or a mixing weight matches no source.
+        ConfigurationError: the base model cannot be trained with the recipe, or a mixing setting has no source.
     """
     model_config = model_loading.load_configuration(base.path)
     model_support.check_model(config, model_config)
-    if config.mixing_weights:
-        mixing.check_patterns(config.mixing_weights, row_encoding.read_sources(dataset.path / "train.parquet"))
+    if config.mixing.is_active:
+        mixing.check_settings(config.mixing, row_encoding.count_sources(dataset.path / "train.parquet"))
     if recipe_defaults.has_open_settings(config):
         lengths: list[int] = []
         if config.max_length is None:
@@ -340,22 +340,25 @@ def tokenize(
             f"{counts.truncated} training rows are longer than {config.max_length} tokens and were truncated: "
             f"{counts.cut_tokens:,} tokens, {counts.cut_share:.1%} of all, were cut off"
         )
-    rows, batched_rows = counts.rows - counts.without_answer, len(splits.train.lengths)
-    seen = training_plan.count_rows_seen(
-        rows, batched_rows, training_plan.plan_steps(batched_rows, config).total, config
-    )
-    if warning := training_plan.describe_unseen_rows(rows, seen, config):
+    for warning in _describe_limits(splits.train, config):
         reporter.note(warning)
-    if config.mixing_weights:
-        drawn = training_plan.count_rows_seen(
-            batched_rows, batched_rows, training_plan.plan_steps(batched_rows, config).total, config
-        )
-        if warning := mixing.describe_ignored_weights(config.mixing_weights, set(splits.train.sources)):
-            reporter.note(warning)
-        shares = mixing.plan_shares(config.mixing_weights, Counter(splits.train.sources), drawn)
-        for warning in mixing.describe_shares(shares):
-            reporter.note(warning)
     return splits
+
+
+def _describe_limits(split: TokenizedSplit, config: Recipe) -> list[str]:
+    """Return a warning if the training ends before the end of an epoch, and for each ignored or uneven source."""
+    rows, examples = split.count_epoch_rows(config.mixing), split.count_epoch_examples(config.mixing)
+    steps = training_plan.plan_steps(examples, config).total
+    seen = training_plan.count_rows_seen(rows, examples, steps, config)
+    unseen = training_plan.describe_unseen_rows(rows, seen, config)
+    warnings = [unseen] if unseen else []
+    if config.mixing.is_active:
+        drawn = training_plan.count_rows_seen(examples, examples, steps, config)
+        mean_lengths = mixing.measure_mean_lengths(split.sources, split.lengths)
+        shares = mixing.plan_shares(config.mixing, Counter(split.sources), drawn, mean_lengths)
+        warnings += mixing.describe_ignored_settings(config.mixing, set(split.sources))
+        warnings += mixing.describe_shares(shares, examples)
+    return warnings
 
 
 def check_memory(
@@ -370,8 +373,8 @@ def check_memory(
     shape = ModelShape.from_configuration(model_config, training.count_parameters(model_config, recipe))
     device = acceleration.describe_training_device(recipe, remote=not launcher_settings.entry.uses_this_machine)
     lengths = splits.train.lengths
-    if recipe.mixing_weights:
-        lengths = mixing.select_trained(recipe.mixing_weights, splits.train.sources, lengths)
+    if recipe.mixing.is_active:
+        lengths = mixing.select_trained(recipe.mixing, splits.train.sources, lengths)
     recipe_defaults.check_memory(recipe, max(lengths), shape, device)
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -20,7 +21,9 @@ from components.common.artifacts import artifact_folder, code_digest, hashing
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders, liveness
+from components.fine_tuning import mixing
 from components.fine_tuning.config import Recipe
+from components.fine_tuning.mixing import MixingSettings, Mixture
 from components.fine_tuning.objectives import KL_COLUMN, TOKEN_LIST, Example, RowMapping
 from components.fine_tuning.row_encoding import RowCounts, encode_rows, read_rows
 
@@ -60,6 +63,19 @@ class TokenizedSplit:
     def sources(self) -> list[str]:
         """Source of each example; only of unpacked examples."""
         return [str(source) for source in self.dataset.data.column("source").to_pylist()]
+
+    def build_mixture(self, settings: MixingSettings) -> Mixture | None:
+        """Return the mixture of the examples; None if every example is drawn once per epoch."""
+        return mixing.build_mixture(settings, self.sources) if settings.is_active else None
+
+    def count_epoch_examples(self, settings: MixingSettings) -> int:
+        """Return the number of examples in the batches of an epoch."""
+        return mixing.count_epoch_examples(settings, Counter(self.sources)) if settings.is_active else len(self.lengths)
+
+    def count_epoch_rows(self, settings: MixingSettings) -> int:
+        """Return the number of rows of an epoch. A mixture draws examples, whose share of all examples this is."""
+        rows = self.counts.rows - self.counts.without_answer
+        return round(rows * self.count_epoch_examples(settings) / max(len(self.lengths), 1))
 
     def row_ids(self, examples: Iterable[int]) -> list[str]:
         """Return the ids of the dataset's rows in the examples with these indices."""

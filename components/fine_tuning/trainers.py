@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.fine_tuning import batch_order, mixing, muon, reference_free_trainer, sharding
+from components.fine_tuning import batch_order, muon, reference_free_trainer, sharding
 from components.fine_tuning.config import Recipe
 from components.fine_tuning.objectives import IGNORED_LABEL
 from components.fine_tuning.optimizers import OPTIMIZERS
@@ -40,7 +40,7 @@ def build_trainer_class(config: Recipe, splits: TokenizedDataset, seed: int) -> 
     if pair_loss := config.objective_spec.pair_loss:
         base = reference_free_trainer.remove_reference(base, pair_loss, config.preference)
     lengths, validation = splits.train.lengths, splits.validation.counts
-    mixture = mixing.build_mixture(config.mixing_weights, splits.train.sources) if config.mixing_weights else None
+    mixture = splits.train.build_mixture(config.mixing)
 
     class TunelineTrainer(base):  # type: ignore[misc, valid-type]
         aux_loss_enabled: bool  # whether TRL adds the loss of the router

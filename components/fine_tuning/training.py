@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,9 @@ class TrainingJob:
 class TrainingResult:
     """Metrics of a training, including the steps before a resume. Units: seconds, bytes, FLOP/s.
 
-    `rows_seen` counts a row once per epoch, as if every row was drawn once. `sources` has a `SourceShare` for each source if the recipe sets mixing
-    weights. `choices` has one sentence per compute setting. `startup` has the duration of each startup phase.
+    `rows_seen` counts a row once per draw. `sources` is the result of `mixing.summarize_shares`; empty with packing, and
+    with one source and no mixing settings. `choices` has one sentence per compute setting. `startup` has the duration
+    of each startup phase.
     """
 
     steps: int
@@ -90,6 +91,7 @@ class TrainingResult:
     device: str
     processes: int
     rows_seen: int
+    epochs: float
     warmup_steps: int
     sources: list[dict[str, Any]]
     choices: list[str]
@@ -272,7 +274,8 @@ def _build_arguments(
     import trl
 
     has_validation = bool(splits.validation.counts.examples)
-    objective, steps = config.objective_spec, training_plan.plan_steps(len(splits.train.lengths), config)
+    objective, epoch_examples = config.objective_spec, splits.train.count_epoch_examples(config.mixing)
+    steps = training_plan.plan_steps(epoch_examples, config)
     options = sharding.build_arguments(config) | config.preference.model_dump(include=objective.preference_settings)
     if optimizer := OPTIMIZERS[config.optimizer].transformers_name:
         options["optim"] = optimizer
@@ -289,8 +292,8 @@ def _build_arguments(
     elif objective.precomputes_reference:
         # Precompute the log-probabilities of the reference model only if training visits every row. TRL hashes the
         # model for it, which fails on FSDP2's shards.
-        rows = splits.train.counts.examples
-        visits_every_row = training_plan.count_rows_seen(rows, rows, steps.total, config) >= rows
+        drawn = training_plan.count_rows_seen(epoch_examples, epoch_examples, steps.total, config)
+        visits_every_row = drawn >= splits.train.counts.examples
         options["precompute_ref_log_probs"] = visits_every_row and config.strategy != "fsdp2"
     arguments: TrainingArguments = getattr(trl, f"{objective.trl_method}Config")(
         output_dir=job.state,
@@ -443,12 +446,10 @@ def _save_model(trainer: Trainer, job: TrainingJob, config: Recipe) -> None:
 
 def _build_row_lookup(splits: TokenizedDataset, config: Recipe, seed: int) -> Callable[[int], list[str]]:
     """Return a function that returns the dataset row ids in the batch of a step, counted from 1."""
-
-    mixture = mixing.build_mixture(config.mixing_weights, splits.train.sources) if config.mixing_weights else None
+    batch, lengths, mixture = config.rows_per_step, splits.train.lengths, splits.train.build_mixture(config.mixing)
+    epoch_steps = batch_order.count_epoch_steps(batch_order.count_epoch_rows(lengths, mixture), batch)
 
     def get_step_rows(step: int) -> list[str]:
-        batch, lengths = config.rows_per_step, splits.train.lengths
-        epoch_steps = max(1, -(-len(lengths) // batch))
         epoch, position = divmod(max(step, 1) - 1, epoch_steps)
         order = batch_order.order_epoch(lengths, batch, seed=seed, epoch=epoch, mixture=mixture)
         return splits.train.row_ids(order[position * batch : (position + 1) * batch])
@@ -457,13 +458,13 @@ def _build_row_lookup(splits: TokenizedDataset, config: Recipe, seed: int) -> Ca
 
 
 def _count_shares(splits: TokenizedDataset, config: Recipe, seed: int, steps: int) -> list[dict[str, Any]]:
-    """Return the share of each source in the batches of a training with mixing weights; empty without weights."""
-    if not config.mixing_weights:
-        return []
+    """Return the share of each source in the batches of a training; see `TrainingResult`."""
     train = splits.train
-    mixture = mixing.build_mixture(config.mixing_weights, train.sources)
-    rows = batch_order.list_batched_rows(train.lengths, config.rows_per_step, steps, seed=seed, mixture=mixture)
-    return [asdict(share) for share in mixing.count_shares(train.sources, rows)]
+    if config.packing or not (config.mixing.is_active or len(set(train.sources)) > 1):
+        return []
+    mixture = train.build_mixture(config.mixing)
+    draws = batch_order.count_draws(train.lengths, config.rows_per_step, steps, seed=seed, mixture=mixture)
+    return mixing.summarize_shares(mixing.count_shares(train.sources, train.lengths, draws))
 
 
 def _build_result(
@@ -488,11 +489,11 @@ def _build_result(
         mean_length = splits.train.counts.tokens / max(splits.train.counts.examples, 1)
         trained_shape = model_shape.ModelShape.from_configuration(trainer.model.config, parameters)
         flops = tokens / (step_seconds + waited) * model_shape.estimate_training_flops(trained_shape, mean_length)
-    counts = splits.train.counts
+    steps_done, epoch_examples = int(trainer.state.global_step), splits.train.count_epoch_examples(config.mixing)
     device = compute_devices.get_device_name(settings.device)
     peak = compute_devices.get_peak_flops(device)
     return TrainingResult(
-        steps=int(trainer.state.global_step),
+        steps=steps_done,
         best_step=best_step,
         tokens=tokens,
         train_loss=float(steps[-1]["train_loss"]),
@@ -510,13 +511,11 @@ def _build_result(
         device=device,
         processes=config.processes,
         rows_seen=training_plan.count_rows_seen(
-            counts.rows - counts.without_answer,
-            len(splits.train.lengths),
-            int(trainer.state.global_step),
-            config,
+            splits.train.count_epoch_rows(config.mixing), epoch_examples, steps_done, config
         ),
+        epochs=sum(training_plan.count_epochs(epoch_examples, steps_done, config)),
         warmup_steps=int(trainer.args.warmup_steps),
-        sources=_count_shares(splits, config, trainer.args.seed, int(trainer.state.global_step)),
+        sources=_count_shares(splits, config, trainer.args.seed, steps_done),
         choices=settings.reasons,
         startup=timer.seconds,
     )

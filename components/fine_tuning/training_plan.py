@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from components.fine_tuning.batch_order import order_epoch
+from components.fine_tuning.batch_order import count_epoch_steps
 from components.fine_tuning.config import Recipe
 
 WARMUP_SHARE = 0.03  # of the steps, as in Stanford Alpaca and QLoRA (arXiv 2305.14314)
@@ -40,13 +39,11 @@ def count_batched_rows(rows: int, total_tokens: float, config: Recipe) -> int:
 def plan_steps(rows: int, config: Recipe) -> TrainingSteps:
     """Return the steps of a training: max_steps, or else the steps of all epochs.
 
-    As in transformers, an epoch ends with a partial batch.
-
     Args:
         rows: Rows per epoch; packed rows if packing is enabled.
         config: The recipe.
     """
-    total = config.max_steps or math.ceil(config.epochs * _count_epoch_steps(rows, config))
+    total = config.max_steps or math.ceil(config.epochs * count_epoch_steps(rows, config.rows_per_step))
     # The rate of the first warm-up step is 0: a training of one step has no warm-up.
     automatic = min(math.ceil(WARMUP_SHARE * total), total - 1)
     warmup = automatic if config.warmup_steps is None else config.warmup_steps
@@ -54,22 +51,33 @@ def plan_steps(rows: int, config: Recipe) -> TrainingSteps:
     return TrainingSteps(total, warmup, interval)
 
 
-def count_rows_seen(rows: int, batched_rows: int, steps: int, config: Recipe) -> int:
-    """Return the number of rows in the batches of `steps` optimizer steps; a row counts once per epoch.
+def count_epochs(batched_rows: int, steps: int, config: Recipe) -> tuple[int, float]:
+    """Return the whole epochs of `steps` optimizer steps, and the fraction of the next one.
 
     Args:
-        rows: Training rows with a token to learn.
         batched_rows: Rows per epoch as they are batched: the rows, or packed rows, or pieces of long texts.
         steps: Optimizer steps.
         config: The recipe.
     """
-    epochs, remaining_steps = divmod(steps, _count_epoch_steps(batched_rows, config))
-    partial = min(remaining_steps * config.rows_per_step / max(batched_rows, 1), 1.0)
+    epochs, remaining_steps = divmod(steps, count_epoch_steps(batched_rows, config.rows_per_step))
+    return epochs, min(remaining_steps * config.rows_per_step / max(batched_rows, 1), 1.0)
+
+
+def count_rows_seen(rows: int, batched_rows: int, steps: int, config: Recipe) -> int:
+    """Return the number of rows in the batches of `steps` optimizer steps.
+
+    Args:
+        rows: Training rows of an epoch.
+        batched_rows: The same rows as they are batched; see `count_epochs`.
+        steps: Optimizer steps.
+        config: The recipe.
+    """
+    epochs, partial = count_epochs(batched_rows, steps, config)
     return epochs * rows + round(partial * rows)
 
 
 def describe_unseen_rows(rows: int, seen: int, config: Recipe) -> str | None:
-    """Return a warning if the training ends before it has seen every row; None otherwise."""
+    """Return a warning if the training ends before it has seen every row of an epoch; None otherwise."""
     if seen >= rows:
         return None
     setting = f"max_steps {config.max_steps}" if config.max_steps else f"epochs {config.epochs:g}"
@@ -79,17 +87,7 @@ def describe_unseen_rows(rows: int, seen: int, config: Recipe) -> str | None:
     )
 
 
-def _count_epoch_steps(rows: int, config: Recipe) -> int:
-    return max(1, math.ceil(rows / config.rows_per_step))
-
-
-def count_tokens(lengths: Sequence[int], config: Recipe, seed: int) -> int:
-    """Return the number of tokens in all steps, without padding; `lengths` are the tokens of each row."""
-    if config.packing:
-        packed = count_batched_rows(len(lengths), sum(lengths), config)
-        return round(sum(lengths) * plan_steps(packed, config).total * config.rows_per_step / max(packed, 1))
-    steps = plan_steps(len(lengths), config).total
-    epochs, remaining_steps = divmod(steps, _count_epoch_steps(len(lengths), config))
-    order = order_epoch(lengths, config.rows_per_step, seed=seed, epoch=epochs)
-    last_rows = order[: remaining_steps * config.rows_per_step]
-    return epochs * sum(lengths) + sum(lengths[row] for row in last_rows)
+def count_packed_tokens(tokens: float, config: Recipe) -> int:
+    """Return the number of tokens in all steps of packed rows; `tokens` are those of all training rows."""
+    packed = math.ceil(tokens / config.max_length)
+    return round(tokens * plan_steps(packed, config).total * config.rows_per_step / max(packed, 1))

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,10 @@ from components.data_curation.stage import (
 from components.data_versioning.stage import list_versions
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
-from components.fine_tuning import acceleration, mixing
+from components.fine_tuning import acceleration, batch_order, mixing
 from components.fine_tuning import training_plan as training
 from components.fine_tuning.config import FineTuningConfig, Recipe
-from components.fine_tuning.mixing import SourceShare
+from components.fine_tuning.mixing import MAX_SHOWN_SOURCES, MixingSettings, SourceShare
 from components.fine_tuning.model_support import check_model
 from components.fine_tuning.optimizers import OPTIMIZERS
 from components.fine_tuning.recipe_defaults import (
@@ -167,8 +167,21 @@ class RunSurvey:
         return training.plan_steps(self.batched_rows, self.recipe).total
 
     @property
+    def mixing(self) -> MixingSettings:
+        """Settings for the shares of the sources."""
+        return self.recipe.mixing
+
+    @property
+    def epoch_rows(self) -> int:
+        """Training rows of an epoch. A mixture draws examples, whose share of all examples this is."""
+        rows = self.tokens.trained_rows
+        return round(rows * self.batched_rows / max(self.tokens.examples, 1)) if self.mixing.is_active else rows
+
+    @property
     def batched_rows(self) -> int:
         """Rows, or packed rows, per epoch."""
+        if self.mixing.is_active and self.examples_by_source:
+            return mixing.count_epoch_examples(self.mixing, self.examples_by_source)
         examples = self.tokens.examples
         return training.count_batched_rows(examples, examples * self.tokens.mean_length, self.recipe)
 
@@ -181,31 +194,44 @@ class RunSurvey:
     def trained_tokens(self) -> int:
         """Tokens trained on in all steps."""
         tuning, tokens = self.recipe, self.tokens
-        if not tokens.lengths:
-            return 0
-        if tuning.mixing_weights:
-            lengths: dict[str, list[int]] = {}
-            for source, length in zip(tokens.sources, tokens.lengths, strict=True):
-                lengths.setdefault(source, []).append(length)
-            means = {source: statistics.fmean(values) for source, values in lengths.items()}
-            return round(sum(share.seen * means.get(share.source, tokens.mean_length) for share in self.shares))
+        if not tuning.packing:
+            return sum(share.tokens for share in self.shares)
         if not tokens.is_sample:
-            return training.count_tokens(tokens.lengths, tuning, self.config.seed)
-        packed = tuning.rows_per_step * tuning.max_length
-        unpacked = min(tuning.rows_per_step, tokens.examples) * tokens.mean_length
-        return round(self.steps * (packed if tuning.packing else unpacked))
+            return training.count_packed_tokens(sum(tokens.lengths), tuning)
+        return self.steps * tuning.rows_per_step * tuning.max_length
+
+    @property
+    def epoch_tokens(self) -> int:
+        """Tokens of an epoch."""
+        if not (self.mixing.is_active and self.tokens.lengths):
+            return round(sum(self.tokens.lengths) * self.tokens.rows_per_sampled_row)
+        return sum(share.tokens for share in self._plan_shares(self.batched_rows))
 
     @property
     def rows_seen(self) -> int:
-        """Rows in the batches of all steps; a row counts once per epoch."""
-        return training.count_rows_seen(self.tokens.trained_rows, self.batched_rows, self.steps, self.recipe)
+        """Rows in the batches of all steps; a row counts once per draw."""
+        return training.count_rows_seen(self.epoch_rows, self.batched_rows, self.steps, self.recipe)
 
-    @property
+    @cached_property
     def shares(self) -> list[SourceShare]:
-        """Share of each source in the examples of all steps; empty without mixing weights."""
-        weights, examples = self.recipe.mixing_weights, self.batched_rows
-        drawn = training.count_rows_seen(examples, examples, self.steps, self.recipe)
-        return mixing.plan_shares(weights, self.examples_by_source, drawn) if weights and examples else []
+        """Share of each source in the examples of all steps; empty with packing."""
+        tokens, recipe = self.tokens, self.recipe
+        if recipe.packing or not tokens.lengths:
+            return []
+        if tokens.is_sample:
+            examples = self.batched_rows
+            return self._plan_shares(training.count_rows_seen(examples, examples, self.steps, recipe))
+        mixture = mixing.build_mixture(self.mixing, tokens.sources) if self.mixing.is_active else None
+        draws = batch_order.count_draws(
+            tokens.lengths, recipe.rows_per_step, self.steps, seed=self.config.seed, mixture=mixture
+        )
+        return mixing.count_shares(tokens.sources, tokens.lengths, draws)
+
+    def _plan_shares(self, drawn: int) -> list[SourceShare]:
+        """Return the share of each source in a number of drawn examples."""
+        means = dict.fromkeys(self.examples_by_source, self.tokens.mean_length)
+        means |= mixing.measure_mean_lengths(self.tokens.sources, self.tokens.lengths)
+        return mixing.plan_shares(self.mixing, self.examples_by_source, drawn, means)
 
     @cached_property
     def recipes(self) -> list[RunSurvey]:
@@ -247,7 +273,7 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
     reporter.step("estimating")
     tokens, lengths, shape = survey.tokens, survey.tokens.lengths, survey.largest.shape
     counts, tokenized = summarize_rows(survey.curated), tokens.counts
-    rows, first = tokens.trained_rows, survey.recipes[0]
+    first = survey.recipes[0]
     memory, disk, times = _estimate_memory(survey), _estimate_disk(survey), _estimate_times(survey)
     start = resource_formulas.START_SECONDS
     seconds: dict[str, float | None] = dict.fromkeys(ESTIMATED_STAGES, 0.0)  # 0 for a cached stage
@@ -268,13 +294,12 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
             "cut_share": round(tokenized.truncated / tokenized.rows, 4) if tokenized.rows else 0.0,
             "max_length": survey.recipe.max_length,
             "without_answer": round(tokenized.without_answer * tokens.rows_per_sampled_row),
-            "an_epoch": round(sum(lengths) * tokens.rows_per_sampled_row),
+            "an_epoch": first.epoch_tokens,
             "trained": sum(recipe.trained_tokens for recipe in survey.recipes),
         },
         "steps": sum(recipe.steps for recipe in survey.recipes),
-        "epochs": round(first.rows_seen / max(rows, 1), 4),
-        # A sweep may vary the weights or the number of steps: no single list would be true of all recipes.
-        "sources": [asdict(s) for s in first.shares] if all(r.shares == first.shares for r in survey.recipes) else [],
+        "epochs": round(sum(training.count_epochs(first.batched_rows, first.steps, first.recipe)), 4),
+        "sources": _list_shares(survey.recipes),
         "recipe": survey.choices,
         "parameters": {"all": shape.parameters, "trainable": shape.trainable},
         "memory": memory,
@@ -284,6 +309,13 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
         "basis": _describe_basis(survey, times),
         "warnings": _list_warnings(survey, memory, disk),
     }
+
+
+def _list_shares(recipes: Sequence[RunSurvey]) -> list[Json]:
+    """Return the shares of the sources. A sweep whose recipes differ in them has none."""
+    shares = recipes[0].shares
+    is_shown = len(shares) > 1 or any(recipe.mixing.is_active for recipe in recipes)
+    return mixing.summarize_shares(shares) if is_shown and all(recipe.shares == shares for recipe in recipes) else []
 
 
 def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> RunSurvey:
@@ -339,8 +371,8 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
                         rows_by_source[content["source"]] += 1
                         count += 1
                 for config_of_recipe in tuning.recipes.values():
-                    if rows_by_source and config_of_recipe.mixing_weights:
-                        mixing.check_patterns(config_of_recipe.mixing_weights, rows_by_source)
+                    if rows_by_source and config_of_recipe.mixing.is_active:
+                        mixing.check_settings(config_of_recipe.mixing, rows_by_source)
                 measured = measure_lengths(rows, tuning, outline.tokenizer) if tuning.max_length is None else []
                 completed = complete_recipe(tuning, measured, outline.config, shape, _find_device(tuning))
                 sample = RowCounts()
@@ -433,8 +465,8 @@ def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> lis
         try:
             acceleration.check_machine(recipe.recipe)
             lengths = recipe.tokens.lengths
-            if recipe.recipe.mixing_weights and lengths:
-                lengths = mixing.select_trained(recipe.recipe.mixing_weights, recipe.tokens.sources, lengths)
+            if recipe.mixing.is_active and lengths:
+                lengths = mixing.select_trained(recipe.mixing, recipe.tokens.sources, lengths)
             longest = recipe.recipe.max_length if recipe.recipe.packing else max(lengths, default=1)
             check_memory(recipe.recipe, longest, recipe.shape, _find_device(recipe.recipe))
         except TunelineError as error:
@@ -471,11 +503,11 @@ def _list_limits(survey: RunSurvey) -> list[str]:
     """Return a warning for each setting that keeps rows or tokens from the training, or leaves few items to decide."""
     tokens, warnings = survey.tokens, []
     for recipe in survey.recipes:
-        if warning := training.describe_unseen_rows(tokens.trained_rows, recipe.rows_seen, recipe.recipe):
+        if warning := training.describe_unseen_rows(recipe.epoch_rows, recipe.rows_seen, recipe.recipe):
             warnings.append(warning)
-        if ignored := mixing.describe_ignored_weights(recipe.recipe.mixing_weights, survey.examples_by_source):
-            warnings.append(ignored)
-        warnings += mixing.describe_shares(recipe.shares)
+        if recipe.mixing.is_active:
+            warnings += mixing.describe_ignored_settings(recipe.mixing, survey.examples_by_source)
+            warnings += mixing.describe_shares(recipe.shares, recipe.batched_rows)
     if tokens.counts.truncated:
         warnings.append(
             f"{tokens.counts.truncated / tokens.counts.rows:.1%} of the training rows are truncated at "
@@ -525,7 +557,7 @@ def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str,
     for recipe in survey.recipes:
         tuning = recipe.recipe
         per_step = f"{tuning.rows_per_step}{' packed rows' if tuning.packing else ''} per step"
-        epochs = f"{tuning.epochs:g} epochs of {recipe.tokens.trained_rows:,} rows, {per_step}"
+        epochs = f"{tuning.epochs:g} epochs of {recipe.epoch_rows:,} rows, {per_step}"
         steps.append("fine_tuning.max_steps" if tuning.max_steps else epochs)
     start = resource_formulas.START_SECONDS
     return {
@@ -729,10 +761,7 @@ def format_estimate(result: Json) -> list[str]:
         f"training  {result['steps']} steps ({basis['steps']}), {tokens['trained']:,} tokens, "
         f"{parameters['trainable']:,} of {parameters['all']:,} parameters",
         *(f"          {choice}" for choice in result["recipe"]),
-        *(
-            f"          {share['source']}: {share['seen']:,} draws of {share['examples']:,} examples"
-            for share in result["sources"]
-        ),
+        *_format_shares(result["sources"]),
         f"memory    {_format_gb(parts['total'])} for the training: {purposes_text}",
         f"          {_format_gb(memory['stages'][largest])} for the largest stage, {largest}; "
         f"{_format_gb(memory['free'])} free",
@@ -741,6 +770,19 @@ def format_estimate(result: Json) -> list[str]:
         *_format_times(result),
         *(f"warning: {warning}" for warning in result["warnings"]),
     ]
+
+
+def _format_shares(shares: Sequence[Json]) -> list[str]:
+    """Return a line for each of the largest sources."""
+    largest = sorted(shares, key=lambda share: -share["tokens"])[:MAX_SHOWN_SOURCES]
+    lines = [
+        f"{share['source']}: {share['seen']:,} draws of {share['examples']:,} examples, {share['tokens']:,} tokens "
+        f"({share['token_share']:.1%})"
+        for share in largest
+    ]
+    if rest := len(shares) - len(largest):
+        lines.append(f"{rest:,} more sources in --json")
+    return [f"          {line}" for line in lines]
 
 
 def _format_duration(seconds: float) -> str:

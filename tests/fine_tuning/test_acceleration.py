@@ -345,6 +345,14 @@ CONFLICTS: list[tuple[Mapping[str, Any], str]] = [
         {"packing": True, "mixing_weights": {"*": 1.0}},
         "mixing_weights cannot be used with packing: .* expected packing false",
     ),
+    (
+        {"packing": True, "mixing_caps": {"*": 1}, "mixing_temperature": 2},
+        "mixing_caps, mixing_temperature cannot be used with packing",
+    ),
+    (
+        {"mixing_weights": {"*": 1.0}, "mixing_temperature": 2},
+        "mixing_temperature 2 cannot be used with mixing_weights: the weights set the shares",
+    ),
     ({"mixing_weights": {"a": 0.0}}, "mixing_weights: every weight is 0; expected at least one above 0"),
     ({"tokens_per_step": 4096}, "tokens_per_step requires packing"),
     ({"merge": True, "adaptation": "full"}, "merge cannot be used with full: it trains all weights"),

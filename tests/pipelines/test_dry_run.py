@@ -74,7 +74,12 @@ def test_rows_steps_and_tokens_equal_those_of_the_run(first: dict[str, Any], est
 
 
 @pytest.mark.parametrize(
-    "recipe", [{"epochs": 1.5, "batch_size": 8}, {"epochs": 1.0, "batch_size": 20, "max_length": 40}]
+    "recipe",
+    [
+        {"epochs": 1.5, "batch_size": 8},
+        {"epochs": 1.0, "batch_size": 20, "max_length": 40},
+        {"epochs": 1.5, "batch_size": 8, "mixing_caps": {"raw.jsonl": 50}},
+    ],
 )
 def test_epoch_steps_and_tokens_equal_those_of_the_trainer(
     first: dict[str, Any], fresh_project: Path, estimate: Estimate, tmp_path: Path, recipe: dict[str, Any]
@@ -90,13 +95,12 @@ def test_epoch_steps_and_tokens_equal_those_of_the_trainer(
     options: dict[str, Any] = {"seed": config.seed, "state": tmp_path / "state", "reporter": SilentReporter()}
     summary = finetune(dataset, tmp_path / "model", config.fine_tuning, **options).manifest.summary
     assert (result["steps"], result["tokens"]["trained"]) == (summary["steps"], summary["tokens"])
+    assert (result["sources"], result["epochs"]) == (summary["sources"], round(summary["epochs"], 4))
     assert result["tokens"]["cut_share"] == pytest.approx(
         summary["rows"]["truncated"] / summary["rows"]["train"], abs=1e-4
     )
-    assert (
-        f"{recipe['epochs']:g} epochs of {summary['rows']['train']} rows, {recipe['batch_size']} per step"
-        == result["basis"]["steps"]
-    )
+    rows = 50 if "mixing_caps" in recipe else summary["rows"]["train"]
+    assert f"{recipe['epochs']:g} epochs of {rows} rows, {recipe['batch_size']} per step" == result["basis"]["steps"]
 
 
 @pytest.mark.long
@@ -327,15 +331,35 @@ def test_mixing_weights_give_the_rows_of_each_source(fresh_project: Path, estima
     trained = result["rows"]["splits"]["train"]
     handbook, web = result["sources"]
     assert (handbook["source"], handbook["examples"] + web["examples"]) == ("handbook", trained)
-    assert handbook["seen"] == web["seen"] == trained
+    assert handbook["seen"] + web["seen"] == 2 * trained
+    assert abs(handbook["seen"] - web["seen"]) <= 2
     assert web["left_out"] == 0
-    assert f"          handbook: {trained:,} draws of {handbook['examples']:,} examples" in format_estimate(result)
+    assert handbook["tokens"] + web["tokens"] == result["tokens"]["trained"]
+    assert (
+        f"          handbook: {handbook['seen']} draws of {handbook['examples']} examples, {handbook['tokens']:,} tokens "
+        f"({handbook['token_share']:.1%})" in format_estimate(result)
+    )
+    result = estimate(*settings, "fine_tuning.epochs=2")
+    assert [share["repetitions"] for share in result["sources"]] == [2, 2], "listed without settings too"
     varied = "fine_tuning.sweep.vary={mixing_weights: [{handbook: 1, web: 1}, {handbook: 0, web: 1}]}"
     result = estimate(*settings, varied)
     assert result["sources"] == [], "the recipes differ"
     assert any("leaves out" in warning and "of handbook" in warning for warning in result["warnings"])
     with pytest.raises(ConfigurationError, match=r"matched by blog; the sources are handbook, web"):
         estimate(*settings, "fine_tuning.mixing_weights={blog: 1, '*': 1}")
+
+
+def test_sources_of_a_sample_are_planned(
+    fresh_project: Path, estimate: Estimate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = ("fine_tuning.max_steps=null", "fine_tuning.epochs=2", "fine_tuning.mixing_caps={raw.jsonl: 40}")
+    (exact,) = estimate(*changes)["sources"]
+    monkeypatch.setattr(dry_run, "MAX_SAMPLED_ROWS", 50)
+    result = estimate(*changes)
+    (planned,) = result["sources"]
+    assert {**planned, "tokens": 0, "left_out": 0} == {**exact, "tokens": 0, "left_out": 0}
+    assert planned["tokens"] == result["tokens"]["trained"] == pytest.approx(exact["tokens"], rel=0.1)
+    assert result["tokens"]["an_epoch"] == pytest.approx(planned["tokens"] / 2, abs=1)
 
 
 def test_rows_and_tokens_left_out_and_few_items_give_warnings(estimate: Estimate) -> None:

@@ -1199,14 +1199,15 @@ MODEL_ERRORS = {
         2,
     ),
     "fine_tuning.base_model: the token '…' of … has the ID …, and the model has … embeddings": ("configuration", 2),
-    "fine_tuning.mixing_weights: no source of the training rows is matched by …; the sources are …": (
+    "fine_tuning.mixing_…: no source of the training rows is matched by …; the sources are …": (
         "configuration",
         2,
     ),
     "fine_tuning.mixing_weights has no weight for the sources …": ("configuration", 2),
-    "fine_tuning.mixing_weights: each source that … matches has a more specific pattern: …": ("configuration", 2),
-    "fine_tuning.mixing_weights: the training rows have no sources; expected the column source": ("configuration", 2),
+    "fine_tuning.mixing_…: each source that … matches has a more specific pattern: …": ("configuration", 2),
+    "fine_tuning.mixing_…: the training rows have no sources; expected the column source": ("configuration", 2),
     "fine_tuning.mixing_weights: each source with an answer to learn has the weight 0: …": ("configuration", 2),
+    "fine_tuning.mixing_repetitions: an epoch has … rows; expected at least 1": ("configuration", 2),
     "fine_tuning.rope_scaling: the model has …; expected unscaled rotary positions, the same in all layers": (
         "configuration",
         2,
