@@ -157,7 +157,7 @@ LOSSES = ("train_loss", "validation_loss")
         NO_DROPOUT,
         {**NO_DROPOUT, "packing": True},
         {"validation_rows": 0, **NO_DROPOUT},
-        {"mixing_weights": {"*": 1.0}, **NO_DROPOUT},
+        {"mixing_weights": {"*": 1.0}, "mixing_caps": {"*": 8}, **NO_DROPOUT},
         {"objective": "orpo", **NO_DROPOUT},
         {"objective": "simpo", "adaptation": "full", "learning_rate": 1e-4},
     ],

@@ -74,12 +74,7 @@ def test_rows_steps_and_tokens_equal_those_of_the_run(first: dict[str, Any], est
 
 
 @pytest.mark.parametrize(
-    "recipe",
-    [
-        {"epochs": 1.5, "batch_size": 8},
-        {"epochs": 1.0, "batch_size": 20, "max_length": 40},
-        {"epochs": 1.5, "batch_size": 8, "mixing_caps": {"raw.jsonl": 50}},
-    ],
+    "recipe", [{"epochs": 1.5, "batch_size": 8}, {"epochs": 1.0, "batch_size": 20, "max_length": 40}]
 )
 def test_epoch_steps_and_tokens_equal_those_of_the_trainer(
     first: dict[str, Any], fresh_project: Path, estimate: Estimate, tmp_path: Path, recipe: dict[str, Any]
@@ -99,8 +94,10 @@ def test_epoch_steps_and_tokens_equal_those_of_the_trainer(
     assert result["tokens"]["cut_share"] == pytest.approx(
         summary["rows"]["truncated"] / summary["rows"]["train"], abs=1e-4
     )
-    rows = 50 if "mixing_caps" in recipe else summary["rows"]["train"]
-    assert f"{recipe['epochs']:g} epochs of {rows} rows, {recipe['batch_size']} per step" == result["basis"]["steps"]
+    assert (
+        f"{recipe['epochs']:g} epochs of {summary['rows']['train']} rows, {recipe['batch_size']} per step"
+        == result["basis"]["steps"]
+    )
 
 
 @pytest.mark.long
@@ -322,11 +319,39 @@ def test_open_settings_are_chosen_and_stated(estimate: Estimate) -> None:
     assert not [warning for warning in result["warnings"] if "trains on" in warning]
 
 
-def test_mixing_weights_give_the_rows_of_each_source(fresh_project: Path, estimate: Estimate) -> None:
+@pytest.fixture
+def mixed(fresh_project: Path) -> Path:
+    """Return a file with rows of two sources."""
     rows = [json.loads(line) for line in (fresh_project / "raw.jsonl").read_text().splitlines()]
     mixed = [{**row, "source": "handbook" if i % 3 == 0 else "web"} for i, row in enumerate(rows)]
-    (fresh_project / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in mixed))
-    settings = [f"data_curation.sources=[{fresh_project / 'mixed.jsonl'}]", "fine_tuning.max_steps=null"]
+    file = fresh_project / "mixed.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in mixed))
+    return file
+
+
+def test_mixed_sources_equal_those_of_the_training(
+    mixed: Path, fresh_project: Path, estimate: Estimate, tmp_path: Path
+) -> None:
+    changes = [
+        "fine_tuning.max_steps=null",
+        "fine_tuning.epochs=1.5",
+        "fine_tuning.mixing_caps={web: 30}",
+        "fine_tuning.mixing_repetitions={handbook: 1.5}",
+        "fine_tuning.mixing_temperature=2",
+    ]
+    result, config = estimate(f"data_curation.sources=[{mixed}]", *changes), load_settings(fresh_project, *changes)
+    options: dict[str, Any] = {"seed": config.seed, "reporter": SilentReporter()}
+    dataset = curate(list_sources([str(mixed)], mixed.parent), tmp_path / "dataset", config.data_curation, **options)
+    model = finetune(dataset, tmp_path / "model", config.fine_tuning, state=tmp_path / "state", **options)
+    summary = model.manifest.summary
+    assert {share["source"]: share["seen"] > 0 for share in result["sources"]} == {"handbook": True, "web": True}
+    assert result["sources"] == summary["sources"]
+    assert (result["steps"], result["tokens"]["trained"]) == (summary["steps"], summary["tokens"])
+    assert result["epochs"] == round(summary["epochs"], 4)
+
+
+def test_mixing_weights_give_the_rows_of_each_source(mixed: Path, estimate: Estimate) -> None:
+    settings = [f"data_curation.sources=[{mixed}]", "fine_tuning.max_steps=null"]
     result = estimate(*settings, "fine_tuning.epochs=2", "fine_tuning.mixing_weights={handbook: 1, web: 1}")
     trained = result["rows"]["splits"]["train"]
     handbook, web = result["sources"]
