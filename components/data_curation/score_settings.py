@@ -127,9 +127,10 @@ class JudgeSettings(_Section):
             raise ValueError(
                 f"url has scheme {url.scheme!r} and host {url.hostname or ''!r}; expected scheme http or https, and a host"
             )
-        if url.scheme == "http" and url.hostname not in LOCAL_HOSTS:
+        if url.scheme == "http" and url.hostname not in LOCAL_HOSTS and self.credentials:
             raise ValueError(
-                "url has scheme http, which sends rows and key unencrypted; expected https, or a host on this machine"
+                "url has scheme http, which would send the key unencrypted; expected https, a host on this machine, or no "
+                "credentials"
             )
         if url.username or url.password or url.query or url.fragment:
             raise ValueError(

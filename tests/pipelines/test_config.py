@@ -108,7 +108,7 @@ def test_perplexity_uses_the_base_model_by_default() -> None:
         ("{perplexity: {enabled: true, max_score: 0.5}}", "found 0.5"),
         ("{judge: {model: rater}}", "url is empty"),
         ("{judge: {url: 'https://judge.example/v1'}}", "model is empty"),
-        ("{judge: {url: 'http://judge.example/v1', model: rater}}", "sends rows and key unencrypted"),
+        ("{judge: {url: 'http://judge.example/v1', model: rater, credentials: KEY}}", "send the key unencrypted"),
         ("{judge: {url: 'ftp://judge.example', model: rater}}", "expected scheme http or https"),
         ("{judge: {url: 'https://me:secret@judge.example/v1', model: rater}}", "url contains a user, password"),
         ("{judge: {url: 'https://judge.example/v1', model: rater, min_score: 11}}", "found 11"),
