@@ -38,7 +38,7 @@ from components.data_curation.normalized_words import (
 from components.data_curation.parquet_files import get_content_columns
 from components.data_curation.prompt_lines import CONTEXT_COLUMNS
 from components.data_curation.reading import record_formats
-from components.data_curation.reading.raw_records import Record, Source, UnreadableRecord
+from components.data_curation.reading.raw_records import NO_TEXT_REASON, Record, Source, UnreadableRecord, file_suffix
 from components.data_curation.row_kinds import KindCount, KindCounts, add_count, describe_other_kind
 from components.data_curation.rows import CONTENT_COLUMNS, Kind, Row, to_json
 
@@ -60,6 +60,8 @@ class ChunkSummary:
         personal: per kind of personal data, the number of findings and of rows that contain them.
         files: the names of the rows' files.
         formats: the number of rows per record format.
+        documents: per type of document, the numbers of chunks, of pages that were read, and of pages without text.
+        chunk_tokens: the number of chunks of documents per length class: the lowest power of two that is not shorter.
         grouped: the number of rows with a `group_by` value.
         redacted_groups: the number of rows whose `group_by` value was redacted.
     """
@@ -71,6 +73,8 @@ class ChunkSummary:
     personal: dict[str, list[int]] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     formats: dict[str, int] = field(default_factory=dict)
+    documents: dict[str, list[int]] = field(default_factory=dict)
+    chunk_tokens: dict[str, int] = field(default_factory=dict)
     grouped: int = 0
     redacted_groups: int = 0
 
@@ -108,6 +112,7 @@ def prepare_chunk(
     """
     summary, prepared = ChunkSummary(number), []
     for record in records:
+        _count_document(record, summary)
         try:
             rows = _parse_and_count_rows(record, kind, summary, config) if isinstance(record, Record) else []
             unselected = (
@@ -135,6 +140,19 @@ def prepare_chunk(
                 rejection = benchmarks.find_contamination(text)
             prepared.append(PreparedRow(row, rejection, group, measured.language[0]))
     return write_chunk(summary, prepared, config, folder)
+
+
+def _count_document(record: Record | UnreadableRecord, summary: ChunkSummary) -> None:
+    """Count a chunk of a document, or a page without text."""
+    if isinstance(record, UnreadableRecord):
+        if record.reason.endswith(NO_TEXT_REASON):
+            summary.documents.setdefault(file_suffix(Path(record.file))[1:], [0, 0, 0])[2] += 1
+    elif record.tokens:
+        counts = summary.documents.setdefault(record.extracted_from, [0, 0, 0])
+        counts[0] += 1
+        counts[1] += record.pages
+        length_class = str(1 << max(record.tokens - 1, 0).bit_length())
+        summary.chunk_tokens[length_class] = summary.chunk_tokens.get(length_class, 0) + 1
 
 
 def _parse_and_count_rows(

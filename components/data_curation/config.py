@@ -317,6 +317,36 @@ class SemanticDuplicatesConfig(_Section):
     )
 
 
+class DocumentsConfig(_Section):
+    """Chunks and limits of documents: PDF, Word, PowerPoint, EPUB, Markdown, and text files that are read as documents."""
+
+    max_tokens: int | None = Field(
+        None,
+        ge=32,
+        description="Maximum length of a chunk in tokens of the base model. null: one token less than "
+        "data_curation.tokens.max_length, for the end-of-sequence token; 512 if that is not set either.",
+    )
+    overlap_sentences: int = Field(
+        0,
+        ge=0,
+        le=20,
+        description="Number of sentences that a chunk repeats from the previous chunk of the same section.",
+    )
+    max_pages: int = Field(2_000, ge=1, description="Maximum number of pages or slides. Larger files are quarantined.")
+    max_expanded_bytes: int = Field(
+        500_000_000,
+        ge=1_000_000,
+        description="Maximum size in bytes of a document, and of all files in a ZIP-based document after decompression. "
+        "Larger files are quarantined.",
+    )
+    timeout_seconds: int = Field(
+        300,
+        ge=1,
+        le=86_400,
+        description="Maximum time in seconds for the text extraction of a file. Slower files are quarantined.",
+    )
+
+
 class DataCurationConfig(_Section):
     """Curation of raw text into train, validation and test rows."""
 
@@ -332,10 +362,13 @@ class DataCurationConfig(_Section):
         description="Record format. auto: recognize the format of each record by its keys. Records that do not match "
         "a configured format are quarantined.",
     )
-    text_unit: Literal["line", "paragraph", "file"] = Field(
-        "line",
-        description="Unit of a plain text file that becomes a row. paragraph: a block between blank lines.",
+    text_unit: Literal["auto", "section", "line", "paragraph", "file"] = Field(
+        "auto",
+        description="Unit of a plain text or Markdown file that becomes a row. section: the text below a heading, split to "
+        "data_curation.documents.max_tokens; paragraph: a block between blank lines. auto: section for Markdown and for "
+        "plain text whose paragraphs are wrapped at a fixed width, line for other plain text.",
     )
+    documents: DocumentsConfig = Field(default_factory=DocumentsConfig, description="Chunks and limits of documents.")
     max_other_kind_share: Share = Field(
         0.05,
         description="Maximum share of rows of another kind (conversations, preference pairs, labelled rows, text) than "

@@ -66,6 +66,7 @@ def render(summary: Mapping[str, Any], sources: Sequence[Source], statistics: Cu
             "Rows with equal or similar answers, or texts without common context, are in the same split.", "soft"
         ),
         "Tokens": _render_tokens(tokens) if tokens else "",
+        "Documents": _render_documents(statistics) if statistics.documents else "",
         **_render_texts(rows["rejected"], statistics),
         **_render_files(sources, rows["quarantined"], statistics),
     }
@@ -206,6 +207,21 @@ def _render_tokens(tokens: TokenStatistics) -> str:
         + plot_bars(bars, x="rows", caption=f"Rows by length in tokens. {legend}", colours=truncated)
         + render_table(["", ""], packing)
         + render_paragraph(note, "soft")
+    )
+
+
+def _render_documents(statistics: CurationStatistics) -> str:
+    """Render the counts by type of document, and the lengths of the chunks."""
+    rows = [
+        [f".{name}", count.files, count.pages, count.chunks, count.pages_without_text]
+        for name, count in statistics.documents.items()
+    ]
+    bars = {f"up to {top:,}": count for top, count in sorted(statistics.chunk_tokens.items())}
+    versions = ", ".join(f"{name} {version}" for name, version in statistics.extractors.items())
+    return (
+        render_table(["type", "files", "pages", "chunks", "pages without text"], rows)
+        + (plot_bars(bars, x="chunks", caption="Chunks by length in tokens.") if bars else "")
+        + render_paragraph(f"These files are read by section. Extracted by {versions or 'tuneline'}.", "soft")
     )
 
 

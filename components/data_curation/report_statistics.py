@@ -43,6 +43,16 @@ class PersonalDataCount:
 
 
 @dataclass
+class DocumentCount:
+    """Documents of one type: files, chunks, pages or slides that were read, and pages without text."""
+
+    files: int = 0
+    chunks: int = 0
+    pages: int = 0
+    pages_without_text: int = 0
+
+
+@dataclass
 class CurationStatistics:
     """Counts and examples of a curation.
 
@@ -58,6 +68,9 @@ class CurationStatistics:
             unreadable records, and of rejected rows.
         contaminated_rows: per evaluation set, the number of rejected rows.
         similarities: per reject reason, the similarities of the rejected rows to the kept ones.
+        documents: the counts per type of document, such as pdf.
+        chunk_tokens: the number of chunks of documents per length class; the keys are upper bounds in tokens.
+        extractors: the versions of the packages that extracted the documents.
         tokens: the token statistics; None if tokens were not counted. A note then gives the reason.
         quality_scores: the statistics of each scorer of rows.
         notes: sentences for the overview.
@@ -73,6 +86,9 @@ class CurationStatistics:
     evaluation_sets: dict[str, dict[str, int]] = field(default_factory=dict)
     contaminated_rows: Counter[str] = field(default_factory=Counter)
     similarities: dict[str, list[float]] = field(default_factory=dict)
+    documents: dict[str, DocumentCount] = field(default_factory=dict)
+    chunk_tokens: Counter[int] = field(default_factory=Counter)
+    extractors: dict[str, str] = field(default_factory=dict)
     tokens: TokenStatistics | None = None
     quality_scores: list[ScorerStatistics] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

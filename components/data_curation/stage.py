@@ -43,10 +43,12 @@ from components.data_curation.quality_scoring import row_scoring
 from components.data_curation.quality_scoring.row_scoring import QualityScores
 from components.data_curation.quality_scoring.scorer_interface import RowScorer
 from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs
-from components.data_curation.reading.raw_records import Source, UnreadableRecord
+from components.data_curation.reading import section_chunks
+from components.data_curation.reading.document_extractors import EXTRACTORS, TEXT_EXTRACTORS
+from components.data_curation.reading.raw_records import Source, UnreadableRecord, file_suffix
 from components.data_curation.reading.record_formats import UNKNOWN_FORMAT
 from components.data_curation.reading.source_files import find_sources_by_name, list_evaluation_sets, list_sources
-from components.data_curation.report_statistics import CurationStatistics, PersonalDataCount
+from components.data_curation.report_statistics import CurationStatistics, DocumentCount, PersonalDataCount
 from components.data_curation.rows import CONTENT_COLUMNS, Kind
 from components.data_curation.token_statistics import measure_tokens
 
@@ -93,6 +95,7 @@ UNREADABLE_SOURCE_HINTS = {
         encoding: f"Use a file converted to UTF-8: iconv -f {encoding} -t UTF-8 {{file}} > utf8-{{file}}"
         for encoding in ("UTF-16LE", "UTF-16BE")
     },
+    "encrypted": "Use a decrypted copy of {file}.",
     "not UTF-8": "Use a file converted to UTF-8 from its encoding, for example: iconv -f LATIN1 -t UTF-8 {file} > "
     "utf8-{file}",
     "data without the .": "Rename the file so that its name ends with that suffix.",
@@ -170,6 +173,7 @@ def curate(
         scorers = row_scoring.build_scorers(config, scoring, seed, reporter, state and state / STAGE)
         prepared = _prepare_rows(sources, benchmarks, earlier, config, folder, reporter)
         _report_unreadable(sources, prepared, config, reporter)
+        document_notes = _report_documents(prepared, config, reporter)
         _check_groups(prepared, config, reporter)
         find_similar = functools.partial(
             engine_process.find_similar_texts,
@@ -195,8 +199,11 @@ def curate(
         statistics = dataset_writer.write_dataset(prepared, result.verdicts, output, config.personal_data.names, scores)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    statistics.notes += notes
-    _complete_statistics(statistics, prepared, output, config, reporter)
+    statistics.notes += [*notes, *document_notes]
+    _complete_statistics(statistics, sources, prepared, output, config, reporter)
+    if statistics.documents:
+        types = {kind: asdict(count) for kind, count in statistics.documents.items()}
+        summary["documents"] = {"types": types, "extractors": statistics.extractors}
     summary["evaluation_sets"] = statistics.evaluation_sets
     if scores.statistics:
         summary["quality_scores"] = {one.scorer.name: one.summarize() for one in scores.statistics}
@@ -327,8 +334,18 @@ def _compute_recipe_digest(inputs: Sequence[ArtifactInput], config: Mapping[str,
     settings = {name: value for name, value in config.items() if name not in SETTINGS_OUTSIDE_IDENTITY}
     if names := settings.get("personal_data", {}).get("names"):
         settings["personal_data"] = {**settings["personal_data"], "names": {**names, "model": bool(names.get("model"))}}
+    if _has_documents(inputs, config):  # their chunks depend on the tokenizer and the training length
+        settings["chunks"] = {name: config.get("tokens", {}).get(name) for name in ("base_model", "max_length")}
     files = [[one.kind, one.uri, one.content_sha256, *([one.settings] if one.settings else [])] for one in inputs]
     return hashing.digest({"inputs": files, "config": settings, "seed": seed})
+
+
+def _has_documents(inputs: Sequence[ArtifactInput], config: Mapping[str, Any]) -> bool:
+    """Return whether a raw file may be split into chunks, see data_curation.documents."""
+    suffixes = {file_suffix(Path(one.uri)) for one in inputs if one.kind == "raw"}
+    if config.get("text_unit") not in ("auto", "section"):
+        suffixes -= TEXT_EXTRACTORS.keys()
+    return not suffixes.isdisjoint(EXTRACTORS)
 
 
 def compute_key(inputs: Sequence[ArtifactInput], config: DataCurationConfig, seed: int) -> str:
@@ -337,14 +354,17 @@ def compute_key(inputs: Sequence[ArtifactInput], config: DataCurationConfig, see
     Raises:
         ConfigurationError: the spaCy model or the embedding model does not exist.
     """
+    settings = _dump_settings(config)
+    tokenizer = section_chunks.load_budget(config).tokenizer if _has_documents(inputs, settings) else ""
     return hashing.digest(
         {
             "stage": STAGE,
             "code": code_digest.code_sha256(STAGE),
             "names_model": name_finder.compute_model_digest(config.personal_data.names),
             "embedding_model": semantic_duplicates.compute_model_digest(config),
-            "recipe": _compute_recipe_digest(inputs, _dump_settings(config), seed),
+            "recipe": _compute_recipe_digest(inputs, settings, seed),
             "tokens": config.tokens.model_dump(),
+            **({"tokenizer": tokenizer} if tokenizer else {}),
         }
     )
 
@@ -485,6 +505,7 @@ def _score_rows(
 
 def _complete_statistics(
     statistics: CurationStatistics,
+    sources: Sequence[Source],
     prepared: PreparedRows,
     output: Path,
     config: DataCurationConfig,
@@ -498,6 +519,7 @@ def _complete_statistics(
             count.found += found
             count.rows += rows
     statistics.personal = dict(sorted(counts.items()))
+    _count_documents(statistics, sources, prepared)
     statistics.evaluation_sets = {
         name: {**counts, "rejected_rows": statistics.contaminated_rows[name]}
         for name, counts in prepared.evaluation_sets.items()
@@ -508,6 +530,21 @@ def _complete_statistics(
         statistics.notes.append(tokens)
     else:
         statistics.tokens = tokens
+
+
+def _count_documents(statistics: CurationStatistics, sources: Sequence[Source], prepared: PreparedRows) -> None:
+    """Add the counts of the documents and the versions of their extractors."""
+    for chunk in prepared.chunks:
+        for kind, (chunks, pages, without_text) in chunk.documents.items():
+            count = statistics.documents.setdefault(kind, DocumentCount())
+            count.chunks += chunks
+            count.pages += pages + without_text
+            count.pages_without_text += without_text
+        statistics.chunk_tokens.update({int(top): count for top, count in chunk.chunk_tokens.items()})
+    statistics.documents = dict(sorted(statistics.documents.items()))
+    for kind, count in statistics.documents.items():
+        count.files = sum(file_suffix(Path(source.name)) == f".{kind}" for source in sources)
+        statistics.extractors |= EXTRACTORS[f".{kind}"].read_versions()
 
 
 def summarize_rows(result: CurationResult) -> dict[str, Any]:
@@ -544,6 +581,22 @@ def _report_unreadable(
     for source in sources:
         if source.name not in files:
             reporter.note(f"{source.name} {'is empty' if source.bytes == 0 else 'contains no row'}")
+
+
+def _report_documents(prepared: PreparedRows, config: DataCurationConfig, reporter: Reporter) -> list[str]:
+    """Report plain text files that are read as documents, and estimated chunk lengths; return the notes for the report."""
+    kinds = {kind for chunk in prepared.chunks for kind in chunk.documents}
+    notes = []
+    if wrapped := sorted(f".{kind}" for kind in kinds if f".{kind}" in TEXT_EXTRACTORS and kind != "md"):
+        notes.append(
+            f"{' and '.join(wrapped)} files with wrapped paragraphs are read by section; data_curation.text_unit: line "
+            "reads their lines"
+        )
+    if kinds and (estimate := section_chunks.load_budget(config).note):
+        notes.append(estimate)
+    for note in notes:
+        reporter.note(note)
+    return notes
 
 
 def _report_verdicts(verdicts: RowVerdicts, reporter: Reporter) -> None:

@@ -149,8 +149,8 @@ def test_password_in_an_address_is_not_shown(tmp_path):
 
 
 def test_dvc_file_with_an_unsupported_suffix_is_refused(cache_folder, tmp_path):
-    message, hint = catch_refusal("dvc://repo@v1:raw/table.xlsx", tmp_path, lambda _: cache_folder / "ab12")
-    assert message == "has the unsupported suffix '.xlsx'"
+    message, hint = catch_refusal("dvc://repo@v1:table.rtf", tmp_path, lambda _: cache_folder / "ab12")
+    assert message == "has the unsupported suffix '.rtf'"
     assert hint.startswith("Convert or rename the file to a supported suffix: .csv, ")
 
 

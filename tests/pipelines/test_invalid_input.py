@@ -48,8 +48,8 @@ class ExpectedError:
 
 KEYS_HINT = "See docs/configuration.md, or run `tuneline init` to write a commented file."
 SUFFIXES_HINT = (
-    "a supported suffix: .csv, .htm, .html, .json, .jsonl, .md, .ndjson, .parquet, .text, .tsv, .txt, .warc, .wet, "
-    "optionally with .gz or .zst."
+    "a supported suffix: .csv, .docx, .epub, .htm, .html, .json, .jsonl, .md, .ndjson, .parquet, .pdf, .pptx, .text, .tsv, "
+    ".txt, .warc, .wet, optionally with .gz or .zst."
 )
 REGULAR_FILE_HINT = "Use a regular file that the current user can read."
 FREE_SPACE_HINT = "Free disk space; the same command then resumes."
@@ -132,7 +132,7 @@ ERRORS = {
         "Use files with " + SUFFIXES_HINT,
     ),
     "unsupported suffix": ExpectedError(
-        "data_curation.sources: '{source}' has the unsupported suffix '.xlsx'",
+        "data_curation.sources: '{source}' has the unsupported suffix '.rtf'",
         "Convert or rename the file to " + SUFFIXES_HINT,
     ),
     "dangling link": ExpectedError(
@@ -471,7 +471,7 @@ def _make_dangling_link(path: Path) -> None:
         ("glob without a match", "*.jsonl", lambda path: None),
         ("empty folder", "empty", Path.mkdir),
         ("empty folder", "pictures", _make_folder_with("a.png", Path.touch)),
-        ("unsupported suffix", "rows.xlsx", Path.touch),
+        ("unsupported suffix", "rows.rtf", Path.touch),
         ("dangling link", "link.jsonl", _make_dangling_link),
         ("named pipe", "pipe.jsonl", _make_pipe),
         ("device", "/dev/zero", lambda path: None),

@@ -22,9 +22,9 @@ from tests.pipelines.command import answer
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton]
 STEP_EXTRAS = ("pipeline", "tracking")  # imported by every step
 EXTRAS = {
-    container_images.CURATION_IMAGE: (*STEP_EXTRAS, "curation", "versioning"),
+    container_images.CURATION_IMAGE: (*STEP_EXTRAS, "curation", "documents", "versioning"),
     container_images.TRAINING_IMAGE: (*STEP_EXTRAS, "training"),
-    container_images.EVALUATION_IMAGE: (*STEP_EXTRAS, "curation", "versioning", "evaluation", "packaging"),
+    container_images.EVALUATION_IMAGE: (*STEP_EXTRAS, "curation", "documents", "versioning", "evaluation", "packaging"),
     container_images.SERVING_IMAGE: (*STEP_EXTRAS, "packaging"),
 }
 BUNDLED_PACKAGES = {

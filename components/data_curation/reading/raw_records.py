@@ -18,6 +18,7 @@ TOO_DEEP_MESSAGE = f"nested deeper than {MAX_JSON_DEPTH} levels"
 MAX_QUOTED_CHARACTERS = 80  # a longer name is described by its length
 COMPRESSION_SUFFIXES = (".gz", ".zst")
 FILE_SCHEME = "file://"
+NO_TEXT_REASON = "an image without text; it requires OCR"  # end of the reason for a scanned page
 JsonObject = dict[str, Any]
 
 
@@ -86,12 +87,14 @@ class Record:
 
     Attributes:
         file: the file's name.
-        line: the line of the record from 1; in JSON arrays, Parquet files and web archives, the record's number.
+        line: the line of the record from 1; in JSON arrays, Parquet files, web archives and documents, the record's number.
         fields: the record's keys and values.
-        extracted_from: html, warc or wet if the text was extracted; otherwise "".
+        extracted_from: html, warc, wet, or the suffix of a document (pdf, md) if the text was extracted; otherwise "".
         format: the record format of its source; "" for the configured format.
         unmapped: columns without a role in its source's settings.
         excluded_by: the condition that does not select the record; otherwise "".
+        tokens: the length of a document's chunk in tokens; otherwise 0.
+        pages: in the first record of a document, the number of its pages or slides that were read; otherwise 0.
     """
 
     file: str
@@ -101,6 +104,8 @@ class Record:
     format: str = ""
     unmapped: JsonObject = field(default_factory=dict)
     excluded_by: str = ""
+    tokens: int = 0
+    pages: int = 0
 
 
 @dataclass(frozen=True)

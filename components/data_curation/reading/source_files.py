@@ -13,8 +13,9 @@ from pathlib import Path
 
 from components.common.artifacts import hashing
 from components.common.runtime import url_credentials
-from components.common.runtime.errors import ConfigurationError
+from components.common.runtime.errors import ConfigurationError, EngineMissingError
 from components.data_curation.reading import remote_files
+from components.data_curation.reading.document_extractors import DOCUMENT_EXTRACTORS
 from components.data_curation.reading.file_readers import READERS, SETTING_SUFFIXES
 from components.data_curation.reading.raw_records import (
     COMPRESSION_SUFFIXES,
@@ -50,6 +51,7 @@ def list_sources(entries: Sequence[str | SourceEntry], base: Path, obtain: DvcFe
     Raises:
         ConfigurationError: a pattern matches no file, or a file that is not regular or not readable; or a store does
             not respond; or a setting applies to no file of its source.
+        EngineMissingError: the package that reads a document is not installed.
     """
     found: dict[str, tuple[FileLocation, str, list[SourceSettings]]] = {}
     for entry in entries:
@@ -60,6 +62,7 @@ def list_sources(entries: Sequence[str | SourceEntry], base: Path, obtain: DvcFe
             _, _, several = found.setdefault(location.uri, (location, pattern, []))
             if settings not in several:
                 several.append(settings)
+    _check_packages([location for location, _, _ in found.values()])
     sources = []
     for location, pattern, several in found.values():
         source = _digest_source(location, pattern)
@@ -78,6 +81,17 @@ def _check_settings(pattern: str, settings: SourceSettings, locations: Sequence[
                 pattern,
                 f"has the setting {name}, which applies to {', '.join(sorted(allowed))}",
                 f"Remove {name} from this source, or give it a file with one of these suffixes.",
+            )
+
+
+def _check_packages(locations: Sequence[FileLocation]) -> None:
+    """Raise EngineMissingError if the package that reads a document is not installed."""
+    for suffix, extractor in DOCUMENT_EXTRACTORS.items():
+        names = [location.name for location in locations if file_suffix(Path(location.name)) == suffix]
+        if names and (missing := extractor.find_missing()):
+            raise EngineMissingError(
+                f"{SOURCES_KEY}: reading {names[0]} requires the package {missing}, which is not installed",
+                hint="Run: pip install 'tuneline[documents]'",
             )
 
 
