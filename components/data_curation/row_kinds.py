@@ -100,7 +100,7 @@ def _sample_file(source: Source, config: DataCurationConfig, counts: KindCounts)
             if len(found) >= SAMPLED_ROWS_PER_FILE or number >= MAX_SAMPLED_RECORDS_PER_FILE:
                 break
         is_complete = next(records, None) is None
-    is_compressed = Path(source.name).suffix.lower() in (*COMPRESSION_SUFFIXES, ".parquet")
+    is_compressed = Path(source.name).suffix.lower() in (*COMPRESSION_SUFFIXES, ".ods", ".parquet", ".xlsx")
     file_bytes = source.bytes * ESTIMATED_COMPRESSION_RATIO if is_compressed else source.bytes
     scale = 1.0 if is_complete else max(1.0, file_bytes / max(1, sampled_bytes))
     for kind, count in found:

@@ -194,3 +194,53 @@ def build_epub(chapters: Sequence[str], title: str = "A book") -> bytes:
             **pages,
         }
     )
+
+
+def build_xlsx(sheets: Mapping[str, Sequence[Sequence[object]]]) -> bytes:
+    """Return a workbook. A date cell is `("date", days since 1899-12-30)`; None is an empty cell."""
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+
+    def cell(place: str, value: object) -> str:
+        match value:
+            case bool():
+                return f'<c r="{place}" t="b"><v>{int(value)}</v></c>'
+            case int() | float():
+                return f'<c r="{place}"><v>{value}</v></c>'
+            case str():
+                return f'<c r="{place}" t="inlineStr"><is><t>{escape(value)}</t></is></c>'
+            case ("date", days):
+                return f'<c r="{place}" s="1"><v>{days}</v></c>'
+        return ""
+
+    numbers = range(1, len(sheets) + 1)
+    entries = "".join(
+        f'<sheet name="{name}" sheetId="{n}" r:id="r{n}"/>' for n, name in zip(numbers, sheets, strict=True)
+    )
+    links = "".join(
+        f'<Relationship Id="r{n}" Type="{RELATIONSHIPS}/worksheet" Target="worksheets/sheet{n}.xml"/>' for n in numbers
+    )
+    contents = {}
+    for number, rows in enumerate(sheets.values(), 1):
+        xml = "".join(
+            f'<row r="{row}">{"".join(cell(f"{chr(65 + column)}{row}", value) for column, value in enumerate(cells))}</row>'
+            for row, cells in enumerate(rows, 1)
+        )
+        contents[f"xl/worksheets/sheet{number}.xml"] = (
+            f'<?xml version="1.0"?><worksheet xmlns="{main}"><sheetData>{xml}</sheetData></worksheet>'
+        )
+    return build_zip(
+        {
+            "[Content_Types].xml": f'<?xml version="1.0"?><Types xmlns="{PACKAGE}/content-types">'
+            '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+            '<Default Extension="xml" ContentType="application/xml"/></Types>',
+            "_rels/.rels": f'<?xml version="1.0"?><Relationships xmlns="{PACKAGE}/relationships"><Relationship Id="r1" '
+            f'Type="{RELATIONSHIPS}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
+            "xl/workbook.xml": f'<?xml version="1.0"?><workbook xmlns="{main}" xmlns:r="{RELATIONSHIPS}"><sheets>{entries}</sheets>'
+            "</workbook>",
+            "xl/_rels/workbook.xml.rels": f'<?xml version="1.0"?><Relationships xmlns="{PACKAGE}/relationships">{links}'
+            f'<Relationship Id="s" Type="{RELATIONSHIPS}/styles" Target="styles.xml"/></Relationships>',
+            "xl/styles.xml": f'<?xml version="1.0"?><styleSheet xmlns="{main}"><cellXfs count="2"><xf numFmtId="0"/>'
+            '<xf numFmtId="14"/></cellXfs></styleSheet>',
+            **contents,
+        }
+    )

@@ -10,10 +10,11 @@ import pytest
 
 from components.common.runtime.errors import EngineMissingError
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.reading import document_blocks, extraction_process, section_chunks
+from components.data_curation.reading import document_blocks, document_reader, extraction_process, section_chunks
 from components.data_curation.reading.document_blocks import Block, is_hard_wrapped, parse_markdown
 from components.data_curation.reading.document_extractors import Extractor
 from components.data_curation.reading.extraction_limits import ExtractionSettings
+from components.data_curation.reading.file_lines import FileContent
 from components.data_curation.reading.file_readers import read_records
 from components.data_curation.reading.raw_records import Record, UnreadableRecord
 from components.data_curation.reading.section_chunks import TokenBudget, split_sections
@@ -24,6 +25,7 @@ from tests.data_curation.document_files import (
     build_epub,
     build_pdf,
     build_pptx,
+    build_xlsx,
     build_zip,
     pdf_grid,
     pdf_lines,
@@ -296,6 +298,44 @@ def test_chapters_of_an_epub_are_sections(read_file) -> None:
     assert records[0].fields["title"] == "The book"
 
 
+# --- spreadsheets -----------------------------------------------------------------------------------------------------
+
+WORKBOOK = build_xlsx(
+    {
+        "Tickets": [
+            ["question", "when", None, "count"],
+            ["q1", ("date", 45293), "x", 3],
+            [],
+            ['[{"role": "user"}]', ("date", 45293.5), True, 1.5],
+        ],
+        "Empty": [],
+        "Repeated": [["a", " a"], [1, 2]],
+    }
+)
+
+
+def test_spreadsheet_rows_become_records_by_the_header(read_file) -> None:
+    records = read_file("a.xlsx", WORKBOOK)
+    assert [(record.line, record.fields) for record in records] == [
+        (2, {"question": "q1", "when": "2024-01-02", "column 3": "x", "count": 3}),
+        (4, {"question": [{"role": "user"}], "when": "2024-01-02T12:00:00", "column 3": True, "count": 1.5}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sheet", "reason"),
+    [
+        ("Empty", "the sheet 'Empty' is empty"),
+        ("3", "the header contains the column 'a' more than once"),
+        ("Other", "no sheet 'Other'; the file has the sheets 'Tickets', 'Empty', 'Repeated'"),
+        ("4", "no sheet '4'; the file has the sheets 'Tickets', 'Empty', 'Repeated'"),
+    ],
+)
+def test_sheet_is_chosen_by_name_or_number(sheet, reason) -> None:
+    content = FileContent("a.xlsx", iter([WORKBOOK]))
+    assert get_reasons(document_reader.read_spreadsheet(content, DataCurationConfig(), sheet)) == [(1, reason)]
+
+
 # --- hostile files ----------------------------------------------------------------------------------------------------
 
 TEXT_PAGE = pdf_text("Some text.", 60, 700)
@@ -325,6 +365,10 @@ HOSTILE_FILES = {
         build_docx("<w:p><w:r><w:t>&x;</w:t></w:r></w:p>", prolog=ENTITY),
         "a part of the file has a document type",
     ),
+    "entity.xlsx": (build_zip({"xl/workbook.xml": f"{ENTITY}<workbook/>"}), "a part of the file has a document type"),
+    "encrypted.xlsx": (ENCRYPTED_OFFICE, "the file is encrypted; decrypt it"),
+    "damaged.xls": (ENCRYPTED_OFFICE, "damaged or not a .xls file: "),
+    "text.ods": (b"question;answer", "damaged or not a .ods file: "),
     "members.docx": (
         build_zip({str(number): "" for number in range(20_001)}),
         "20,001 files in the archive; the limit is 20,000",
@@ -396,7 +440,7 @@ def test_missing_package_is_an_error_before_any_file_is_read(tmp_path, monkeypat
 
     (tmp_path / "a.pdf").write_bytes(b"")
     monkeypatch.setitem(
-        source_files.DOCUMENT_EXTRACTORS, ".pdf", Extractor(lambda *_: iter(()), {"not_there": "not-there"})
+        source_files.BINARY_EXTRACTORS, ".pdf", Extractor(lambda *_: iter(()), {"not_there": "not-there"})
     )
     with pytest.raises(EngineMissingError) as error:
         list_sources(["a.pdf"], tmp_path)

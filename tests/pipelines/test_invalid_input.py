@@ -48,8 +48,8 @@ class ExpectedError:
 
 KEYS_HINT = "See docs/configuration.md, or run `tuneline init` to write a commented file."
 SUFFIXES_HINT = (
-    "a supported suffix: .csv, .docx, .epub, .htm, .html, .json, .jsonl, .md, .ndjson, .parquet, .pdf, .pptx, .text, .tsv, "
-    ".txt, .warc, .wet, optionally with .gz or .zst."
+    "a supported suffix: .csv, .docx, .epub, .htm, .html, .json, .jsonl, .md, .ndjson, .ods, .parquet, .pdf, .pptx, .text, "
+    ".tsv, .txt, .warc, .wet, .xls, .xlsx, optionally with .gz or .zst."
 )
 REGULAR_FILE_HINT = "Use a regular file that the current user can read."
 FREE_SPACE_HINT = "Free disk space; the same command then resumes."

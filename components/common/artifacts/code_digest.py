@@ -29,6 +29,7 @@ DISTRIBUTIONS = {
     "markdown_it": "markdown-it-py",
     "PIL": "pillow",
     "psycopg2": "psycopg2-binary",
+    "python_calamine": "python-calamine",
     "sklearn": "scikit-learn",
     "yaml": "PyYAML",
 }
@@ -38,7 +39,10 @@ LOADED_BY = {
     "transformers": ("tokenizers", "safetensors", "gguf", "flash-attn", "bitsandbytes"),
     "trl": ("accelerate", "deepspeed", "liger-kernel"),
     "trafilatura": ("lxml",),
-    "pdfplumber": ("pdfminer.six",),
+    "pdfplumber": (
+        "pdfminer.six",
+        "python-calamine",
+    ),
     "presidio_analyzer": ("spacy",),
     "lm_eval": ("langdetect",),
     "tritonclient": ("nvidia-pytriton", "vllm"),

@@ -47,8 +47,8 @@ def read_csv(
     header = next(rows, None)
     if header is None:
         return
-    names = [name.strip() or f"column {number}" for number, name in enumerate(header.cells, 1)]
-    if reason := header.reason or _check_utf8(names) or _check_unique(names):
+    names = name_columns(header.cells)
+    if reason := header.reason or _check_utf8(names) or find_repeated_column(names):
         has_rows = next(rows, None) is not None
         reason = f"{reason}; the rows below this header are skipped" if has_rows else reason
         yield UnreadableRecord(content.file, header.first, reason)
@@ -59,7 +59,7 @@ def read_csv(
             lines = f"lines {row.first} to {row.last}: " if row.last > row.first else ""
             yield UnreadableRecord(content.file, row.first, lines + reason)
         else:
-            cells = {name: _parse_cell(cell) for name, cell in zip(names, row.cells, strict=True)}
+            cells = {name: parse_cell(cell) for name, cell in zip(names, row.cells, strict=True)}
             yield Record(content.file, row.first, cells)
 
 
@@ -71,12 +71,18 @@ def _check_utf8(cells: Sequence[str]) -> str:
     return ""
 
 
-def _check_unique(names: Sequence[str]) -> str:
+def name_columns(header: Sequence[str]) -> list[str]:
+    """Return the names of the columns; an empty name becomes `column` with its number."""
+    return [name.strip() or f"column {number}" for number, name in enumerate(header, 1)]
+
+
+def find_repeated_column(names: Sequence[str]) -> str:
+    """Return the reason for a header with a repeated name; "" if the names are unique."""
     repeated = (name for name, count in Counter(names).items() if count > 1)
     return next((f"the header contains the column {quote_name(name)} more than once" for name in repeated), "")
 
 
-def _parse_cell(cell: str) -> Any:
+def parse_cell(cell: str) -> Any:
     """Parse a cell that contains a JSON list of objects (messages, tools); return any other cell as text."""
     if not cell.startswith(("[{", "[ {")):
         return cell

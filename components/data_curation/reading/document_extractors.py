@@ -5,19 +5,26 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
+from datetime import time as clock_time
 from pathlib import Path
 
 from components.data_curation.reading import document_blocks
-from components.data_curation.reading.document_blocks import DocumentInfo, Part
+from components.data_curation.reading.csv_reader import find_repeated_column, name_columns
+from components.data_curation.reading.document_blocks import DocumentInfo, Part, TableRow
 from components.data_curation.reading.extraction_limits import (
+    ENCRYPTED_MESSAGE,
     ExtractionSettings,
     UnreadableDocumentError,
     check_archive,
     describe_excess,
 )
+from components.data_curation.reading.raw_records import quote_name
 
+MAX_NAMED_SHEETS = 20
+MAX_EXACT_FLOAT = 2.0**53  # larger whole numbers are not exact
 PAGE_MARKER = re.compile(r"^tunelinepagebreak(\d+)$", re.MULTILINE)
 
 
@@ -100,6 +107,52 @@ def extract_pdf(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
     return pdf_extractor.extract_pdf(path, settings)
 
 
+def extract_spreadsheet(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
+    """Yield the rows of a sheet below its header, the first row that is not empty."""
+    import python_calamine
+
+    if settings.suffix != ".xls":
+        check_archive(path, settings)
+    try:
+        workbook = python_calamine.CalamineWorkbook.from_path(path)
+    except python_calamine.PasswordError:
+        raise UnreadableDocumentError(ENCRYPTED_MESSAGE) from None
+    name = _find_sheet(workbook.sheet_names, settings.sheet)
+    sheet = workbook.get_sheet_by_name(name)
+    rows = enumerate(sheet.to_python(skip_empty_area=False), 1)
+    filled = ((number, row) for number, row in rows if any(cell != "" for cell in row))
+    _, header = next(filled, (0, []))
+    if not header:
+        raise UnreadableDocumentError(f"the sheet {quote_name(name)} is empty")
+    names = name_columns([str(_to_json_cell(cell)) for cell in header])
+    if repeated := find_repeated_column(names):
+        raise UnreadableDocumentError(repeated)
+    for number, row in filled:
+        yield TableRow(number, {column: _to_json_cell(cell) for column, cell in zip(names, row, strict=True)})
+
+
+def _find_sheet(names: Sequence[str], sheet: str) -> str:
+    """Return the name of the sheet with this name or number from 1; "" for the first sheet."""
+    if not names:
+        raise UnreadableDocumentError("the file has no sheet")
+    if sheet in names:
+        return sheet
+    number = int(sheet) if sheet.isascii() and sheet.isdigit() else 0 if sheet else 1
+    if not 1 <= number <= len(names):
+        found = ", ".join(map(quote_name, names[:MAX_NAMED_SHEETS]))
+        raise UnreadableDocumentError(f"no sheet {quote_name(sheet)}; the file has the sheets {found}")
+    return names[number - 1]
+
+
+def _to_json_cell(cell: object) -> str | int | float | bool:
+    """Convert a cell to JSON: dates and times become ISO 8601 text, whole numbers integers."""
+    if isinstance(cell, date | clock_time):  # a datetime is a date
+        return cell.isoformat()
+    if isinstance(cell, float) and cell.is_integer() and abs(cell) < MAX_EXACT_FLOAT:
+        return int(cell)
+    return cell if isinstance(cell, str | int | float) else str(cell)
+
+
 MARKDOWN_PACKAGES = {"markdown_it": "markdown-it-py"}
 OFFICE_PACKAGES = {"kreuzberg": "kreuzberg", **MARKDOWN_PACKAGES}
 PDF_PACKAGES = {"pypdfium2": "pypdfium2", "pdfplumber": "pdfplumber"}
@@ -114,4 +167,9 @@ DOCUMENT_EXTRACTORS = {
     ".pdf": Extractor(extract_pdf, PDF_PACKAGES),
     ".pptx": Extractor(extract_office, OFFICE_PACKAGES),
 }
-EXTRACTORS = TEXT_EXTRACTORS | DOCUMENT_EXTRACTORS
+SPREADSHEET_EXTRACTORS = {
+    suffix: Extractor(extract_spreadsheet, {"python_calamine": "python-calamine"})
+    for suffix in (".ods", ".xls", ".xlsx")
+}
+BINARY_EXTRACTORS = DOCUMENT_EXTRACTORS | SPREADSHEET_EXTRACTORS
+EXTRACTORS = TEXT_EXTRACTORS | BINARY_EXTRACTORS

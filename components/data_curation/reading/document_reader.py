@@ -1,4 +1,4 @@
-"""Readers for documents: extracts a file in a child process, and yields its sections as records."""
+"""Readers for documents and spreadsheets: extracts a file in a child process, and yields its sections or rows as records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.data_curation.reading import extraction_process, section_chunks
-from components.data_curation.reading.document_blocks import Block, DocumentInfo, Part, UnreadablePart
+from components.data_curation.reading.csv_reader import parse_cell
+from components.data_curation.reading.document_blocks import Block, DocumentInfo, Part, TableRow, UnreadablePart
 from components.data_curation.reading.extraction_limits import ExtractionSettings
 from components.data_curation.reading.file_lines import FileContent
 from components.data_curation.reading.raw_records import (
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 def read_document(content: FileContent, config: DataCurationConfig) -> Iterator[Record | UnreadableRecord]:
     """Yield the chunks of a document, numbered from 1, and its unreadable pages."""
-    suffix = file_suffix(Path(content.file))
-    parts = _extract_parts(content, config, suffix)
+    parts = _extract_parts(content, config)
     info = next((part for part in parts if isinstance(part, DocumentInfo)), DocumentInfo())
     blocks = [part for part in parts if isinstance(part, Block)]
     chunks = section_chunks.split_sections(blocks, section_chunks.load_budget(config))
@@ -35,10 +35,30 @@ def read_document(content: FileContent, config: DataCurationConfig) -> Iterator[
     pages = max(0, info.pages - len(unreadable))
     for number, chunk in enumerate(chunks, 1):
         fields = _build_fields(info, chunk)
-        yield Record(content.file, number, fields, suffix[1:], tokens=chunk.tokens, pages=pages)
+        yield Record(
+            content.file, number, fields, file_suffix(Path(content.file))[1:], tokens=chunk.tokens, pages=pages
+        )
         pages = 0
     for part in unreadable:
         yield UnreadableRecord(content.file, part.number, part.reason)
+
+
+def read_spreadsheet(
+    content: FileContent, config: DataCurationConfig, sheet: str = ""
+) -> Iterator[Record | UnreadableRecord]:
+    """Yield the rows of a sheet below its header; `line` is the number of the row in the sheet.
+
+    Args:
+        content: the file.
+        config: the stage's configuration.
+        sheet: the name of the sheet, or its number from 1; "" for the first sheet.
+    """
+    for part in _extract_parts(content, config, sheet):
+        if isinstance(part, TableRow):
+            cells = {name: parse_cell(cell) if isinstance(cell, str) else cell for name, cell in part.fields.items()}
+            yield Record(content.file, part.number, cells)
+        elif isinstance(part, UnreadablePart):
+            yield UnreadableRecord(content.file, part.number, part.reason)
 
 
 def _build_fields(info: DocumentInfo, chunk: Chunk) -> JsonObject:
@@ -56,10 +76,10 @@ def _build_fields(info: DocumentInfo, chunk: Chunk) -> JsonObject:
     return fields
 
 
-def _extract_parts(content: FileContent, config: DataCurationConfig, suffix: str) -> list[Part]:
+def _extract_parts(content: FileContent, config: DataCurationConfig, sheet: str = "") -> list[Part]:
     """Return the parts of a file, which is copied to a temporary file for the child process."""
-    limits = config.documents
-    settings = ExtractionSettings(suffix, limits.max_pages, limits.max_expanded_bytes, limits.timeout_seconds)
+    suffix, limits = file_suffix(Path(content.file)), config.documents
+    settings = ExtractionSettings(suffix, limits.max_pages, limits.max_expanded_bytes, limits.timeout_seconds, sheet)
     with tempfile.NamedTemporaryFile(prefix="tuneline-", suffix=suffix) as file:
         size = 0
         try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-OFFICE_SUFFIXES = (".docx", ".pptx")
+OFFICE_SUFFIXES = (".docx", ".pptx", ".xlsx")
 DOCUMENT_TYPE_SEARCH_BYTES = 64 * 1024
 OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # legacy and encrypted Office files
 OLE_ENCRYPTED_STREAM = "EncryptedPackage".encode("utf-16-le")
@@ -19,7 +19,9 @@ RATIO_MEMBER_BYTES = 10_000_000
 REQUIRED_MEMBERS = {
     ".docx": "word/document.xml",
     ".pptx": "ppt/presentation.xml",
+    ".xlsx": "xl/workbook.xml",
     ".epub": "META-INF/container.xml",
+    ".ods": "content.xml",
 }
 UNREADABLE_EXIT_CODE = 1  # of the process that extracts a file; its last part is the reason
 ENCRYPTED_MESSAGE = "the file is encrypted; decrypt it, or save it without a password"
@@ -31,12 +33,13 @@ class UnreadableDocumentError(Exception):
 
 @dataclass(frozen=True)
 class ExtractionSettings:
-    """Settings and limits of an extraction, from data_curation.documents."""
+    """The suffix of a file, the limits of data_curation.documents, and the sheet of a spreadsheet (see `read_spreadsheet`)."""
 
     suffix: str
     max_pages: int
     max_expanded_bytes: int
     timeout_seconds: int
+    sheet: str = ""
 
 
 def describe_excess(found: int, unit: str, limit: int, key: str) -> str:

@@ -17,7 +17,7 @@ from components.data_curation.reading.document_blocks import PART_TYPES, Part, U
 from components.data_curation.reading.extraction_limits import UNREADABLE_EXIT_CODE, ExtractionSettings
 
 WORKER_MODULE = "components.data_curation.reading.extraction_worker"
-MAX_ANSWER_BYTES = 200_000_000  # of a file's parts, which this process holds in memory
+MAX_ANSWER_BYTES = 100_000_000  # of a file's parts, which this process holds in memory
 STOP_GRACE_SECONDS = 30  # after the timeout; the child normally ends by itself
 # One thread: allocators reserve address space for every thread, and RLIMIT_AS counts it.
 THREAD_VARIABLES = {

@@ -28,7 +28,7 @@ from components.data_curation.reading import (
     remote_files,
     web_pages,
 )
-from components.data_curation.reading.document_extractors import DOCUMENT_EXTRACTORS
+from components.data_curation.reading.document_extractors import BINARY_EXTRACTORS
 from components.data_curation.reading.file_lines import (
     FileContent,
     MissingLine,
@@ -176,7 +176,7 @@ def _transcode(chunks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
 def _choose_reader(suffix: str, first: bytes, settings: SourceSettings) -> Reader:
     """Return the reader for a file's suffix. Raises TruncatedFileError if the first bytes contradict the suffix."""
     reader = csv_reader.read_csv if settings.delimiter and suffix in SETTING_SUFFIXES["delimiter"] else READERS[suffix]
-    if suffix == ".parquet" or suffix in DOCUMENT_EXTRACTORS:
+    if suffix == ".parquet" or suffix in BINARY_EXTRACTORS:
         return reader
     allowed = WEB_BYTE_ORDER_MARKS if suffix in WEB_SUFFIXES else ()
     magic = (text for mark, text in MAGIC_NUMBERS.items() if first.startswith(mark) and mark not in allowed)
@@ -421,6 +421,7 @@ READERS: dict[str, Reader] = {
     ".jsonl": read_json_lines,
     ".md": read_text,
     ".ndjson": read_json_lines,
+    ".ods": document_reader.read_spreadsheet,
     ".parquet": read_parquet,
     ".pdf": document_reader.read_document,
     ".pptx": document_reader.read_document,
@@ -429,4 +430,6 @@ READERS: dict[str, Reader] = {
     ".txt": read_text,
     ".warc": web_pages.read_archive,
     ".wet": web_pages.read_archive,
+    ".xls": document_reader.read_spreadsheet,
+    ".xlsx": document_reader.read_spreadsheet,
 }

@@ -15,7 +15,7 @@ from components.common.artifacts import hashing
 from components.common.runtime import url_credentials
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
 from components.data_curation.reading import remote_files
-from components.data_curation.reading.document_extractors import DOCUMENT_EXTRACTORS
+from components.data_curation.reading.document_extractors import BINARY_EXTRACTORS
 from components.data_curation.reading.file_readers import READERS, SETTING_SUFFIXES
 from components.data_curation.reading.raw_records import (
     COMPRESSION_SUFFIXES,
@@ -86,7 +86,7 @@ def _check_settings(pattern: str, settings: SourceSettings, locations: Sequence[
 
 def _check_packages(locations: Sequence[FileLocation]) -> None:
     """Raise EngineMissingError if the package that reads a document is not installed."""
-    for suffix, extractor in DOCUMENT_EXTRACTORS.items():
+    for suffix, extractor in BINARY_EXTRACTORS.items():
         names = [location.name for location in locations if file_suffix(Path(location.name)) == suffix]
         if names and (missing := extractor.find_missing()):
             raise EngineMissingError(
