@@ -345,6 +345,15 @@ class DocumentsConfig(_Section):
         le=86_400,
         description="Maximum time in seconds for the text extraction of a file. Slower files are quarantined.",
     )
+    ocr: Literal["none", "tesseract"] = Field(
+        "none",
+        description="Text recognition of scanned PDF pages. none: quarantine them; tesseract: the installed program tesseract.",
+    )
+    ocr_languages: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]] = Field(
+        ["eng"],
+        min_length=1,
+        description="Languages of scanned pages, as tesseract names them (eng, deu, chi_sim).",
+    )
 
 
 class DataCurationConfig(_Section):

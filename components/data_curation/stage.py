@@ -43,7 +43,7 @@ from components.data_curation.quality_scoring import row_scoring
 from components.data_curation.quality_scoring.row_scoring import QualityScores
 from components.data_curation.quality_scoring.scorer_interface import RowScorer
 from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs
-from components.data_curation.reading import section_chunks
+from components.data_curation.reading import ocr, section_chunks
 from components.data_curation.reading.document_extractors import DOCUMENT_EXTRACTORS, EXTRACTORS, TEXT_EXTRACTORS
 from components.data_curation.reading.raw_records import Source, UnreadableRecord, file_suffix
 from components.data_curation.reading.record_formats import UNKNOWN_FORMAT
@@ -95,6 +95,7 @@ UNREADABLE_SOURCE_HINTS = {
         encoding: f"Use a file converted to UTF-8: iconv -f {encoding} -t UTF-8 {{file}} > utf8-{{file}}"
         for encoding in ("UTF-16LE", "UTF-16BE")
     },
+    "requires OCR": "Set data_curation.documents.ocr to tesseract, or use a file with text.",
     "encrypted": "Use a decrypted copy of {file}.",
     "not UTF-8": "Use a file converted to UTF-8 from its encoding, for example: iconv -f LATIN1 -t UTF-8 {file} > "
     "utf8-{file}",
@@ -157,7 +158,7 @@ def curate(
         InputError: a source changed since it was listed, too many rows are of another kind, or no row is kept. Also, the train
             or test split is empty; for plain text, the report notes the empty split instead. Also, the quality
             classifier has too few examples.
-        EngineMissingError: Daft produced no result, or the Ray cluster is unreachable.
+        EngineMissingError: Daft produced no result, the Ray cluster is unreachable, or tesseract is not installed.
     """
     sources = sorted(sources, key=_get_sort_key)
     earlier = () if config.published == "ignore" else earlier
@@ -354,7 +355,11 @@ def compute_key(inputs: Sequence[ArtifactInput], config: DataCurationConfig, see
         ConfigurationError: the spaCy model or the embedding model does not exist.
     """
     settings = _dump_settings(config)
-    tokenizer = section_chunks.load_budget(config).tokenizer if _has_documents(inputs, settings) else ""
+    programs = {}
+    if _has_documents(inputs, settings):
+        programs["tokenizer"] = section_chunks.load_budget(config).tokenizer
+        if config.documents.ocr == "tesseract":
+            programs["ocr"] = ocr.read_version()
     return hashing.digest(
         {
             "stage": STAGE,
@@ -363,7 +368,7 @@ def compute_key(inputs: Sequence[ArtifactInput], config: DataCurationConfig, see
             "embedding_model": semantic_duplicates.compute_model_digest(config),
             "recipe": _compute_recipe_digest(inputs, settings, seed),
             "tokens": config.tokens.model_dump(),
-            **({"tokenizer": tokenizer} if tokenizer else {}),
+            **programs,
         }
     )
 
@@ -380,6 +385,8 @@ def _prepare_rows(
     reporter: Reporter,
 ) -> PreparedRows:
     """Clean and filter all rows. Raises InputError if no row can be kept or too many rows are of another kind."""
+    if config.documents.ocr == "tesseract":
+        ocr.check_program(config.documents.ocr_languages)
     index = EvaluationIndex.build(benchmarks, config, reporter) if benchmarks else None
     evaluation_sets = {name: dict(counts) for name, counts in index.sets.items()} if index else {}
     reporter.step("reading")
@@ -518,7 +525,7 @@ def _complete_statistics(
             count.found += found
             count.rows += rows
     statistics.personal = dict(sorted(counts.items()))
-    _count_documents(statistics, sources, prepared)
+    _count_documents(statistics, sources, prepared, config)
     statistics.evaluation_sets = {
         name: {**counts, "rejected_rows": statistics.contaminated_rows[name]}
         for name, counts in prepared.evaluation_sets.items()
@@ -531,7 +538,9 @@ def _complete_statistics(
         statistics.tokens = tokens
 
 
-def _count_documents(statistics: CurationStatistics, sources: Sequence[Source], prepared: PreparedRows) -> None:
+def _count_documents(
+    statistics: CurationStatistics, sources: Sequence[Source], prepared: PreparedRows, config: DataCurationConfig
+) -> None:
     """Add the counts of the documents and the versions of their extractors."""
     for chunk in prepared.chunks:
         for kind, (chunks, pages, without_text) in chunk.documents.items():
@@ -544,6 +553,8 @@ def _count_documents(statistics: CurationStatistics, sources: Sequence[Source], 
     for kind, count in statistics.documents.items():
         count.files = sum(file_suffix(Path(source.name)) == f".{kind}" for source in sources)
         statistics.extractors |= EXTRACTORS[f".{kind}"].read_versions()
+    if "pdf" in statistics.documents and config.documents.ocr == "tesseract":
+        statistics.extractors["tesseract"] = ocr.read_version()
 
 
 def summarize_rows(result: CurationResult) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
@@ -40,7 +41,18 @@ def pdf_grid(rows: Sequence[Sequence[str]], x: float, y: float, width: float = 1
 SCANNED_PAGE = f"q {PAGE_WIDTH} 0 0 {PAGE_HEIGHT} 0 0 cm /I1 Do Q\n"
 
 
-def build_pdf(pages: Sequence[str], *, title: str = "", page_count: int = 0, is_encrypted: bool = False) -> bytes:
+Image = tuple[int, int, bytes]  # width, height and gray values
+WHITE_PIXEL: Image = (1, 1, b"\xff")
+
+
+def build_pdf(
+    pages: Sequence[str],
+    *,
+    title: str = "",
+    page_count: int = 0,
+    is_encrypted: bool = False,
+    image: Image = WHITE_PIXEL,
+) -> bytes:
     """Return a PDF file.
 
     Args:
@@ -48,16 +60,19 @@ def build_pdf(pages: Sequence[str], *, title: str = "", page_count: int = 0, is_
         title: the title in the metadata.
         page_count: repeats the last page up to this number of pages.
         is_encrypted: adds an encryption dictionary with an unknown password.
+        image: the image of the pages with SCANNED_PAGE.
     """
     count = max(page_count, len(pages))
+    width, height, values = image
+    pixels = zlib.compress(values).hex() + ">"
     first = 6
     kids = [first + 2 * min(number, len(pages) - 1) for number in range(count)]
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",
         f"<< /Type /Pages /Count {count} /Kids [{' '.join(f'{kid} 0 R' for kid in kids)}] >>",
         "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
-        "<< /Type /XObject /Subtype /Image /Width 1 /Height 1 /ColorSpace /DeviceGray /BitsPerComponent 8 /Length 1 >>\n"
-        "stream\n0\nendstream",
+        f"<< /Type /XObject /Subtype /Image /Width {width} /Height {height} /ColorSpace /DeviceGray /BitsPerComponent 8 "
+        f"/Filter [/ASCIIHexDecode /FlateDecode] /Length {len(pixels)} >>\nstream\n{pixels}\nendstream",
         f"<< /Title ({title}) >>",
     ]
     for number, stream in enumerate(pages):

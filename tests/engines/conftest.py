@@ -22,6 +22,7 @@ REQUIRED_PROGRAMS = {
     "postgresql": ("curl", "openssl", *postgresql.REQUIRED_PROGRAMS),
     "slurm": slurm_cluster.REQUIRED_PROGRAMS,
     "chromium": ("chromium",),
+    "tesseract": ("tesseract",),
 }
 REQUIRED_PROGRAMS["slurmrestd"] = slurm_cluster.REST_PROGRAMS
 REQUIRED_MODULES = {
@@ -47,7 +48,9 @@ def find_missing(marker: str) -> str | None:
 
 def skip_or_fail(missing: str) -> None:
     """Fail the test if engines are required, else skip it; both name the missing engine."""
-    debian_packages = "postgresql, curl, openssl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin, munge and chromium"
+    debian_packages = (
+        "postgresql, curl, openssl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin, munge, chromium and tesseract-ocr"
+    )
     message = f"{missing} is not installed: make test-all installs what PyPI carries, Debian's packages {debian_packages} the rest"
     pytest.fail(message) if ENGINES_REQUIRED else pytest.skip(message)
 

@@ -79,7 +79,14 @@ def _build_fields(info: DocumentInfo, chunk: Chunk) -> JsonObject:
 def _extract_parts(content: FileContent, config: DataCurationConfig, sheet: str = "") -> list[Part]:
     """Return the parts of a file, which is copied to a temporary file for the child process."""
     suffix, limits = file_suffix(Path(content.file)), config.documents
-    settings = ExtractionSettings(suffix, limits.max_pages, limits.max_expanded_bytes, limits.timeout_seconds, sheet)
+    settings = ExtractionSettings(
+        suffix,
+        limits.max_pages,
+        limits.max_expanded_bytes,
+        limits.timeout_seconds,
+        sheet,
+        tuple(limits.ocr_languages) if limits.ocr == "tesseract" else (),
+    )
     with tempfile.NamedTemporaryFile(prefix="tuneline-", suffix=suffix) as file:
         size = 0
         try:

@@ -33,13 +33,23 @@ class UnreadableDocumentError(Exception):
 
 @dataclass(frozen=True)
 class ExtractionSettings:
-    """The suffix of a file, the limits of data_curation.documents, and the sheet of a spreadsheet (see `read_spreadsheet`)."""
+    """The type of a file, the limits of data_curation.documents, and options of the extractors.
+
+    Attributes:
+        suffix: the suffix of the file, which decides the extractor.
+        max_pages: the maximum number of pages or slides.
+        max_expanded_bytes: the maximum size of the file, and of a ZIP-based file after decompression.
+        timeout_seconds: the maximum time.
+        sheet: the name or number of a spreadsheet's sheet; "" for the first sheet.
+        ocr_languages: the languages of scanned pages; () to report scanned pages as unreadable.
+    """
 
     suffix: str
     max_pages: int
     max_expanded_bytes: int
     timeout_seconds: int
     sheet: str = ""
+    ocr_languages: tuple[str, ...] = ()
 
 
 def describe_excess(found: int, unit: str, limit: int, key: str) -> str:

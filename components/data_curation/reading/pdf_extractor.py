@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from components.data_curation.reading import ocr
 from components.data_curation.reading.document_blocks import (
     SENTENCE_END,
     Block,
@@ -72,9 +73,23 @@ class _Line:
 
 @dataclass
 class _Page:
-    """The lines of a page in reading order: columns of text, and footnotes."""
+    """The text of a page.
+
+    Attributes:
+        number: the number from 1.
+        height: the height in points.
+        lines: the lines in the order of the file.
+        is_scanned: whether the page has an image, but no text.
+        recognized: the blocks of a scanned page.
+        columns: the lines in reading order, by column.
+        notes: the lines of the footnotes.
+    """
 
     number: int
+    height: float
+    lines: list[_Line]
+    is_scanned: bool = False
+    recognized: list[Block] = field(default_factory=list)
     columns: list[list[_Line]] = field(default_factory=list)
     notes: list[_Line] = field(default_factory=list)
 
@@ -96,52 +111,61 @@ def extract_pdf(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
     if pages > settings.max_pages:
         raise UnreadableDocumentError(describe_excess(pages, "pages", settings.max_pages, "max_pages"))
     yield DocumentInfo(" ".join(str(document.get_metadata_dict().get("Title") or "").split()), pages)
-    raw_pages: list[tuple[int, float, list[_Line]]] = []
+    readable: list[_Page] = []
     with pdfplumber.open(path) as tables:
         for number in range(1, pages + 1):
             try:
-                page = document[number - 1]
-                lines, is_scanned = _read_page(page, tables, number - 1)
-                raw_pages.append((number, page.get_height(), lines))
-                page.close()
+                pdf_page = document[number - 1]
+                page = _read_page(pdf_page, tables, number)
+                if page.is_scanned:
+                    page.recognized = _recognize_blocks(pdf_page, number, settings)
+                readable.append(page)
+                pdf_page.close()
+            except _UnreadablePageError as error:
+                yield UnreadablePart(number, f"page {number} is {error}")
             except pypdfium2.PdfiumError as error:
                 yield UnreadablePart(number, f"page {number} is damaged: {error}")
-                continue
-            if is_scanned:
-                yield UnreadablePart(number, f"page {number} is {NO_TEXT_REASON}")
-    recurring = _find_recurring_lines(raw_pages)
-    sizes = Counter[float]()
-    for _, _, lines in raw_pages:
-        for line in lines:
-            sizes[line.size] += 0 if line.is_table else len(line.text)
-    body_size = max(sizes, key=lambda size: sizes[size], default=0.0)
-    ordered = []
-    for number, height, lines in raw_pages:
-        kept = [line for line in lines if _build_margin_key(line, height) not in recurring]
-        page_lines = _Page(number, [_merge_lines(column) for column in _split_columns(kept)])
-        _separate_footnotes(page_lines, body_size)
-        ordered.append(page_lines)
-    yield from _build_blocks(ordered, body_size, _rank_headings(sizes, body_size))
+    yield from _build_blocks(readable)
+
+
+class _UnreadablePageError(Exception):
+    """A page cannot be read. The message completes "page 1 is …"."""
+
+
+def _recognize_blocks(pdf_page: pypdfium2.PdfPage, number: int, settings: ExtractionSettings) -> list[Block]:
+    """Return the paragraphs of a scanned page. Raises _UnreadablePageError without OCR, or if it finds no text."""
+    if not settings.ocr_languages:
+        raise _UnreadablePageError(NO_TEXT_REASON)
+    try:
+        text = ocr.recognize_text(pdf_page, settings.ocr_languages)
+    except OSError as error:
+        raise _UnreadablePageError(f"an image, and tesseract failed: {error}") from None
+    paragraphs = (paragraph.split("\n") for paragraph in text.split("\n\n") if paragraph.strip())
+    blocks = [Block("paragraph", join_lines([line.strip() for line in lines]), page=number) for lines in paragraphs]
+    if not blocks:
+        raise _UnreadablePageError("an image in which tesseract found no text")
+    return blocks
 
 
 # --- lines of a page --------------------------------------------------------------------------------------------------
 
 
-def _read_page(page: pypdfium2.PdfPage, tables: pdfplumber.PDF, index: int) -> tuple[list[_Line], bool]:
-    """Return the lines and tables of a page, and whether the page is an image without text."""
+def _read_page(page: pypdfium2.PdfPage, tables: pdfplumber.PDF, number: int) -> _Page:
+    """Return a page with its lines and tables."""
     from pypdfium2 import raw
 
     kinds = Counter(item.type for item in page.get_objects(max_depth=2))
     lines = _read_lines(page)
     paths = kinds[raw.FPDF_PAGEOBJ_PATH]
     if not lines:
-        return [], bool(kinds[raw.FPDF_PAGEOBJ_IMAGE]) or paths >= MIN_OUTLINE_PATHS
+        is_scanned = kinds[raw.FPDF_PAGEOBJ_IMAGE] > 0 or paths >= MIN_OUTLINE_PATHS
+        return _Page(number, page.get_height(), [], is_scanned)
     if MIN_TABLE_PATHS <= paths <= MAX_TABLE_PATHS and not page.get_rotation():
-        for table in _read_tables(tables, index):
+        for table in _read_tables(tables, number - 1):
             outside = [line for line in lines if not _is_inside(line, table)]
             if len(outside) < len(lines):
                 lines = [*outside, table]
-    return lines, False
+    return _Page(number, page.get_height(), lines)
 
 
 def _read_lines(page: pypdfium2.PdfPage) -> list[_Line]:
@@ -229,9 +253,9 @@ def _build_margin_key(line: _Line, height: float) -> tuple[str, int, int] | None
     return re.sub(r"\d+", "#", line.text), center, round(middle / MARGIN_STEP)
 
 
-def _find_recurring_lines(pages: Sequence[tuple[int, float, list[_Line]]]) -> set[tuple[str, int, int]]:
+def _find_recurring_lines(pages: Sequence[_Page]) -> set[tuple[str, int, int]]:
     """Return the keys of page headers and footers."""
-    counts = Counter(key for _, height, lines in pages for key in {_build_margin_key(line, height) for line in lines})
+    counts = Counter(key for page in pages for key in {_build_margin_key(line, page.height) for line in page.lines})
     least = max(MIN_RECURRING_PAGES, MIN_RECURRING_SHARE * len(pages))
     return {key for key, count in counts.items() if key and count >= least}
 
@@ -304,12 +328,6 @@ def _separate_footnotes(page: _Page, body_size: float) -> None:
         del column[start:]
 
 
-def _rank_headings(sizes: Counter[float], body_size: float) -> dict[float, int]:
-    """Return the heading level of each font size above the body's."""
-    larger = sorted((size for size in sizes if size >= HEADING_RATIO * body_size), reverse=True)
-    return {size: min(rank, MAX_HEADING_LEVEL) for rank, size in enumerate(larger, 1)}
-
-
 # --- paragraphs -------------------------------------------------------------------------------------------------------
 
 
@@ -357,11 +375,31 @@ class _BlockBuilder:
         self._notes = []
 
 
-def _build_blocks(pages: Sequence[_Page], body_size: float, levels: dict[float, int]) -> list[Block]:
+def _order_lines(pages: Sequence[_Page]) -> dict[float, int]:
+    """Add the columns and footnotes of all pages, and return the heading level of each font size above the body's."""
+    recurring = _find_recurring_lines(pages)
+    sizes = Counter[float]()
+    for page in pages:
+        for line in page.lines:
+            sizes[line.size] += 0 if line.is_table else len(line.text)
+    body_size = max(sizes, key=lambda size: sizes[size], default=0.0)
+    for page in pages:
+        kept = [line for line in page.lines if _build_margin_key(line, page.height) not in recurring]
+        page.columns = [_merge_lines(column) for column in _split_columns(kept)]
+        _separate_footnotes(page, body_size)
+    larger = sorted((size for size in sizes if size >= HEADING_RATIO * body_size), reverse=True)
+    return {size: min(rank, MAX_HEADING_LEVEL) for rank, size in enumerate(larger, 1)}
+
+
+def _build_blocks(pages: Sequence[_Page]) -> list[Block]:
     """Return the blocks of all pages."""
-    builder = _BlockBuilder(levels)
+    builder = _BlockBuilder(_order_lines(pages))
     last: _Line | None = None
     for page in pages:
+        if page.recognized:
+            builder.finish()
+            builder.blocks += page.recognized
+            last = None
         for column in page.columns:
             pitch = _measure_pitch(column)
             right = max((line.right for line in column), default=0.0)
