@@ -270,6 +270,19 @@ def test_headers_are_removed_and_footnotes_do_not_divide_sentences(read_file) ->
     assert (record.fields["page"], record.fields["last_page"], record.pages) == (1, 3, 3)
 
 
+def test_chapter_titles_and_dot_leaders_are_removed_and_headings_of_two_pages_stay_apart(read_file) -> None:
+    chapters = ["Chapter 1: Pumps"] * 2 + ["Chapter 2: Valves"] * 2
+    texts = ["Open the case.", "Close the case.", "Turn the handle.", "Release the handle."]
+    pages = [pdf_text(a, 60, 810) + pdf_text(b, 60, 700) for a, b in zip(chapters, texts, strict=True)]
+    pages[0] += pdf_text("1.1 Seals . . . . . . . . . . 7", 60, 650) + pdf_text("Pumps", 60, 600, 16)
+    pages[1] = pdf_text("Maintenance", 60, 760, 16) + pages[1]
+    records = read_file("a.pdf", build_pdf(pages))
+    assert [text.split("\n\n") for text in get_texts(records)] == [
+        ["Open the case."],
+        ["# Pumps", "# Maintenance", "Close the case.", "Turn the handle.", "Release the handle."],
+    ]
+
+
 def test_scanned_page_is_reported_and_the_others_are_read(read_file) -> None:
     records = read_file("a.pdf", build_pdf([pdf_text("A page with text.", 60, 700), SCANNED_PAGE, ""]))
     assert get_texts(records) == ["A page with text."]

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -49,13 +49,18 @@ SHORT_LINE_SHARE = 0.85  # of the column's width; a shorter line that ends a sen
 MARGIN_SHARE = 0.12  # of the page's height at its top and bottom, searched for headers and footers
 MARGIN_STEP = 20.0  # points; equal positions on different pages
 MIN_RECURRING_PAGES, MIN_RECURRING_SHARE = 3, 0.4  # headers of left and right pages may differ
-MIN_TABLE_PATHS, MAX_TABLE_PATHS = 4, 3_000  # path objects of a page that is searched for ruled tables
+MIN_TABLE_RULES = 3  # in each direction, of a table of two rows and two columns
+RULE_THICKNESS = 3.0  # points
+RECTANGLE_SEGMENTS = 5  # a path of more segments may contain a whole table
+MAX_TABLE_PATHS = 3_000  # a page with more images and paths is a drawing and not searched for tables
 MIN_OUTLINE_PATHS = 100  # a page without text, but with this number of path objects, may contain outlined text
 LIST_MARKER = re.compile(r"(?:[•‣▪◦●○·–—*-]|\(?\d{1,2}[.)]|\(?[a-z][.)])\s+(?=\S)")
 BULLET = re.compile(r"^[•‣▪◦●○·–—*-]\s+")
+DOT_LEADER = re.compile(r"(?:\s?\.){6,}\s*\w{0,6}$")  # an entry of a table of contents
 FOOTNOTE_MARK = re.compile(r"\s*(?:\d{1,3}|[*†‡§¹²³⁴-⁹]+|\[\d{1,3}\])\s*\S")
 LINE_END_HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u00ad\u2010\x02\ufffe]$")
 HYPHEN_SIGNS = dict.fromkeys(map(ord, "\x02\ufffe\uffff"), "-") | {0xAD: "-"}
+MarginKey = tuple[str, int, int]  # text without numbers, horizontal and vertical position
 
 
 @dataclass
@@ -154,18 +159,35 @@ def _read_page(page: pypdfium2.PdfPage, tables: pdfplumber.PDF, number: int) -> 
     """Return a page with its lines and tables."""
     from pypdfium2 import raw
 
-    kinds = Counter(item.type for item in page.get_objects(max_depth=2))
+    kinds = (raw.FPDF_PAGEOBJ_IMAGE, raw.FPDF_PAGEOBJ_PATH)
+    objects = list(islice(page.get_objects(kinds, max_depth=2), MAX_TABLE_PATHS))
+    paths = [item for item in objects if item.type == raw.FPDF_PAGEOBJ_PATH]
     lines = _read_lines(page)
-    paths = kinds[raw.FPDF_PAGEOBJ_PATH]
     if not lines:
-        is_scanned = kinds[raw.FPDF_PAGEOBJ_IMAGE] > 0 or paths >= MIN_OUTLINE_PATHS
+        is_scanned = len(objects) > len(paths) or len(paths) >= MIN_OUTLINE_PATHS
         return _Page(number, page.get_height(), [], is_scanned)
-    if MIN_TABLE_PATHS <= paths <= MAX_TABLE_PATHS and not page.get_rotation():
+    if len(objects) < MAX_TABLE_PATHS and not page.get_rotation() and _has_grid(paths):
         for table in _read_tables(tables, number - 1):
             outside = [line for line in lines if not _is_inside(line, table)]
             if len(outside) < len(lines):
                 lines = [*outside, table]
     return _Page(number, page.get_height(), lines)
+
+
+def _has_grid(paths: Sequence[pypdfium2.PdfObject]) -> bool:
+    """Return whether the rules of a page may form a table of two rows and two columns; pdfplumber is slow."""
+    from pypdfium2 import raw
+
+    horizontal = vertical = 0
+    for path in paths:
+        left, bottom, right, top = path.get_bounds()
+        is_flat, is_narrow = top - bottom < RULE_THICKNESS, right - left < RULE_THICKNESS
+        horizontal += 0 if is_narrow else 1 if is_flat else 2  # a rectangle has two rules in each direction
+        vertical += 0 if is_flat else 1 if is_narrow else 2
+        is_complex = raw.FPDFPath_CountSegments(path) > RECTANGLE_SEGMENTS
+        if is_complex or (horizontal >= MIN_TABLE_RULES and vertical >= MIN_TABLE_RULES):
+            return True
+    return False
 
 
 def _read_lines(page: pypdfium2.PdfPage) -> list[_Line]:
@@ -182,7 +204,7 @@ def _read_lines(page: pypdfium2.PdfPage) -> list[_Line]:
     def finish() -> None:
         text = b"".join(code.to_bytes(2, "little") for code in codes if code < 0x10000)
         decoded = " ".join(text.decode("utf-16-le", errors="ignore").translate(HYPHEN_SIGNS).split())
-        if decoded:
+        if decoded and not DOT_LEADER.search(decoded):
             size = round(median(heights) / SIZE_STEP) * SIZE_STEP
             lines.append(_Line(decoded, left, bottom, right, top, size))
         codes.clear()
@@ -244,7 +266,7 @@ def _is_inside(line: _Line, table: _Line) -> bool:
 # --- reading order ----------------------------------------------------------------------------------------------------
 
 
-def _build_margin_key(line: _Line, height: float) -> tuple[str, int, int] | None:
+def _build_margin_key(line: _Line, height: float) -> MarginKey | None:
     """Return the text without numbers and the position of a line in the page's margin; None for other lines."""
     middle = (line.bottom + line.top) / 2
     if line.is_table or MARGIN_SHARE * height < middle < (1 - MARGIN_SHARE) * height:
@@ -253,11 +275,23 @@ def _build_margin_key(line: _Line, height: float) -> tuple[str, int, int] | None
     return re.sub(r"\d+", "#", line.text), center, round(middle / MARGIN_STEP)
 
 
-def _find_recurring_lines(pages: Sequence[_Page]) -> set[tuple[str, int, int]]:
-    """Return the keys of page headers and footers."""
-    counts = Counter(key for page in pages for key in {_build_margin_key(line, page.height) for line in page.lines})
+def _find_recurring_lines(pages: Sequence[_Page]) -> set[MarginKey]:
+    """Return the keys of page headers and footers.
+
+    They are on many pages, or the first or last line of several pages, as the title of a chapter is, at a position that
+    most pages use.
+    """
+    counts, outer, positions = Counter[MarginKey](), Counter[MarginKey](), Counter[int]()
+    for page in pages:
+        lowest = min((line.top for line in page.lines), default=0.0)
+        highest = max((line.bottom for line in page.lines), default=0.0)
+        keys = {line_key: line for line in page.lines if (line_key := _build_margin_key(line, page.height))}
+        outer_keys = {key for key, line in keys.items() if line.bottom <= lowest or line.top >= highest}
+        counts.update(keys.keys())
+        outer.update(outer_keys)
+        positions.update({key[2] for key in outer_keys})
     least = max(MIN_RECURRING_PAGES, MIN_RECURRING_SHARE * len(pages))
-    return {key for key, count in counts.items() if key and count >= least}
+    return {key for key in counts if counts[key] >= least or (outer[key] > 1 and positions[key[2]] >= least)}
 
 
 def _split_columns(lines: list[_Line]) -> list[list[_Line]]:
@@ -393,7 +427,8 @@ def _order_lines(pages: Sequence[_Page]) -> dict[float, int]:
 
 def _build_blocks(pages: Sequence[_Page]) -> list[Block]:
     """Return the blocks of all pages."""
-    builder = _BlockBuilder(_order_lines(pages))
+    levels = _order_lines(pages)
+    builder = _BlockBuilder(levels)
     last: _Line | None = None
     for page in pages:
         if page.recognized:
@@ -404,12 +439,11 @@ def _build_blocks(pages: Sequence[_Page]) -> list[Block]:
             pitch = _measure_pitch(column)
             right = max((line.right for line in column), default=0.0)
             left = min((line.left for line in column), default=0.0)
-            above: _Line | None = None
-            for line in column:
-                continues = last and _continues(last, line)
-                begins = _begins_paragraph(above, line, pitch, left, right) if above else not continues
+            for index, line in enumerate(column):
+                continues = last and last.size not in levels and _continues(last, line)
+                begins = _begins_paragraph(column, index, pitch, left, right) if index else not continues
                 builder.add(line, page.number, begins_paragraph=begins)
-                above = last = line
+                last = line
         notes = _BlockBuilder({})
         for line in page.notes:
             notes.add(line, page.number, begins_paragraph=FOOTNOTE_MARK.match(line.text) is not None)
@@ -430,12 +464,15 @@ def _continues(last: _Line, line: _Line) -> bool:
     )
 
 
-def _begins_paragraph(above: _Line, line: _Line, pitch: float, left: float, right: float) -> bool:
-    """Return whether a line begins a paragraph, by the line above it and the bounds of the column."""
+def _begins_paragraph(column: Sequence[_Line], index: int, pitch: float, left: float, right: float) -> bool:
+    """Return whether a line begins a paragraph, by the lines above it and the bounds of the column."""
+    above, line = column[index - 1], column[index]
     if above.is_table or line.is_table or abs(above.size - line.size) > SIZE_STEP or LIST_MARKER.match(line.text):
         return True
     if above.top - line.top > PARAGRAPH_GAP * pitch:
         return True
+    if index > 1 and abs(column[index - 2].left - above.left) < 1 and line.left < above.left - line.size:
+        return True  # the end of an indented block
     is_short = above.right < left + SHORT_LINE_SHARE * (right - left)
     is_indented = line.left > left + line.size and above.left <= left + line.size
     return SENTENCE_END.search(above.text) is not None and (is_short or is_indented)
