@@ -213,7 +213,7 @@ def _render_tokens(tokens: TokenStatistics) -> str:
 def _render_documents(statistics: CurationStatistics) -> str:
     """Render the counts by type of document, and the lengths of the chunks."""
     rows = [
-        [f".{name}", count.files, count.pages, count.chunks, count.pages_without_text]
+        [f".{name}", count.files, count.pages or "–", count.chunks, count.pages_without_text]
         for name, count in statistics.documents.items()
     ]
     bars = {f"up to {top:,}": count for top, count in sorted(statistics.chunk_tokens.items())}

@@ -16,7 +16,7 @@ from pathlib import Path
 from components.common.runtime.errors import InputError
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.reading import file_readers, record_formats
-from components.data_curation.reading.raw_records import COMPRESSION_SUFFIXES, Record, Source
+from components.data_curation.reading.raw_records import COMPRESSION_SUFFIXES, NO_TEXT_REASON, Record, Source
 from components.data_curation.rows import Kind, Row
 
 MAX_SAMPLED_FILES = 100
@@ -85,7 +85,9 @@ def _sample_file(source: Source, config: DataCurationConfig, counts: KindCounts)
     """Add the kinds of the first rows of a file, extrapolated to the size of the file."""
     found: list[tuple[Kind, KindCount]] = []
     sampled_bytes = 0
-    with closing(file_readers.read_records(source, config)) as records:
+    without_ocr = config.documents.model_copy(update={"ocr": "none"})  # which takes seconds per page
+    sampling = config.model_copy(update={"documents": without_ocr})
+    with closing(file_readers.read_records(source, sampling)) as records:
         for number, record in enumerate(records, 1):
             if isinstance(record, Record):
                 with suppress(record_formats.RecordFormatError):
@@ -97,6 +99,8 @@ def _sample_file(source: Source, config: DataCurationConfig, counts: KindCounts)
                     found += [(row.kind, KindCount(row.file, row.line)) for row in rows]
                 text = json.dumps(record.unmapped | record.fields, ensure_ascii=False)
                 sampled_bytes += len(text.encode(errors="surrogatepass"))
+            elif config.documents.ocr != "none" and record.reason.endswith(NO_TEXT_REASON):
+                found.append(("text", KindCount(record.file, record.line)))
             if len(found) >= SAMPLED_ROWS_PER_FILE or number >= MAX_SAMPLED_RECORDS_PER_FILE:
                 break
         is_complete = next(records, None) is None

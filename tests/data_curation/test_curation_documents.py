@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -10,7 +12,13 @@ import pytest
 
 from components.common.runtime.errors import EngineMissingError
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.reading import document_blocks, document_reader, extraction_process, section_chunks
+from components.data_curation.reading import (
+    document_blocks,
+    document_reader,
+    extraction_process,
+    file_readers,
+    section_chunks,
+)
 from components.data_curation.reading.document_blocks import Block, is_hard_wrapped, parse_markdown
 from components.data_curation.reading.document_extractors import Extractor
 from components.data_curation.reading.extraction_limits import ExtractionSettings
@@ -127,6 +135,16 @@ def test_other_text_units_of_markdown_are_unchanged(read_file, unit) -> None:
             "file": ["# One\n\ntext\nmore\n"],
         }[unit]
     )
+
+
+def test_unit_of_a_text_does_not_depend_on_the_size_of_the_pieces() -> None:
+    data = (WRAPPED_PROSE * 500).encode()
+    for size in (1000, 64 * 1024, len(data)):
+        pieces = iter([data[start : start + size] for start in range(0, len(data), size)])
+        records = list(file_readers.read_text(FileContent("a.txt", pieces), DataCurationConfig()))
+        assert len(records) < 1000
+    sample, content = FileContent("a.txt", iter([b"ab", b"cd", b"ef"])).take_sample(3)
+    assert (sample, b"".join(content.chunks)) == (b"abc", b"abcdef")
 
 
 def test_front_matter_with_aliases_stays_text() -> None:
@@ -438,6 +456,18 @@ def test_crash_timeout_and_memory_limit_end_only_their_file(extract) -> None:
     for suffix, reason in reasons.items():
         (part,) = extract(f"file{suffix}", seconds=1 if suffix == ".slow" else 20)
         assert part.reason == reason
+    assert extract("file.good") == [Block("paragraph", "before")]
+
+
+def test_killed_child_process_is_an_error_and_the_next_file_is_read(extract, monkeypatch) -> None:
+    extract("file.good")
+    (worker,) = extraction_process._workers
+    os.kill(worker.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(extraction_process._Worker, "is_usable", lambda self: True)  # it ends after the check
+        with pytest.raises(EngineMissingError, match=r"ended \(exit code -9\)"):
+            extract("file.good")
     assert extract("file.good") == [Block("paragraph", "before")]
 
 

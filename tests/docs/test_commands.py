@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests import kubernetes_api
+from tests.data_curation.document_files import build_pdf, pdf_text
 from tests.datasets import QUESTION_WORDS
 from tests.kfp_api import KfpApi, State, serving
 from tests.kubernetes_api import KubernetesApi
@@ -59,6 +60,11 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for verb, noun in QUESTION_WORDS:
             row = {"prompt": f"May I {verb} a {noun}?", "chosen": f"Yes, {verb} the {noun}.", "rejected": "No."}
             file.write(json.dumps(row) + "\n")
+    (folder / "handbook").mkdir()
+    (folder / "manuals").mkdir()
+    sections = [f"## How to {verb} a {noun}\n\nTo {verb} a {noun}, open desk {n}.\n" for n, (verb, noun) in enumerate(QUESTION_WORDS)]  # fmt: skip
+    (folder / "handbook" / "desks.md").write_text("\n".join(["# Desks", *sections]))
+    (folder / "manuals" / "pump.pdf").write_bytes(build_pdf([pdf_text("The manual of the pump.", 60, 700)]))
     tiny_model(folder / "my-llama")
     settings = {
         "data_curation": {"sources": [str(folder / "raw.jsonl")]},

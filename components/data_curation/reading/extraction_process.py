@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
 from components.common.runtime import process_control
+from components.common.runtime.errors import EngineMissingError
 from components.data_curation.reading.document_blocks import PART_TYPES, Part, UnreadablePart
 from components.data_curation.reading.extraction_limits import UNREADABLE_EXIT_CODE, ExtractionSettings
 
@@ -32,21 +35,38 @@ THREAD_VARIABLES = {
 def extract(path: Path, settings: ExtractionSettings) -> list[Part]:
     """Return the parts of a file.
 
-    If the file cannot be read or exceeds a limit, the only part is an UnreadablePart with the reason: a file is read
-    as far as its pages are readable, or not at all, so that equal files give equal rows.
+    If the file cannot be read or exceeds a limit, the only part is an UnreadablePart with the reason: a file is read as
+    far as its pages are readable, or not at all, so that equal files give equal rows.
+
+    Raises:
+        EngineMissingError: the child process ended unexpectedly.
     """
     with _lock:
         worker = _get_worker()
         request = {"path": str(path), "settings": asdict(settings)}
-        timer = threading.Timer(settings.timeout_seconds + STOP_GRACE_SECONDS, worker.process.kill)
+        seconds = settings.timeout_seconds + STOP_GRACE_SECONDS
+        end = time.monotonic() + seconds
+        timer = threading.Timer(seconds, worker.process.kill)
         timer.start()
         try:
             return worker.extract(request, settings)
+        except _WorkerEndedError:
+            worker.stop()
+            if time.monotonic() >= end:
+                return [UnreadablePart(1, describe_exit(-signal.SIGALRM, settings))]
+            raise EngineMissingError(
+                f"the process that extracts documents ended (exit code {worker.process.returncode})",
+                hint="If the exit code is -9 (out of memory), use a machine or container with more memory.",
+            ) from None
         except BaseException:
             worker.stop()
             raise
         finally:
             timer.cancel()
+
+
+class _WorkerEndedError(Exception):
+    """The child process ended, although it has read no file to its end."""
 
 
 class _Worker:
@@ -74,7 +94,10 @@ class _Worker:
         return self._owner == os.getpid() and self.process.poll() is None
 
     def extract(self, request: object, settings: ExtractionSettings) -> list[Part]:
-        print(json.dumps(request), file=self.process.stdin, flush=True)
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            raise _WorkerEndedError from None
         size, lines = 0, list[bytes]()
         for line in self._answers:
             size += len(line)
@@ -86,8 +109,7 @@ class _Worker:
             elif line.strip():
                 break
         else:
-            self.stop()
-            return [UnreadablePart(1, describe_exit(-signal.SIGKILL, settings))]
+            raise _WorkerEndedError
         if (code := int(line)) not in (0, UNREADABLE_EXIT_CODE):
             return [UnreadablePart(1, describe_exit(code, settings))]
         parts = [PART_TYPES[name](**fields) for name, fields in map(json.loads, lines)]
@@ -99,12 +121,15 @@ class _Worker:
         self.process.wait()
         for pipe in (self.process.stdin, self._answers):
             if pipe:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # a request that the process has not read
+                    pipe.close()
 
 
 def describe_exit(code: int, settings: ExtractionSettings) -> str:
     """Return the reason for a file whose process did not exit with code 0."""
-    if -code in (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL):
+    if code == -signal.SIGKILL:
+        return "the text extraction was killed; the memory of this machine or container may be exhausted"
+    if -code in (signal.SIGALRM, signal.SIGXCPU):
         return (
             f"the text extraction did not end within {settings.timeout_seconds:,} seconds "
             "(data_curation.documents.timeout_seconds)"

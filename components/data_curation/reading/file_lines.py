@@ -26,6 +26,25 @@ class FileContent:
             return b"".join(pieces), str(error)
         return b"".join(pieces), ""
 
+    def take_sample(self, size: int) -> tuple[bytes, FileContent]:
+        """Return the first `size` bytes, and the whole content. The size of the pieces does not matter."""
+        pieces: list[bytes] = []
+        total, failure = 0, list[TruncatedFileError]()
+        try:
+            while total < size and (piece := next(self.chunks, None)) is not None:
+                pieces.append(piece)
+                total += len(piece)
+        except TruncatedFileError as error:
+            failure.append(error)
+
+        def chain_pieces() -> Iterator[bytes]:
+            yield from pieces
+            for error in failure:
+                raise error
+            yield from self.chunks
+
+        return b"".join(pieces)[:size], FileContent(self.file, chain_pieces())
+
 
 @dataclass(frozen=True)
 class MissingLine:

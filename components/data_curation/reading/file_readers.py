@@ -364,12 +364,15 @@ def to_json_value(value: object) -> object:
 
 def read_text(content: FileContent, config: DataCurationConfig) -> Records:
     """Read a text file by section, by line, by paragraph (a block between blank lines) or as a whole."""
-    first_piece = next(content.chunks, b"")
-    content = FileContent(content.file, itertools.chain([first_piece], content.chunks))
-    if _choose_text_unit(content.file, first_piece, config) == "section":
+    unit: str = config.text_unit
+    if unit == "auto":
+        sample, content = content.take_sample(READ_BYTES)
+        is_wrapped = document_blocks.is_hard_wrapped(sample.decode(errors="replace"))
+        unit = "section" if is_wrapped or file_suffix(Path(content.file)) == ".md" else "line"
+    if unit == "section":
         yield from document_reader.read_document(content, config)
         return
-    if config.text_unit == "file":
+    if unit == "file":
         data, truncation = content.read_all()
         if data or not truncation:
             yield _to_text_record(content.file, 1, data)
@@ -383,20 +386,11 @@ def read_text(content: FileContent, config: DataCurationConfig) -> Records:
         elif line.strip():
             first = first if block else number
             block, size = append_bounded(block, size, b"\n" + line if block else line, max_bytes)
-        if block and (config.text_unit in ("auto", "line") or isinstance(line, MissingLine) or not line.strip()):
+        if block and (unit == "line" or isinstance(line, MissingLine) or not line.strip()):
             yield _to_text_record(content.file, first, join_line(block, size, max_bytes))
             block, size = [], 0
     if block:
         yield _to_text_record(content.file, first, join_line(block, size, max_bytes))
-
-
-def _choose_text_unit(file: str, first_piece: bytes, config: DataCurationConfig) -> str:
-    """Return `text_unit`; for auto, decide by the suffix and the first piece of the file."""
-    if config.text_unit != "auto":
-        return config.text_unit
-    sample = first_piece[:READ_BYTES].decode(errors="replace")
-    is_document = file_suffix(Path(file)) == ".md" or document_blocks.is_hard_wrapped(sample)
-    return "section" if is_document else "line"
 
 
 def _to_text_record(file: str, number: int, data: bytes | MissingLine) -> Record | UnreadableRecord:

@@ -115,7 +115,8 @@ def extract_pdf(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
     pages = len(document)
     if pages > settings.max_pages:
         raise UnreadableDocumentError(describe_excess(pages, "pages", settings.max_pages, "max_pages"))
-    yield DocumentInfo(" ".join(str(document.get_metadata_dict().get("Title") or "").split()), pages)
+    title = str(document.get_metadata_dict().get("Title") or "").encode(errors="ignore").decode()
+    yield DocumentInfo(" ".join(title.split()), pages)
     readable: list[_Page] = []
     with pdfplumber.open(path) as tables:
         for number in range(1, pages + 1):
