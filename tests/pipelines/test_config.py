@@ -60,6 +60,18 @@ def test_wrong_type_names_field_value_and_allowed_values() -> None:
         "the configuration: fine_tuning.max_steps: found 'many'; expected a whole number"
     )
     assert "fine_tuning.batch_size" in get_error_message("fine_tuning.batch_size=0")
+    for key, value, allowed in (
+        ("max_tokens", "8", "32 or more"),
+        ("overlap_sentences", "21", "20 or less"),
+        ("max_expanded_bytes", "1000", "1000000 or more"),
+        ("timeout_seconds", "0", "1 or more"),
+        ("ocr", "magic", "'none' or 'tesseract'"),
+        ("ocr_languages", "[../x]", ""),
+        ("ocr_languages", "[]", ""),
+    ):
+        message = get_error_message(f"data_curation.documents.{key}={value}")
+        assert f"data_curation.documents.{key}" in message
+        assert allowed in message
     assert "batch_size 8 is not a multiple of micro_batch_size 3" in get_error_message(
         "fine_tuning.micro_batch_size=3", "fine_tuning.batch_size=8"
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from components.common.runtime import yaml_loading
 from components.data_curation.reading.raw_records import JsonObject
 
 if TYPE_CHECKING:
@@ -143,10 +144,8 @@ def split_front_matter(text: str) -> tuple[JsonObject, str]:
     if not match or len(match[1]) > MAX_FRONT_MATTER_CHARACTERS:
         return {}, text
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(match[1], yaml.SafeLoader)):
-            return {}, text  # expanded aliases may exceed the memory
-        values = yaml.safe_load(match[1])
-    except (yaml.YAMLError, ValueError, RecursionError):
+        values = yaml_loading.load_yaml(match[1])
+    except yaml.YAMLError:
         return {}, text
     return (_to_json_object(values), text[match.end() :]) if isinstance(values, dict) else ({}, text)
 
