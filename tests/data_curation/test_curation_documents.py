@@ -319,6 +319,11 @@ def test_word_document_becomes_sections_with_tables(read_file) -> None:
     assert records[0].fields["text"].endswith("# Install\n\nRun it.\n\n| a | b |\n| --- | --- |\n| 1 | 2 |")
 
 
+def test_tabs_of_a_word_document_separate_words(read_file) -> None:
+    run = "<w:p><w:r><w:t>Torque:</w:t></w:r><w:r><w:tab/><w:t>25 Nm, twenty</w:t><w:noBreakHyphen/><w:t>five</w:t></w:r></w:p>"
+    assert get_texts(read_file("a.docx", build_docx(run))) == ["Torque: 25 Nm, twenty-five"]
+
+
 def test_slides_have_page_numbers(read_file) -> None:
     records = read_file("a.pptx", build_pptx([("First", "one"), ("Second", "two")]))
     assert [(record.fields["section"], record.fields["page"]) for record in records] == [("First", 1), ("Second", 2)]

@@ -1218,7 +1218,15 @@ MODEL_ERRORS = {
     ),
     "the weights in … do not match its config.json: …": ("configuration", 2),
 }
-CURATION_ERRORS = {  # the tests are in test_curation_{kinds,sources,quality_scores}.py of tests/data_curation
+# The tests are in test_curation_{kinds,sources,quality_scores,documents}.py of tests/data_curation, and in
+# tests/engines/test_ocr.py.
+CURATION_ERRORS = {
+    "data_curation.sources: reading … requires the package …, which is not installed": ("engine_missing", 1),
+    "data_curation.documents.ocr: tesseract requires the program tesseract, which is not installed": (
+        "engine_missing",
+        1,
+    ),
+    "data_curation.documents.ocr_languages: '…' is not installed; installed: …": ("configuration", 2),
     "data_curation.sources: '…' contains bytes that are not UTF-8": ("configuration", 2),
     "the sources mix kinds of rows: …; … of the rows are not of kind …; data_curation.max_other_kind_share is …": (
         "input",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import io
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -25,6 +27,8 @@ from components.data_curation.reading.raw_records import quote_name
 
 MAX_NAMED_SHEETS = 20
 MAX_EXACT_FLOAT = 2.0**53  # larger whole numbers are not exact
+WORD_TYPE = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+WORD_MARKS = {b"<w:tab/>": b" ", b"<w:noBreakHyphen/>": b"-"}  # a tab stop has attributes
 PAGE_MARKER = re.compile(r"^tunelinepagebreak(\d+)$", re.MULTILINE)
 
 
@@ -86,7 +90,10 @@ def extract_office(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
         use_cache=False,
         pages=kreuzberg.PageConfig(insert_page_markers=True, marker_format="\n\ntunelinepagebreak{page_num}\n\n"),
     )
-    result = kreuzberg.extract_file_sync(path, config=config)
+    if settings.suffix == ".docx":
+        result = kreuzberg.extract_bytes_sync(_replace_marks(path), WORD_TYPE, config=config)
+    else:
+        result = kreuzberg.extract_file_sync(path, config=config)
     # PowerPoint: the text before the first marker, then (number, text) of every slide.
     before, *marked = PAGE_MARKER.split(result.content)
     has_pages = settings.suffix == ".pptx"
@@ -98,6 +105,18 @@ def extract_office(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
     texts = [(0, before), *zip(map(int, marked[::2]), marked[1::2], strict=True)]
     for page, text in texts:
         yield from document_blocks.parse_markdown(text, page if has_pages else 0)
+
+
+def _replace_marks(path: Path) -> bytes:
+    """Return a Word file with spaces and hyphens instead of the elements that kreuzberg 4.10 drops, joining the words."""
+    output = io.BytesIO()
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(output, "w") as target:
+        for name in source.namelist():
+            content = source.read(name) if name.endswith((".xml", ".rels")) else b""  # images contain no text
+            for element, text in WORD_MARKS.items():
+                content = content.replace(element, b'<w:t xml:space="preserve">%s</w:t>' % text)
+            target.writestr(name, content)
+    return output.getvalue()
 
 
 def extract_pdf(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
