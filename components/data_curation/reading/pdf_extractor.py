@@ -216,7 +216,7 @@ def _read_lines(page: pypdfium2.PdfPage) -> list[_Line]:
         if code in (0x0A, 0x0D):
             finish()
             continue
-        if code == 0x20 or raw.FPDFText_IsGenerated(text_page, index) == 1:
+        if code == 0x20:  # may be generated, without a box
             if codes:
                 codes.append(code)
             continue

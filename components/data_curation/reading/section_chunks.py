@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 512
 CHARACTERS_PER_TOKEN = 4  # estimate for English text, without the tokenizer
+MAX_TOKEN_CHARACTERS = 24  # mean of a text; a longer text certainly exceeds the budget
 SECTION_SEPARATOR = " > "
 SENTENCE_BREAK = re.compile(r"""(?:(?<=[.!?…])|(?<=[.!?…]["'”’)\]]))\s+(?=["'“‘(\[]*[^\sa-z])|(?<=[。！？])(?=\S)""")
 CODE_FENCE = re.compile(r"[ ]{0,3}(`{3,}|~{3,})")
@@ -53,7 +54,7 @@ class Chunk:
     Attributes:
         text: the text as Markdown.
         section: the headings of the section, outermost first.
-        tokens: the length in tokens.
+        tokens: the length in tokens; the sum of its parts, which may exceed the length of the whole by a few tokens.
         first_page: the first page; 0 if the format has no pages.
         last_page: the last page.
     """
@@ -140,14 +141,14 @@ def _split_section(section: Sequence[Block], path: list[tuple[int, str]], budget
     size = 0
     for piece in _split_blocks(section, budget):
         if current and size + piece.tokens > budget.max_tokens:
-            yield _join_pieces(current, names, budget)
+            yield _join_pieces(current, names, size)
             current = _repeat_sentences(current, piece, budget)
             size = sum(one.tokens for one in current)
             if piece.separator != BLOCK_BREAK:
                 size += budget.count(piece.header + piece.footer)
         current.append(piece)
         size += piece.tokens
-    yield _join_pieces(current, names, budget)
+    yield _join_pieces(current, names, size)
 
 
 def _split_blocks(section: Sequence[Block], budget: TokenBudget) -> Iterator[_Piece]:
@@ -160,7 +161,7 @@ def _split_blocks(section: Sequence[Block], budget: TokenBudget) -> Iterator[_Pi
         yield from pieces
 
 
-def _join_pieces(pieces: Sequence[_Piece], section: tuple[str, ...], budget: TokenBudget) -> Chunk:
+def _join_pieces(pieces: Sequence[_Piece], section: tuple[str, ...], tokens: int) -> Chunk:
     text = ""
     for number, piece in enumerate(pieces):
         text += piece.separator if text else ""
@@ -170,7 +171,7 @@ def _join_pieces(pieces: Sequence[_Piece], section: tuple[str, ...], budget: Tok
         if number == len(pieces) - 1 or pieces[number + 1].separator == BLOCK_BREAK:
             text += piece.footer
     pages = [piece.page for piece in pieces]
-    return Chunk(text, section, budget.count(text), min(pages), max(pages))
+    return Chunk(text, section, tokens, min(pages), max(pages))
 
 
 def _repeat_sentences(previous: Sequence[_Piece], following: _Piece, budget: TokenBudget) -> list[_Piece]:
@@ -192,7 +193,8 @@ def _repeat_sentences(previous: Sequence[_Piece], following: _Piece, budget: Tok
 def _split_block(block: Block, budget: TokenBudget) -> Iterator[_Piece]:
     """Yield a block as one part if it fits the budget; otherwise its rows, items, lines or sentences."""
     text = f"{'#' * block.level} {block.text}" if block.kind == "heading" else block.text
-    tokens = budget.count(BLOCK_BREAK + text)
+    is_long = len(text) > MAX_TOKEN_CHARACTERS * budget.max_tokens
+    tokens = budget.max_tokens + 1 if is_long else budget.count(BLOCK_BREAK + text)
     if tokens <= budget.max_tokens:
         yield _Piece(text, BLOCK_BREAK, block.page, tokens)
     elif block.kind == "table":
@@ -219,7 +221,8 @@ def _split_sentences(text: str) -> list[tuple[str, str]]:
 
 def _split_text(text: str, separator: str, page: int, budget: TokenBudget) -> Iterator[_Piece]:
     """Yield the text if it fits the budget; otherwise its sentences, and of a longer sentence its words."""
-    tokens = budget.count(separator + text)
+    is_long = len(text) > MAX_TOKEN_CHARACTERS * budget.max_tokens  # counting it at every level would be slow
+    tokens = budget.max_tokens + 1 if is_long else budget.count(separator + text)
     if tokens <= budget.max_tokens or len(text) < 2:
         yield _Piece(text, separator, page, tokens)
         return
