@@ -105,8 +105,9 @@ has wrapped.
 x = 1  # not a heading
 ```
 
-Setext
-======
+Setext of
+two lines
+=========
 
 Last *words*.
 """
@@ -117,9 +118,9 @@ def test_markdown_becomes_sections_with_headings_and_front_matter(read_file) -> 
     assert get_texts(records) == [
         "# Install the `tool`\n\nAn introduction that an editor has wrapped.",
         "## Linux <!-- a comment -->\n\n- one\n- two\n\n| name | value |\n|---|---|\n| a | 1 |\n\n```py\nx = 1  # not a heading\n```",
-        "# Setext\n\nLast *words*.",
+        "# Setext of two lines\n\nLast *words*.",
     ]
-    assert [record.fields["section"] for record in records][::2] == ["Install the tool", "Setext"]
+    assert [record.fields["section"] for record in records][::2] == ["Install the tool", "Setext of two lines"]
     assert [record.line for record in records] == [1, 2, 3]
     assert all(record.fields["title"] == "Guide" for record in records)
     assert records[0].fields["front_matter"] == {"title": "Guide", "tags": ["pump", "seal"], "date": "2024-01-02"}
@@ -301,6 +302,19 @@ def test_chapter_titles_and_dot_leaders_are_removed_and_headings_of_two_pages_st
         ["Open the case."],
         ["# Pumps", "# Maintenance", "Close the case.", "Turn the handle.", "Release the handle."],
     ]
+
+
+@pytest.mark.parametrize("matrix", ["0 1 -1 0 {y} {x}", "0 -1 1 0 {x} {y}", "-1 0 0 -1 {x} {y}"])
+def test_rotated_text_follows_the_other_text(read_file, matrix) -> None:
+    rotated = "".join(
+        f"BT /F1 10 Tf {matrix.format(x=300 + 12 * i, y=300 + 12 * i)} Tm ({line}) Tj ET\n"
+        for i, line in enumerate(["A table on its", "side is readable."])
+    )
+    texts = get_texts(read_file("a.pdf", build_pdf([rotated + pdf_text("Upright text.", 60, 100)])))
+    paragraphs = texts[0].split("\n\n")
+    assert paragraphs[0] == "Upright text."
+    assert sorted(" ".join(paragraphs[1:]).split()) == sorted(["A", "table", "on", "its", "side", "is", "readable."])
+    assert "A table on its" in texts[0]
 
 
 def test_scanned_page_is_reported_and_the_others_are_read(read_file) -> None:

@@ -100,6 +100,7 @@ def _get_markdown_parser() -> MarkdownIt:
 
 def parse_markdown(text: str, page: int = 0) -> Iterator[Block]:
     """Yield the blocks of a Markdown text. Comments and horizontal rules are dropped."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = text.split("\n")
     for token in _get_markdown_parser().parse(text):
         if token.level or not token.map:
@@ -111,7 +112,8 @@ def parse_markdown(text: str, page: int = 0) -> Iterator[Block]:
         elif token.type == "paragraph_open":
             source = _unwrap_lines(source)
         elif kind == "heading":
-            source = source.splitlines()[0] if token.markup in ("=", "-") else source.strip().lstrip("#")
+            is_underlined = token.markup in ("=", "-")
+            source = source.rpartition("\n")[0] if is_underlined else source.strip().lstrip("#")
             source = " ".join(re.sub(r"\s#+\s*$", "", source).split())
         if source.strip() and token.type != "hr":
             yield Block(kind, source, int(token.tag[1:]) if kind == "heading" else 0, page)

@@ -56,7 +56,7 @@ def extract_markdown(path: Path, settings: ExtractionSettings) -> Iterator[Part]
     front_matter, text = document_blocks.split_front_matter(_read_utf8(path))
     blocks = list(document_blocks.parse_markdown(text))
     title = front_matter.get("title")
-    first = next((block.text for block in blocks if block.level == 1), "")
+    first = next((document_blocks.remove_markup(block.text) for block in blocks if block.level == 1), "")
     yield DocumentInfo(title if isinstance(title, str) else first, front_matter=front_matter)
     yield from blocks
 
@@ -74,7 +74,7 @@ def _read_utf8(path: Path) -> str:
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         raise UnreadableDocumentError(f"not UTF-8: byte 0x{data[error.start]:02x} in line {number}") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\r\n", "\n")
 
 
 # --- Office and EPUB --------------------------------------------------------------------------------------------------

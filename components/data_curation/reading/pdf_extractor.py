@@ -6,6 +6,7 @@ headers and footers, footnotes, and paragraphs that continue on the next page.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,9 @@ from components.data_curation.reading.raw_records import NO_TEXT_REASON
 if TYPE_CHECKING:
     import pdfplumber
     import pypdfium2
+    from pypdfium2.raw import FS_RECTF
 
+ROTATED_TEXT_OFFSET = 100_000.0  # points; more than the height of a page
 MAX_CHARACTER_GAP = 1.5  # of the font size; a wider gap separates columns or cells
 SAME_LINE_OVERLAP = 0.5  # share of the lower height
 MIN_COLUMN_LINES = 4
@@ -51,12 +54,13 @@ MARGIN_STEP = 20.0  # points; equal positions on different pages
 MIN_RECURRING_PAGES, MIN_RECURRING_SHARE = 3, 0.4  # headers of left and right pages may differ
 MIN_TABLE_RULES = 3  # in each direction, of a table of two rows and two columns
 RULE_THICKNESS = 3.0  # points
+MIN_TABLE_TEXT_SHARE = 0.8  # of the characters within the rules
 RECTANGLE_SEGMENTS = 5  # a path of more segments may contain a whole table
 MAX_TABLE_PATHS = 3_000  # a page with more images and paths is a drawing and not searched for tables
 MIN_OUTLINE_PATHS = 100  # a page without text, but with this number of path objects, may contain outlined text
 LIST_MARKER = re.compile(r"(?:[•‣▪◦●○·–—*-]|\(?\d{1,2}[.)]|\(?[a-z][.)])\s+(?=\S)")
 BULLET = re.compile(r"^[•‣▪◦●○·–—*-]\s+")
-DOT_LEADER = re.compile(r"(?:\s?\.){6,}\s*\w{0,6}$")  # an entry of a table of contents
+DOT_LEADER = re.compile(r"(?:\s?\.){6,}\s*(?:\d{1,4}|[ivxlc]{1,6})$")  # an entry of a table of contents
 FOOTNOTE_MARK = re.compile(r"\s*(?:\d{1,3}|[*†‡§¹²³⁴-⁹]+|\[\d{1,3}\])\s*\S")
 LINE_END_HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u00ad\u2010\x02\ufffe]$")
 HYPHEN_SIGNS = dict.fromkeys(map(ord, "\x02\ufffe\uffff"), "-") | {0xAD: "-"}
@@ -169,9 +173,10 @@ def _read_page(page: pypdfium2.PdfPage, tables: pdfplumber.PDF, number: int) -> 
         return _Page(number, page.get_height(), [], is_scanned)
     if len(objects) < MAX_TABLE_PATHS and not page.get_rotation() and _has_grid(paths):
         for table in _read_tables(tables, number - 1):
-            outside = [line for line in lines if not _is_inside(line, table)]
-            if len(outside) < len(lines):
-                lines = [*outside, table]
+            inside = [line for line in lines if _is_inside(line, table)]
+            characters = sum(len(line.text) for line in inside)
+            if 0 < characters <= len(table.text) / MIN_TABLE_TEXT_SHARE:  # otherwise the cells lack text of the page
+                lines = [*(line for line in lines if line not in inside), table]
     return _Page(number, page.get_height(), lines)
 
 
@@ -201,6 +206,7 @@ def _read_lines(page: pypdfium2.PdfPage) -> list[_Line]:
     codes: list[int] = []
     heights: list[float] = []
     left = bottom = right = top = 0.0
+    turns = 0
 
     def finish() -> None:
         text = b"".join(code.to_bytes(2, "little") for code in codes if code < 0x10000)
@@ -221,21 +227,40 @@ def _read_lines(page: pypdfium2.PdfPage) -> list[_Line]:
                 codes.append(code)
             continue
         raw.FPDFText_GetLooseCharBox(text_page, index, box)
-        height = box.top - box.bottom
-        if heights and (
-            box.left - right > MAX_CHARACTER_GAP * height
-            or box.left < left - height
-            or min(top, box.top) - max(bottom, box.bottom) <= 0
-        ):
+        if not heights:
+            turns = round(raw.FPDFText_GetCharAngle(text_page, index) / (math.pi / 2)) % 4
+        x1, y1, x2, y2 = _turn_box(box, turns)
+        height = y2 - y1
+        if height <= 0:  # a generated character
+            continue
+        is_apart = x1 - right > MAX_CHARACTER_GAP * height or x1 < left - height or min(top, y2) - max(bottom, y1) <= 0
+        if heights and is_apart:
             finish()
         if not heights:
-            left, bottom, right, top = box.left, box.bottom, box.right, box.top
+            left, bottom, right, top = x1, y1, x2, y2
         codes.append(code)
         heights.append(height)
-        bottom, right, top = min(bottom, box.bottom), max(right, box.right), max(top, box.top)
+        bottom, right, top = min(bottom, y1), max(right, x2), max(top, y2)
     finish()
     text_page.close()
     return lines
+
+
+def _turn_box(box: FS_RECTF, turns: int) -> tuple[float, float, float, float]:
+    """Return left, bottom, right and top as if the text were horizontal; rotated text follows the other text of the page.
+
+    Args:
+        box: the box of a character.
+        turns: the number of clockwise quarter turns of the text.
+    """
+    if turns == 0:
+        return box.left, box.bottom, box.right, box.top
+    left, bottom, right, top = {
+        1: (-box.top, box.left, -box.bottom, box.right),
+        2: (-box.right, -box.top, -box.left, -box.bottom),
+        3: (box.bottom, -box.right, box.top, -box.left),
+    }[turns]
+    return left, bottom - turns * ROTATED_TEXT_OFFSET, right, top - turns * ROTATED_TEXT_OFFSET
 
 
 def _read_tables(tables: pdfplumber.PDF, index: int) -> Iterator[_Line]:
