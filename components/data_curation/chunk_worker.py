@@ -148,7 +148,7 @@ def _count_document(record: Record | UnreadableRecord, summary: ChunkSummary) ->
         if record.reason.endswith(NO_TEXT_REASON):
             summary.documents.setdefault(file_suffix(Path(record.file))[1:], [0, 0, 0])[2] += 1
     elif record.tokens:
-        counts = summary.documents.setdefault(record.extracted_from, [0, 0, 0])
+        counts = summary.documents.setdefault(file_suffix(Path(record.file))[1:], [0, 0, 0])
         counts[0] += 1
         counts[1] += record.pages
         length_class = str(1 << max(record.tokens - 1, 0).bit_length())

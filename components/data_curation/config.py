@@ -374,7 +374,7 @@ class DataCurationConfig(_Section):
     text_unit: Literal["auto", "section", "line", "paragraph", "file"] = Field(
         "auto",
         description="Unit of a plain text or Markdown file that becomes a row. section: the text below a heading, split to "
-        "data_curation.documents.max_tokens; paragraph: a block between blank lines. auto: section for Markdown and for "
+        "data_curation.documents.max_tokens, also of HTML files; paragraph: a block between blank lines. auto: section for Markdown and for "
         "plain text whose paragraphs are wrapped at a fixed width, line for other plain text.",
     )
     documents: DocumentsConfig = Field(default_factory=DocumentsConfig, description="Chunks and limits of documents.")

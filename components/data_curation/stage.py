@@ -44,7 +44,12 @@ from components.data_curation.quality_scoring.row_scoring import QualityScores
 from components.data_curation.quality_scoring.scorer_interface import RowScorer
 from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs
 from components.data_curation.reading import ocr, section_chunks
-from components.data_curation.reading.document_extractors import DOCUMENT_EXTRACTORS, EXTRACTORS, TEXT_EXTRACTORS
+from components.data_curation.reading.document_extractors import (
+    DOCUMENT_EXTRACTORS,
+    EXTRACTORS,
+    TEXT_EXTRACTORS,
+    WEB_EXTRACTORS,
+)
 from components.data_curation.reading.raw_records import Source, UnreadableRecord, file_suffix
 from components.data_curation.reading.record_formats import UNKNOWN_FORMAT
 from components.data_curation.reading.source_files import find_sources_by_name, list_evaluation_sets, list_sources
@@ -343,8 +348,9 @@ def _compute_recipe_digest(inputs: Sequence[ArtifactInput], config: Mapping[str,
 
 def _has_documents(inputs: Sequence[ArtifactInput], config: Mapping[str, Any]) -> bool:
     """Return whether a raw file may be split into chunks, see data_curation.documents."""
-    has_text_sections = config.get("text_unit") in ("auto", "section")
-    chunked = DOCUMENT_EXTRACTORS | TEXT_EXTRACTORS if has_text_sections else DOCUMENT_EXTRACTORS
+    chunked = set(DOCUMENT_EXTRACTORS)
+    if (unit := config.get("text_unit")) in ("auto", "section"):
+        chunked.update(TEXT_EXTRACTORS, WEB_EXTRACTORS if unit == "section" else ())
     return any(one.kind == "raw" and file_suffix(Path(one.uri)) in chunked for one in inputs)
 
 

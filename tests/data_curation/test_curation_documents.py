@@ -350,6 +350,32 @@ def test_chapters_of_an_epub_are_sections(read_file) -> None:
     assert records[0].fields["title"] == "The book"
 
 
+# --- web pages --------------------------------------------------------------------------------------------------------
+
+SENTENCE = "This sentence of the main text is long enough for the extraction to keep it in the result."
+PAGE = f"""<html><head><title>Guide</title></head><body><nav>menu</nav><article>
+<h1>Install¶</h1><p>{SENTENCE} {SENTENCE} {SENTENCE}</p><h2>Linux <em>now</em></h2>
+<ul><li>one item</li><li>two <b>items</b><ul><li>nested</li></ul></li></ul><p>{SENTENCE} {SENTENCE}</p>
+<table><tr><th>A</th><th>B</th></tr><tr><td>1</td><td>2 | 3</td></tr></table><pre><code>x = 1
+  y = 2</code></pre><p>{SENTENCE}</p></article><footer>foot</footer></body></html>"""
+
+
+def test_page_becomes_sections_only_if_configured(read_file) -> None:
+    records = read_file("a.html", PAGE, text_unit="section")
+    assert get_texts(records) == [
+        f"# Install\n\n{SENTENCE} {SENTENCE} {SENTENCE}",
+        f"## Linux now\n\n- one item\n- two items\n  - nested\n\n{SENTENCE} {SENTENCE}\n\n"
+        f"| A | B |\n| --- | --- |\n| 1 | 2 \\| 3 |\n\n```\nx = 1\n  y = 2\n```\n\n{SENTENCE}",
+    ]
+    assert records[1].fields["section"] == "Install > Linux now"
+    assert [record.extracted_from for record in records] == ["", ""]
+    (whole,) = read_file("b.html", PAGE)
+    assert whole.extracted_from == "html"
+    assert get_reasons(read_file("c.html", "<html><body></body></html>", text_unit="section")) == [
+        (1, "no main text was found in the page")
+    ]
+
+
 # --- spreadsheets -----------------------------------------------------------------------------------------------------
 
 WORKBOOK = build_xlsx(

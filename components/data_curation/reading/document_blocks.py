@@ -6,7 +6,7 @@ Every extractor yields blocks and other parts. `section_chunks` joins the blocks
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -117,6 +117,14 @@ def parse_markdown(text: str, page: int = 0) -> Iterator[Block]:
             source = " ".join(re.sub(r"\s#+\s*$", "", source).split())
         if source.strip() and token.type != "hr":
             yield Block(kind, source, int(token.tag[1:]) if kind == "heading" else 0, page)
+
+
+def build_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; the first row is the header. Bars in cells are escaped, and short rows are filled."""
+    width = max(len(row) for row in rows)
+    lines = [[cell.replace("|", "\\|") for cell in row] + [""] * (width - len(row)) for row in rows]
+    header, *others = (f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([header, "|" + " --- |" * width, *others])
 
 
 def remove_markup(heading: str) -> str:

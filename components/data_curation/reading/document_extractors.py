@@ -24,6 +24,7 @@ from components.data_curation.reading.extraction_limits import (
     describe_excess,
 )
 from components.data_curation.reading.raw_records import quote_name
+from components.data_curation.reading.web_page_blocks import extract_web_page
 
 MAX_NAMED_SHEETS = 20
 MAX_EXACT_FLOAT = 2.0**53  # larger whole numbers are not exact
@@ -180,6 +181,9 @@ TEXT_EXTRACTORS = {
     ".text": Extractor(extract_plain_text, {}),
     ".txt": Extractor(extract_plain_text, {}),
 }
+WEB_EXTRACTORS = {  # for text_unit: section
+    suffix: Extractor(extract_web_page, {"trafilatura": "trafilatura"}) for suffix in (".htm", ".html")
+}
 DOCUMENT_EXTRACTORS = {
     ".docx": Extractor(extract_office, OFFICE_PACKAGES),
     ".epub": Extractor(extract_office, OFFICE_PACKAGES),
@@ -191,4 +195,4 @@ SPREADSHEET_EXTRACTORS = {
     for suffix in (".ods", ".xls", ".xlsx")
 }
 BINARY_EXTRACTORS = DOCUMENT_EXTRACTORS | SPREADSHEET_EXTRACTORS
-EXTRACTORS = TEXT_EXTRACTORS | BINARY_EXTRACTORS
+EXTRACTORS = TEXT_EXTRACTORS | WEB_EXTRACTORS | BINARY_EXTRACTORS

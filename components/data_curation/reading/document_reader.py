@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from components.data_curation.reading import extraction_process, section_chunks
 from components.data_curation.reading.csv_reader import parse_cell
 from components.data_curation.reading.document_blocks import Block, DocumentInfo, Part, TableRow, UnreadablePart
+from components.data_curation.reading.document_extractors import WEB_EXTRACTORS
 from components.data_curation.reading.extraction_limits import ExtractionSettings
 from components.data_curation.reading.file_lines import FileContent
 from components.data_curation.reading.raw_records import (
@@ -27,17 +28,16 @@ if TYPE_CHECKING:
 
 def read_document(content: FileContent, config: DataCurationConfig) -> Iterator[Record | UnreadableRecord]:
     """Yield the chunks of a document, numbered from 1, and its unreadable pages."""
-    parts = _extract_parts(content, config)
+    suffix, parts = file_suffix(Path(content.file)), _extract_parts(content, config)
     info = next((part for part in parts if isinstance(part, DocumentInfo)), DocumentInfo())
     blocks = [part for part in parts if isinstance(part, Block)]
     chunks = section_chunks.split_sections(blocks, section_chunks.load_budget(config))
     unreadable = [part for part in parts if isinstance(part, UnreadablePart)]
+    extracted_from = "" if suffix in WEB_EXTRACTORS else suffix[1:]  # the web heuristics judge whole pages
     pages = max(0, info.pages - len(unreadable))
     for number, chunk in enumerate(chunks, 1):
         fields = _build_fields(info, chunk)
-        yield Record(
-            content.file, number, fields, file_suffix(Path(content.file))[1:], tokens=chunk.tokens, pages=pages
-        )
+        yield Record(content.file, number, fields, extracted_from, tokens=chunk.tokens, pages=pages)
         pages = 0
     for part in unreadable:
         yield UnreadableRecord(content.file, part.number, part.reason)

@@ -402,6 +402,12 @@ def _to_text_record(file: str, number: int, data: bytes | MissingLine) -> Record
         return UnreadableRecord(file, number, str(error))
 
 
+def read_page(content: FileContent, config: DataCurationConfig) -> Records:
+    """Read an HTML file as one record, or with text_unit: section as a document."""
+    read = document_reader.read_document if config.text_unit == "section" else web_pages.read_html
+    return read(content, config)
+
+
 # The suffixes of the files to which a setting of a source applies.
 CSV_SUFFIXES, PLAIN_SUFFIXES = {".csv", ".text", ".tsv", ".txt"}, {".json", ".jsonl", ".md", ".ndjson"}
 SETTING_SUFFIXES = {"delimiter": CSV_SUFFIXES, "encoding": CSV_SUFFIXES | PLAIN_SUFFIXES}
@@ -409,8 +415,8 @@ READERS: dict[str, Reader] = {
     ".csv": csv_reader.read_csv,
     ".docx": document_reader.read_document,
     ".epub": document_reader.read_document,
-    ".htm": web_pages.read_html,
-    ".html": web_pages.read_html,
+    ".htm": read_page,
+    ".html": read_page,
     ".json": read_json,
     ".jsonl": read_json_lines,
     ".md": read_text,

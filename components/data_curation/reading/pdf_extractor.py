@@ -23,6 +23,7 @@ from components.data_curation.reading.document_blocks import (
     DocumentInfo,
     Part,
     UnreadablePart,
+    build_table,
 )
 from components.data_curation.reading.extraction_limits import (
     ENCRYPTED_MESSAGE,
@@ -275,13 +276,11 @@ def _read_tables(tables: pdfplumber.PDF, index: int) -> Iterator[_Line]:
         page.close()
     offset = page.mediabox[1] + page.height
     for (left, top, right, bottom), rows in cells:
-        texts = [[" ".join((cell or "").split()).replace("|", "\\|") for cell in row] for row in rows]
+        texts = [[" ".join((cell or "").split()) for cell in row] for row in rows]
         texts = [row for row in texts if any(row)]
         if len(texts) < 2 or max(len(row) for row in texts) < 2:
             continue
-        header, *others = (f"| {' | '.join(row)} |" for row in texts)
-        markdown = "\n".join([header, "|" + " --- |" * len(texts[0]), *others])
-        yield _Line(markdown, left, offset - bottom, right, offset - top, 0.0, is_table=True)
+        yield _Line(build_table(texts), left, offset - bottom, right, offset - top, 0.0, is_table=True)
 
 
 def _is_inside(line: _Line, table: _Line) -> bool:

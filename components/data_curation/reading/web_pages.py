@@ -113,6 +113,24 @@ def _build_page_fields(text: str, url: str, title: str = "") -> dict[str, object
 
 def extract_main_text(html: str, url: str = "") -> tuple[str, str]:
     """Return the main text of a page, one block per line, and its title; "" for a missing text or title."""
+    text, title = _extract_main(html, url, "txt")
+    lines = []
+    for line in text.strip().splitlines():
+        # Remove the outer bars, empty cells and header rules of table rows (| a | b |).
+        if line.startswith("|") and line.rstrip().endswith("|"):
+            cells = [cell for part in line.split("|") if (cell := part.strip()) and not TABLE_RULE.fullmatch(cell)]
+            lines += [" | ".join(cells)] if cells else []
+        else:
+            lines.append(line)
+    return "\n".join(lines), title
+
+
+def extract_main_xml(html: str) -> tuple[str, str]:
+    """Return the main text of a page as trafilatura's XML, and its title; "" for a missing text or title."""
+    return _extract_main(html, "", "xml")
+
+
+def _extract_main(html: str, url: str, output_format: str) -> tuple[str, str]:
     trafilatura = _load_trafilatura()
     html = html.replace("\0", "")
     try:
@@ -122,18 +140,12 @@ def extract_main_text(html: str, url: str = "") -> tuple[str, str]:
         if tree is None:
             return "", ""
         title = " ".join((tree.findtext(".//title") or "").split())
-        text = trafilatura.extract(tree, url=url or None, include_comments=False, prune_xpath=PRUNED_ELEMENTS)
+        text = trafilatura.extract(
+            tree, url=url or None, include_comments=False, prune_xpath=PRUNED_ELEMENTS, output_format=output_format
+        )
     except Exception:  # trafilatura raises various exceptions for malformed pages; skip only this page
         return "", ""
-    lines = []
-    for line in (text or "").strip().splitlines():
-        # Remove the outer bars, empty cells and header rules of table rows (| a | b |).
-        if line.startswith("|") and line.rstrip().endswith("|"):
-            cells = [cell for part in line.split("|") if (cell := part.strip()) and not TABLE_RULE.fullmatch(cell)]
-            lines += [" | ".join(cells)] if cells else []
-        else:
-            lines.append(line)
-    return "\n".join(lines), title
+    return text or "", title
 
 
 @cache
