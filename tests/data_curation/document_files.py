@@ -148,8 +148,20 @@ def build_docx(body: str, *, prolog: str = "", **members: str | bytes) -> bytes:
     )
 
 
-def build_pptx(slides: Sequence[tuple[str, str]]) -> bytes:
-    """Return a presentation with a title and a text on each slide."""
+def build_pptx(
+    slides: Sequence[tuple[str, str]],
+    order: Sequence[int] = (),
+    notes: Mapping[int, str] | None = None,
+    shapes: str = "",
+) -> bytes:
+    """Return a presentation with a title and a text on each slide.
+
+    Args:
+        slides: the title ("" for none) and the text of each slide; each line is a paragraph.
+        order: the numbers of the slides from 1 in their order; () for the order of the files.
+        notes: the speaker notes by number.
+        shapes: further shapes of each slide.
+    """
     drawing = (
         'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main" '
         'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main" '
@@ -157,13 +169,14 @@ def build_pptx(slides: Sequence[tuple[str, str]]) -> bytes:
     )
 
     def shape(number: int, text: str, kind: str) -> str:
+        paragraphs = "".join(f"<a:p><a:r><a:t>{escape(line)}</a:t></a:r></a:p>" for line in text.split("\n"))
         return (
             f'<p:sp><p:nvSpPr><p:cNvPr id="{number}" name="{kind}"/><p:cNvSpPr/><p:nvPr><p:ph type="{kind}"/></p:nvPr>'
-            f"</p:nvSpPr><p:spPr/><p:txBody><a:bodyPr/><a:p><a:r><a:t>{escape(text)}</a:t></a:r></a:p></p:txBody></p:sp>"
+            f"</p:nvSpPr><p:spPr/><p:txBody><a:bodyPr/>{paragraphs}</p:txBody></p:sp>"
         )
 
     numbers = range(1, len(slides) + 1)
-    ids = "".join(f'<p:sldId id="{255 + number}" r:id="r{number}"/>' for number in numbers)
+    ids = "".join(f'<p:sldId id="{255 + number}" r:id="r{number}"/>' for number in order or numbers)
     links = "".join(
         f'<Relationship Id="r{number}" Type="{RELATIONSHIPS}/slide" Target="slides/slide{number}.xml"/>'
         for number in numbers
@@ -171,9 +184,18 @@ def build_pptx(slides: Sequence[tuple[str, str]]) -> bytes:
     contents = {
         f"ppt/slides/slide{number}.xml": f'<?xml version="1.0"?><p:sld {drawing}><p:cSld><p:spTree><p:nvGrpSpPr>'
         '<p:cNvPr id="1" name=""/><p:cNvGrpSpPr/><p:nvPr/></p:nvGrpSpPr><p:grpSpPr/>'
-        f"{shape(2, title, 'title')}{shape(3, text, 'body')}</p:spTree></p:cSld></p:sld>"
+        f"{shape(3, text, 'body')}{shape(2, title, 'title') if title else ''}{shapes}</p:spTree></p:cSld></p:sld>"
         for number, (title, text) in enumerate(slides, 1)
     }
+    for number, note in (notes or {}).items():
+        contents[f"ppt/slides/_rels/slide{number}.xml.rels"] = (
+            f'<?xml version="1.0"?><Relationships xmlns="{PACKAGE}/relationships"><Relationship Id="r1" '
+            f'Type="{RELATIONSHIPS}/notesSlide" Target="../notesSlides/notesSlide{number}.xml"/></Relationships>'
+        )
+        contents[f"ppt/notesSlides/notesSlide{number}.xml"] = (
+            f'<?xml version="1.0"?><p:notes {drawing}><p:cSld><p:spTree>{shape(2, note, "body")}{shape(3, "7", "sldNum")}'
+            "</p:spTree></p:cSld></p:notes>"
+        )
     return build_zip(
         {
             "[Content_Types].xml": f'<?xml version="1.0"?><Types xmlns="{PACKAGE}/content-types">'

@@ -338,10 +338,26 @@ def test_tabs_of_a_word_document_separate_words(read_file) -> None:
     assert get_texts(read_file("a.docx", build_docx(run))) == ["Torque: 25 Nm, twenty-five"]
 
 
-def test_slides_have_page_numbers(read_file) -> None:
-    records = read_file("a.pptx", build_pptx([("First", "one"), ("Second", "two")]))
-    assert [(record.fields["section"], record.fields["page"]) for record in records] == [("First", 1), ("Second", 2)]
-    assert records[0].pages == 2
+def test_slides_are_read_in_the_order_of_the_presentation_with_their_notes(read_file) -> None:
+    slides = [("First", "one"), ("Second", "two"), ("", "three\nfour")]
+    records = read_file("a.pptx", build_pptx(slides, order=(2, 3, 1), notes={2: "A note."}))
+    assert [(record.fields.get("section"), record.fields["page"], record.fields["text"]) for record in records] == [
+        ("Second", 1, "## Second\n\ntwo\n\nA note."),
+        (None, 2, "- three\n- four"),
+        ("First", 3, "## First\n\none"),
+    ]
+    assert [record.pages for record in records] == [3, 0, 0]
+    reason = "3 slides; the limit is 2 (data_curation.documents.max_pages)"
+    assert get_reasons(read_file("b.pptx", build_pptx(slides), {"max_pages": 2})) == [(1, reason)]
+
+
+def test_table_of_a_slide_is_a_markdown_table(read_file) -> None:
+    cells = "".join(
+        f"<a:tc><a:txBody><a:p><a:r><a:t>{text}</a:t></a:r></a:p></a:txBody></a:tc>" for text in ("a|b", "c")
+    )
+    table = f"<p:graphicFrame><a:graphic><a:graphicData><a:tbl><a:tr>{cells}</a:tr><a:tr>{cells}</a:tr></a:tbl></a:graphicData></a:graphic></p:graphicFrame>"
+    (record,) = read_file("a.pptx", build_pptx([("Title", "x")], shapes=table))
+    assert record.fields["text"] == "## Title\n\nx\n\n| a\\|b | c |\n| --- | --- |\n| a\\|b | c |"
 
 
 def test_chapters_of_an_epub_are_sections(read_file) -> None:
@@ -572,7 +588,7 @@ def test_folder_of_documents_conserves_rows_and_reports_them(tmp_path, curate_fi
     types = summary["documents"]["types"]
     assert types["pdf"] == {"files": 5, "chunks": 1, "pages": 2, "pages_without_text": 1}
     assert sorted(types) == ["docx", "epub", "md", "pdf", "pptx", "txt"]
-    assert {"kreuzberg", "markdown-it-py", "pdfplumber", "pypdfium2"} == set(summary["documents"]["extractors"])
+    assert {"kreuzberg", "lxml", "markdown-it-py", "pdfplumber", "pypdfium2"} == set(summary["documents"]["extractors"])
     page = (artifact.path / "report.html").read_text(encoding="utf-8")
     assert "<h2>Documents" in page
     assert ".txt files with wrapped paragraphs are read by section" in page

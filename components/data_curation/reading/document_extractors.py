@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import io
-import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,16 +20,15 @@ from components.data_curation.reading.extraction_limits import (
     ExtractionSettings,
     UnreadableDocumentError,
     check_archive,
-    describe_excess,
 )
 from components.data_curation.reading.raw_records import quote_name
+from components.data_curation.reading.slide_extractor import extract_slides
 from components.data_curation.reading.web_page_blocks import extract_web_page
 
 MAX_NAMED_SHEETS = 20
 MAX_EXACT_FLOAT = 2.0**53  # larger whole numbers are not exact
 WORD_TYPE = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 WORD_MARKS = {b"<w:tab/>": b" ", b"<w:noBreakHyphen/>": b"-"}  # a tab stop has attributes
-PAGE_MARKER = re.compile(r"^tunelinepagebreak(\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -82,30 +80,18 @@ def _read_utf8(path: Path) -> str:
 
 
 def extract_office(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
-    """Yield the blocks of a Word, PowerPoint or EPUB file, which kreuzberg converts to Markdown."""
+    """Yield the blocks of a Word or EPUB file, which kreuzberg converts to Markdown."""
     import kreuzberg
 
     check_archive(path, settings)
-    config = kreuzberg.ExtractionConfig(
-        output_format="markdown",
-        use_cache=False,
-        pages=kreuzberg.PageConfig(insert_page_markers=True, marker_format="\n\ntunelinepagebreak{page_num}\n\n"),
-    )
+    config = kreuzberg.ExtractionConfig(output_format="markdown", use_cache=False)
     if settings.suffix == ".docx":
         result = kreuzberg.extract_bytes_sync(_replace_marks(path), WORD_TYPE, config=config)
     else:
         result = kreuzberg.extract_file_sync(path, config=config)
-    # PowerPoint: the text before the first marker, then (number, text) of every slide.
-    before, *marked = PAGE_MARKER.split(result.content)
-    has_pages = settings.suffix == ".pptx"
-    pages = len(marked) // 2 if has_pages else 0
-    if pages > settings.max_pages:
-        raise UnreadableDocumentError(describe_excess(pages, "slides", settings.max_pages, "max_pages"))
     title = result.metadata.get("title")
-    yield DocumentInfo(title if isinstance(title, str) else "", pages)
-    texts = [(0, before), *zip(map(int, marked[::2]), marked[1::2], strict=True)]
-    for page, text in texts:
-        yield from document_blocks.parse_markdown(text, page if has_pages else 0)
+    yield DocumentInfo(title if isinstance(title, str) else "")
+    yield from document_blocks.parse_markdown(result.content)
 
 
 def _replace_marks(path: Path) -> bytes:
@@ -188,7 +174,7 @@ DOCUMENT_EXTRACTORS = {
     ".docx": Extractor(extract_office, OFFICE_PACKAGES),
     ".epub": Extractor(extract_office, OFFICE_PACKAGES),
     ".pdf": Extractor(extract_pdf, PDF_PACKAGES),
-    ".pptx": Extractor(extract_office, OFFICE_PACKAGES),
+    ".pptx": Extractor(extract_slides, {"lxml": "lxml"}),
 }
 SPREADSHEET_EXTRACTORS = {
     suffix: Extractor(extract_spreadsheet, {"python_calamine": "python-calamine"})

@@ -119,7 +119,8 @@ def _load_token_counter(base_model: str) -> tuple[Callable[[str], int], str, str
 def split_sections(blocks: Iterable[Block], budget: TokenBudget) -> Iterator[Chunk]:
     """Yield the chunks of a document.
 
-    A heading begins a section, which ends at the next heading. Headings without text belong to the section below them.
+    A heading begins a section, which ends at the next heading. Headings without a text below them belong to the section
+    below. A heading without a name only ends the section above it.
     """
     path: list[tuple[int, str]] = []
     section: list[Block] = []
@@ -128,7 +129,10 @@ def split_sections(blocks: Iterable[Block], budget: TokenBudget) -> Iterator[Chu
             if any(one.kind != "heading" for one in section):
                 yield from _split_section(section, path, budget)
                 section = []
-            path = [*(outer for outer in path if outer[0] < block.level), (block.level, remove_markup(block.text))]
+            path = [outer for outer in path if outer[0] < block.level]
+            if not block.text:
+                continue
+            path.append((block.level, remove_markup(block.text)))
         section.append(block)
     if section:
         yield from _split_section(section, path, budget)
