@@ -347,7 +347,7 @@ class DocumentsConfig(_Section):
     )
     ocr: Literal["none", "tesseract"] = Field(
         "none",
-        description="Text recognition of scanned PDF pages. none: quarantine them; tesseract: the installed program tesseract.",
+        description="Text recognition of scanned PDF pages. none: quarantine them; tesseract: use the program tesseract.",
     )
     ocr_languages: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]] = Field(
         ["eng"],
@@ -373,9 +373,9 @@ class DataCurationConfig(_Section):
     )
     text_unit: Literal["auto", "section", "line", "paragraph", "file"] = Field(
         "auto",
-        description="Unit of a plain text or Markdown file that becomes a row. section: the text below a heading, split to "
-        "data_curation.documents.max_tokens, also of HTML files; paragraph: a block between blank lines. auto: section for Markdown and for "
-        "plain text whose paragraphs are wrapped at a fixed width, line for other plain text.",
+        description="Unit of a plain text or Markdown file that becomes a row. section: the text below a heading, split "
+        "to data_curation.documents.max_tokens, also of HTML files; paragraph: a block between blank lines. auto: section "
+        "for Markdown and for plain text whose paragraphs are wrapped at a fixed width, line for other plain text.",
     )
     documents: DocumentsConfig = Field(default_factory=DocumentsConfig, description="Chunks and limits of documents.")
     max_other_kind_share: Share = Field(

@@ -600,7 +600,7 @@ def _report_unreadable(
 
 
 def _report_documents(prepared: PreparedRows, config: DataCurationConfig, reporter: Reporter) -> list[str]:
-    """Report plain text files that are read as documents, and estimated chunk lengths; return the notes for the report."""
+    """Report text files that are read as documents, and estimated lengths. Return the notes for the report."""
     kinds = {kind for chunk in prepared.chunks for kind in chunk.documents}
     notes = []
     if wrapped := sorted(f".{kind}" for kind in kinds if f".{kind}" in TEXT_EXTRACTORS and kind != "md"):

@@ -598,6 +598,28 @@ def test_folder_of_documents_conserves_rows_and_reports_them(tmp_path, curate_fi
 
 
 @pytest.mark.daft
+@pytest.mark.long
+def test_equal_documents_give_equal_datasets_with_any_number_of_workers(tmp_path, curate_files, monkeypatch) -> None:
+    """Curates twice, once in worker processes: more than 3 seconds of CPU."""
+    from components.data_curation import prepared_chunks
+
+    files = {
+        "a.pdf": build_pdf([pdf_lines(LEFT_COLUMN, 60, 700), SCANNED_PAGE, pdf_lines(RIGHT_COLUMN, 60, 700)]),
+        "b.docx": build_docx(word_paragraph("Install", "Heading1") + word_paragraph("Run the installer of the pump.")),
+        "c.md": MARKDOWN.encode(),
+        "d.xlsx": build_xlsx({"Texts": [["text"], ["A text about valves."], ["A text about seals."]]}),
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    paths = [tmp_path / name for name in files]
+    one = curate_files(*paths, workers=1)
+    extraction_process.stop_worker()
+    monkeypatch.setattr(prepared_chunks, "MIN_PARALLEL_BYTES", 0)
+    two = curate_files(*reversed(paths), out="again", workers=2)
+    assert (one.sha256, one.manifest.summary) == (two.sha256, two.manifest.summary)
+
+
+@pytest.mark.daft
 def test_tokenizer_and_length_are_part_of_the_key(tmp_path, curate_files) -> None:
     from components.data_curation import stage
 

@@ -1,4 +1,4 @@
-"""Registry of document extractors: yields the parts of a file by its suffix. Runs in a process of `extraction_worker`."""
+"""Registry of document extractors by suffix. They yield the parts of a file, in a process of `extraction_worker`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def extract_office(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
 
 
 def _replace_marks(path: Path) -> bytes:
-    """Return a Word file with spaces and hyphens instead of the elements that kreuzberg 4.10 drops, joining the words."""
+    """Return a Word file with spaces and hyphens instead of the tabs and hyphens that kreuzberg 4.10 drops."""
     output = io.BytesIO()
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(output, "w") as target:
         for name in source.namelist():

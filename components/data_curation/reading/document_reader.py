@@ -1,4 +1,4 @@
-"""Readers for documents and spreadsheets: extracts a file in a child process, and yields its sections or rows as records."""
+"""Readers for documents and spreadsheets: yields the sections or rows of a file, extracted in a child process."""
 
 from __future__ import annotations
 

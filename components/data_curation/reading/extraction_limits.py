@@ -61,7 +61,7 @@ def check_archive(path: Path, settings: ExtractionSettings) -> None:
     """Check the directory of a ZIP-based document before it is decompressed.
 
     Raises:
-        UnreadableDocumentError: the file is no ZIP archive or of another format; it is encrypted; or it exceeds a limit.
+        UnreadableDocumentError: the file has another format, is damaged or encrypted, or exceeds a limit.
     """
     with path.open("rb") as file:
         start = file.read(SAMPLE_BYTES)
@@ -101,7 +101,7 @@ def _check_directory(members: Sequence[zipfile.ZipInfo], settings: ExtractionSet
 
 
 def _check_document_types(archive: zipfile.ZipFile) -> None:
-    """Reject document types: Office files have none (ECMA-376), and entities can refer to files or expand without bound."""
+    """Reject document types: Office files have none (ECMA-376), and entities can refer to files or expand."""
     for name in archive.namelist():
         if name.endswith((".xml", ".rels")):
             with archive.open(name) as member:

@@ -248,7 +248,7 @@ def _read_lines(page: pypdfium2.PdfPage) -> list[_Line]:
 
 
 def _turn_box(box: FS_RECTF, turns: int) -> tuple[float, float, float, float]:
-    """Return left, bottom, right and top as if the text were horizontal; rotated text follows the other text of the page.
+    """Return left, bottom, right and top as if the text were horizontal. Rotated text follows the text of the page.
 
     Args:
         box: the box of a character.

@@ -243,7 +243,7 @@ def _split_text(text: str, separator: str, page: int, budget: TokenBudget) -> It
 
 
 def _split_table(block: Block, budget: TokenBudget) -> Iterator[_Piece]:
-    """Yield the rows of a Markdown table, each with the header. Cells are not split, except of a row beyond the budget."""
+    """Yield the rows of a Markdown table, each with the header."""
     lines = block.text.split("\n")
     yield from _split_lines(lines[2:], "\n".join(lines[:2]) + LINE_BREAK, "", block, budget)
 
