@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from components.common.runtime.errors import EngineMissingError
@@ -539,6 +542,39 @@ def test_child_process_ends_with_its_parent(extract) -> None:
     (worker,) = extraction_process._workers
     worker.process.stdin.close()
     assert worker.process.wait(timeout=10) == 0
+
+
+@pytest.mark.long
+def test_extraction_is_killed_with_its_parent(tmp_path) -> None:
+    """Kills a process that waits for a file, and waits for the end of its two descendants."""
+    (tmp_path / "file.slow").write_bytes(b"x")
+    program = (
+        "import sys, pathlib; from components.data_curation.reading import extraction_limits, extraction_process as p; "
+        "p.WORKER_MODULE = 'tests.data_curation.faulty_extraction_worker'; "
+        "p.extract(pathlib.Path(sys.argv[1]), extraction_limits.ExtractionSettings('.slow', 1, 1, 60))"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "file.slow")],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    try:
+        wait_until(lambda: len(list_descendants(parent.pid)) == 2)
+        descendants = list_descendants(parent.pid)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not any(process.is_running() and process.status() != "zombie" for process in descendants))
+
+
+def list_descendants(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def wait_until(condition) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_missing_package_is_an_error_before_any_file_is_read(tmp_path, monkeypatch) -> None:
