@@ -273,6 +273,13 @@ def test_ruled_table_of_a_pdf_keeps_its_rows(read_file) -> None:
     assert get_texts(read_file("a.pdf", build_pdf([page]))) == [f"Before the table.\n\n{table}\n\nAfter the table."]
 
 
+def test_rows_of_a_table_without_rules_stay_apart(read_file) -> None:
+    rows = [("Part", "Torque"), ("M8", "25 Nm"), ("M10", "45 Nm")]
+    page = "".join(pdf_text(a, 60, 700 - 12 * i) + pdf_text(b, 200, 700 - 12 * i) for i, (a, b) in enumerate(rows))
+    (text,) = get_texts(read_file("a.pdf", build_pdf([page])))
+    assert text.split("\n\n") == ["Part Torque", "M8 25 Nm", "M10 45 Nm"]
+
+
 def test_headers_are_removed_and_footnotes_do_not_divide_sentences(read_file) -> None:
     def margins(number: int) -> str:
         return pdf_text("Company confidential", 60, 815, 8) + pdf_text(f"Page {number}", 280, 20, 8)

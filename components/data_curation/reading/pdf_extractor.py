@@ -79,6 +79,7 @@ class _Line:
     top: float
     size: float
     is_table: bool = False
+    cells: int = 1  # parts that wide gaps separate
 
 
 @dataclass
@@ -369,7 +370,7 @@ def _merge_lines(column: Sequence[_Line]) -> list[_Line]:
                 size = max((last, line), key=lambda part: len(part.text)).size
                 text = f"{first.text} {second.text}"
                 box = (min(last.bottom, line.bottom), max(last.right, line.right), max(last.top, line.top))
-                merged[-1] = _Line(text, first.left, *box, size)
+                merged[-1] = _Line(text, first.left, *box, size, cells=last.cells + line.cells)
                 continue
         merged.append(line)
     return merged
@@ -494,8 +495,8 @@ def _begins_paragraph(column: Sequence[_Line], index: int, pitch: float, left: f
     above, line = column[index - 1], column[index]
     if above.is_table or line.is_table or abs(above.size - line.size) > SIZE_STEP or LIST_MARKER.match(line.text):
         return True
-    if above.top - line.top > PARAGRAPH_GAP * pitch:
-        return True
+    if above.top - line.top > PARAGRAPH_GAP * pitch or min(above.cells, line.cells) > 1:
+        return True  # the second: rows of a table without rules
     if index > 1 and abs(column[index - 2].left - above.left) < 1 and line.left < above.left - line.size:
         return True  # the end of an indented block
     is_short = above.right < left + SHORT_LINE_SHARE * (right - left)

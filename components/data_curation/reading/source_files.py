@@ -30,7 +30,11 @@ from components.data_curation.reading.source_settings import SourceEntry, Source
 
 SOURCES_KEY, SETS_KEY = "data_curation.sources", "data_curation.decontamination.sets"
 SUPPORTED_SUFFIXES = f"a supported suffix: {', '.join(READERS)}, optionally with {' or '.join(COMPRESSION_SUFFIXES)}"
-UNSUPPORTED_SUFFIX_HINTS = {".wat": "Use the WARC or WET file of the same crawl; a WAT file contains no text."}
+UNSUPPORTED_SUFFIX_HINTS = {
+    ".doc": "Save the file as .docx.",
+    ".ppt": "Save the file as .pptx.",
+    ".wat": "Use the WARC or WET file of the same crawl; a WAT file contains no text.",
+}
 NOT_A_FILE_HINT = "Use a regular file that the current user can read."
 FILE, FOLDER, MISSING = "file", "folder", "missing"
 DVC_ADDRESS = re.compile(r"dvc://(?P<repository>.+)@(?P<revision>[^@:]+):(?P<path>[^:]+)")
