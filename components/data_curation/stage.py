@@ -47,7 +47,8 @@ from components.data_curation.reading import ocr, section_chunks
 from components.data_curation.reading.document_extractors import (
     DOCUMENT_EXTRACTORS,
     EXTRACTORS,
-    TEXT_EXTRACTORS,
+    MARKDOWN_EXTRACTORS,
+    PLAIN_TEXT_SUFFIXES,
     WEB_EXTRACTORS,
 )
 from components.data_curation.reading.raw_records import Source, UnreadableRecord, file_suffix
@@ -350,7 +351,7 @@ def _has_documents(inputs: Sequence[ArtifactInput], config: Mapping[str, Any]) -
     """Return whether a raw file may be split into chunks, see data_curation.documents."""
     chunked = set(DOCUMENT_EXTRACTORS)
     if (unit := config.get("text_unit")) in ("auto", "section"):
-        chunked.update(TEXT_EXTRACTORS, WEB_EXTRACTORS if unit == "section" else ())
+        chunked.update(MARKDOWN_EXTRACTORS, PLAIN_TEXT_SUFFIXES, WEB_EXTRACTORS if unit == "section" else ())
     return any(one.kind == "raw" and file_suffix(Path(one.uri)) in chunked for one in inputs)
 
 
@@ -558,7 +559,8 @@ def _count_documents(
     statistics.documents = dict(sorted(statistics.documents.items()))
     for kind, count in statistics.documents.items():
         count.files = sum(file_suffix(Path(source.name)) == f".{kind}" for source in sources)
-        statistics.extractors |= EXTRACTORS[f".{kind}"].read_versions()
+        if extractor := EXTRACTORS.get(f".{kind}"):
+            statistics.extractors |= extractor.read_versions()
     if "pdf" in statistics.documents and config.documents.ocr == "tesseract":
         statistics.extractors["tesseract"] = ocr.read_version()
 
@@ -603,7 +605,7 @@ def _report_documents(prepared: PreparedRows, config: DataCurationConfig, report
     """Report text files that are read as documents, and estimated lengths. Return the notes for the report."""
     kinds = {kind for chunk in prepared.chunks for kind in chunk.documents}
     notes = []
-    if wrapped := sorted(f".{kind}" for kind in kinds if f".{kind}" in TEXT_EXTRACTORS and kind != "md"):
+    if wrapped := sorted(f".{kind}" for kind in kinds if f".{kind}" in PLAIN_TEXT_SUFFIXES):
         notes.append(
             f"{' and '.join(wrapped)} files with wrapped paragraphs are read by section; data_curation.text_unit: line "
             "reads their lines"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -150,6 +151,23 @@ def test_unit_of_a_text_does_not_depend_on_the_size_of_the_pieces() -> None:
         assert len(records) < 1000
     sample, content = FileContent("a.txt", iter([b"ab", b"cd", b"ef"])).take_sample(3)
     assert (sample, b"".join(content.chunks)) == (b"abc", b"abcdef")
+
+
+def test_wrapped_prose_is_a_stream(read_file, monkeypatch) -> None:
+    paragraphs = [WRAPPED_PROSE.split("\n\n")[0].replace("pump", f"pump {number}") for number in range(300)]
+    data = gzip.compress("\n\n".join(paragraphs).encode())
+    whole = read_file("a.txt.gz", data)
+    monkeypatch.setattr(document_reader, "GROUP_CHARACTERS", 1000)
+    grouped = read_file("b.txt.gz", data)
+    assert len(grouped) > len(whole) > 10
+    words = " ".join(paragraphs).split()
+    assert " ".join(get_texts(whole)).split() == " ".join(get_texts(grouped)).split() == words
+    cut = read_file("c.txt.gz", data[: len(data) // 2])
+    assert get_texts(cut)
+    assert [reason for _, reason in get_reasons(cut)] == ["the compressed file is truncated"]
+    bad = read_file("d.txt", "\n\n".join(paragraphs).encode().replace(b"pump 7 ", b"pump \xff "))
+    assert len(get_texts(bad)) >= len(whole) - 1
+    assert [reason for _, reason in get_reasons(bad)] == ["not UTF-8: byte 0xff at position 9"]
 
 
 @pytest.mark.parametrize("yaml", ["[a, b]", "a: [", "date: 2026-13-01", NESTED_ALIASES])
@@ -494,8 +512,6 @@ def test_empty_document_has_no_record(read_file) -> None:
 
 
 def test_compressed_document_is_read_and_its_damage_reported(read_file) -> None:
-    import gzip
-
     data = gzip.compress(build_pdf([TEXT_PAGE]))
     assert get_texts(read_file("a.pdf.gz", data)) == ["Some text."]
     assert get_reasons(read_file("b.pdf.gz", data[:-20])) == [(1, "the compressed file is truncated")]

@@ -1,4 +1,4 @@
-"""Blocks of a document: headings, paragraphs, lists, tables and code, parsed from Markdown or plain text.
+"""Blocks of a document: headings, paragraphs, lists, tables and code; the parser of Markdown.
 
 Every extractor yields blocks and other parts. `section_chunks` joins the blocks to the rows of the dataset.
 """
@@ -110,7 +110,7 @@ def parse_markdown(text: str, page: int = 0) -> Iterator[Block]:
         if token.type == "html_block":
             source = COMMENT.sub("", source)
         elif token.type == "paragraph_open":
-            source = _unwrap_lines(source)
+            source = unwrap_lines(source)
         elif kind == "heading":
             is_underlined = token.markup in ("=", "-")
             source = source.rpartition("\n")[0] if is_underlined else source.strip().lstrip("#")
@@ -132,14 +132,7 @@ def remove_markup(heading: str) -> str:
     return HEADING_MARKUP.sub(r"\1", heading).strip()
 
 
-def parse_plain_text(text: str) -> Iterator[Block]:
-    """Yield the paragraphs of a plain text: blocks between blank lines, with their lines joined."""
-    for paragraph in re.split(r"\n[ \t]*\n", text):
-        if paragraph.strip():
-            yield Block("paragraph", _unwrap_lines(paragraph.strip("\n").rstrip()))
-
-
-def _unwrap_lines(paragraph: str) -> str:
+def unwrap_lines(paragraph: str) -> str:
     """Join the lines of a paragraph, except at hard line breaks."""
     joined = ""
     for line in paragraph.split("\n"):

@@ -47,7 +47,7 @@ class Extractor:
         return {name: importlib.metadata.version(name) for name in self.packages.values()}
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
+# --- Markdown -----------------------------------------------------------------------------------------------------------
 
 
 def extract_markdown(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
@@ -58,12 +58,6 @@ def extract_markdown(path: Path, settings: ExtractionSettings) -> Iterator[Part]
     first = next((document_blocks.remove_markup(block.text) for block in blocks if block.level == 1), "")
     yield DocumentInfo(title if isinstance(title, str) else first, front_matter=front_matter)
     yield from blocks
-
-
-def extract_plain_text(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
-    """Yield the paragraphs of a plain text file."""
-    yield DocumentInfo()
-    yield from document_blocks.parse_plain_text(_read_utf8(path))
 
 
 def _read_utf8(path: Path) -> str:
@@ -162,11 +156,8 @@ def _to_json_cell(cell: object) -> str | int | float | bool:
 MARKDOWN_PACKAGES = {"markdown_it": "markdown-it-py"}
 OFFICE_PACKAGES = {"kreuzberg": "kreuzberg", **MARKDOWN_PACKAGES}
 PDF_PACKAGES = {"pypdfium2": "pypdfium2", "pdfplumber": "pdfplumber"}
-TEXT_EXTRACTORS = {
-    ".md": Extractor(extract_markdown, MARKDOWN_PACKAGES),
-    ".text": Extractor(extract_plain_text, {}),
-    ".txt": Extractor(extract_plain_text, {}),
-}
+PLAIN_TEXT_SUFFIXES = (".text", ".txt")  # read by paragraph, see `document_reader.read_paragraphs`
+MARKDOWN_EXTRACTORS = {".md": Extractor(extract_markdown, MARKDOWN_PACKAGES)}
 WEB_EXTRACTORS = {  # for text_unit: section
     suffix: Extractor(extract_web_page, {"trafilatura": "trafilatura"}) for suffix in (".htm", ".html")
 }
@@ -181,4 +172,4 @@ SPREADSHEET_EXTRACTORS = {
     for suffix in (".ods", ".xls", ".xlsx")
 }
 BINARY_EXTRACTORS = DOCUMENT_EXTRACTORS | SPREADSHEET_EXTRACTORS
-EXTRACTORS = TEXT_EXTRACTORS | WEB_EXTRACTORS | BINARY_EXTRACTORS
+EXTRACTORS = MARKDOWN_EXTRACTORS | WEB_EXTRACTORS | BINARY_EXTRACTORS

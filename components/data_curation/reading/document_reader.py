@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.data_curation.reading import extraction_process, section_chunks
 from components.data_curation.reading.csv_reader import parse_cell
-from components.data_curation.reading.document_blocks import Block, DocumentInfo, Part, TableRow, UnreadablePart
+from components.data_curation.reading.document_blocks import (
+    Block,
+    DocumentInfo,
+    Part,
+    TableRow,
+    UnreadablePart,
+    unwrap_lines,
+)
 from components.data_curation.reading.document_extractors import WEB_EXTRACTORS
 from components.data_curation.reading.extraction_limits import ExtractionSettings
 from components.data_curation.reading.file_lines import FileContent
@@ -24,6 +32,8 @@ from components.data_curation.reading.section_chunks import SECTION_SEPARATOR, C
 
 if TYPE_CHECKING:
     from components.data_curation.config import DataCurationConfig
+
+GROUP_CHARACTERS = 1_000_000  # of a plain text, held in memory
 
 
 def read_document(content: FileContent, config: DataCurationConfig) -> Iterator[Record | UnreadableRecord]:
@@ -41,6 +51,35 @@ def read_document(content: FileContent, config: DataCurationConfig) -> Iterator[
         pages = 0
     for part in unreadable:
         yield UnreadableRecord(content.file, part.number, part.reason)
+
+
+def read_paragraphs(
+    file: str, paragraphs: Iterable[Record | UnreadableRecord], config: DataCurationConfig
+) -> Iterator[Record | UnreadableRecord]:
+    """Yield the chunks of a plain text, numbered from 1, and its unreadable paragraphs.
+
+    The text is a stream; a chunk ends after each GROUP_CHARACTERS.
+
+    Args:
+        file: the name of the file.
+        paragraphs: the paragraphs as records.
+        config: the stage's configuration.
+    """
+    budget, extracted_from = section_chunks.load_budget(config), file_suffix(Path(file))[1:]
+    number = size = 0
+    blocks: list[Block] = []
+    for paragraph in itertools.chain(paragraphs, [None]):
+        if isinstance(paragraph, UnreadableRecord):
+            yield paragraph
+            continue
+        if paragraph is not None:
+            blocks.append(Block("paragraph", unwrap_lines(paragraph.fields["text"])))
+            size += len(blocks[-1].text)
+        if blocks and (paragraph is None or size >= GROUP_CHARACTERS):
+            for chunk in section_chunks.split_sections(blocks, budget):
+                number += 1
+                yield Record(file, number, {"text": chunk.text}, extracted_from, tokens=chunk.tokens)
+            blocks, size = [], 0
 
 
 def read_spreadsheet(

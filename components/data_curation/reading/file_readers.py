@@ -365,21 +365,28 @@ def to_json_value(value: object) -> object:
 def read_text(content: FileContent, config: DataCurationConfig) -> Records:
     """Read a text file by section, by line, by paragraph (a block between blank lines) or as a whole."""
     unit: str = config.text_unit
+    is_markdown = file_suffix(Path(content.file)) == ".md"
     if unit == "auto":
         sample, content = content.take_sample(READ_BYTES)
-        is_wrapped = document_blocks.is_hard_wrapped(sample.decode(errors="replace"))
-        unit = "section" if is_wrapped or file_suffix(Path(content.file)) == ".md" else "line"
-    if unit == "section":
+        is_document = is_markdown or document_blocks.is_hard_wrapped(sample.decode(errors="replace"))
+        unit = "section" if is_document else "line"
+    if unit == "section" and is_markdown:
         yield from document_reader.read_document(content, config)
-        return
-    if unit == "file":
+    elif unit == "section":
+        paragraphs = _read_lines_or_paragraphs(content, "paragraph", config.max_line_bytes)
+        yield from document_reader.read_paragraphs(content.file, paragraphs, config)
+    elif unit == "file":
         data, truncation = content.read_all()
         if data or not truncation:
             yield _to_text_record(content.file, 1, data)
         if truncation:
             yield UnreadableRecord(content.file, data.count(b"\n") + 1, truncation)
-        return
-    max_bytes, block, size, first = config.max_line_bytes, list[bytes](), 0, 1
+    else:
+        yield from _read_lines_or_paragraphs(content, unit, config.max_line_bytes)
+
+
+def _read_lines_or_paragraphs(content: FileContent, unit: str, max_bytes: int) -> Records:
+    block, size, first = list[bytes](), 0, 1
     for number, line in read_lines(content, max_bytes):
         if isinstance(line, MissingLine):
             yield UnreadableRecord(content.file, number, line.reason)
