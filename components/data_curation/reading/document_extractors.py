@@ -47,7 +47,7 @@ class Extractor:
         return {name: importlib.metadata.version(name) for name in self.packages.values()}
 
 
-# --- Markdown -----------------------------------------------------------------------------------------------------------
+# --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
 def extract_markdown(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
