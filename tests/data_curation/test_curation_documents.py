@@ -31,6 +31,7 @@ from components.data_curation.reading.file_readers import read_records
 from components.data_curation.reading.raw_records import Record, UnreadableRecord
 from components.data_curation.reading.section_chunks import TokenBudget, split_sections
 from components.data_curation.reading.source_files import list_sources
+from components.data_curation.reading.source_settings import SourceSettings
 from tests.common.test_yaml_loading import NESTED_ALIASES
 from tests.data_curation.document_files import (
     SCANNED_PAGE,
@@ -444,6 +445,19 @@ def test_spreadsheet_rows_become_records_by_the_header(read_file) -> None:
     ]
 
 
+def test_sheets_of_one_file_are_two_sources(tmp_path) -> None:
+    (tmp_path / "a.xlsx").write_bytes(
+        build_xlsx({"Questions": [["q", "a"], ["Why?", "So."]], "Notes": [["note"], ["Later."]]})
+    )
+    entries = [
+        {"path": "a.xlsx", "sheet": "Questions", "columns": {"prompt": "q", "completion": "a"}},
+        {"path": "a.xlsx", "sheet": 2, "columns": {"text": "note"}},
+    ]
+    config = DataCurationConfig(sources=entries)
+    records = [record for source in list_sources(config.sources, tmp_path) for record in read_records(source, config)]
+    assert [record.fields for record in records] == [{"text": "Later."}, {"prompt": "Why?", "completion": "So."}]
+
+
 @pytest.mark.parametrize(
     ("sheet", "reason"),
     [
@@ -454,8 +468,8 @@ def test_spreadsheet_rows_become_records_by_the_header(read_file) -> None:
     ],
 )
 def test_sheet_is_chosen_by_name_or_number(sheet, reason) -> None:
-    content = FileContent("a.xlsx", iter([WORKBOOK]))
-    assert get_reasons(document_reader.read_spreadsheet(content, DataCurationConfig(), sheet)) == [(1, reason)]
+    content = FileContent("a.xlsx", iter([WORKBOOK]), SourceSettings(sheet=sheet))
+    assert get_reasons(document_reader.read_spreadsheet(content, DataCurationConfig())) == [(1, reason)]
 
 
 # --- hostile files ----------------------------------------------------------------------------------------------------

@@ -82,17 +82,9 @@ def read_paragraphs(
             blocks, size = [], 0
 
 
-def read_spreadsheet(
-    content: FileContent, config: DataCurationConfig, sheet: str = ""
-) -> Iterator[Record | UnreadableRecord]:
-    """Yield the rows of a sheet below its header; `line` is the number of the row in the sheet.
-
-    Args:
-        content: the file.
-        config: the stage's configuration.
-        sheet: the name of the sheet, or its number from 1; "" for the first sheet.
-    """
-    for part in _extract_parts(content, config, sheet):
+def read_spreadsheet(content: FileContent, config: DataCurationConfig) -> Iterator[Record | UnreadableRecord]:
+    """Yield the rows of the source's sheet below its header; `line` is the number of the row in the sheet."""
+    for part in _extract_parts(content, config, content.settings.sheet):
         if isinstance(part, TableRow):
             cells = {name: parse_cell(cell) if isinstance(cell, str) else cell for name, cell in part.fields.items()}
             yield Record(content.file, part.number, cells)

@@ -43,7 +43,7 @@ class FileContent:
                 raise error
             yield from self.chunks
 
-        return b"".join(pieces)[:size], FileContent(self.file, chain_pieces())
+        return b"".join(pieces)[:size], FileContent(self.file, chain_pieces(), self.settings)
 
 
 @dataclass(frozen=True)

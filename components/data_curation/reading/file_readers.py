@@ -28,7 +28,7 @@ from components.data_curation.reading import (
     remote_files,
     web_pages,
 )
-from components.data_curation.reading.document_extractors import BINARY_EXTRACTORS
+from components.data_curation.reading.document_extractors import BINARY_EXTRACTORS, SPREADSHEET_EXTRACTORS
 from components.data_curation.reading.file_lines import (
     FileContent,
     MissingLine,
@@ -417,7 +417,11 @@ def read_page(content: FileContent, config: DataCurationConfig) -> Records:
 
 # The suffixes of the files to which a setting of a source applies.
 CSV_SUFFIXES, PLAIN_SUFFIXES = {".csv", ".text", ".tsv", ".txt"}, {".json", ".jsonl", ".md", ".ndjson"}
-SETTING_SUFFIXES = {"delimiter": CSV_SUFFIXES, "encoding": CSV_SUFFIXES | PLAIN_SUFFIXES}
+SETTING_SUFFIXES = {
+    "delimiter": CSV_SUFFIXES,
+    "encoding": CSV_SUFFIXES | PLAIN_SUFFIXES,
+    "sheet": set(SPREADSHEET_EXTRACTORS),
+}
 READERS: dict[str, Reader] = {
     ".csv": csv_reader.read_csv,
     ".docx": document_reader.read_document,
