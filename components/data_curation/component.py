@@ -25,7 +25,7 @@ def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl
 
     from components.common import pipeline_step
     from components.data_curation.config import DataCurationConfig
-    from components.data_curation.stage import EarlierRevision, ScoringInputs, Source, curate
+    from components.data_curation.stage import EarlierRevision, ScoringInputs, Source, curate, load_extracts
 
     p = json.loads(plan)
     execution = p.pop("where")  # settings that do not affect the result
@@ -38,7 +38,7 @@ def data_curation(plan: str, report: dsl.Output[dsl.HTML], links: dsl.Output[dsl
         "data_curation",
         p,
         lambda out, s: curate(
-            sources,
+            load_extracts(sources, s.load_artifact),
             out,
             config,
             seed=p["seed"],

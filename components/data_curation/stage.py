@@ -51,6 +51,7 @@ from components.data_curation.reading.document_extractors import (
     PLAIN_TEXT_SUFFIXES,
     WEB_EXTRACTORS,
 )
+from components.data_curation.reading.extracts import EXTRACT_SCHEME, load_extracts
 from components.data_curation.reading.raw_records import Source, UnreadableRecord, file_suffix
 from components.data_curation.reading.record_formats import UNKNOWN_FORMAT
 from components.data_curation.reading.source_files import find_sources_by_name, list_evaluation_sets, list_sources
@@ -73,9 +74,11 @@ __all__ = [
     "find_sources_by_name",
     "list_evaluation_sets",
     "list_sources",
+    "load_extracts",
     "plan_earlier_revisions",
     "preview_curation",
     "summarize_rows",
+    "to_input",
 ]
 
 STAGE = "data_curation"
@@ -287,14 +290,18 @@ def _list_inputs(
     scoring: ScoringInputs,
 ) -> list[ArtifactInput]:
     return [
-        *(
-            ArtifactInput(kind="raw", content_sha256=one.sha256, uri=one.name, settings=one.settings.model_dump())
-            for one in sources
-        ),
+        *map(to_input, sources),
         *(ArtifactInput(kind="evaluation_set", content_sha256=one.sha256, uri=one.name) for one in benchmarks),
         *(ArtifactInput(kind=EARLIER_INPUT_KIND, content_sha256=one.dataset.sha256, uri=one.label) for one in earlier),
         *scoring.list_artifact_inputs(),
     ]
+
+
+def to_input(source: Source) -> ArtifactInput:
+    """Return a source's entry in the manifest. The digest of an extract covers the query; it keeps the extract in use."""
+    uri = f"{EXTRACT_SCHEME}{source.name}" if source.extract else source.name
+    sha256, settings = source.extract or source.sha256, source.settings.model_dump()
+    return ArtifactInput(kind="raw", content_sha256=sha256, uri=uri, settings=settings)
 
 
 def plan_earlier_revisions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,7 @@ class Source(BaseModel):
         bytes: the size of the file in bytes.
         called: the file's name if `uri` does not contain it, as for a cached file; otherwise "".
         settings: how the file is read.
+        extract: the digest of the artifact with the file if the rows were read from a database; otherwise "".
     """
 
     model_config = ConfigDict(frozen=True)
@@ -69,6 +71,7 @@ class Source(BaseModel):
     bytes: int
     called: str = ""
     settings: SourceSettings = Field(default_factory=SourceSettings, exclude_if=SourceSettings().__eq__)
+    extract: str = Field("", exclude_if=operator.not_)
 
     @property
     def path(self) -> Path:

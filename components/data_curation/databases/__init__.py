@@ -1,0 +1,1 @@
+"""Extraction of rows from databases and tables into Parquet files."""
