@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +14,9 @@ import yaml
 from components.common.runtime.reporters import Reporter
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.source_preview import CHECKED_RECORDS, SourcePreview, preview_source
-from components.data_curation.stage import list_sources
-from components.data_versioning import stage as versioning
 from pipelines.cli.application import print_result
 from pipelines.config.customization_config import Customization
-from pipelines.steps.curation_inputs import expand_demo_source
+from pipelines.steps.curation_inputs import list_raw_sources
 
 MAX_PREVIEWED_SOURCES = 20
 MAX_VALUE_CHARACTERS = 300
@@ -31,15 +30,11 @@ def print_preview(customization: Customization, work: Workdir, reporter: Reporte
         InputError: a source can no longer be read.
     """
     curation = customization.data_curation
-    fetched = work.state / "data_curation" / "sources"
-    sources = list_sources(
-        expand_demo_source(curation.sources, work),
-        Path.cwd(),
-        obtain=lambda uri: versioning.fetch_source(uri, fetched, reporter),
-    )
-    previews = [
-        preview_source(source, curation, max(rows, CHECKED_RECORDS)) for source in sources[:MAX_PREVIEWED_SOURCES]
-    ]
+    with tempfile.TemporaryDirectory(prefix="tuneline-preview-") as folder:
+        sources = list_raw_sources(curation, work, reporter, work.store, Path(folder))
+        previews = [
+            preview_source(source, curation, max(rows, CHECKED_RECORDS)) for source in sources[:MAX_PREVIEWED_SOURCES]
+        ]
     result = {
         "sources": [_build_result(preview, rows) for preview in previews],
         "more_sources": len(sources) - len(previews),

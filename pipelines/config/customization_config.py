@@ -17,6 +17,7 @@ from components.common.runtime.errors import ConfigurationError, UsageError
 from components.common.runtime.validation_errors import describe_validation_error
 from components.common.runtime.yaml_loading import MAX_CHARACTERS, LimitedLoader, load_yaml
 from components.data_curation.config import DataCurationConfig
+from components.data_curation.reading.table_settings import is_query_file
 from components.data_versioning.config import DataVersioningConfig
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.tasks.task_registry import TASK_KINDS
@@ -328,7 +329,10 @@ def _make_absolute(value: object, base: Path) -> object:
     if isinstance(value, list):
         return [_make_absolute(item, base) for item in value]
     if isinstance(value, dict) and "path" in value:
-        return {**value, "path": _make_absolute(value["path"], base)}
-    if not isinstance(value, str) or not value or re.match(r"[a-z0-9]+:", value):
+        paths = {"path": value["path"]}
+        if is_query_file(str(value.get("query", ""))):
+            paths["query"] = value["query"]
+        return {**value, **{name: _make_absolute(path, base) for name, path in paths.items()}}
+    if not isinstance(value, str) or not value or re.match(r"[a-z0-9+]+:", value):
         return value
     return str(base / Path(value).expanduser())

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.yaml_loading import load_yaml
+from components.data_curation.reading.table_settings import is_query_file
 from pipelines.config.customization_config import YAML_TYPE_NAMES, Customization, Values, find_section, parse_values
 
 PARAMETER_KEYS: dict[str, str] = {
@@ -139,7 +140,11 @@ def list_paths(config: Customization) -> dict[str, list[str]]:
         for i, task in enumerate(config.evaluation.tasks)
     }
     return {
-        "data_curation.sources": [entry.path for entry in config.data_curation.sources],
+        "data_curation.sources": [
+            path
+            for entry in config.data_curation.sources
+            for path in (entry.path, *([entry.query] if is_query_file(entry.query) else []))
+        ],
         "fine_tuning.base_model": [config.fine_tuning.base_model],
         **tasks,
     }
@@ -153,7 +158,7 @@ def require_absolute_paths(config: Customization) -> Customization:
     """
     for key, paths in list_paths(config).items():
         for path in paths:
-            if not path.startswith("/") and not re.match(r"[a-z0-9]+:", path):
+            if not path.startswith("/") and not re.match(r"[a-z0-9+]+:", path):
                 raise ConfigurationError(
                     f"{key}: {path} is a relative path; pods require absolute paths",
                     hint="Give the path on the shared volume as pods see it, for example /data/raw/tickets.jsonl.",

@@ -26,6 +26,8 @@ from components.common.runtime.reporters import Reporter
 from components.common.runtime.terminal import escape_controls
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
+from components.data_curation.databases.table_extract import describe_extract
+from components.data_curation.reading.extracts import EXTRACT_KIND, EXTRACT_SCHEME
 from components.data_curation.reading.source_settings import SourceEntry
 from components.data_curation.stage import find_sources_by_name
 from components.data_versioning import stage as versioning
@@ -384,6 +386,9 @@ def _check_data(context: _TraceContext) -> list[Link]:
     for one in manifest.inputs if manifest else []:
         if one.kind != "raw":
             continue
+        if one.uri.startswith(EXTRACT_SCHEME):
+            raw.append(_check_extract(context, one))
+            continue
         files = find_sources_by_name(one.uri, patterns, Path.cwd())
         same = next((file for file in files if file.sha256 == one.content_sha256), None)
         file = Link("raw", one.content_sha256, (same or files[0]).path.as_uri() if files else one.uri)
@@ -395,6 +400,30 @@ def _check_data(context: _TraceContext) -> list[Link]:
         raw.append(file)
     link.inputs = revision.inputs = [file.sha256 for file in raw]
     return [link, revision, *raw]
+
+
+def _check_extract(context: _TraceContext, recorded: ArtifactInput) -> Link:
+    """Verify the rows that were read from a database. The database itself is not read."""
+    link = Link("raw", recorded.content_sha256, recorded.uri)
+    with _recording_failure(link):
+        extract = find_extract(recorded, context.version, context.workdir)
+        link.uri, link.detail = artifact_store.get_artifact_uri(extract), describe_extract(extract)
+    return link
+
+
+def find_extract(recorded: ArtifactInput, version: RegisteredModel, workdir: Workdir) -> Artifact:
+    """Return the intact extract of a dataset's input, from the version's store or the store of the workdir.
+
+    Raises:
+        MissingArtifactError: no store contains the extract.
+        TunelineError: only damaged copies were found.
+    """
+    sibling = artifact_store.build_sibling_uri(version.store_uri, recorded.content_sha256)
+    extract = find_artifact(EXTRACT_KIND, recorded.content_sha256, [sibling] if sibling else [], workdir.store)
+    if extract is None:
+        store = artifact_store.describe_store(workdir.store)
+        raise MissingArtifactError(f"{recorded.uri} was not found in {store}", hint=RESTORE_HINT)
+    return extract
 
 
 def list_dataset_uris(version: RegisteredModel) -> list[str]:

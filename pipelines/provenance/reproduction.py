@@ -39,9 +39,12 @@ from components.common.workspace import artifact_store, job_folders
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation import stage as curation
 from components.data_curation.config import DataCurationConfig
+from components.data_curation.databases.table_extract import describe_extract
 from components.data_curation.quality_scoring.perplexity import MODEL_KIND
 from components.data_curation.quality_scoring.scoring_inputs import EXAMPLES_KIND, ScoringInputs, list_scoring_inputs
+from components.data_curation.reading.extracts import EXTRACT_SCHEME, open_extract
 from components.data_curation.reading.source_files import list_evaluation_sets
+from components.data_curation.reading.source_settings import SourceSettings
 from components.data_curation.stage import EarlierRevision, Source
 from components.data_versioning import stage as versioning
 from components.data_versioning.config import DataVersioningConfig
@@ -53,7 +56,7 @@ from components.model_registry.stage import RegisteredModel, get_registered
 from pipelines.provenance import artifact_diff, environment_diff, lineage
 from pipelines.provenance.environment_diff import Difference, StageRecord
 from pipelines.provenance.lineage import LineageError
-from pipelines.steps.curation_inputs import expand_demo_source
+from pipelines.steps.curation_inputs import expand_demo_source, split_sources
 
 FROM_SOURCES, FROM_REVISION, FROM_STORE = "curated", "revision", "store"
 OUTCOME_FILENAME = "reproduction.json"  # written last; without it, the next call resumes
@@ -115,13 +118,18 @@ class RecordedVersion:
 
 @dataclass(frozen=True)
 class CurationSources:
-    """Raw files, evaluation sets and scoring inputs with the recorded digests, and the earlier revisions that determined the splits."""
+    """Raw files, evaluation sets and scoring inputs with the recorded digests, and the revisions that determined the splits.
+
+    Attributes:
+        extracts: the rows that were read from databases; their files are among the raw files.
+    """
 
     config: DataCurationConfig
     sources: list[Source]
     benchmarks: list[Source]
     earlier: list[ArtifactInput]
     scoring: ScoringInputs
+    extracts: list[Artifact]
 
 
 @dataclass(frozen=True)
@@ -315,7 +323,8 @@ def _build_plan(recorded: RecordedVersion, request: ReproductionRequest, folder:
         request.reporter.step("checking the raw files")
         try:
             sources = _collect_sources(recorded, request, Workdir(folder))
-            method, reason = FROM_SOURCES, "all raw files are unchanged"
+            reason = "; ".join(["all raw files are unchanged", *map(describe_extract, sources.extracts)])
+            method = FROM_SOURCES
         except SOURCE_ERRORS as error:
             method, reason = FROM_REVISION if recorded.revision else FROM_STORE, error.message
     elif recorded.revision:
@@ -366,12 +375,18 @@ def _collect_sources(recorded: RecordedVersion, request: ReproductionRequest, sc
     def obtain(uri: str) -> Path:
         return versioning.fetch_source(uri, scratch.root / "sources", request.reporter)
 
-    sources = curation.list_sources(expand_demo_source(config.sources, scratch), Path.cwd(), obtain=obtain)
+    files, _ = split_sources(config.sources)
+    sources = curation.list_sources(expand_demo_source(files, scratch), Path.cwd(), obtain=obtain)
     sets = list_evaluation_sets(config.decontamination.sets, Path.cwd())
     raw, evaluation_sets, earlier = (
         [one for one in manifest.inputs if one.kind == kind]
         for kind in ("raw", "evaluation_set", curation.EARLIER_INPUT_KIND)
     )
+    extracted = [one for one in raw if one.uri.startswith(EXTRACT_SCHEME)]
+    extracts = [_find_extract(one, recorded, request) for one in extracted]
+    for one, extract in zip(extracted, extracts, strict=True):
+        settings = SourceSettings.model_validate(one.settings)
+        sources.append(open_extract(extract).model_copy(update={"settings": settings}))
     store, root = request.workdir.store, request.workdir.root
     if remote := [one for one in earlier if not artifact_store.has_artifact(store, one.content_sha256)]:
         versions = versioning.list_versions(request.versioning, workdir=root)
@@ -380,7 +395,8 @@ def _collect_sources(recorded: RecordedVersion, request: ReproductionRequest, sc
             if (one.uri, one.content_sha256) not in published:
                 raise InputError(f"the earlier revision {one.uri}, which determined the splits, no longer exists")
     raw_files, set_files = _match_sources(raw, sources), _match_sources(evaluation_sets, sets)
-    return CurationSources(config, raw_files, set_files, earlier, _match_scoring_inputs(manifest.inputs, config))
+    scoring = _match_scoring_inputs(manifest.inputs, config)
+    return CurationSources(config, raw_files, set_files, earlier, scoring, extracts)
 
 
 def _match_scoring_inputs(recorded: Sequence[ArtifactInput], config: DataCurationConfig) -> ScoringInputs:
@@ -398,12 +414,21 @@ def _match_scoring_inputs(recorded: Sequence[ArtifactInput], config: DataCuratio
     return ScoringInputs(good, bad, available.model)
 
 
+def _find_extract(one: ArtifactInput, recorded: RecordedVersion, request: ReproductionRequest) -> Artifact:
+    """Return the rows that were read from a database. Raises InputError if they are missing or damaged."""
+    try:
+        return lineage.find_extract(one, recorded.version, request.workdir)
+    except TunelineError as error:
+        raise InputError(error.message, hint=error.hint) from None
+
+
 def _match_sources(recorded: Sequence[ArtifactInput], available: Sequence[Source]) -> list[Source]:
     """Return the available sources that are recorded. Raises InputError if one is missing or has changed."""
     remaining = Counter((one.uri, one.content_sha256, hashing.digest(one.settings)) for one in recorded)
     matched = []
     for source in available:
-        key = source.name, source.sha256, hashing.digest(source.settings.model_dump())
+        one = curation.to_input(source)
+        key = one.uri, one.content_sha256, hashing.digest(one.settings)
         if remaining[key] > 0:
             remaining[key] -= 1
             matched.append(source)

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.common.personal_data.named_entities import compute_model_digest
+from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
+from components.common.runtime.url_credentials import remove_password
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
+from components.data_curation.config import DataCurationConfig
+from components.data_curation.databases.database_registry import is_table_address
+from components.data_curation.databases.table_extract import extract_table
 from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs, list_scoring_inputs
+from components.data_curation.reading.extracts import open_extract, to_stored_source
 from components.data_curation.reading.source_files import list_evaluation_sets
 from components.data_curation.reading.source_settings import SourceEntry
+from components.data_curation.reading.table_settings import TableSettings
 from components.data_curation.semantic_duplicates import compute_model_digest as compute_embedding_digest
 from components.data_curation.semantic_duplicates import fetch_model
 from components.data_curation.source_preview import check_columns
@@ -22,6 +29,7 @@ from components.data_versioning.git_repository import is_url
 from pipelines.config.customization_config import Customization
 
 DEMO_SOURCE = "demo:python-docs"
+FILE_SETTINGS = ("delimiter", "encoding", "sheet")  # settings of a source that do not apply to rows of a database
 Revisions = Sequence[tuple[str, str]]  # (tag, content_sha256)
 
 
@@ -42,7 +50,7 @@ class CurationInputs:
     def as_plan(self) -> dict[str, object]:
         """Return the inputs as JSON values for the data curation plan."""
         return {
-            "sources": [source.model_dump() for source in self.sources],
+            "sources": [to_stored_source(source).model_dump() for source in self.sources],
             "benchmarks": [source.model_dump() for source in self.benchmarks],
             "earlier": [list(revision) for revision in self.earlier_revisions],
             "names_model": self.names_model,
@@ -63,11 +71,8 @@ def list_inputs(
         ConfigurationError: a source does not exist, or lacks a column of its settings.
     """
     curation, target = config.data_curation, scratch or workdir
-    fetched = target.state / "data_curation" / "sources"
-    sources = list_sources(
-        expand_demo_source(curation.sources, target),
-        Path.cwd(),
-        obtain=lambda uri: versioning.fetch_source(uri, fetched, reporter),  # dvc:// sources
+    sources = list_raw_sources(
+        curation, target, reporter, workdir.store, scratch.root / "extracts" if scratch else None
     )
     check_columns(sources, curation)
     embedding_model = ""
@@ -82,6 +87,55 @@ def list_inputs(
         published = versioning.list_manifests(config.data_versioning, workdir=root)
         earlier = plan_earlier_revisions(sources, benchmarks, published, curation, config.seed, scoring)
     return CurationInputs(sources, benchmarks, earlier, names_model, embedding_model, scoring)
+
+
+def list_raw_sources(
+    curation: DataCurationConfig, target: Workdir, reporter: Reporter, store: Path, extracts: Path | None = None
+) -> list[Source]:
+    """List the raw files; fetch DVC sources, and read the rows of databases.
+
+    Args:
+        curation: The configuration of the stage.
+        target: The workdir for built or fetched files.
+        reporter: Receives steps and notes.
+        store: The artifact store with the extracts of databases.
+        extracts: The folder for extracts that are not stored; default: `store`.
+
+    Raises:
+        ConfigurationError: a source does not exist, or a database cannot be read.
+    """
+    files, tables = split_sources(curation.sources)
+    fetched = target.state / "data_curation" / "sources"
+    sources = list_sources(
+        expand_demo_source(files, target),
+        Path.cwd(),
+        obtain=lambda uri: versioning.fetch_source(uri, fetched, reporter),  # dvc:// sources
+    )
+    for entry in tables:
+        extract = extract_table(entry.path, entry.table_settings, Path.cwd(), store, reporter, extracts)
+        sources.append(open_extract(extract).model_copy(update={"settings": entry.settings}))
+    return sources
+
+
+def split_sources(entries: Sequence[SourceEntry]) -> tuple[list[SourceEntry], list[SourceEntry]]:
+    """Return the sources that are files, and the sources in databases.
+
+    Raises:
+        ConfigurationError: a source has a setting that does not apply to its kind.
+    """
+    files: list[SourceEntry] = []
+    tables: list[SourceEntry] = []
+    for entry in entries:
+        is_table = is_table_address(entry.path)
+        (tables if is_table else files).append(entry)
+        other, kind = (FILE_SETTINGS, "files") if is_table else (tuple(TableSettings.model_fields), "databases")
+        stated = entry.model_dump()
+        if isinstance(stated, dict) and (names := [name for name in other if name in stated]):
+            raise ConfigurationError(
+                f"data_curation.sources: {remove_password(entry.path)!r} has the setting {names[0]}, which applies to {kind}",
+                hint=f"Remove {names[0]} from this source.",
+            )
+    return files, tables
 
 
 def repository_root(config: Customization, workdir: Workdir, scratch: Workdir) -> Path:

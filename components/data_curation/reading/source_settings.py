@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from components.data_curation.reading.row_condition import RowCondition
+from components.data_curation.reading.table_settings import TableSettings
 
 ColumnTarget = Literal[
     "prompt",
@@ -128,10 +129,12 @@ class SourceSettings(BaseModel):
         return list(dict.fromkeys([*self.columns.values(), *list_template_columns(self.template)]))
 
 
-class SourceEntry(SourceSettings):
-    """A source: a path, or a mapping with `path` and settings for its files."""
+class SourceEntry(TableSettings, SourceSettings):
+    """A source: a path, or a mapping with `path` and settings for its files or its database."""
 
-    path: str = Field(min_length=1, description="File, glob or folder to read, relative to the configuration file.")
+    path: str = Field(
+        min_length=1, description="File, glob or folder to read, relative to the configuration file; or a database."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -155,6 +158,11 @@ class SourceEntry(SourceSettings):
     def settings(self) -> SourceSettings:
         """The settings without the path."""
         return SourceSettings(**{name: getattr(self, name) for name in SourceSettings.model_fields})
+
+    @property
+    def table_settings(self) -> TableSettings:
+        """The settings of a database."""
+        return TableSettings(**{name: getattr(self, name) for name in TableSettings.model_fields})
 
 
 def list_template_columns(template: str) -> list[str]:
