@@ -31,7 +31,7 @@ REQUIRED_MODULES = {
     "presidio": ("presidio_analyzer", "spacy"),
     "deepspeed": ("deepspeed",),
 }
-REQUIRED_MODULES["postgresql"] = ("psycopg2", "flask_wtf")
+REQUIRED_MODULES["postgresql"] = ("psycopg2", "flask_wtf", "adbc_driver_postgresql")
 __all__ = ["digests_file", "first", "first_digests", "make_dataset", "project"]
 
 
