@@ -327,3 +327,172 @@ def test_iceberg_table_is_read_at_a_snapshot(read: Read, iceberg_catalog: Any, r
     assert "does not exist" in expect_error(read, "iceberg://lake/support.nope").message
     assert "which is not configured" in expect_error(read, "iceberg://nope/support.tickets").message
     assert "is not an Iceberg address" in expect_error(read, "iceberg://lake").message
+
+
+# --- Snowflake, BigQuery: stand-ins -----------------------------------------------------------------------------------
+
+# The rows, the types with their metadata and the errors were recorded from adbc-driver-snowflake 1.11.0 with the
+# emulator fakesnow 0.12.1, and the errors of BigQuery from adbc-driver-bigquery 1.11.0 without a server. No account of
+# either service was available: the session settings and the clauses of time travel were never sent to a real server.
+SNOWFLAKE_ROWS = pyarrow.table(
+    {
+        "ID": pyarrow.array([1, 2], pyarrow.decimal128(38, 0)),
+        "SUBJECT": [None, "b"],
+        "PRICE": pyarrow.array([None, 1.5]).cast(pyarrow.decimal128(10, 2)),
+        "OPENED": pyarrow.array([None, 1_767_225_600_000_000_001], pyarrow.timestamp("ns")),
+        "V": [None, '{"a":1}'],
+    }
+).replace_schema_metadata({"logicalType": "TEXT"})
+SNOWFLAKE_FACTS = ("9.38.1", "fakesnow", "2026-11-26 03:02:11.346719+00")
+
+
+class RecordedDriver:
+    """A connection and cursor of an ADBC driver that replays results and records what it was sent."""
+
+    def __init__(self, facts: tuple[str, ...], rows: pyarrow.Table, error: Exception | None = None) -> None:
+        self.facts, self.rows, self.error = facts, rows, error
+        self.statements: list[str] = []
+        self.options: dict[str, str] = {}
+        self.statement_options: dict[str, str] = {}
+        self.adbc_statement = self
+
+    def connect(self, db_kwargs: dict[str, str]) -> RecordedDriver:
+        self.options = db_kwargs
+        return self
+
+    def set_options(self, **options: str) -> None:
+        self.statement_options |= options
+
+    def __enter__(self) -> RecordedDriver:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def cursor(self) -> RecordedDriver:
+        return self
+
+    def execute(self, statement: str) -> None:
+        self.statements.append(statement)
+        if self.error and statement.startswith("SELECT * FROM"):
+            raise self.error
+
+    def fetchone(self) -> tuple[str, ...]:
+        return self.facts
+
+    def fetch_record_batch(self) -> pyarrow.RecordBatchReader:
+        return self.rows.to_reader(max_chunksize=1)
+
+
+def install_driver(monkeypatch: pytest.MonkeyPatch, name: str, driver: RecordedDriver) -> None:
+    dbapi = pytest.importorskip(f"{name}.dbapi")
+    monkeypatch.setattr(dbapi, "connect", driver.connect)
+
+
+SNOWFLAKE = "sql+snowflake://reader@myorg-myaccount/SUPPORT/PUBLIC?warehouse=SMALL&role=READER"
+
+
+def test_snowflake_stand_in(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = RecordedDriver(SNOWFLAKE_FACTS, SNOWFLAKE_ROWS)
+    install_driver(monkeypatch, "adbc_driver_snowflake", driver)
+    monkeypatch.setenv("SNOWFLAKE_PASSWORD", "hunter2")
+    time = "2026-01-31T00:00:00+00:00"
+    settings = {"table": "tickets", "order_by": ["id"], "credentials_env": "SNOWFLAKE_PASSWORD", "snapshot": time}
+    extract = read(SNOWFLAKE, **settings, timeout_seconds=90)
+    assert driver.statements == [
+        "ALTER SESSION SET STATEMENT_TIMEOUT_IN_SECONDS = 90",
+        "ALTER SESSION SET TIMEZONE = 'UTC'",
+        "SELECT CURRENT_VERSION(), CURRENT_ACCOUNT(), CURRENT_TIMESTAMP()::VARCHAR",
+        f"SELECT * FROM (\nSELECT * FROM tickets AT(TIMESTAMP => '{time}'::TIMESTAMP_TZ)\n) AS extracted_rows\nORDER BY id",
+    ]
+    expected = {
+        "username": "reader",
+        "password": "hunter2",
+        "adbc.snowflake.sql.account": "myorg-myaccount",
+        "adbc.snowflake.sql.db": "SUPPORT",
+        "adbc.snowflake.sql.schema": "PUBLIC",
+        "adbc.snowflake.sql.warehouse": "SMALL",
+        "adbc.snowflake.sql.role": "READER",
+    }
+    assert expected.items() <= driver.options.items()
+    first, second = read_rows(extract)
+    assert [str(value) for value in second.values()] == ["2", "b", "1.50", "2026-01-01 00:00:00", '{"a":1}']
+    assert list(first.values())[1:] == [None] * 4
+    assert extract.manifest.summary["snapshot"] == f"table at {time}"
+    assert b"hunter2" not in b"".join(path.read_bytes() for path in extract.path.iterdir())
+    monkeypatch.setenv("SNOWFLAKE_PASSWORD", "-----BEGIN PRIVATE KEY-----\nkey\n-----END PRIVATE KEY-----")
+    read(SNOWFLAKE, **settings)
+    assert driver.options["adbc.snowflake.sql.auth_type"] == "auth_jwt"
+    assert "password" not in driver.options
+
+
+@pytest.mark.parametrize(
+    ("recorded", "message"),
+    [
+        (
+            "NOT_FOUND: [Snowflake] 002003 (42S02): Catalog Error: Table with name NOPE does not exist!. SQLSTATE: 42S02",
+            "rejected the query: NOT_FOUND: [Snowflake] 002003 (42S02): Catalog Error: Table with name NOPE",
+        ),
+        ("IO: [Snowflake] 260002: password is empty. Vendor code: 260002", "rejected the login"),
+        ('IO: Post "http://127.0.0.1:1/session/v1/login-request?requestId=7c9a": dial tcp 127.0.0.1:1: connect: connection refused', "cannot be reached"),
+    ],
+)  # fmt: skip
+def test_snowflake_errors(read: Read, monkeypatch: pytest.MonkeyPatch, recorded: str, message: str) -> None:
+    driver = RecordedDriver(SNOWFLAKE_FACTS, SNOWFLAKE_ROWS, RuntimeError(recorded))
+    install_driver(monkeypatch, "adbc_driver_snowflake", driver)
+    error = expect_error(read, SNOWFLAKE, table="nope", order_by=["id"])
+    assert message in error.message
+    assert error.hint
+
+
+def test_malformed_warehouse_addresses(read: Read) -> None:
+    pytest.importorskip("adbc_driver_snowflake")
+    pytest.importorskip("adbc_driver_bigquery")
+    settings = {"table": "t", "order_by": ["id"]}
+    error = expect_error(read, "sql+snowflake://account/db", **settings)
+    assert "is not a Snowflake address" in error.message
+    error = expect_error(read, "sql+snowflake://u@account/db?warehous=x", **settings)
+    assert "has the unknown parameter warehous" in error.message
+    assert "is not a BigQuery address" in expect_error(read, "sql+bigquery://p/d/t", **settings).message
+    error = expect_error(read, SNOWFLAKE, query="SELECT 1 AS id", order_by=["id"], snapshot="2026-01-01T00:00:00Z")
+    assert "has snapshot and query" in error.message
+    error = expect_error(read, SNOWFLAKE, **settings, snapshot="'; DROP TABLE t; --")
+    assert "expected a time with its offset" in error.message
+
+
+def test_bigquery_stand_in(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pyarrow.table({"id": [1, 2], "subject": ["a", None], "tags": [["x"], []]})
+    driver = RecordedDriver(("2026-11-26 03:02:11.346719+00",), rows)
+    install_driver(monkeypatch, "adbc_driver_bigquery", driver)
+    monkeypatch.setenv("BIGQUERY_KEY", '{"type": "service_account", "private_key": "hunter2"}')
+    address, time = "sql+bigquery://my-project/support?location=EU", "2026-01-31T00:00:00+00:00"
+    settings = {"table": "tickets", "order_by": ["id"], "credentials_env": "BIGQUERY_KEY", "snapshot": time}
+    extract = read(address, **settings, timeout_seconds=90)
+    assert driver.statements[-1] == (
+        f"SELECT * FROM (\nSELECT * FROM `tickets` FOR SYSTEM_TIME AS OF TIMESTAMP '{time}'\n) AS extracted_rows\nORDER BY `id`"
+    )
+    expected = {
+        "adbc.bigquery.sql.project_id": "my-project",
+        "adbc.bigquery.sql.dataset_id": "support",
+        "adbc.bigquery.sql.location": "EU",
+        "adbc.bigquery.sql.auth_type": "adbc.bigquery.sql.auth_type.json_credential_string",
+    }
+    assert expected.items() <= driver.options.items()
+    assert driver.statement_options == {"adbc.bigquery.sql.query.job_timeout": "90000"}
+    assert read_rows(extract)[0] == {"id": 1, "subject": "a", "tags": ["x"]}
+    assert b"hunter2" not in b"".join(path.read_bytes() for path in extract.path.iterdir())
+    driver.error = RuntimeError("UNKNOWN: [BigQuery] bigquery: constructing client: auth: email must be provided")
+    error = expect_error(read, address, table="other", order_by=["id"])
+    assert "rejected the credentials" in error.message
+
+
+def test_secret_in_a_drivers_message_is_masked(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = RecordedDriver(
+        SNOWFLAKE_FACTS, SNOWFLAKE_ROWS, RuntimeError("no login for hunter2 at https://u:pw9@host/")
+    )
+    install_driver(monkeypatch, "adbc_driver_snowflake", driver)
+    monkeypatch.setenv("SNOWFLAKE_PASSWORD", "hunter2")
+    error = expect_error(read, SNOWFLAKE, table="t", order_by=["id"], credentials_env="SNOWFLAKE_PASSWORD")
+    assert "hunter2" not in error.message
+    assert "pw9" not in error.message
+    assert "no login for *** at https://***@host/" in error.message

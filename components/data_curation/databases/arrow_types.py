@@ -55,6 +55,10 @@ def _convert_type(data_type: pyarrow.DataType, column: str) -> pyarrow.DataType:
         return pyarrow.list_(_convert_type(data_type.value_type, column))
     if types.is_struct(data_type):
         return pyarrow.struct([pyarrow.field(one.name, _convert_type(one.type, column)) for one in data_type])
+    if types.is_timestamp(data_type) and data_type.unit == "ns":  # Python's datetime has no nanoseconds
+        return pyarrow.timestamp("us", data_type.tz)
+    if types.is_time64(data_type) and data_type.unit == "ns":
+        return pyarrow.time64("us")
     if types.is_nested(data_type) or types.is_interval(data_type) or types.is_duration(data_type):
         raise UnsupportedColumnError(f"column {column!r} has the unsupported type {data_type}")
     return data_type
@@ -80,7 +84,7 @@ def _convert_array(array: pyarrow.Array, target: pyarrow.DataType) -> pyarrow.Ar
     if pyarrow.types.is_list(array.type) and isinstance(array.values, pyarrow.ExtensionArray):
         values = _convert_array(array.values, target.value_type)
         return pyarrow.ListArray.from_arrays(array.offsets, values, mask=array.is_null() if array.null_count else None)
-    return array.cast(target)
+    return array.cast(target, safe=not pyarrow.types.is_temporal(target))
 
 
 def _format_uuid(value: bytes | None) -> str | None:

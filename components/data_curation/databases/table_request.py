@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from components.common.runtime import url_credentials
 from components.common.runtime.errors import ConfigurationError
@@ -45,7 +45,9 @@ class TableRequest:
 
     def mask(self, text: str) -> str:
         """Replace the secret and the credentials of all URLs in a text."""
-        return url_credentials.mask_credentials(text.replace(self.secret, "***") if self.secret else text)
+        for form in {self.secret, quote(self.secret, safe="")} - {""}:  # an address contains the encoded form
+            text = text.replace(form, "***")
+        return url_credentials.mask_credentials(text)
 
 
 def build_request(address: str, settings: TableSettings, base: Path) -> TableRequest:
