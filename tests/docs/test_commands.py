@@ -11,9 +11,11 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,10 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (folder / "helpdesk.csv").open("w", newline="") as file:
         tickets = [[f"I must {v} a {n}", f"It is the {n} of desk {i}.", f"Then {v} it."] for i, (v, n) in enumerate(QUESTION_WORDS)]  # fmt: skip
         csv.writer(file).writerows([["subject", "body", "agent_reply"], *tickets])
+    with closing(sqlite3.connect(folder / "support.sqlite")) as connection, connection:
+        connection.execute("CREATE TABLE tickets (id INTEGER PRIMARY KEY, subject, body, agent_reply, status)")
+        closed = [(*ticket, "closed") for ticket in tickets]
+        connection.executemany("INSERT INTO tickets (subject, body, agent_reply, status) VALUES (?, ?, ?, ?)", closed)
     with (folder / "pairs.jsonl").open("w") as file:
         for verb, noun in QUESTION_WORDS:
             row = {"prompt": f"May I {verb} a {noun}?", "chosen": f"Yes, {verb} the {noun}.", "rejected": "No."}
