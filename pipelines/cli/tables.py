@@ -134,6 +134,8 @@ def format_search(report: ErasureReport) -> list[str]:
     head = f"searched {searched['revisions']:,} revisions ({searched['contents']:,} distinct contents)"
     if report.has_matches:
         counts = {"revision": report.revisions, "model": report.models, "package": report.packages}
+        if report.extracts:
+            counts["extract"] = report.extracts
         verdict = "found: " + ", ".join(
             f"{len(items):,} {kind}{'' if len(items) == 1 else 's'}" for kind, items in counts.items()
         )
@@ -170,6 +172,13 @@ def _build_search_tables(report: ErasureReport) -> list[Table]:
     ]
     tables: list[tuple[list[str], Sequence[Sequence[object]]]] = [
         (["dataset", "table", "rows", "ids", "source"], matches),
+        (
+            ["extract", "rows", "database", "files"],
+            [
+                (one["sha256"][:12], "" if one["rows"] is None else one["rows"], one["address"], one["uri"])
+                for one in report.extracts
+            ],
+        ),
         (["model", "registered as", "files"], models),
         (["evaluation", "files"], [(one["sha256"][:12], one["uri"]) for one in report.evaluations]),
         (["package", "version", "", "files"], packages),

@@ -17,6 +17,8 @@ from components.common.runtime.errors import TunelineError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
+from components.data_curation.databases.table_extract import iterate_rows
+from components.data_curation.reading.extracts import EXTRACT_KIND
 from components.data_versioning import row_search
 from components.data_versioning import stage as versioning
 from components.data_versioning.config import DataVersioningConfig
@@ -56,6 +58,7 @@ class ErasureReport:
     evaluations: list[dict[str, Any]]
     packages: list[dict[str, Any]]
     runs: list[dict[str, str]] = field(default_factory=list)
+    extracts: list[dict[str, Any]] = field(default_factory=list)
     not_searched: list[Gap] = field(default_factory=list)
 
     @property
@@ -65,8 +68,8 @@ class ErasureReport:
 
     @property
     def has_matches(self) -> bool:
-        """Whether any dataset contains the row."""
-        return bool(self.revisions or self.datasets)
+        """Whether any dataset, or any extract of a database, contains the row."""
+        return bool(self.revisions or self.datasets or self.extracts)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON object of `tuneline data find`. The object does not contain the search term."""
@@ -99,6 +102,8 @@ def find_rows(query: Query, work: Workdir, config: DataVersioningConfig, reporte
         runs = version_listing.find_runs_using_datasets(matches)
     except TunelineError as error:
         gaps.append(_build_gap(target, error))
+    reporter.step("searching the extracts of databases")
+    extracts = _search_extracts(query, stored, matches, gaps)
     affected = find_descendants(matches, stored, registered)
     evaluations = _list_affected("evaluation", affected, stored, registered)
     packages = _list_affected("repository", affected, stored, registered)
@@ -113,6 +118,7 @@ def find_rows(query: Query, work: Workdir, config: DataVersioningConfig, reporte
         evaluations=[{"sha256": one["sha256"], "uri": one["uri"]} for one in evaluations],
         packages=packages,
         runs=runs,
+        extracts=extracts,
         not_searched=gaps,
     )
 
@@ -166,6 +172,31 @@ def _search_datasets(query: Query, datasets: Collection[StoredArtifact], gaps: l
         if places:
             matches.append({"sha256": one.sha256, "uri": one.uri, "places": places})
     return matches
+
+
+def _search_extracts(
+    query: Query, stored: Collection[StoredArtifact], matches: set[str], gaps: list[Gap]
+) -> list[dict[str, Any]]:
+    """Return the extracts of databases with matches; they contain the rows before redaction and rejection.
+
+    An extract has no row ids and sources of its own. A search for one returns the extracts of the matching datasets.
+    """
+    used = {one.content_sha256 for item in stored if item.sha256 in matches for one in item.manifest.inputs}
+    found = []
+    for one in stored:
+        if one.manifest.kind != EXTRACT_KIND:
+            continue
+        rows = None
+        if query.by == "text":
+            try:
+                rows = sum(query.matches(row) for row in iterate_rows(one.read()))
+            except (TunelineError, OSError) as error:
+                gaps.append(_build_gap(one.uri, error))
+                continue
+        if rows or one.sha256 in used:
+            summary = one.manifest.summary
+            found.append({"sha256": one.sha256, "uri": one.uri, "rows": rows, "address": summary.get("address", "")})
+    return found
 
 
 def find_descendants(

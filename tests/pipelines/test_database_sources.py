@@ -202,6 +202,18 @@ def test_garbage_collection_keeps_the_extract_of_a_kept_dataset(
     assert not artifact_store.has_artifact(database_model.work.store, changed.extract)
 
 
+def test_erasure_search_finds_the_extract(database_model: DatabaseModel, capsys: pytest.CaptureFixture[str]) -> None:
+    row = "number 37, and returns"
+    database_model.run("data", "find", "--text", row, "--json")
+    result = json.loads(capsys.readouterr().out)
+    [extract] = [one for one in result["extracts"] if one["sha256"] == database_model.extract.sha256]
+    assert result["found"]
+    assert extract["rows"] >= 1
+    assert extract["address"] == f"sql+sqlite://{database_model.database}"
+    database_model.run("data", "find", "--text", row)
+    assert database_model.extract.sha256[:12] in capsys.readouterr().out
+
+
 def test_no_file_contains_the_password(database_model: DatabaseModel) -> None:
     files = [path for path in database_model.work.root.rglob("*") if path.is_file()]
     assert files

@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -114,6 +114,23 @@ def _compute_key(request: TableRequest, table: OpenTable) -> str:
         return ""
     versions = [importlib.metadata.version("pyarrow")]
     return hashing.digest([request.address, str(request.base), describe_request(request), table.state_key, versions])
+
+
+def iterate_rows(extract: Artifact) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an extract as JSON values; the texts of JSON columns are parsed."""
+    from pyarrow import parquet
+
+    file = next(one.path for one in extract.manifest.files if one.path.endswith(".parquet"))
+    for batch in parquet.ParquetFile(extract.path / file).iter_batches(ROW_GROUP_ROWS):
+        for row in batch.to_pylist():
+            yield {name: _parse_text(to_json_value(value)) for name, value in row.items()}
+
+
+def _parse_text(value: object) -> object:
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
 
 
 def describe_extract(extract: Artifact) -> str:
