@@ -7,7 +7,9 @@ PostgreSQL server. Snowflake and BigQuery are stand-ins that replay the recorded
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +25,7 @@ from components.common.runtime.reporters import SilentReporter
 from components.data_curation.databases import database_registry, table_extract
 from components.data_curation.databases.sql_text import find_problem
 from components.data_curation.reading.table_settings import TableSettings
+from tests.pipelines.command import ROOT
 
 TICKETS = [(i, f"Ticket {i}", f"Answer to ticket number {i}.") for i in range(1, 13)]
 Read = Callable[..., Artifact]
@@ -213,6 +216,18 @@ def test_missing_driver_names_the_command_that_installs_it(read: Read, monkeypat
     error = expect_error(read, "sql+duckdb:///a.duckdb", table="tickets")
     assert isinstance(error, EngineMissingError)
     assert "pip install duckdb" in error.hint
+
+
+def test_page_and_extra_list_every_kind() -> None:
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    packages = [re.split(r"[\[>]", requirement)[0] for requirement in extras["databases"]]
+    for kind in database_registry.KINDS:
+        [row] = [line for line in page.splitlines() if line.startswith("|") and f"`{kind.schemes[0]}" in line]
+        assert kind.title in row
+        assert all(f"`{suffix}`" in row for suffix in kind.suffixes)
+        assert not kind.distribution or kind.distribution in packages
+        assert f"| `{kind.distribution}` |" in row if kind.distribution else row.endswith("| none |")
 
 
 @pytest.mark.parametrize(

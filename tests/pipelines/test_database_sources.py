@@ -155,7 +155,8 @@ def test_lineage_reports_the_snapshot_after_the_table_has_changed(database_model
     assert raw.uri == database_model.extract.path.as_uri()
     summary = database_model.extract.manifest.summary
     assert raw.detail == (
-        f"156 rows (0.0 MB) of tickets in sql+sqlite://{database_model.database}, {summary['snapshot']}"
+        f"156 rows ({summary['bytes'] / 1e3:.1f} kB) of tickets in sql+sqlite://{database_model.database}, "
+        f"{summary['snapshot']}"
     )
     assert summary["snapshot"].startswith("file with digest ")
 
@@ -164,7 +165,7 @@ def test_reproduction_reads_the_extract(database_model: DatabaseModel, capsys: p
     assert database_model.run("reproduce", NAME, "--dry-run", "--json") == 0
     dataset = json.loads(capsys.readouterr().out)["dataset"]
     assert dataset["how"] == "curated"
-    assert dataset["why"].startswith("all raw files are unchanged; 156 rows (0.0 MB) of tickets in sql+sqlite://")
+    assert dataset["why"].startswith("all raw files are unchanged; 156 rows (")
     assert database_model.extract.manifest.summary["snapshot"] in dataset["why"]
 
 
@@ -188,6 +189,19 @@ def test_missing_extract_is_reported(database_model: DatabaseModel, capsys: pyte
         result = json.loads(capsys.readouterr().out)
     assert result["dataset"]["how"] == "revision"
     assert "extract:tickets.parquet was not found" in result["dataset"]["why"]
+
+
+def test_dry_run_stores_no_extract_and_plans_the_same(
+    database_model: DatabaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
+    work = Workdir(tmp_path / "workdir")
+    planned = list_inputs(database_model.config, work, SilentReporter(), Workdir(tmp_path / "scratch"))
+    assert not work.root.exists()
+    assert planned.sources[0].path.is_relative_to(tmp_path / "scratch")
+    stored = list_inputs(database_model.config, work, SilentReporter())
+    assert stored.as_plan()["sources"] == planned.as_plan()["sources"]
+    assert str(tmp_path) not in json.dumps(planned.as_plan()["sources"])
 
 
 def test_garbage_collection_keeps_the_extract_of_a_kept_dataset(

@@ -40,6 +40,7 @@ COMPRESSION_LEVEL = 3
 # Exceptions that are defects of tuneline and not errors of a database.
 DEFECTS = (AttributeError, TypeError, LookupError, AssertionError, NameError, MemoryError)
 MAX_ERROR_CHARACTERS = 400
+BYTES_SHOWN_AS_MB = 1_000_000
 
 
 def extract_table(
@@ -136,9 +137,13 @@ def _parse_text(value: object) -> object:
 def describe_extract(extract: Artifact) -> str:
     """Return what was read from where, in one line."""
     summary = extract.manifest.summary
-    megabytes = summary["bytes"] / 1e6
+    size = (
+        f"{summary['bytes'] / 1e6:,.1f} MB"
+        if summary["bytes"] >= BYTES_SHOWN_AS_MB
+        else f"{summary['bytes'] / 1e3:,.1f} kB"
+    )
     return (
-        f"{summary['rows']:,} row{'s' * (summary['rows'] != 1)} ({megabytes:.1f} MB) of {summary['selection']} in {summary['address']}, "
+        f"{summary['rows']:,} row{'s' * (summary['rows'] != 1)} ({size}) of {summary['selection']} in {summary['address']}, "
         f"{summary['snapshot']}"
     )
 

@@ -35,7 +35,7 @@ def open_delta_table(request: TableRequest) -> Iterator[OpenTable]:
     from deltalake import DeltaTable, QueryBuilder
 
     location, snapshot = _locate_delta_table(request), request.settings.snapshot
-    options = _build_storage_options() if location.startswith("s3://") else None
+    options = build_storage_options() if location.startswith("s3://") else None
     table = DeltaTable(location, version=int(snapshot) if snapshot.isdecimal() else None, storage_options=options)
     if snapshot and not snapshot.isdecimal():
         table.load_as_version(_parse_time(request, snapshot))
@@ -66,7 +66,7 @@ def _locate_delta_table(request: TableRequest) -> str:
     return str(path)
 
 
-def _build_storage_options() -> dict[str, str]:
+def build_storage_options() -> dict[str, str]:
     """Return the settings of S3 from the same variables as for s3:// sources."""
     options = {name: value for name in S3_VARIABLES if (value := os.environ.get(name))}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
