@@ -62,11 +62,17 @@ def write_pipeline(
     mount = platform.volume.mount
     mounted = tuple(f"{folder}/" for folder in (mount, *(claim.mount for claim in platform.claims)))
     # An image may contain such a path, but it is probably a path of this machine.
-    return [
+    outside = [
         f"{key}: {path} is not on the shared volume, which pods mount at {mount}"
         for key, paths in run_parameters.list_paths(config).items()
         for path in paths
         if path.startswith("/") and not path.startswith(mounted)
+    ]
+    variables = {entry.credentials_env: None for entry in config.data_curation.sources if entry.credentials_env}
+    missing = [name for name in variables if name not in platform.secrets]
+    return outside + [
+        f"data_curation.sources: the variable {name} of credentials_env is not under `secrets` in platform.yaml"
+        for name in missing
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from components.common.runtime.errors import ConfigurationError, UsageError
 from pipelines.config import platform_config
 from pipelines.config.customization_config import Customization, load_customization
 from pipelines.config.platform_config import Platform
-from pipelines.definition import compilation
+from pipelines.definition import compilation, run_parameters
 from tests.pipelines.command import ROOT, answer, refusal, tuneline
 
 IMPORTS = ast.Import | ast.ImportFrom
@@ -549,3 +550,19 @@ def test_component_functions_import_what_they_use() -> None:
         local |= {argument.arg for argument in function.args.args}
         used = {node.id for node in nodes if isinstance(node, ast.Name)}
         assert (used & module_names) - local == set(), f"{file}: {function.name}"
+
+
+def test_database_source_is_part_of_the_configuration_and_its_secret_is_checked(tmp_path: Path) -> None:
+    source = {"path": "sql+postgresql://reader@db/support", "table": "tickets", "order_by": ["id"]}
+    source |= {"credentials_env": "SUPPORT_DB_PASSWORD"}
+    config = load_customization(None, [f"data_curation.sources={json.dumps([source])}"], resolve_paths=False)
+    [warning] = compilation.write_pipeline(config, Platform(), tmp_path / "pipeline.yaml")
+    assert warning == (
+        "data_curation.sources: the variable SUPPORT_DB_PASSWORD of credentials_env is not under `secrets` in platform.yaml"
+    )
+    platform = Platform.model_validate({"secrets": {"SUPPORT_DB_PASSWORD": {"name": "support-db", "key": "password"}}})
+    assert compilation.write_pipeline(config, platform, tmp_path / "pipeline.yaml") == []
+    parameters = load_documents((tmp_path / "pipeline.yaml").read_text())[0]["root"]["inputDefinitions"]["parameters"]
+    default = {name: parameter["defaultValue"] for name, parameter in parameters.items()}
+    combined = run_parameters.combine_parameters(default, default, default["configuration"])
+    assert combined.data_curation.sources == config.data_curation.sources

@@ -71,7 +71,7 @@ class Manifest(BaseModel):
 
     @property
     def kind(self) -> str:
-        """Kind of the artifact: dataset, model, evaluation, repository or base_model."""
+        """Kind of the artifact: dataset, model, evaluation, repository, base_model or extract."""
         return self.schema_.split("/")[1]
 
     def find_input(self, kind: str) -> ArtifactInput | None:
@@ -191,7 +191,7 @@ def publish(
 
     Args:
         folder: the claimed folder, which contains all files of the artifact.
-        kind: dataset, model, evaluation, repository or base_model.
+        kind: dataset, model, evaluation, repository, base_model or extract.
         payload: the relative paths that determine the artifact's identity, as a list or a predicate.
         inputs: the artifacts, raw files and base models that the result depends on.
         config: the configuration of the stage, as JSON values.
