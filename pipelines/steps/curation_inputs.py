@@ -113,7 +113,9 @@ def list_raw_sources(
     )
     for entry in tables:
         extract = extract_table(entry.path, entry.table_settings, Path.cwd(), store, reporter, extracts)
-        sources.append(open_extract(extract).model_copy(update={"settings": entry.settings}))
+        source = open_extract(extract).model_copy(update={"settings": entry.settings})
+        if source not in sources:  # as for a file that is listed twice
+            sources.append(source)
     return sources
 
 

@@ -176,6 +176,10 @@ def test_wrong_settings_are_errors(read: Read, sqlite_file: Path, settings: dict
     assert sqlite_file.read_bytes() == before
 
 
+def test_unknown_table_lists_the_tables(read: Read, sqlite_file: Path) -> None:
+    assert expect_error(read, str(sqlite_file), table="ticket").hint == "Its tables are: tickets."
+
+
 def test_query_beyond_the_timeout_is_interrupted(read: Read, sqlite_file: Path) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n WHERE i < 0"
     error = expect_error(read, str(sqlite_file), query=endless, timeout_seconds=0.05)

@@ -234,6 +234,16 @@ def test_no_file_contains_the_password(database_model: DatabaseModel) -> None:
     assert not [path for path in files if PASSWORD.encode() in path.read_bytes()]
 
 
+def test_table_that_is_listed_twice_is_read_once(tmp_path: Path) -> None:
+    write_table(tmp_path / "a.sqlite")
+    entry = {"path": str(tmp_path / "a.sqlite"), "table": "tickets"}
+    mapped = {**entry, "columns": {"text": "reply"}}
+    config = parse_values({"data_curation": {"sources": [entry, entry, mapped], "published": "ignore"}}, "the test")
+    sources = list_inputs(config, Workdir(tmp_path / "workdir"), SilentReporter()).sources
+    assert [source.settings.columns for source in sources] == [{}, {"text": "reply"}]
+    assert len({source.extract for source in sources}) == 1
+
+
 def build_source(**settings: Any) -> Customization:
     return parse_values({"data_curation": {"sources": [settings]}}, "the test")
 

@@ -125,6 +125,16 @@ def _convert(value: Any, column_type: pyarrow.DataType) -> Any:
     return str(value)
 
 
+def _list_tables(request: TableRequest) -> list[str]:
+    """Return the names of the tables and views."""
+    uri = f"file:{quote(str(locate_file(request, SCHEME)))}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT_SECONDS)) as connection:
+        query = (
+            "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
+        )
+        return [name for (name,) in connection.execute(query)]
+
+
 def describe_error(request: TableRequest, text: str) -> tuple[str, str]:
     """Return the problem and a hint for an error of SQLite."""
     if "interrupted" in text:
@@ -136,6 +146,8 @@ def describe_error(request: TableRequest, text: str) -> tuple[str, str]:
             f"is locked by another process for more than {LOCK_TIMEOUT_SECONDS:g} seconds",
             "Rerun the command later.",
         )
+    if "no such table" in text:
+        return f"rejected the query: {text}", f"Its tables are: {', '.join(_list_tables(request)) or 'none'}."
     if "decode" in text:
         return f"contains text that is not UTF-8: {text}", "Convert the column in the query: SELECT hex(column)."
     if "unable to open" in text:
