@@ -17,6 +17,8 @@ from components.common.runtime.errors import ConfigurationError, UsageError
 from components.common.runtime.validation_errors import describe_validation_error
 from components.common.runtime.yaml_loading import MAX_CHARACTERS, LimitedLoader, load_yaml
 from components.data_curation.config import DataCurationConfig
+from components.data_curation.databases.database_registry import is_table_address
+from components.data_curation.databases.table_request import check_no_password
 from components.data_curation.reading.table_settings import is_query_file
 from components.data_versioning.config import DataVersioningConfig
 from components.evaluation.config import EvaluationConfig
@@ -114,11 +116,15 @@ def has_sources(values: Values) -> bool:
 
 
 def check_consistency(config: Customization) -> None:
-    """Check that each recipe's model can be packaged as configured, before any stage runs.
+    """Check values that depend on one another, before any stage runs.
 
     Raises:
-        ConfigurationError: the packaging cannot represent the trained parameters of a recipe.
+        ConfigurationError: the packaging cannot represent the trained parameters of a recipe; or the address of a
+            database contains a password, which compiled pipelines and manifests would repeat.
     """
+    for entry in config.data_curation.sources:
+        if is_table_address(entry.path):
+            check_no_password(entry.path)
     packaging, is_vllm = config.triton_packaging, config.triton_packaging.backend == "vllm"
     for tuning in config.fine_tuning.recipes.values():
         adaptation = tuning.adaptation_spec

@@ -552,6 +552,19 @@ def test_component_functions_import_what_they_use() -> None:
         assert (used & module_names) - local == set(), f"{file}: {function.name}"
 
 
+def test_password_of_a_database_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    for address in (
+        "sql+postgresql://reader:hunter2@db/support",
+        "sql+postgresql://reader@db/support?password=hunter2",
+    ):
+        sources = json.dumps([{"path": address, "table": "tickets", "order_by": ["id"]}])
+        arguments = ("--set", f"data_curation.sources={sources}")
+        error = refusal(2, "compile", *arguments, "-o", "pipeline.yaml", cwd=tmp_path)
+        assert "contains a password" in error["message"]
+        assert "hunter2" not in json.dumps(error)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_database_source_is_part_of_the_configuration_and_its_secret_is_checked(tmp_path: Path) -> None:
     source = {"path": "sql+postgresql://reader@db/support", "table": "tickets", "order_by": ["id"]}
     source |= {"credentials_env": "SUPPORT_DB_PASSWORD"}

@@ -50,6 +50,19 @@ class TableRequest:
         return url_credentials.mask_credentials(text)
 
 
+def check_no_password(address: str) -> None:
+    """Raise ConfigurationError, without the password, if an address of a database contains one."""
+    parameters = parse_qsl(urlsplit(address).query) if "://" in address else []
+    secrets = [name for name, _ in parameters if SECRET_PARAMETER.search(name)]
+    if secrets or url_credentials.contains_password(address):
+        shown = url_credentials.mask_credentials(address).partition("?")[0]
+        place = f"in the parameter {secrets[0]}" if secrets else "in its address"
+        raise ConfigurationError(
+            f"{SOURCES_KEY}: {shown!r} contains a password {place}; it would be readable in the manifest",
+            hint=CREDENTIALS_HINT,
+        )
+
+
 def build_request(address: str, settings: TableSettings, base: Path) -> TableRequest:
     """Read the query's file and the secret, and check what can be checked without the database.
 
@@ -57,16 +70,7 @@ def build_request(address: str, settings: TableSettings, base: Path) -> TableReq
         ConfigurationError: the address contains a password, the environment variable is not set, or the query's file
             cannot be read.
     """
-    parameters = parse_qsl(urlsplit(address).query) if "://" in address else []
-    secrets = [name for name, _ in parameters if SECRET_PARAMETER.search(name)]
-    public = url_credentials.mask_credentials(address)
-    if secrets or url_credentials.contains_password(address):
-        shown = public.partition("?")[0]
-        place = f"in the parameter {secrets[0]}" if secrets else "in its address"
-        raise ConfigurationError(
-            f"{SOURCES_KEY}: {shown!r} contains a password {place}; it would be readable in the manifest",
-            hint=CREDENTIALS_HINT,
-        )
+    check_no_password(address)
     secret = ""
     if variable := settings.credentials_env:
         secret = os.environ.get(variable, "").strip()
