@@ -2,11 +2,14 @@
 
 SQLite, DuckDB, Delta and Iceberg are the real engines on files. tests/engines/test_postgresql_sources.py runs a real
 PostgreSQL server. Snowflake and BigQuery are stand-ins that replay the recorded behaviour of their ADBC drivers.
+Tests of other databases than SQLite are long, because only the long tier installs their packages.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import re
 import sqlite3
 import tomllib
@@ -29,6 +32,12 @@ from tests.pipelines.command import ROOT
 
 TICKETS = [(i, f"Ticket {i}", f"Answer to ticket number {i}.") for i in range(1, 13)]
 Read = Callable[..., Artifact]
+
+
+def import_driver(name: str) -> Any:
+    """Import a package; without it, fail if engines are required, as in CI, and skip otherwise."""
+    is_required = os.environ.get("TUNELINE_ENGINES") == "required"
+    return importlib.import_module(name) if is_required else pytest.importorskip(name)
 
 
 class NoteReporter(SilentReporter):
@@ -265,8 +274,9 @@ def test_write_ahead_log_is_part_of_the_state(read: Read, sqlite_file: Path) -> 
 # --- DuckDB, Delta, Iceberg -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_duckdb_file(read: Read, tmp_path: Path) -> None:
-    duckdb = pytest.importorskip("duckdb")
+    duckdb = import_driver("duckdb")
     with duckdb.connect(str(tmp_path / "a.duckdb")) as connection:
         connection.execute(
             "CREATE TABLE t (id INT, tags TEXT[], price DECIMAL(9,2), opened TIMESTAMPTZ, who STRUCT(name TEXT))"
@@ -294,8 +304,9 @@ def test_duckdb_file(read: Read, tmp_path: Path) -> None:
     assert "is not a DuckDB database" in expect_error(read, "bad.duckdb", table="t").message
 
 
+@pytest.mark.long
 def test_delta_table_is_read_at_a_version(read: Read, tmp_path: Path, reporter: NoteReporter) -> None:
-    deltalake = pytest.importorskip("deltalake")
+    deltalake = import_driver("deltalake")
     folder = tmp_path / "tickets"
     deltalake.write_deltalake(str(folder), pyarrow.table({"id": [1, 2], "subject": ["a", "b"]}))
     first = read(f"delta://{folder}")
@@ -315,7 +326,7 @@ def test_delta_table_is_read_at_a_version(read: Read, tmp_path: Path, reporter: 
 @pytest.fixture
 def iceberg_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A catalog in SQLite with one table. PyIceberg reads its variables once, at its import."""
-    catalogs = pytest.importorskip("pyiceberg.catalog")
+    catalogs = import_driver("pyiceberg.catalog")
     from pyiceberg.utils.config import Config
 
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", "sql")
@@ -328,6 +339,7 @@ def iceberg_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     catalog.close()
 
 
+@pytest.mark.long
 def test_iceberg_table_is_read_at_a_snapshot(read: Read, iceberg_catalog: Any, reporter: NoteReporter) -> None:
     first_rows = pyarrow.table({"id": [2, 1], "subject": ["b", "a"]})
     table = iceberg_catalog.create_table("support.tickets", schema=first_rows.schema)
@@ -404,13 +416,14 @@ class RecordedDriver:
 
 
 def install_driver(monkeypatch: pytest.MonkeyPatch, name: str, driver: RecordedDriver) -> None:
-    dbapi = pytest.importorskip(f"{name}.dbapi")
+    dbapi = import_driver(f"{name}.dbapi")
     monkeypatch.setattr(dbapi, "connect", driver.connect)
 
 
 SNOWFLAKE = "sql+snowflake://reader@myorg-myaccount/SUPPORT/PUBLIC?warehouse=SMALL&role=READER"
 
 
+@pytest.mark.long
 def test_snowflake_stand_in(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = RecordedDriver(SNOWFLAKE_FACTS, SNOWFLAKE_ROWS)
     install_driver(monkeypatch, "adbc_driver_snowflake", driver)
@@ -445,6 +458,7 @@ def test_snowflake_stand_in(read: Read, monkeypatch: pytest.MonkeyPatch) -> None
     assert "password" not in driver.options
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("recorded", "message"),
     [
@@ -464,9 +478,10 @@ def test_snowflake_errors(read: Read, monkeypatch: pytest.MonkeyPatch, recorded:
     assert error.hint
 
 
+@pytest.mark.long
 def test_malformed_warehouse_addresses(read: Read) -> None:
-    pytest.importorskip("adbc_driver_snowflake")
-    pytest.importorskip("adbc_driver_bigquery")
+    import_driver("adbc_driver_snowflake")
+    import_driver("adbc_driver_bigquery")
     settings = {"table": "t", "order_by": ["id"]}
     error = expect_error(read, "sql+snowflake://account/db", **settings)
     assert "is not a Snowflake address" in error.message
@@ -479,6 +494,7 @@ def test_malformed_warehouse_addresses(read: Read) -> None:
     assert "expected a time with its offset" in error.message
 
 
+@pytest.mark.long
 def test_bigquery_stand_in(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = pyarrow.table({"id": [1, 2], "subject": ["a", None], "tags": [["x"], []]})
     driver = RecordedDriver(("2026-11-26 03:02:11.346719+00",), rows)
@@ -505,6 +521,7 @@ def test_bigquery_stand_in(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rejected the credentials" in error.message
 
 
+@pytest.mark.long
 def test_secret_in_a_drivers_message_is_masked(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = RecordedDriver(
         SNOWFLAKE_FACTS, SNOWFLAKE_ROWS, RuntimeError("no login for hunter2 at https://u:pw9@host/")

@@ -31,7 +31,8 @@ ADDRESS = "delta+s3://lake/support/tickets"
 
 @pytest.fixture
 def lake(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> Any:
-    deltalake = pytest.importorskip("deltalake")
+    import deltalake
+
     s3_server.use(monkeypatch)
     s3_server.client().create_bucket(Bucket="lake")
     location, options = ADDRESS.removeprefix("delta+"), build_storage_options()
