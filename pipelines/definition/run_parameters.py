@@ -82,10 +82,15 @@ def _dump_differences(config: Customization, stated: Values, implied: Customizat
 
 
 def _select_differing(stated: Values, full: Values, implied: Values) -> Values:
-    """Return the stated values that differ from the implied ones; a list counts as one value."""
+    """Return the stated values that differ from the implied ones; a list counts as one value.
+
+    A section that is not in use, such as a sweep, is missing from the implied values.
+    """
     different: Values = {}
     for name, value in stated.items():
-        if isinstance(value, dict):
+        if name not in implied:
+            different[name] = value
+        elif isinstance(value, dict):
             if inner := _select_differing(value, full[name], implied[name]):
                 different[name] = inner
         elif full[name] != implied[name]:

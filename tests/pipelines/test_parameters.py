@@ -126,6 +126,20 @@ def test_remaining_keys_are_those_without_a_parameter() -> None:
     assert run_parameters.combine_parameters(compiled, compiled, remaining) == config
 
 
+def test_sections_that_are_off_by_default_are_remaining_keys() -> None:
+    examples = {"good": ["/data/good.jsonl"], "bad": ["/data/bad.jsonl"]}
+    vary = {"learning_rate": [1e-4, 3e-4]}
+    overrides = [f"data_curation.quality_scores.classifier={examples}", f"fine_tuning.sweep.vary={vary}"]
+    config = load_customization(None, overrides)
+    remaining = run_parameters.dump_remaining_keys(config)
+    assert yaml.safe_load(remaining) == {
+        "data_curation": {"quality_scores": {"classifier": examples}},
+        "fine_tuning": {"sweep": {"vary": vary}},
+    }
+    compiled = run_parameters.default_parameters(config)
+    assert run_parameters.combine_parameters(compiled, compiled, remaining) == config
+
+
 def test_remaining_keys_are_one_line() -> None:
     prompts = ["Two lines:\nthe second, with ü and 'quotes'", "yes", "2026-01-01"]
     config = load_customization(
