@@ -529,6 +529,9 @@ def test_endpoint_without_schemas_is_used_without_them(texts, judge_server, cura
         ('{"score": 7, "reason": "clear"}', 7),
         ('```json\n{"score": 7, "reason": "clear"}\n```', 7),
         ('My rating: {"reason": "clear", "score": 7.0}', 7),
+        ('{"score": 7, "reason": "has a } and a { and \\"score\\": 9"}', 7),
+        ('<think>{x}</think> {"score": 7, "reason": "x"}', 7),
+        ('{"score": 7, "reason": "x"} {"score": 7, "reason": "x"}', None),
         ('{"score": 11, "reason": "x"}', None),
         ('{"score": "7", "reason": "x"}', None),
         ('{"score": true, "reason": "x"}', None),
@@ -543,6 +546,17 @@ def test_answers_are_parsed(answer, score):
             judge_client.parse_score(answer)
     else:
         assert judge_client.parse_score(answer) == score
+
+
+def test_score_of_an_answer_with_a_truncated_reason_counts():
+    assert judge_client.parse_score('{"score": 7, "reason": "clear, but', is_truncated=True) == 7
+    for answer, is_truncated in (
+        ('{"score": 7, "reason": "clear', False),
+        ('{"score": 1', True),
+        ("I rate it 7", True),
+    ):
+        with pytest.raises(ValueError, match="the answer"):
+            judge_client.parse_score(answer, is_truncated)
 
 
 def test_number_of_judged_rows_is_limited(texts, judge_server, curate_scored, read_rows):

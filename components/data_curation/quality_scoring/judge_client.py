@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from http.client import HTTPException
+from typing import Any
 
 from components.common.artifacts import hashing
 from components.common.runtime import http_client
@@ -29,6 +30,7 @@ MAX_BACKOFF_SECONDS = 20.0  # also the limit for Retry-After
 MAX_RESPONSE_BYTES = 4 << 20
 MAX_ERROR_CHARACTERS = 200  # of the endpoint's error text
 MAX_ANSWER_TOKENS = 512
+MAX_ANSWER_CHARACTERS = 20_000  # bounds the time to parse an answer
 MAX_ROW_CHARACTERS = 20_000  # of a row that is sent
 MIN_SCORE, MAX_SCORE = 1, 10
 SEED = 0
@@ -46,14 +48,14 @@ DELIMITER_TAG = re.compile(r"<(/?)\s*row\s*>", re.IGNORECASE)
 ANSWER_SCHEMA = {
     "type": "object",
     "properties": {
-        "score": {"type": "integer", "minimum": MIN_SCORE, "maximum": MAX_SCORE},
+        "score": {"type": "integer", "enum": list(range(MIN_SCORE, MAX_SCORE + 1))},
         "reason": {"type": "string"},
     },
     "required": ["score", "reason"],
     "additionalProperties": False,
 }
 RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "rating", "strict": True, "schema": ANSWER_SCHEMA}}
-SCORE_OBJECT = re.compile(r"\{[^{}]*\"score\"[^{}]*\}")
+TRUNCATED_OBJECT = re.compile(r"\s*\{\s*\"score\"\s*:\s*(\d+)\s*,")
 
 
 class NoScoreError(Exception):
@@ -118,7 +120,7 @@ class JudgeClient:
         for attempt in range(self.settings.retries + 1):
             wait = 0.0
             try:
-                return parse_score(self._post(text))
+                return parse_score(*self._post(text))
             except urllib.error.HTTPError as error:
                 reason, wait = self._describe_status(error), _read_retry_after(error)
                 if error.code in REQUEST_ERROR_STATUSES:
@@ -141,8 +143,8 @@ class JudgeClient:
                 break
         raise NoScoreError(reason)
 
-    def _post(self, text: str) -> str:
-        """Send a row, and return the text of the answer."""
+    def _post(self, text: str) -> tuple[str, bool]:
+        """Send a row; return the text of the answer, and whether it is truncated."""
         quoted = DELIMITER_TAG.sub(r"< \1row>", text[:MAX_ROW_CHARACTERS])  # the row cannot end its own quotation
         body = {
             "model": self.settings.model,
@@ -162,15 +164,18 @@ class JudgeClient:
         with http_client.build_opener(url).open(request, timeout=self.settings.timeout_seconds) as response:
             answer = json.loads(response.read(MAX_RESPONSE_BYTES))
         try:
-            message = answer["choices"][0]["message"]
+            choice = answer["choices"][0]
+            message, is_truncated = choice["message"], choice.get("finish_reason") == "length"
             content = message["content"]
         except (KeyError, IndexError, TypeError):
             raise _InvalidAnswerError("the response has no text in choices[0].message.content") from None
+        if isinstance(content, str) and len(content) > MAX_ANSWER_CHARACTERS:
+            raise _InvalidAnswerError(f"the answer is longer than {MAX_ANSWER_CHARACTERS:,} characters")
         if not isinstance(content, str) or not content.strip():
             raise _InvalidAnswerError(
                 "the judge refuses to answer" if message.get("refusal") else "the answer is empty"
             )
-        return content
+        return content, is_truncated
 
     def _describe_status(self, error: urllib.error.HTTPError) -> str:
         """Return the status and the start of the error's text, without the key."""
@@ -184,25 +189,40 @@ class JudgeClient:
         return f"HTTP {error.code}{f': {text}' if text else ''}"
 
 
-def parse_score(answer: str) -> int:
+def parse_score(answer: str, is_truncated: bool = False) -> int:
     """Return the score in an answer: a JSON object, alone or as the only object with a score in the text.
 
-    Several objects are an error, because one of them may be a quotation from the row.
+    Several objects are an error, because one of them may be a quotation from the row. Of a truncated answer, an object
+    at its start counts if only the reason is truncated.
 
     Raises:
         ValueError: the answer has no integer score from 1 to 10.
     """
-    objects = SCORE_OBJECT.findall(answer)
-    try:
-        found = json.loads(objects[0] if len(objects) == 1 else answer)
-    except (ValueError, RecursionError):
-        raise _InvalidAnswerError("the answer is not one JSON object with a score") from None
-    score = found.get("score") if isinstance(found, dict) else None
+    objects = _find_score_objects(answer)
+    if is_truncated and not objects and (start := TRUNCATED_OBJECT.match(answer)):
+        objects = [{"score": int(start[1])}]
+    if len(objects) != 1:
+        raise _InvalidAnswerError("the answer is not one JSON object with a score")
+    score = objects[0]["score"]
     if isinstance(score, float) and score.is_integer():
         score = int(score)
     if not isinstance(score, int) or isinstance(score, bool) or not MIN_SCORE <= score <= MAX_SCORE:
         raise _InvalidAnswerError(f"the answer has no integer score from {MIN_SCORE} to {MAX_SCORE}")
     return score
+
+
+def _find_score_objects(answer: str) -> list[dict[str, Any]]:
+    """Return the JSON objects with the key score in a text, without those inside other objects."""
+    objects, position, decoder = [], 0, json.JSONDecoder()
+    while (position := answer.find("{", position)) >= 0:
+        try:
+            found, position = decoder.raw_decode(answer, position)
+        except (ValueError, RecursionError):
+            position += 1
+            continue
+        if "score" in found:
+            objects.append(found)
+    return objects
 
 
 def read_api_key(variable: str) -> str:
