@@ -15,7 +15,7 @@ import pytest
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError, InputError
 from components.common.runtime.reporters import SilentReporter
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.quality_scoring import judge_client, perplexity
+from components.data_curation.quality_scoring import judge_client, linear_classifier, perplexity
 from components.data_curation.quality_scoring.llm_judge import AnswerCache, render_row
 from components.data_curation.quality_scoring.row_scoring import QualityScores, build_scorers
 from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs, list_scoring_inputs
@@ -197,6 +197,15 @@ def test_examples_that_do_not_differ_give_a_warning(texts, curate_scored, tmp_pa
     assert dataset.manifest.summary["quality_scores"]["classifier"]["auc"] < 0.6
     assert any("hardly separates good from bad examples" in note for note in reporter.notes)
     assert "hardly separates good from bad examples" in (dataset.path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("limit", "value", "used"), [("MAX_EXAMPLES", 25, 25), ("MAX_EXAMPLES_CHARACTERS", 1, 20)])
+def test_number_of_examples_is_limited(texts, examples, curate_scored, monkeypatch, limit, value, used):
+    monkeypatch.setattr(linear_classifier, limit, value)
+    reporter = NotedReporter()
+    figures = curate_scored(texts, reporter=reporter, classifier=examples).manifest.summary["quality_scores"]
+    assert (figures["classifier"]["good_examples"], figures["classifier"]["bad_examples"]) == (used, used)
+    assert f"{used} of the bad examples are used, chosen by the hash of their text" in reporter.notes
 
 
 def test_threshold_that_no_row_reaches_is_an_error(texts, examples, curate_scored):

@@ -9,6 +9,8 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from heapq import nsmallest
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from components.common import personal_data
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
 
 MIN_EXAMPLES = 20  # per class
-MAX_EXAMPLES = 20_000  # per class; bounds the memory of the training
+MAX_EXAMPLES = 20_000  # per class
+MAX_EXAMPLES_CHARACTERS = 5_000_000  # per class; features take about 70 bytes per character
+BATCH_ROWS = 100  # to score at once; bounds the memory of their features
 MAX_CHARACTERS = 20_000  # of a row, from its start; bounds the memory of its features
 FOLDS = 5
 MIN_AUC = 0.6  # below, the scores are hardly better than chance (0.5)
@@ -95,9 +99,11 @@ class QualityClassifier:
                     + (f" ({notes[0]})" if notes else ""),
                     hint=f"Add examples to the files of {KEY}.{label}, or remove the section classifier.",
                 )
-            if len(digests) > MAX_EXAMPLES:
-                notes.append(f"{MAX_EXAMPLES:,} of {len(digests):,} {label} examples are used")
-            chosen.append([by_digest[digest] for digest in digests[:MAX_EXAMPLES]])
+            sizes = accumulate(len(by_digest[digest]) for digest in digests[:MAX_EXAMPLES])
+            used = max(sum(size <= MAX_EXAMPLES_CHARACTERS for size in sizes), MIN_EXAMPLES)
+            if used < len(digests):
+                notes.append(f"{used:,} of the {label} examples are used, chosen by the hash of their text")
+            chosen.append([by_digest[digest] for digest in digests[:used]])
         labels: np.ndarray = np.repeat([1, 0], [len(chosen[0]), len(chosen[1])])
         features = extract_features([*chosen[0], *chosen[1]])
         # liblinear runs in one thread, so the weights do not depend on the number of cores.
@@ -124,8 +130,9 @@ class QualityClassifier:
         scores: np.ndarray = np.full(len(rows.is_kept), np.nan)
         done = 0
         for indices, contents in rows.iterate_contents():
-            features = extract_features([extract_text(content) for content in contents])
-            scores[indices] = self.model.predict_proba(features)[:, 1]
+            for begin in range(0, len(indices), BATCH_ROWS):
+                features = extract_features([extract_text(one) for one in contents[begin : begin + BATCH_ROWS]])
+                scores[indices[begin : begin + BATCH_ROWS]] = self.model.predict_proba(features)[:, 1]
             done += len(indices)
             reporter.progress(done, rows.count, "rows")
         return ScorerResult(scores, {"auc": self.auc, **self.examples}, self.notes)
@@ -159,6 +166,8 @@ def _read_examples(
                     continue
                 for text in rows:
                     texts[hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()] = text
+                if len(texts) > 2 * MAX_EXAMPLES:  # one more than MAX_EXAMPLES shows that some are left out
+                    texts = {digest: texts[digest] for digest in nsmallest(MAX_EXAMPLES + 1, texts)}
     if unreadable:
         verb = "is" if unreadable == 1 else "are"
         notes.append(f"{unreadable:,} of the {label} examples {verb} unreadable, the first {first}")
