@@ -18,7 +18,7 @@ from components.common.reporting.html_report import (
 )
 from components.data_curation.filters import row_filters  # noqa: F401  registers the reasons of all filters
 from components.data_curation.filters.language_identification import HAN_SCRIPT
-from components.data_curation.filters.reject_reasons import DUPLICATE_GROUP, REJECT_REASONS
+from components.data_curation.filters.reject_reasons import DUPLICATE_GROUP, REJECT_REASONS, SEMANTIC_DUPLICATE
 from components.data_curation.quality_scoring.scorer_interface import ScorerStatistics
 from components.data_curation.reading.raw_records import Source
 from components.data_curation.report_statistics import (
@@ -120,7 +120,10 @@ def _plot_similarities(reason: str, similarities: Sequence[float]) -> str:
         f"{step * SIMILARITY_STEP / 100:.2f}–{(step + 1) * SIMILARITY_STEP / 100:.2f}": counts[step]
         for step in range(min(counts), 100 // SIMILARITY_STEP)
     }
-    caption = f"{reason}: similarity to the kept row. Context that recurs across rows, such as a system prompt, does not count."
+    measure = "similarity to the kept row. Context that recurs across rows, such as a system prompt, does not count."
+    if reason == SEMANTIC_DUPLICATE.name:
+        measure = "cosine similarity to the kept row, the lower one of prompts and answers."
+    caption = f"{reason}: {measure}"
     return plot_bars(bars, x="rows", caption=caption, colours=dict.fromkeys(bars, ORANGE))
 
 
@@ -256,12 +259,14 @@ def _render_files(sources: Sequence[Source], quarantined: int, statistics: Curat
     sizes: Counter[str] = Counter()
     for source in sources:
         sizes[source.name] += source.bytes
-    lines = []
+    lines, kept = [], sum(results[KEPT] for results in statistics.by_source.values())
     for name in {**sizes, **statistics.by_source}:
         results = statistics.by_source.get(name, Counter())
-        counts = [results.total(), results[KEPT], results[REJECTED], results[QUARANTINED]]
-        lines.append([name, *counts, sizes.get(name)])
-    header = ["file", "rows", "kept", "rejected", UNREADABLE, "bytes"]
+        share = f"{results[KEPT] / max(1, kept):.1%}"
+        lines.append(
+            [name, results.total(), results[KEPT], share, results[REJECTED], results[QUARANTINED], sizes.get(name)]
+        )
+    header = ["file", "rows", "kept", "share of kept", "rejected", UNREADABLE, "bytes"]
     digests = [[source.name, source.sha256] for source in sources]
     return {
         "Unreadable records": unreadable,

@@ -19,12 +19,11 @@ from components.common.runtime.reporters import Reporter
 from components.data_curation.comparison import text_embeddings
 from components.data_curation.comparison.text_embeddings import TextEmbedder
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.filters.reject_reasons import DUPLICATE_GROUP, Rejection, register_reason
+from components.data_curation.filters.reject_reasons import SEMANTIC_DUPLICATE, Rejection
 from components.data_curation.prepared_chunks import PreparedRows
 from components.data_curation.row_verdicts import RowVerdicts
 from components.data_curation.rows import CONTENT_COLUMNS, Row
 
-SEMANTIC_DUPLICATE = register_reason("semantic_duplicate", DUPLICATE_GROUP, "has nearly the meaning of a kept row")
 BLOCK_ROWS = 512  # rows that are compared at once with the kept rows
 MAX_COMPARED_ROWS = 20_000  # above this number, only rows of the same cluster are compared
 CLUSTER_ROWS = 5_000  # mean number of rows in a cluster

@@ -98,7 +98,7 @@ def page_text():
         "contaminated · 6 rows tickets.jsonl:7: shares 15 words with gsm8k.jsonl:17: 3 of 40 n-grams of its question Natalia <sold> clips",
         "tickets.jsonl 3 invalid JSON",
         "4 in total; quarantine.jsonl lists them all.",
-        "tickets.jsonl 7 4 2 1 1,240",
+        "tickets.jsonl 7 4 100.0% 2 1 1,240",
         "b" * 64,
     ],
 )
