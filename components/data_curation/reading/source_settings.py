@@ -79,7 +79,7 @@ class SourceSettings(BaseModel):
 
     @field_validator("sheet", mode="before")
     @classmethod
-    def _accept_number(cls, sheet: object) -> object:
+    def _accept_sheet_number(cls, sheet: object) -> object:
         return str(sheet) if isinstance(sheet, int) and not isinstance(sheet, bool) else sheet
 
     @field_validator("where")

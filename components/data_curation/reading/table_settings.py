@@ -71,5 +71,5 @@ class TableSettings(BaseModel):
 
     @field_validator("snapshot", mode="before")
     @classmethod
-    def _accept_number(cls, snapshot: object) -> object:
+    def _accept_snapshot_number(cls, snapshot: object) -> object:
         return str(snapshot) if isinstance(snapshot, int) and not isinstance(snapshot, bool) else snapshot
