@@ -37,7 +37,8 @@ class RowCondition:
                 missing = MISSING_COLUMN.fullmatch(str(error))
                 name = missing["name"] if missing else ""
                 if not name or name in self.columns or len(self.columns) == MAX_CONDITION_COLUMNS:
-                    raise ValueError(f"{expression!r} is not an SQL condition: {error}") from None
+                    problem = str(error).partition("\n)")[0]  # without the statement around the expression
+                    raise ValueError(f"{expression!r} is not an SQL condition: {problem}") from None
                 self.columns.append(name)
             else:
                 return
