@@ -83,9 +83,12 @@ def curate(
     from pipelines.steps import curation_inputs
 
     if sources:
-        stated = {entry.path: entry for entry in customization.data_curation.sources}
+        stated = customization.data_curation.sources
         customization.data_curation.sources = [
-            stated.get(str(Path(path).absolute())) or stated.get(path) or SourceEntry(path=path) for path in sources
+            entry
+            for path in sources
+            for entry in [one for one in stated if one.path in (path, str(Path(path).absolute()))]
+            or [SourceEntry(path=path)]
         ]
     with open_workdir("curate", as_json, workdir) as (reporter, work):
         if preview or output is None:
