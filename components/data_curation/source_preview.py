@@ -36,6 +36,7 @@ class SourcePreview:
         not_selected: the number of records that `where` does not select.
         rows: the content of the rows, redacted as in the dataset.
         unreadable: the records that cannot be read.
+        missing: the columns of the settings that no record has.
         suggestion: columns by role, if no record has a known format.
     """
 
@@ -46,12 +47,32 @@ class SourcePreview:
     not_selected: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
     unreadable: list[UnreadableRecord] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     suggestion: dict[ColumnTarget, str] = field(default_factory=dict)
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether the file is a local copy, of a database or a data repository, whose path is not in the configuration."""
+        return bool(self.source.extract or self.source.called)
+
+    def build_suggestion(self) -> dict[str, Any]:
+        """Return the source with the suggested columns, of a local copy the columns alone; {} without a suggestion."""
+        if not self.suggestion or self.is_cached:
+            return {"columns": dict(self.suggestion)} if self.suggestion else {}
+        return column_mapping.build_entry(self.path, self.source.settings, self.suggestion)
+
     def format_suggestion(self) -> str:
-        """Return the source with the suggested columns as YAML in one line; "" without a suggestion."""
-        settings = self.source.settings
-        return column_mapping.format_entry(self.path, settings, self.suggestion) if self.suggestion else ""
+        """Return the suggestion as YAML in one line; "" without a suggestion."""
+        import yaml
+
+        dumped: str = yaml.safe_dump(
+            self.build_suggestion(), default_flow_style=True, sort_keys=False, allow_unicode=True, width=100_000
+        )
+        return dumped.strip() if self.suggestion else ""
+
+    def format_missing(self) -> str:
+        """Return the missing columns with similar names; "" if none is missing."""
+        return _describe_missing(self.source, self.missing, self.columns) if self.missing else ""
 
     @property
     def path(self) -> str:
@@ -68,8 +89,10 @@ def preview_source(source: Source, config: DataCurationConfig, limit: int) -> So
     """
     raw = _read_first(source, config, limit)
     found = SourcePreview(source, read=len(raw))
-    fields = [record.fields for record in raw if isinstance(record, Record)]
-    found.columns = list(dict.fromkeys(itertools.chain.from_iterable(fields)))
+    readable = [record for record in raw if isinstance(record, Record)]
+    fields = [record.fields for record in readable]
+    found.columns = column_mapping.list_columns(fields)
+    found.missing = column_mapping.find_missing_columns(readable, source.settings) if readable else []
     for record in column_mapping.apply_settings(raw, source.settings):
         if isinstance(record, UnreadableRecord):
             found.unreadable.append(record)
@@ -92,8 +115,8 @@ def preview_source(source: Source, config: DataCurationConfig, limit: int) -> So
     found.unreadable = [
         UnreadableRecord(one.file, one.line, reason) for one, reason in zip(found.unreadable, masked, strict=True)
     ]
-    has_known_format = bool(found.rows or found.not_selected)
-    if fields and not has_known_format and not source.settings.columns and not source.settings.template:
+    is_unknown = bool(found.unreadable) and not found.rows
+    if fields and is_unknown and not source.settings.columns and not source.settings.template:
         found.suggestion = column_mapping.suggest_columns(fields)
     return found
 
@@ -112,13 +135,17 @@ def check_columns(sources: Sequence[Source], config: DataCurationConfig) -> None
         records = [one for one in _read_first(source, config, CHECKED_RECORDS) if isinstance(one, Record)]
         missing = column_mapping.find_missing_columns(records, settings) if records else []
         if missing:
-            columns = list(dict.fromkeys(key for record in records for key in record.fields))
-            names = ", ".join(map(repr, missing))
+            columns = column_mapping.list_columns(record.fields for record in records)
             raise ConfigurationError(
-                f"data_curation.sources: {source.name} has no column {names}; it has the "
-                f"{record_formats.describe_keys(dict.fromkeys(columns)).replace('keys', 'columns', 1)}",
+                f"data_curation.sources: {_describe_missing(source, missing, columns)}",
                 hint=_suggest_names(missing, columns),
             )
+
+
+def _describe_missing(source: Source, missing: Sequence[str], columns: Sequence[str]) -> str:
+    names = ", ".join(map(repr, missing))
+    described = record_formats.describe_keys(dict.fromkeys(columns)).replace("keys", "columns", 1)
+    return f"{source.name} has no column {names}; it has the {described}"
 
 
 def _suggest_names(missing: Sequence[str], columns: Sequence[str]) -> str:

@@ -681,7 +681,7 @@ def _suggest_columns(
         preview = source_preview.preview_source(source, config, source_preview.CHECKED_RECORDS)
         if entry := preview.format_suggestion():
             columns = personal_data.mask(", ".join(preview.columns[:MAX_NAMED_COLUMNS]))
-            yield (
-                f"{source.name} has the columns {columns}; map them with data_curation.sources: [{entry}]. "
-                "`tuneline curate --preview` shows the rows."
-            )
+            action = f"map them with data_curation.sources: [{entry}]"
+            if preview.is_cached:
+                action = f"add to its entry in data_curation.sources: {entry[1:-1]}"
+            yield f"{source.name} has the columns {columns}; {action}. `tuneline curate --preview` shows the rows."

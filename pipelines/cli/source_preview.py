@@ -55,6 +55,7 @@ def _build_result(preview: SourcePreview, rows: int) -> dict[str, Any]:
         "not_selected": preview.not_selected,
         "rows": preview.rows[:rows],
         "unreadable": [asdict(one) for one in preview.unreadable[:rows]],
+        "missing_columns": preview.missing,
         "suggestion": preview.format_suggestion() or None,
     }
 
@@ -66,6 +67,8 @@ def _format_preview(preview: SourcePreview, rows: int) -> Iterator[str]:
     counts += [f"{len(preview.unreadable)} unreadable"] if preview.unreadable else []
     yield f"{preview.source.name}: {', '.join(counts)}"
     yield f"  columns: {', '.join(preview.columns)}"
+    if preview.missing:
+        yield f"  {preview.format_missing()}"
     for row in preview.rows[:rows]:
         yield f"  {preview.source.name}:{row['line']} ({row['kind']})"
         for name, value in row.items():
@@ -77,10 +80,13 @@ def _format_preview(preview: SourcePreview, rows: int) -> Iterator[str]:
                 yield f"    {name}: {_shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}"
     for record in preview.unreadable[:rows]:
         yield f"  {record.file}:{record.line}: {_shorten(record.reason)}"
-    if preview.suggestion:
-        entry = {"path": preview.path, "columns": dict(preview.suggestion)}
-        yield "  To use these columns, correct them if necessary and write in customization.yaml:"
-        yield yaml.safe_dump({"data_curation": {"sources": [entry]}}, sort_keys=False, allow_unicode=True).rstrip()
+    if entry := preview.build_suggestion():
+        if preview.is_cached:
+            yield "  To use these columns, correct them if necessary and add them to the source in customization.yaml:"
+        else:
+            yield "  To use these columns, correct them if necessary and write in customization.yaml:"
+            entry = {"data_curation": {"sources": [entry]}}
+        yield yaml.safe_dump(entry, sort_keys=False, allow_unicode=True).rstrip()
 
 
 def _shorten(text: str) -> str:

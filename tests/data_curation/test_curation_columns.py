@@ -317,6 +317,48 @@ def test_preview_shows_redacted_rows_and_reasons(tmp_path, write_rows):
     assert preview.format_suggestion() == ""
 
 
+def test_nested_columns_are_suggested_by_their_path(tmp_path, write_rows):
+    write_rows(
+        [{"id": 1, "ticket": {"subject": "Printer is broken", "agent_reply": "Restart it, please.", "tags": []}}]
+    )
+    (source,) = list_entry(tmp_path, path="rows.jsonl")
+    preview = preview_source(source, DataCurationConfig(), 10)
+    assert preview.columns == ["id", "ticket.subject", "ticket.agent_reply", "ticket.tags"]
+    assert preview.suggestion == {"prompt": "ticket.subject", "completion": "ticket.agent_reply"}
+    (source,) = list_entry(tmp_path, path="rows.jsonl", columns=preview.suggestion)
+    assert preview_source(source, DataCurationConfig(), 10).formats == {"prompt_completion": 1}
+
+
+def test_columns_are_suggested_for_the_selected_rows(tmp_path, write_rows):
+    write_rows([{"subject": "Printer is broken", "reply": f"Restart {n}", "status": n} for n in "abc"])
+    (source,) = list_entry(tmp_path, path="rows.jsonl", where="status != 'a'")
+    preview = preview_source(source, DataCurationConfig(), 10)
+    assert (preview.not_selected, preview.missing) == (1, [])
+    assert preview.build_suggestion()["where"] == "status != 'a'"
+    assert preview.suggestion == {"prompt": "subject", "completion": "reply"}
+
+
+def test_preview_reports_missing_columns(tmp_path, write_rows):
+    write_rows([{"q": "Why?", "status": "open"}])
+    (source,) = list_entry(tmp_path, path="rows.jsonl", where="staus = 'open'")
+    preview = preview_source(source, DataCurationConfig(), 10)
+    assert preview.missing == ["staus"]
+    assert preview.format_missing() == "rows.jsonl has no column 'staus'; it has the columns q, status"
+
+
+def test_local_copy_is_suggested_without_its_path(tmp_path, write_rows):
+    write_rows([{"subject": "Printer is broken", "reply": "Restart it"}])
+    (source,) = list_entry(tmp_path, path="rows.jsonl")
+    extract = source.model_copy(update={"extract": "5" * 64})
+    preview = preview_source(extract, DataCurationConfig(), 10)
+    assert preview.format_suggestion() == "{columns: {prompt: subject, completion: reply}}"
+
+
+def test_error_of_a_condition_shows_the_expression_only():
+    with pytest.raises(ValueError, match=r"unrecognized token: \"'open$"):
+        RowCondition("status = 'open")
+
+
 def test_settings_reach_the_workers(tickets, curate_files):
     entry = {"path": str(tickets), "columns": MAPPING, "where": "status = 'closed'"}
     sources = list_entry(tickets.parent, **entry)

@@ -9,9 +9,11 @@ import json
 import re
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,29 @@ def test_preview_suggests_columns_and_curate_uses_the_configuration(tmp_path: Pa
     dataset = answer("curate", "-c", "c.yaml", "-o", "out", cwd=tmp_path)
     assert dataset["rows"] == {"in": 60, "kept": 60, "quarantined": 0, "rejected": {}}
     assert "Missing option '-o'" in refusal(2, "curate", "tickets.csv", cwd=tmp_path)["message"]
+
+
+def test_source_on_the_command_line_uses_all_entries_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("subject;reply;status\nTopic;Answer;open\nTheme;Result;closed\n")
+    entry = "path: a.csv, columns: {prompt: subject, completion: reply}"
+    (tmp_path / "c.yaml").write_text(
+        f"data_curation: {{sources: [{{{entry}, where: status = 'open'}}, {{{entry}, where: status = 'closed'}}]}}\n"
+    )
+    sources = answer("curate", "a.csv", "-c", "c.yaml", "--preview", cwd=tmp_path)["sources"]
+    assert sorted(one["rows"][0]["line"] for one in sources) == [2, 3]
+
+
+def test_preview_of_a_database_suggests_columns_for_its_entry(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as connection:
+        connection.execute("CREATE TABLE tickets (subject, reply)")
+        connection.execute("INSERT INTO tickets VALUES ('Printer is broken', 'Restart it, please.')")
+        connection.commit()
+    (tmp_path / "c.yaml").write_text("data_curation: {sources: [{path: t.sqlite, table: tickets}]}\n")
+    (preview,) = answer("curate", "-c", "c.yaml", "--preview", cwd=tmp_path)["sources"]
+    assert preview["suggestion"] == "{columns: {prompt: subject, completion: reply}}"
+    text = tuneline("curate", "-c", "c.yaml", "--preview", cwd=tmp_path).stdout
+    assert "add them to the source in customization.yaml:\ncolumns:\n  prompt: subject\n" in text
+    assert "/" not in text
 
 
 def test_stages_print_the_documented_keys(stage_results: dict[str, Any], folder: Path) -> None:

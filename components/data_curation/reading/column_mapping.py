@@ -154,7 +154,7 @@ def suggest_columns(records: Sequence[JsonObject]) -> dict[ColumnTarget, str]:
     """
     lengths: dict[str, list[int]] = {}
     for fields in records:
-        for name, value in fields.items():
+        for name, value in _flatten(fields):
             if isinstance(value, str) and not value.replace(".", "").replace("-", "").isdecimal():
                 lengths.setdefault(name, []).append(len(value.strip()))
     texts = [name for name, values in lengths.items() if fmean(values) >= MIN_MEAN_CHARACTERS]
@@ -164,7 +164,7 @@ def suggest_columns(records: Sequence[JsonObject]) -> dict[ColumnTarget, str]:
             (min(map(words.index, known)), position, name)
             for position, name in enumerate(texts)
             if name not in found.values()
-            and (known := {word for part in WORD.findall(name) if (word := part.lower()) in words})
+            and (known := {word for part in WORD.findall(name.rpartition(".")[2]) if (word := part.lower()) in words})
         ]
         if ranked:
             found[role] = min(ranked)[2]
@@ -177,11 +177,20 @@ def suggest_columns(records: Sequence[JsonObject]) -> dict[ColumnTarget, str]:
     return {role: found[role] for role in ("prompt", "context", "completion", "text") if role in found}
 
 
-def format_entry(path: str, settings: SourceSettings, columns: Mapping[ColumnTarget, str]) -> str:
-    """Return a source with these columns as one line of YAML."""
-    import yaml
+def list_columns(records: Iterable[JsonObject]) -> list[str]:
+    """Return the columns in the order of their first appearance; of a nested column, the names of its keys."""
+    return list(dict.fromkeys(name for fields in records for name, _ in _flatten(fields)))
 
+
+def _flatten(fields: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in fields.items():
+        if isinstance(value, dict) and value and all(key and "." not in key for key in value):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def build_entry(path: str, settings: SourceSettings, columns: Mapping[ColumnTarget, str]) -> dict[str, Any]:
+    """Return a source with these columns as it is written in the configuration."""
     entry = SourceEntry(path=path, **{**settings.model_dump(), "columns": dict(columns)}).model_dump()
-    entry = {"path": entry.pop("path"), **entry}
-    dumped: str = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, allow_unicode=True, width=100_000)
-    return dumped.strip()
+    return {"path": entry.pop("path"), **entry}
