@@ -43,7 +43,10 @@ PATH_LIST_KEYS = (
     "data_curation.quality_scores.classifier.bad",
 )
 
-
+FILE_CREDENTIALS_HINT = (
+    "Remove it from the address. The credentials of object stores are environment variables, and Git uses its credential "
+    "helper: see Sources in docs/data.md."
+)
 DEMO_PATH = Path(__file__).parent / "demo.yaml"
 
 
@@ -120,11 +123,10 @@ def check_consistency(config: Customization) -> None:
 
     Raises:
         ConfigurationError: the packaging cannot represent the trained parameters of a recipe; or the address of a
-            database contains a password, which compiled pipelines and manifests would repeat.
+            source contains a password, which compiled pipelines and manifests would repeat.
     """
     for entry in config.data_curation.sources:
-        if is_table_address(entry.path):
-            check_no_password(entry.path)
+        check_no_password(entry.path, *([] if is_table_address(entry.path) else [FILE_CREDENTIALS_HINT]))
     packaging, is_vllm = config.triton_packaging, config.triton_packaging.backend == "vllm"
     for tuning in config.fine_tuning.recipes.values():
         adaptation = tuning.adaptation_spec

@@ -189,6 +189,24 @@ def test_unknown_table_lists_the_tables(read: Read, sqlite_file: Path) -> None:
     assert expect_error(read, str(sqlite_file), table="ticket").hint == "Its tables are: tickets."
 
 
+def test_missing_table_is_suggested(read: Read, sqlite_file: Path) -> None:
+    hint = expect_error(read, str(sqlite_file)).hint
+    assert hint.endswith(f"data_curation.sources: [{{path: {sqlite_file}, table: tickets}}]. Its tables are: tickets.")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("postgresql://reader@db.example/support", "has an unsupported scheme"),
+        ("mysql+pymysql://reader@db.example/support", "has an unsupported scheme"),
+        ("sql+postgresql://[::1/support", "has no order_by"),
+    ],
+)
+def test_wrong_addresses_are_errors(read: Read, address: str, message: str) -> None:
+    assert database_registry.is_table_address(address)
+    assert message in expect_error(read, address, table="tickets").message
+
+
 def test_query_beyond_the_timeout_is_interrupted(read: Read, sqlite_file: Path) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n WHERE i < 0"
     error = expect_error(read, str(sqlite_file), query=endless, timeout_seconds=0.05)

@@ -552,16 +552,21 @@ def test_component_functions_import_what_they_use() -> None:
         assert (used & module_names) - local == set(), f"{file}: {function.name}"
 
 
-def test_password_of_a_database_is_refused_and_not_repeated(tmp_path: Path) -> None:
-    for address in (
+@pytest.mark.parametrize(
+    "address",
+    [
         "sql+postgresql://reader:hunter2@db/support",
         "sql+postgresql://reader@db/support?password=hunter2",
-    ):
-        sources = json.dumps([{"path": address, "table": "tickets", "order_by": ["id"]}])
-        arguments = ("--set", f"data_curation.sources={sources}")
-        error = refusal(2, "compile", *arguments, "-o", "pipeline.yaml", cwd=tmp_path)
-        assert "contains a password" in error["message"]
-        assert "hunter2" not in json.dumps(error)
+        "postgresql://reader:hunter2@db/support",
+        "https://reader:hunter2@files.example/a.jsonl",
+        "dvc://https://reader:hunter2@git.example/repository@v1:a.jsonl",
+    ],
+)
+def test_password_of_a_source_is_refused_and_not_repeated(tmp_path: Path, address: str) -> None:
+    arguments = ("--set", f"data_curation.sources={json.dumps([address])}")
+    error = refusal(2, "compile", *arguments, "-o", "pipeline.yaml", cwd=tmp_path)
+    assert "contains a password" in error["message"]
+    assert "hunter2" not in json.dumps(error)
     assert list(tmp_path.iterdir()) == []
 
 

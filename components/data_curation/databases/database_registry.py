@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 from components.common.runtime.errors import EngineMissingError
@@ -21,7 +22,12 @@ KINDS = (
         is_server=True,
     ),
     DatabaseKind(
-        "SQLite", (sqlite.SCHEME,), sqlite.open_table, sqlite.describe_error, suffixes=(".sqlite", ".sqlite3", ".db")
+        "SQLite",
+        (sqlite.SCHEME,),
+        sqlite.open_table,
+        sqlite.describe_error,
+        suffixes=(".sqlite", ".sqlite3", ".db"),
+        list_tables=sqlite.list_tables,
     ),
     DatabaseKind(
         "DuckDB",
@@ -74,11 +80,15 @@ KINDS = (
     ),
 )
 SQL_SCHEME_PREFIX = "sql+"
+# Addresses of databases as in SQLAlchemy, for an error that states the supported form.
+DATABASE_URL = re.compile(
+    r"(?:postgres(?:ql)?|sqlite|duckdb|snowflake|bigquery|mysql|mariadb|mssql|oracle)(?:\+\w+)?://", re.IGNORECASE
+)
 
 
 def is_table_address(address: str) -> bool:
     """Return whether an address is in a database: by its scheme, or by the suffix of a file."""
-    return address.startswith(SQL_SCHEME_PREFIX) or _find_kind(address) is not None
+    return address.startswith(SQL_SCHEME_PREFIX) or bool(DATABASE_URL.match(address) or _find_kind(address))
 
 
 def _find_kind(address: str) -> DatabaseKind | None:
@@ -103,7 +113,7 @@ def find_kind(request: TableRequest) -> DatabaseKind:
         raise request.error("has an unsupported scheme", f"Supported: {schemes}.")
     if kind.reads_queries and bool(settings.table) == bool(settings.query):
         problem = "has both table and query" if settings.table else "has neither table nor query"
-        raise request.error(f"{problem}; expected one of them", "Set table: NAME, or query: SELECT ….")
+        raise request.error(f"{problem}; expected one of them", _suggest_table(kind, request))
     if not kind.reads_queries and (settings.table or settings.query):
         key = "table" if settings.table else "query"
         raise request.error(
@@ -125,3 +135,11 @@ def find_kind(request: TableRequest) -> DatabaseKind:
             hint=f"Run: pip install {kind.distribution}, or pip install 'tuneline[databases]' for all databases.",
         )
     return kind
+
+
+def _suggest_table(kind: DatabaseKind, request: TableRequest) -> str:
+    """Return the hint for a source without a table, with the names of the tables if a file lists them."""
+    tables = kind.list_tables(request) if kind.list_tables else []
+    entry = f"{{path: {request.address}, table: {tables[0] if tables else 'NAME'}}}"
+    named = f" Its tables are: {', '.join(tables)}." if tables else ""
+    return f"Set table, or query: SELECT …, in the configuration, as in data_curation.sources: [{entry}].{named}"

@@ -56,6 +56,7 @@ class DatabaseKind:
         is_server: whether `order_by` is required, because the rows of a server are not sorted in memory.
         reads_queries: whether `table` or `query` selects the rows; otherwise the address names the table.
         reads_snapshots: whether `snapshot` selects an earlier version.
+        list_tables: returns the names of the tables of a file, for hints.
     """
 
     title: str
@@ -68,3 +69,4 @@ class DatabaseKind:
     is_server: bool = False
     reads_queries: bool = True
     reads_snapshots: bool = False
+    list_tables: Callable[[TableRequest], list[str]] | None = None

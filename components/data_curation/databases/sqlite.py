@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -125,14 +125,13 @@ def _convert(value: Any, column_type: pyarrow.DataType) -> Any:
     return str(value)
 
 
-def _list_tables(request: TableRequest) -> list[str]:
-    """Return the names of the tables and views."""
+def list_tables(request: TableRequest) -> list[str]:
+    """Return the names of the tables and views; [] if the file cannot be read."""
     uri = f"file:{quote(str(locate_file(request, SCHEME)))}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT_SECONDS)) as connection:
-        query = (
-            "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
-        )
+    query = "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
+    with suppress(sqlite3.Error), closing(sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT_SECONDS)) as connection:
         return [name for (name,) in connection.execute(query)]
+    return []
 
 
 def describe_error(request: TableRequest, text: str) -> tuple[str, str]:
@@ -147,7 +146,7 @@ def describe_error(request: TableRequest, text: str) -> tuple[str, str]:
             "Rerun the command later.",
         )
     if "no such table" in text:
-        return f"rejected the query: {text}", f"Its tables are: {', '.join(_list_tables(request)) or 'none'}."
+        return f"rejected the query: {text}", f"Its tables are: {', '.join(list_tables(request)) or 'none'}."
     if "decode" in text:
         return f"contains text that is not UTF-8: {text}", "Convert the column in the query: SELECT hex(column)."
     if "unable to open" in text:

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote
 
 from components.common.runtime import url_credentials
 from components.common.runtime.errors import ConfigurationError
@@ -50,16 +50,16 @@ class TableRequest:
         return url_credentials.mask_credentials(text)
 
 
-def check_no_password(address: str) -> None:
-    """Raise ConfigurationError, without the password, if an address of a database contains one."""
-    parameters = parse_qsl(urlsplit(address).query) if "://" in address else []
+def check_no_password(address: str, hint: str = CREDENTIALS_HINT) -> None:
+    """Raise ConfigurationError, without the password, if the address of a source contains one."""
+    parameters = parse_qsl(address.partition("?")[2].partition("#")[0]) if "://" in address else []
     secrets = [name for name, _ in parameters if SECRET_PARAMETER.search(name)]
-    if secrets or url_credentials.contains_password(address):
+    if secrets or url_credentials.contains_password(address.removeprefix("dvc://")):
         shown = url_credentials.mask_credentials(address).partition("?")[0]
         place = f"in the parameter {secrets[0]}" if secrets else "in its address"
         raise ConfigurationError(
             f"{SOURCES_KEY}: {shown!r} contains a password {place}; it would be readable in the manifest",
-            hint=CREDENTIALS_HINT,
+            hint=hint,
         )
 
 
