@@ -29,7 +29,7 @@ MAX_COMPARED_ROWS = 20_000  # above this number, only rows of the same cluster a
 CLUSTER_ROWS = 5_000  # mean number of rows in a cluster
 CLUSTERED_SAMPLE = 50_000  # rows that determine the clusters
 CLUSTER_ITERATIONS = 10
-WORD_WITH_DIGIT = re.compile(r"\w*\d[\w.,:/-]*\w|\w*\d\w*")
+WORD_WITH_DIGIT = re.compile(r"(?<!\w)\w*\d(?:[\w.,:/-]*\w)?")  # matches at the start of words only, in linear time
 
 
 @dataclass(frozen=True)

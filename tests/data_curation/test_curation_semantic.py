@@ -1,6 +1,7 @@
 """Semantic duplicates. Fast tier: the model is a table of random word vectors; the encoder test is long, it imports torch."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -184,3 +185,12 @@ def test_encoder_averages_its_last_hidden_states(tmp_path):
         states = [encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts]
     expected = [(state / state.norm()).numpy() for state in states]
     np.testing.assert_allclose(text_embeddings.build_encoder(folder)(texts), expected, atol=1e-5)
+
+
+def test_words_with_digits_are_found_in_linear_time():
+    assert semantic_duplicates.WORD_WITH_DIGIT.findall("From 5 to 7.5 km, v2.0-rc1 (2026-01-31). a5 x") == [
+        *("5", "7.5", "v2.0-rc1", "2026-01-31", "a5"),
+    ]
+    started = time.perf_counter()
+    assert semantic_duplicates.WORD_WITH_DIGIT.findall("a" * 200_000) == []
+    assert time.perf_counter() - started < 5, "200,000 letters take a few milliseconds"
