@@ -10,6 +10,7 @@ from pyarrow import parquet
 from pydantic import ValidationError
 
 from components.common.runtime.errors import ConfigurationError, InputError
+from components.common.runtime.validation_errors import describe_validation_error
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.reading import column_mapping
 from components.data_curation.reading.file_readers import read_records
@@ -365,3 +366,15 @@ def test_settings_reach_the_workers(tickets, curate_files):
     (record, *_) = read_entry(tickets.parent, **entry)
     assert Record(**json.loads(json.dumps(vars(record)))) == record
     assert type(sources[0]).model_validate(json.loads(sources[0].model_dump_json())) == sources[0]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"template": "{a"}, {"template": "none"}, {"template": "{a}", "columns": {"text": "b"}}]
+)
+def test_errors_of_a_source_do_not_repeat_its_address(settings):
+    path = "sql+postgresql://reader@db.example/support?password=hunter2"
+    with pytest.raises(ValidationError) as caught:
+        DataCurationConfig(sources=[{"path": path, **settings}])
+    message = describe_validation_error(caught.value, "c.yaml", DataCurationConfig)
+    assert message.startswith("c.yaml: sources.0: template ")
+    assert "hunter2" not in message

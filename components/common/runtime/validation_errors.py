@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from components.common.runtime.url_credentials import mask_credentials
+
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
@@ -33,11 +35,12 @@ def describe_validation_error(
             problems.append(f"{field}: unknown key{_suggest_key(location, model)}")
         elif not location:  # a check of several keys, whose message contains their values
             problems.append(_describe_expected(problem))
-        elif location[0] in hidden:
+        elif location[0] in hidden or isinstance(problem["input"], dict):  # a mapping may contain a secret
             problems.append(f"{field}: {_describe_expected(problem)}")
         else:
             value = problem["input"]
             text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+            text = mask_credentials(text)
             found = text if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + " …"
             problems.append(f"{field}: found {found}; {_describe_expected(problem)}")
     return f"{source}: " + "; ".join(problems)

@@ -172,7 +172,11 @@ def list_template_columns(template: str) -> list[str]:
         ValueError: a brace is not closed, or a column has a conversion or a format.
     """
     names = []
-    for _, name, layout, conversion in string.Formatter().parse(template):
+    try:
+        fields = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"template {template!r} is not valid: {error}") from None
+    for _, name, layout, conversion in fields:
         if name is None:
             continue
         if not name or layout or conversion:
