@@ -22,6 +22,20 @@ from components.data_curation.reading.source_settings import ColumnTarget, Sourc
 from components.data_curation.rows import CONTENT_COLUMNS
 
 CHECKED_RECORDS = 100  # of a source, for its columns
+# Hints for a source that could not be read, by a part of the reason.
+COPY_HINT = "Replace {file} with a new copy or download of the original."
+ENCODING_HINT = "Set the encoding of the file, as in data_curation.sources: [{{path: {file}, encoding: {encoding}}}], or convert it to UTF-8."
+UNREADABLE_SOURCE_HINTS = {
+    "UTF-16LE": ENCODING_HINT.replace("{encoding}", "UTF-16LE"),
+    "UTF-16BE": ENCODING_HINT.replace("{encoding}", "UTF-16BE"),
+    "requires OCR": "Set data_curation.documents.ocr to tesseract, or use a file with text.",
+    "encrypted": "Use a decrypted copy of {file}.",
+    "not UTF-8": ENCODING_HINT.replace("{encoding}", "cp1252"),
+    "data without the .": "Rename the file so that its name ends with that suffix.",
+    "truncated": COPY_HINT,
+    "damaged": COPY_HINT,
+    "WAT file": "Use the WARC or WET file of the same crawl; a WAT file contains no text.",
+}
 
 
 @dataclass
@@ -119,6 +133,12 @@ def preview_source(source: Source, config: DataCurationConfig, limit: int) -> So
     if fields and is_unknown and not source.settings.columns and not source.settings.template:
         found.suggestion = column_mapping.suggest_columns(fields)
     return found
+
+
+def find_hint(record: UnreadableRecord) -> str:
+    """Return the hint for an unreadable record; "" if its reason has none."""
+    hints = (text for fragment, text in UNREADABLE_SOURCE_HINTS.items() if fragment in record.reason)
+    return next(hints, "").format(file=record.file)
 
 
 def check_columns(sources: Sequence[Source], config: DataCurationConfig) -> None:

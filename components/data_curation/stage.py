@@ -97,22 +97,6 @@ MAX_NAMED_SOURCES = 3
 MAX_NAMED_COLUMNS = 20
 MIN_DECISIVE_ITEMS = 100  # the 95% interval of an accuracy of one half is then 10 percentage points wide on each side
 FORMATS_HINT = "docs/data.md lists the supported formats."
-# Hints for a source that could not be read, by a part of the reason.
-COPY_HINT = "Replace {file} with a new copy or download of the original."
-UNREADABLE_SOURCE_HINTS = {
-    **{
-        encoding: f"Use a file converted to UTF-8: iconv -f {encoding} -t UTF-8 {{file}} > utf8-{{file}}"
-        for encoding in ("UTF-16LE", "UTF-16BE")
-    },
-    "requires OCR": "Set data_curation.documents.ocr to tesseract, or use a file with text.",
-    "encrypted": "Use a decrypted copy of {file}.",
-    "not UTF-8": "Use a file converted to UTF-8 from its encoding, for example: iconv -f LATIN1 -t UTF-8 {file} > "
-    "utf8-{file}",
-    "data without the .": "Rename the file so that its name ends with that suffix.",
-    "truncated": COPY_HINT,
-    "damaged": COPY_HINT,
-    "WAT file": "Use the WARC or WET file of the same crawl; a WAT file contains no text.",
-}
 
 
 @dataclass(frozen=True)
@@ -666,8 +650,7 @@ def _build_nothing_kept_error(
     hint = f"Check data_curation.sources and data_curation.format; {FORMATS_HINT}"
     if unread:
         parts.append(_describe_unreadable(unread))
-        hints = (text for fragment, text in UNREADABLE_SOURCE_HINTS.items() if fragment in unread[0].reason)
-        hint = next(hints, hint).format(file=unread[0].file)
+        hint = source_preview.find_hint(unread[0]) or hint
         hint = next(_suggest_columns(unread, sources, config), hint)
     return InputError(f"no row is kept: {'; '.join(parts)}", hint=hint)
 

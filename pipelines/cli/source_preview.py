@@ -13,7 +13,7 @@ import yaml
 
 from components.common.runtime.reporters import Reporter
 from components.common.workspace.artifact_store import Workdir
-from components.data_curation.source_preview import CHECKED_RECORDS, SourcePreview, preview_source
+from components.data_curation.source_preview import CHECKED_RECORDS, SourcePreview, find_hint, preview_source
 from pipelines.cli.application import print_result
 from pipelines.config.customization_config import Customization
 from pipelines.steps.curation_inputs import list_raw_sources
@@ -80,6 +80,8 @@ def _format_preview(preview: SourcePreview, rows: int) -> Iterator[str]:
                 yield f"    {name}: {_shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}"
     for record in preview.unreadable[:rows]:
         yield f"  {record.file}:{record.line}: {_shorten(record.reason)}"
+    if hint := next(filter(None, map(find_hint, preview.unreadable)), ""):
+        yield f"  {hint}"
     if entry := preview.build_suggestion():
         if preview.is_cached:
             yield "  To use these columns, correct them if necessary and add them to the source in customization.yaml:"

@@ -18,7 +18,7 @@ from components.data_curation.reading.raw_records import Record, UnreadableRecor
 from components.data_curation.reading.record_formats import parse_record
 from components.data_curation.reading.row_condition import RowCondition
 from components.data_curation.reading.source_files import list_sources
-from components.data_curation.source_preview import check_columns, preview_source
+from components.data_curation.source_preview import check_columns, find_hint, preview_source
 
 COLUMNS = ["ticket_id", "status", "subject", "body", "agent_reply"]
 MAPPING = {"prompt": "subject", "context": "body", "completion": "agent_reply"}
@@ -378,3 +378,22 @@ def test_errors_of_a_source_do_not_repeat_its_address(settings):
     message = describe_validation_error(caught.value, "c.yaml", DataCurationConfig)
     assert message.startswith("c.yaml: sources.0: template ")
     assert "hunter2" not in message
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding"),
+    [("größe,antwort\na,b".encode("cp1252"), "cp1252"), ("größe,antwort\na,b".encode("utf-16"), "UTF-16LE")],
+)
+def test_encoding_of_a_hint_reads_the_file(tmp_path, data, encoding):
+    (tmp_path / "a.csv").write_bytes(data)
+    (source,) = list_entry(tmp_path, path="a.csv")
+    (record,) = preview_source(source, DataCurationConfig(), 10).unreadable
+    assert f"[{{path: a.csv, encoding: {encoding}}}]" in find_hint(record)
+    assert read_entry(tmp_path, path="a.csv", encoding=encoding)[0].fields == {"größe": "a", "antwort": "b"}
+
+
+def test_columns_that_are_no_mapping_are_described():
+    with pytest.raises(ValidationError) as caught:
+        DataCurationConfig(sources=[{"path": "a.csv", "columns": ["prompt"]}])
+    message = describe_validation_error(caught.value, "c.yaml", DataCurationConfig)
+    assert message == "c.yaml: sources.0.columns: found ['prompt']; expected a mapping, for example {key: value}"

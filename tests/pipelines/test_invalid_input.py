@@ -167,13 +167,15 @@ ERRORS = {
     ),
     "Latin-1": ExpectedError(
         "no row is kept: 156 records are unreadable, the first {file}:1: not UTF-8: byte 0xe9 at position {n}",
-        "Use a file converted to UTF-8 from its encoding, for example: iconv -f LATIN1 -t UTF-8 {file} > utf8-{file}",
+        "Set the encoding of the file, as in data_curation.sources: [{path: {file}, encoding: cp1252}], or "
+        "convert it to UTF-8.",
         "input",
         1,
     ),
     "UTF-16": ExpectedError(
         "no row is kept: 1 record is unreadable: {file}:1: the file is UTF-16{end} text, not UTF-8; it is skipped",
-        "Use a file converted to UTF-8: iconv -f UTF-16{end} -t UTF-8 {file} > utf8-{file}",
+        "Set the encoding of the file, as in data_curation.sources: [{path: {file}, encoding: UTF-16{end}}], or "
+        "convert it to UTF-8.",
         "input",
         1,
     ),

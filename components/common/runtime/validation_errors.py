@@ -58,6 +58,7 @@ EXPECTED_VALUES = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "a string",
+    "dict_type": "a mapping, for example {{key: value}}",
     "list_type": "a list, for example [one, two]",
     "too_short": "a list with {min_length} or more entries",
     "model_type": "a mapping of keys, for example section.key=value",
