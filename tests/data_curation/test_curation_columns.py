@@ -287,6 +287,15 @@ def test_condition_is_an_expression_only(expression):
 
 
 @pytest.mark.parametrize(
+    "expression", ["created > date('now', '-90 days')", "created > CURRENT_DATE", "random() % 2", "a < datetime()"]
+)
+def test_condition_does_not_depend_on_the_time_or_on_chance(expression):
+    with pytest.raises(ValueError, match="expected a condition on columns and fixed values"):
+        RowCondition(expression)
+    assert RowCondition("status = 'known' AND date(created) > '2026-01-31'").columns == ["status", "created"]
+
+
+@pytest.mark.parametrize(
     ("columns", "suggestion"),
     [
         (["subject", "body", "agent_reply"], {"prompt": "subject", "context": "body", "completion": "agent_reply"}),

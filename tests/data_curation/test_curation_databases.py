@@ -207,6 +207,20 @@ def test_wrong_addresses_are_errors(read: Read, address: str, message: str) -> N
     assert message in expect_error(read, address, table="tickets").message
 
 
+def test_query_that_depends_on_the_time_is_read_again(sqlite_file: Path, tmp_path: Path) -> None:
+    for query, is_reused in (("SELECT * FROM tickets", True), ("SELECT *, date('now') AS today FROM tickets", False)):
+        notes: list[str] = []
+
+        class Reporter(SilentReporter):
+            def note(self, text: str, notes: list[str] = notes) -> None:
+                notes.append(text)
+
+        for _ in range(2):
+            settings = TableSettings(query=query)
+            table_extract.extract_table(str(sqlite_file), settings, tmp_path, tmp_path / "store", Reporter())
+        assert ("not read again" in notes[-1]) is is_reused
+
+
 def test_query_beyond_the_timeout_is_interrupted(read: Read, sqlite_file: Path) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n WHERE i < 0"
     error = expect_error(read, str(sqlite_file), query=endless, timeout_seconds=0.05)

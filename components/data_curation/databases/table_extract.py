@@ -29,6 +29,7 @@ from components.data_curation.databases.table_request import TableRequest, build
 from components.data_curation.reading.extracts import EXTRACT_KIND
 from components.data_curation.reading.file_readers import to_json_value
 from components.data_curation.reading.table_settings import TableSettings
+from components.data_curation.reading.volatile_sql import is_volatile
 
 if TYPE_CHECKING:
     import pyarrow
@@ -110,8 +111,8 @@ def describe_request(request: TableRequest) -> dict[str, Any]:
 
 
 def _compute_key(request: TableRequest, table: OpenTable) -> str:
-    """Return the key of an extract by the state of its table; "" if the state is unknown."""
-    if not table.state_key:
+    """Return the key of an extract by the state of its table; "" if the rows do not depend on a known state only."""
+    if not table.state_key or is_volatile(request.settings.query):
         return ""
     versions = [importlib.metadata.version("pyarrow")]
     return hashing.digest([request.address, str(request.base), describe_request(request), table.state_key, versions])

@@ -8,6 +8,8 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
+from components.data_curation.reading.volatile_sql import is_volatile
+
 MAX_INTEGER = 2**63
 MAX_CONDITION_COLUMNS = 200
 MISSING_COLUMN = re.compile(r"no such column: (?P<name>.+)", re.DOTALL)
@@ -21,10 +23,15 @@ class RowCondition:
         expression: the text after WHERE. Lists and objects are JSON texts; a column that a record lacks is NULL.
 
     Raises:
-        ValueError: the expression is not valid SQL, or reads anything but columns.
+        ValueError: the expression is not valid SQL, reads anything but columns, or differs between two evaluations.
     """
 
     def __init__(self, expression: str) -> None:
+        if is_volatile(expression):
+            raise ValueError(
+                f"{expression!r} depends on the current time or on random numbers; expected a condition on columns and "
+                "fixed values, such as created >= '2026-01-31'"
+            )
         self.expression = expression
         self._lower_expression = expression.lower()
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
