@@ -44,6 +44,7 @@ class SourcePreview:
 
     Attributes:
         source: the file.
+        base: the folder of the configuration, to which paths in it are relative.
         columns: the keys of the records, in the order of their first appearance.
         read: the number of records.
         formats: the number of rows by record format.
@@ -55,6 +56,7 @@ class SourcePreview:
     """
 
     source: Source
+    base: Path
     columns: list[str] = field(default_factory=list)
     read: int = 0
     formats: Counter[str] = field(default_factory=Counter)
@@ -90,19 +92,24 @@ class SourcePreview:
 
     @property
     def path(self) -> str:
-        """The path of the source, relative to the current folder if it is in this folder."""
-        folder = f"{Path.cwd()}/"
-        return self.source.uri.removeprefix(folder)
+        """The path of the source, relative to the folder of the configuration if it is in this folder."""
+        return self.source.uri.removeprefix(f"{self.base.resolve()}/")
 
 
-def preview_source(source: Source, config: DataCurationConfig, limit: int) -> SourcePreview:
+def preview_source(source: Source, config: DataCurationConfig, limit: int, base: Path | None = None) -> SourcePreview:
     """Read the first `limit` records of a source as the curation would.
+
+    Args:
+        source: the file.
+        config: the configuration of the stage.
+        limit: the maximum number of records.
+        base: the folder of the configuration, for the suggested path. Default: the current folder.
 
     Raises:
         InputError: the file can no longer be read.
     """
     raw = _read_first(source, config, limit)
-    found = SourcePreview(source, read=len(raw))
+    found = SourcePreview(source, base or Path.cwd(), read=len(raw))
     readable = [record for record in raw if isinstance(record, Record)]
     fields = [record.fields for record in readable]
     found.columns = column_mapping.list_columns(fields)

@@ -22,8 +22,18 @@ MAX_PREVIEWED_SOURCES = 20
 MAX_VALUE_CHARACTERS = 300
 
 
-def print_preview(customization: Customization, work: Workdir, reporter: Reporter, rows: int, as_json: bool) -> None:
+def print_preview(
+    customization: Customization, base: Path, work: Workdir, reporter: Reporter, rows: int, as_json: bool
+) -> None:
     """Print the first records of the sources as the curation reads them.
+
+    Args:
+        customization: The configuration.
+        base: The folder of the configuration, to which suggested paths are relative.
+        work: The workdir.
+        reporter: Receives the steps of fetching and extracting.
+        rows: The number of records of each source.
+        as_json: Whether to print a JSON object.
 
     Raises:
         ConfigurationError: a source does not exist.
@@ -33,7 +43,8 @@ def print_preview(customization: Customization, work: Workdir, reporter: Reporte
     with tempfile.TemporaryDirectory(prefix="tuneline-preview-") as folder:
         sources = list_raw_sources(curation, work, reporter, work.store, Path(folder))
         previews = [
-            preview_source(source, curation, max(rows, CHECKED_RECORDS)) for source in sources[:MAX_PREVIEWED_SOURCES]
+            preview_source(source, curation, max(rows, CHECKED_RECORDS), base)
+            for source in sources[:MAX_PREVIEWED_SOURCES]
         ]
     result = {
         "sources": [_build_result(preview, rows) for preview in previews],

@@ -92,7 +92,8 @@ def curate(
         ]
     with open_workdir("curate", as_json, workdir) as (reporter, work):
         if preview or output is None:
-            print_preview(customization, work, reporter, preview_rows, as_json)
+            base = config.parent if config else Path.cwd()
+            print_preview(customization, base, work, reporter, preview_rows, as_json)
             return
         inputs = curation_inputs.list_inputs(customization, work, reporter)
         earlier = curation_inputs.fetch_earlier_revisions(customization, inputs.earlier_revisions, work, reporter)

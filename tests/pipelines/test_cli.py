@@ -116,6 +116,14 @@ def test_source_on_the_command_line_uses_all_entries_with_its_path(tmp_path: Pat
     assert sorted(one["rows"][0]["line"] for one in sources) == [2, 3]
 
 
+def test_suggested_path_is_relative_to_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "project" / "raw").mkdir(parents=True)
+    (tmp_path / "project" / "raw" / "a.csv").write_text("subject;reply\nTopic;Answer\n")
+    (tmp_path / "project" / "c.yaml").write_text("data_curation: {sources: [raw]}\n")
+    (preview,) = answer("curate", "-c", "project/c.yaml", "--preview", cwd=tmp_path)["sources"]
+    assert preview["suggestion"] == "{path: raw/a.csv, columns: {prompt: subject, completion: reply}}"
+
+
 def test_preview_of_a_database_suggests_columns_for_its_entry(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "t.sqlite")) as connection:
         connection.execute("CREATE TABLE tickets (subject, reply)")
