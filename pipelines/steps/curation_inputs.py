@@ -17,7 +17,7 @@ from components.data_curation.databases.database_registry import is_table_addres
 from components.data_curation.databases.table_extract import extract_table
 from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs, list_scoring_inputs
 from components.data_curation.reading.extracts import open_extract, to_stored_source
-from components.data_curation.reading.source_files import list_evaluation_sets
+from components.data_curation.reading.source_files import describe_skipped_files, list_evaluation_sets
 from components.data_curation.reading.source_settings import SourceEntry
 from components.data_curation.reading.table_settings import TableSettings
 from components.data_curation.semantic_duplicates import compute_model_digest as compute_embedding_digest
@@ -111,6 +111,8 @@ def list_raw_sources(
         Path.cwd(),
         obtain=lambda uri: versioning.fetch_source(uri, fetched, reporter),  # dvc:// sources
     )
+    if note := describe_skipped_files(files, Path.cwd()):
+        reporter.note(note)
     for entry in tables:
         extract = extract_table(entry.path, entry.table_settings, Path.cwd(), store, reporter, extracts)
         source = open_extract(extract).model_copy(update={"settings": entry.settings})

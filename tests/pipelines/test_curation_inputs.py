@@ -24,6 +24,8 @@ from components.common.runtime.errors import ArtifactDamagedError
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir, load_artifact
 from components.data_curation.quality_scoring.scoring_inputs import ScoringInputs
+from components.data_curation.reading.source_files import describe_skipped_files
+from components.data_curation.reading.source_settings import SourceEntry
 from components.data_curation.stage import EarlierRevision, curate
 from components.data_versioning.stage import list_versions, publish
 from pipelines.config.customization_config import Customization, parse_values
@@ -197,3 +199,13 @@ def test_missing_remote_revision_is_reported(folder: Path) -> None:
     with pytest.raises(ArtifactDamagedError, match="has missing or damaged objects"):
         fetch_earlier_revisions(config, inputs.earlier_revisions, work, SilentReporter())
     assert not list(work.store.rglob("manifest.json"))
+
+
+def test_unsupported_files_of_a_folder_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "raw" / "old").mkdir(parents=True)
+    for name in ("a.jsonl", "b.doc", "old/c.doc", "old/LICENSE", ".hidden.doc"):
+        (tmp_path / "raw" / name).write_text("{}")
+    entries = [SourceEntry(path=str(tmp_path / "raw")), SourceEntry(path="raw"), SourceEntry(path="s3://bucket/raw")]
+    note = describe_skipped_files(entries, tmp_path)
+    assert note == "files in source folders that are not read, by their suffix: .doc (2), no suffix (1)"
+    assert describe_skipped_files([SourceEntry(path="raw/a.jsonl")], tmp_path) == ""

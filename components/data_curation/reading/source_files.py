@@ -8,6 +8,7 @@ import glob
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -36,6 +37,7 @@ UNSUPPORTED_SUFFIX_HINTS = {
     ".wat": "Use the WARC or WET file of the same crawl; a WAT file contains no text.",
 }
 NOT_A_FILE_HINT = "Use a regular file that the current user can read."
+MAX_SUFFIXES = 10  # in a note
 FILE, FOLDER, MISSING = "file", "folder", "missing"
 DVC_ADDRESS = re.compile(r"dvc://(?P<repository>.+)@(?P<revision>[^@:]+):(?P<path>[^:]+)")
 DvcFetcher = Callable[[str], Path]
@@ -202,7 +204,8 @@ def _expand_local(pattern: str, base: Path) -> list[Path]:
         _check_suffix(pattern, path)
     files, problem = [path], "matches no supported file"
     if state == FOLDER:
-        files, problem = _walk_folder(pattern, path), "is a folder without a supported file"
+        files = [file for file in _walk_folder(pattern, path) if file_suffix(file) in READERS]
+        problem = "is a folder without a supported file"
     elif state == MISSING:
         matches = (Path(match) for match in glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute patterns
         files = [match for match in matches if file_suffix(match) in READERS and _classify_path(match) != FOLDER]
@@ -243,7 +246,7 @@ def _suggest_path(path: Path) -> str:
 
 
 def _walk_folder(pattern: str, folder: Path) -> list[Path]:
-    """Return the supported files in a folder and its subfolders, except hidden files."""
+    """Return the files in a folder and its subfolders, except hidden files."""
 
     def raise_error(error: OSError) -> None:
         problem = f"contains {error.filename}, which cannot be read: {error.strerror}"
@@ -253,7 +256,20 @@ def _walk_folder(pattern: str, folder: Path) -> list[Path]:
     for parent, folders, names in os.walk(folder, onerror=raise_error):
         folders[:] = [name for name in folders if not name.startswith(".")]
         files += [Path(parent, name) for name in names if not name.startswith(".")]
-    return [file for file in files if file_suffix(file) in READERS]
+    return files
+
+
+def describe_skipped_files(entries: Sequence[SourceEntry], base: Path) -> str:
+    """Return a note about the files in local folders whose suffix is not supported; "" without such files."""
+    folders = {base.absolute() / Path(entry.path).expanduser() for entry in entries if "://" not in entry.path}
+    files = {file for folder in folders if folder.is_dir() for file in _walk_folder(str(folder), folder)}
+    skipped = Counter(suffix for file in files if (suffix := file_suffix(file)) not in READERS)
+    if not skipped:
+        return ""
+    by_count = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{suffix or 'no suffix'} ({count:,})" for suffix, count in by_count[:MAX_SUFFIXES])
+    rest = f" and {len(skipped) - MAX_SUFFIXES} more suffixes" if len(skipped) > MAX_SUFFIXES else ""
+    return f"files in source folders that are not read, by their suffix: {listed}{rest}"
 
 
 def _digest_source(location: FileLocation, pattern: str) -> Source:
