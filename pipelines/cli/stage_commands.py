@@ -36,6 +36,7 @@ from pipelines.cli.application import (
 
 if TYPE_CHECKING:
     from components.common.artifacts.artifact_folder import Artifact
+    from pipelines.config.customization_config import Customization
 
 POLL_SECONDS = 0.5  # between two checks that the servers run
 ModelArgument = Annotated[str, typer.Argument(help="Folder of a tuned model, or source of a base model.")]
@@ -76,20 +77,13 @@ def curate(
         raise UsageError("Missing argument 'sources'", hint="Give files, globs or folders, or a configuration with -c.")
     if output is None and not preview:
         raise UsageError("Missing option '-o' / '--output'", hint="Give the output folder with -o, or --preview.")
-    from components.data_curation.reading.source_settings import SourceEntry
     from components.data_curation.stage import curate as curate_dataset
     from pipelines.cli.source_preview import print_preview
     from pipelines.runs.run_summary import format_evaluation_sets, format_unreadable
     from pipelines.steps import curation_inputs
 
     if sources:
-        stated = customization.data_curation.sources
-        customization.data_curation.sources = [
-            entry
-            for path in sources
-            for entry in [one for one in stated if one.path in (path, str(Path(path).absolute()))]
-            or [SourceEntry(path=path)]
-        ]
+        _select_sources(customization, sources)
     with open_workdir("curate", as_json, workdir) as (reporter, work):
         if preview or output is None:
             base = config.parent if config else Path.cwd()
@@ -120,6 +114,19 @@ def curate(
         f"report: {output / 'report.html'}",
     ]
     print_result(result, as_json, lines)
+
+
+def _select_sources(customization: Customization, paths: list[str]) -> None:
+    """Replace the sources by paths, each with the settings of all entries with this path."""
+    from components.data_curation.reading.source_settings import SourceEntry
+
+    stated = customization.data_curation.sources
+    customization.data_curation.sources = [
+        entry
+        for path in paths
+        for entry in [one for one in stated if one.path in (path, str(Path(path).absolute()))]
+        or [SourceEntry(path=path)]
+    ]
 
 
 @app.command()
