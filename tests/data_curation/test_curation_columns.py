@@ -364,6 +364,12 @@ def test_local_copy_is_suggested_without_its_path(tmp_path, write_rows):
     assert preview.format_suggestion() == "{columns: {prompt: subject, completion: reply}}"
 
 
+def test_condition_on_a_nested_column_is_explained():
+    with pytest.raises(ValueError, match=r"a key of a nested column is json_extract\(ticket, '\$\.status'\)$"):
+        RowCondition("ticket.status = 'open'")
+    assert RowCondition("json_extract(ticket, '$.status') = 'open'").selects({"ticket": {"status": "open"}})
+
+
 def test_error_of_a_condition_shows_the_expression_only():
     with pytest.raises(ValueError, match=r"unrecognized token: \"'open$"):
         RowCondition("status = 'open")

@@ -45,7 +45,9 @@ class RowCondition:
                 name = missing["name"] if missing else ""
                 if not name or name in self.columns or len(self.columns) == MAX_CONDITION_COLUMNS:
                     problem = str(error).partition("\n)")[0]  # without the statement around the expression
-                    raise ValueError(f"{expression!r} is not an SQL condition: {problem}") from None
+                    column, _, key = name.partition(".")
+                    example = f"; a key of a nested column is json_extract({column}, '$.{key}')" if key else ""
+                    raise ValueError(f"{expression!r} is not an SQL condition: {problem}{example}") from None
                 self.columns.append(name)
             else:
                 return
