@@ -178,7 +178,11 @@ def _describe_missing(source: Source, missing: Sequence[str], columns: Sequence[
 def _suggest_names(missing: Sequence[str], columns: Sequence[str]) -> str:
     similar = [(name, difflib.get_close_matches(name, columns, n=1)) for name in missing]
     corrections = [f"{matches[0]} instead of {name}" for name, matches in similar if matches]
-    return f"Write {', '.join(corrections)}." if corrections else "Use the names of columns of this file."
+    if corrections:
+        return (
+            f"Write {', '.join(corrections)}. A file with other columns needs its own entry in data_curation.sources."
+        )
+    return "Use the names of columns of this file, or give files with other columns their own entries."
 
 
 def _read_first(source: Source, config: DataCurationConfig, limit: int) -> list[Record | UnreadableRecord]:

@@ -279,7 +279,14 @@ def test_condition(expression, fields, selected):
 
 
 @pytest.mark.parametrize(
-    "expression", ["1 UNION SELECT 2", "1; DROP TABLE record", "1) FROM sqlite_master --", "readfile('/etc/passwd')"]
+    "expression",
+    [
+        "1 UNION SELECT 2",
+        "1; DROP TABLE record",
+        "1) FROM sqlite_master --",
+        "readfile('/etc/passwd')",
+        "length(zeroblob(900000000)) > 1",
+    ],
 )
 def test_condition_is_an_expression_only(expression):
     with pytest.raises(ValueError, match="is not an SQL condition"):

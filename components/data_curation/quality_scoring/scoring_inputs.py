@@ -72,5 +72,6 @@ def list_scoring_inputs(
     model = None
     if settings.perplexity.is_enabled:
         model = perplexity.list_model_input(settings.perplexity, reporter or SilentReporter(), fetch=fetch)
-    judge_client.read_api_key(settings.judge.credentials)
+    if settings.judge.is_enabled:
+        judge_client.read_api_key(settings.judge.credentials)
     return ScoringInputs(good, bad, model)

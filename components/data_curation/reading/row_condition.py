@@ -12,6 +12,7 @@ from components.data_curation.reading.volatile_sql import is_volatile
 
 MAX_INTEGER = 2**63
 MAX_CONDITION_COLUMNS = 200
+MAX_VALUE_BYTES = 100_000_000  # of a text in a condition, also one that it builds
 MISSING_COLUMN = re.compile(r"no such column: (?P<name>.+)", re.DOTALL)
 ALLOWED_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 
@@ -35,6 +36,7 @@ class RowCondition:
         self.expression = expression
         self._lower_expression = expression.lower()
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         self._table_columns: list[str] | None = None
         self.columns: list[str] = []  # without those in double quotes, which SQLite also accepts as texts
         while True:
