@@ -41,11 +41,9 @@ def print_preview(
     """
     curation = customization.data_curation
     with tempfile.TemporaryDirectory(prefix="tuneline-preview-") as folder:
-        sources = list_raw_sources(curation, work, reporter, work.store, Path(folder))
-        previews = [
-            preview_source(source, curation, max(rows, CHECKED_RECORDS), base)
-            for source in sources[:MAX_PREVIEWED_SOURCES]
-        ]
+        limit = max(rows, CHECKED_RECORDS)
+        sources = list_raw_sources(curation, work, reporter, work.store, Path(folder), limit)
+        previews = [preview_source(source, curation, limit, base) for source in sources[:MAX_PREVIEWED_SOURCES]]
     result = {
         "sources": [_build_result(preview, rows) for preview in previews],
         "more_sources": len(sources) - len(previews),

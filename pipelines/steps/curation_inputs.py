@@ -90,7 +90,12 @@ def list_inputs(
 
 
 def list_raw_sources(
-    curation: DataCurationConfig, target: Workdir, reporter: Reporter, store: Path, extracts: Path | None = None
+    curation: DataCurationConfig,
+    target: Workdir,
+    reporter: Reporter,
+    store: Path,
+    extracts: Path | None = None,
+    preview_rows: int = 0,
 ) -> list[Source]:
     """List the raw files; fetch DVC sources, and read the rows of databases.
 
@@ -100,6 +105,7 @@ def list_raw_sources(
         reporter: Receives steps and notes.
         store: The artifact store with the extracts of databases.
         extracts: The folder for extracts that are not stored; default: `store`.
+        preview_rows: The number of rows of each table to read into `extracts`, for a preview; 0 for all rows.
 
     Raises:
         ConfigurationError: a source does not exist, or a database cannot be read.
@@ -114,7 +120,7 @@ def list_raw_sources(
     if note := describe_skipped_files(files, Path.cwd()):
         reporter.note(note)
     for entry in tables:
-        extract = extract_table(entry.path, entry.table_settings, Path.cwd(), store, reporter, extracts)
+        extract = extract_table(entry.path, entry.table_settings, Path.cwd(), store, reporter, extracts, preview_rows)
         source = open_extract(extract).model_copy(update={"settings": entry.settings})
         if source not in sources:  # as for a file that is listed twice
             sources.append(source)

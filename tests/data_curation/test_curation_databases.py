@@ -65,6 +65,15 @@ def read(tmp_path: Path, reporter: NoteReporter) -> Read:
     return read_table
 
 
+def test_preview_reads_the_first_rows_only(sqlite_file: Path, tmp_path: Path, reporter: NoteReporter) -> None:
+    settings = TableSettings(table="tickets", order_by=["id"], max_rows=5)
+    extract = table_extract.extract_table(
+        str(sqlite_file), settings, tmp_path, tmp_path / "store", reporter, tmp_path / "scratch", preview_rows=4
+    )
+    assert len(read_rows(extract)) == 4, "the table has more rows than max_rows, which a preview does not reach"
+    assert not list((tmp_path / "store").glob("*"))
+
+
 @pytest.fixture
 def sqlite_file(tmp_path: Path) -> Path:
     path = tmp_path / "support.sqlite"

@@ -51,6 +51,7 @@ def extract_table(
     store: Path,
     reporter: Reporter,
     scratch: Path | None = None,
+    preview_rows: int = 0,
 ) -> Artifact:
     """Return the extract of a table, read now or found in the store for the same state of the table.
 
@@ -61,6 +62,7 @@ def extract_table(
         store: the artifact store.
         reporter: receives what was read.
         scratch: the folder of a new extract that is not stored, for a dry run.
+        preview_rows: the number of rows to read into `scratch`, in any order, for a preview; 0 for all rows.
 
     Raises:
         ConfigurationError: the database cannot be read with these settings, or a limit is exceeded.
@@ -78,8 +80,9 @@ def extract_table(
         if scratch is not None:
             folder = scratch / hashing.digest([request.address, describe_request(request)])[:16]
             artifact_folder.claim_folder(folder, key, overwrite=True)
-            extract = _write_extract(folder, request, kind, table, key, reporter)
-            reporter.note(describe_extract(extract))
+            extract = _write_extract(folder, request, kind, table, key, reporter, preview_rows)
+            if not preview_rows:
+                reporter.note(describe_extract(extract))
         else:
             with artifact_store.job_folder(store) as own:
                 folder = own / EXTRACT_KIND
@@ -204,20 +207,27 @@ class _RowCounter:
 
 
 def _write_extract(
-    folder: Path, request: TableRequest, kind: DatabaseKind, table: OpenTable, key: str, reporter: Reporter
+    folder: Path,
+    request: TableRequest,
+    kind: DatabaseKind,
+    table: OpenTable,
+    key: str,
+    reporter: Reporter,
+    preview_rows: int = 0,
 ) -> Artifact:
-    """Write the rows and the request to a claimed folder, and publish it."""
+    """Write the rows, or the first `preview_rows` that arrive, and the request to a claimed folder, and publish it."""
     name, counter, described = name_extract(request), _RowCounter(request), describe_request(request)
     started = datetime.now(UTC)
     stream = table.read()
     schema = arrow_types.convert_schema(stream.schema)
     order_by = _find_columns(request, schema)
+    arriving = _take_rows(stream.batches, preview_rows) if preview_rows else stream.batches
     batches: Iterator[pyarrow.RecordBatch] = (
-        arrow_types.convert_batch(batch, schema) for batch in _count_batches(stream.batches, counter, reporter)
+        arrow_types.convert_batch(batch, schema) for batch in _count_batches(arriving, counter, reporter)
     )
-    if not order_by:
+    if not order_by and not preview_rows:
         batches = _sort_by_content(batches, schema)
-    else:
+    elif not preview_rows:
         if not table.is_sorted:
             batches = _sort_by_columns(batches, schema, order_by)
         batches = _check_order(batches, request, order_by)
@@ -256,6 +266,14 @@ def _count_batches(
         counter.add(batch)
         reporter.progress(counter.rows, None, "rows")
         yield batch
+
+
+def _take_rows(batches: Iterator[pyarrow.RecordBatch], count: int) -> Iterator[pyarrow.RecordBatch]:
+    for batch in batches:
+        yield batch.slice(0, count)
+        count -= batch.num_rows
+        if count <= 0:
+            return
 
 
 def _write_parquet(path: Path, schema: pyarrow.Schema, batches: Iterator[pyarrow.RecordBatch]) -> None:
