@@ -150,12 +150,20 @@ def _embed_rows(prepared: PreparedRows, verdicts: RowVerdicts, embed: TextEmbedd
 
 
 def _cluster_rows(rows: _RowTexts) -> list[np.ndarray]:
-    """Return the rows that are compared with one another: all rows, or the clusters of the answers by k-means."""
+    """Return the rows that are compared with one another: all rows, or clusters of prompt and answer by k-means.
+
+    A larger cluster, such as that of equal rows, is divided into parts of MAX_COMPARED_ROWS.
+    """
     count = len(rows.indices)
     if count <= MAX_COMPARED_ROWS:
         return [np.arange(count)]
+
+    def read_vectors(numbers: np.ndarray | slice) -> np.ndarray:
+        vectors: np.ndarray = np.concatenate([rows.prompts[numbers], rows.answers[numbers]], axis=1)
+        return vectors
+
     generator = np.random.default_rng(0)
-    sample = np.asarray(rows.answers[np.sort(generator.permutation(count)[:CLUSTERED_SAMPLE])])
+    sample = read_vectors(np.sort(generator.permutation(count)[:CLUSTERED_SAMPLE]))
     centres = sample[generator.permutation(len(sample))[: -(-count // CLUSTER_ROWS)]].copy()
     for _ in range(CLUSTER_ITERATIONS):
         nearest = (sample @ centres.T).argmax(1)
@@ -164,10 +172,14 @@ def _cluster_rows(rows: _RowTexts) -> list[np.ndarray]:
             if len(members):
                 centre = members.mean(0)
                 centres[number] = centre / max(float(np.linalg.norm(centre)), 1e-12)
-    nearest = np.concatenate(
-        [(rows.answers[i : i + CLUSTER_ROWS] @ centres.T).argmax(1) for i in range(0, count, CLUSTER_ROWS)]
-    )
-    return [np.flatnonzero(nearest == number) for number in range(len(centres))]
+    parts = [(read_vectors(slice(i, i + CLUSTER_ROWS)) @ centres.T).argmax(1) for i in range(0, count, CLUSTER_ROWS)]
+    nearest = np.concatenate(parts)
+    clusters = (np.flatnonzero(nearest == number) for number in range(len(centres)))
+    return [
+        cluster[begin : begin + MAX_COMPARED_ROWS]
+        for cluster in clusters
+        for begin in range(0, len(cluster), MAX_COMPARED_ROWS)
+    ]
 
 
 def _find_duplicates(rows: _RowTexts, cluster: np.ndarray, threshold: float) -> Iterator[tuple[int, int, float]]:

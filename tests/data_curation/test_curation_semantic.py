@@ -111,7 +111,7 @@ def test_questions_under_one_long_context_are_kept(model, write_rows, curate_fil
 
 def test_clusters_find_the_same_duplicates(model, rows, write_rows, curate_files, monkeypatch):
     settings = {"threshold": 0.8, "model": str(model)}
-    monkeypatch.setattr(semantic_duplicates, "MAX_COMPARED_ROWS", 10)
+    monkeypatch.setattr(semantic_duplicates, "MAX_COMPARED_ROWS", 40)
     monkeypatch.setattr(semantic_duplicates, "CLUSTER_ROWS", 15)
     dataset = curate_files(write_rows(rows), semantic_duplicates=settings)
     assert dataset.manifest.summary["rows"]["rejected"] == {"semantic_duplicate": 3}
