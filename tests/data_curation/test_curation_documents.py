@@ -438,7 +438,8 @@ WORKBOOK = build_xlsx(
 
 
 def test_spreadsheet_rows_become_records_by_the_header(read_file) -> None:
-    records = read_file("a.xlsx", WORKBOOK)
+    others, *records = read_file("a.xlsx", WORKBOOK)
+    assert others.reason == "2 other sheets are not read: 'Empty', 'Repeated'; set `sheet` for this source"
     assert [(record.line, record.fields) for record in records] == [
         (2, {"question": "q1", "when": "2024-01-02", "column 3": "x", "count": 3}),
         (4, {"question": [{"role": "user"}], "when": "2024-01-02T12:00:00", "column 3": True, "count": 1.5}),

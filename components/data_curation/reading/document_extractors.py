@@ -14,7 +14,7 @@ from pathlib import Path
 
 from components.data_curation.reading import document_blocks
 from components.data_curation.reading.csv_reader import find_repeated_column, name_columns
-from components.data_curation.reading.document_blocks import DocumentInfo, Part, TableRow
+from components.data_curation.reading.document_blocks import DocumentInfo, Part, TableRow, UnreadablePart
 from components.data_curation.reading.extraction_limits import (
     ENCRYPTED_MESSAGE,
     ExtractionSettings,
@@ -108,7 +108,10 @@ def extract_pdf(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
 
 
 def extract_spreadsheet(path: Path, settings: ExtractionSettings) -> Iterator[Part]:
-    """Yield the rows of a sheet below its header, the first row that is not empty."""
+    """Yield the rows of a sheet below its header, the first row that is not empty.
+
+    If the source states no sheet, other sheets than the first are reported as unreadable.
+    """
     import python_calamine
 
     if settings.suffix != ".xls":
@@ -127,6 +130,10 @@ def extract_spreadsheet(path: Path, settings: ExtractionSettings) -> Iterator[Pa
     names = name_columns([str(_to_json_cell(cell)) for cell in header])
     if repeated := find_repeated_column(names):
         raise UnreadableDocumentError(repeated)
+    if not settings.sheet and (others := workbook.sheet_names[1:]):
+        listed = ", ".join(map(quote_name, others[:MAX_NAMED_SHEETS]))
+        verb = "sheet is" if len(others) == 1 else "sheets are"
+        yield UnreadablePart(1, f"{len(others)} other {verb} not read: {listed}; set `sheet` for this source")
     for number, row in filled:
         yield TableRow(number, {column: _to_json_cell(cell) for column, cell in zip(names, row, strict=True)})
 
