@@ -353,9 +353,11 @@ def test_training_draws_the_weighted_rows_and_resumes_bit_identically(
     assert (model.sha256, model.manifest.summary["resumed_from"]) == (expected.sha256, 8)
 
 
+@pytest.mark.long
 def test_epochs_of_a_training_with_caps_have_their_rows_and_resume_bit_identically(
     dataset: Artifact, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Trains twice; the resumed training with weights, above, is the one of the fast tier."""
     monkeypatch.setenv("TUNELINE_THREADS", "1")
     # An epoch has 8 rows of web.jsonl and 9 of handbook.md: 5 steps.
     settings = {"mixing_caps": {"web.jsonl": 8}, "mixing_repetitions": {"handbook.md": 1.5}}
