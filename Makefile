@@ -29,7 +29,7 @@ run: $(VENV)/.ready ## Customize the embedded model on the demo dataset, end to 
 # Most tests wait for child processes and servers: one worker more than there are cores, four at most.
 WORKERS := $(shell cores=$$(nproc 2> /dev/null || echo 2); [ $$cores -lt 3 ] && echo $$((cores + 1)) || echo 4)
 PYTEST := TUNELINE_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: lint ## Run ruff, mypy, the import contracts and the fast tests with one whole pipeline (8 minutes)
+test: lint ## Run ruff, mypy, the import contracts and the fast tests with one whole pipeline (10 minutes)
 	@$(PYTEST) --ignore tests/engines $(ARGS)
 
 $(VENV)/.engines: $(VENV)/.ready
@@ -38,7 +38,7 @@ $(VENV)/.engines: $(VENV)/.ready
 
 # Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
 # Tests against engines mostly wait while the others compute, so one more worker runs both.
-test-all: $(VENV)/.engines ## Run the long tests: kills, full disks, stopped servers, documented commands, real engines (30 minutes)
+test-all: $(VENV)/.engines ## Run the long tests: kills, full disks, stopped servers, documented commands, real engines (45 minutes)
 	@$(PYTEST) -n 4 -m "long and not stress" $(ARGS)
 
 quality: $(VENV)/.ready ## Print the size and shape of the code with the targets
