@@ -141,7 +141,7 @@ def test_object_changed_after_listing_is_rejected_by_name(s3_server, bucket, tmp
 
 
 def test_missing_object_bucket_and_suffix_have_distinct_errors(s3_server, tmp_path):
-    supported = "a supported suffix: .csv, .htm"
+    supported = "a supported suffix: .csv, .docx"
     message, hint = get_listing_error("s3://sources/raw/missing.jsonl", tmp_path)
     assert message == "does not exist"
     assert "aws s3 ls s3://sources/" in hint

@@ -35,7 +35,10 @@ UNUSED_PACKAGES = {
     "curation": {"torch": "loading a model", "transformers": "loading a model", "peft": "loading a model"},
 }
 # Packages that sites add to their own images if needed; a step without them reports how to install them.
-OPTIONAL_PACKAGES = {"presidio_analyzer", "liger_kernel", "vllm", "ray"}
+DATABASE_PACKAGES = {  # of the extra `databases`, which an image contains only if its site reads databases
+    *("adbc_driver_bigquery", "adbc_driver_postgresql", "adbc_driver_snowflake", "deltalake", "duckdb", "pyiceberg"),
+}
+OPTIONAL_PACKAGES = {"presidio_analyzer", "liger_kernel", "vllm", "ray", *DATABASE_PACKAGES}
 each_file = pytest.mark.parametrize("file", CONTAINERFILES, ids=lambda file: file.name.partition(".")[0])
 
 
