@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from components.common.runtime import chat_completions
 from components.common.runtime.errors import ArtifactDamagedError, ConfigurationError, EngineMissingError, InputError
 from components.common.runtime.reporters import SilentReporter
 from components.data_curation.config import DataCurationConfig
@@ -351,7 +352,7 @@ class FakeJudge:
 @pytest.fixture
 def judge_server(monkeypatch):
     """Serve a FakeJudge on this machine; requests without the key get 401."""
-    monkeypatch.setattr(judge_client, "INITIAL_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(chat_completions, "INITIAL_BACKOFF_SECONDS", 0.001)
     monkeypatch.setenv("JUDGE_KEY", API_KEY)
     judge = FakeJudge()
 

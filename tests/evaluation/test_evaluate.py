@@ -13,12 +13,12 @@ import pytest
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
+from components.common.runtime import chat_completions
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import SilentReporter
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.stage import evaluate
 from components.evaluation.task_interface import Continuation, Item, TaskContext
-from components.evaluation.tasks import chat_endpoint
 from components.evaluation.tasks.held_out import HeldOut, HeldOutTask
 from components.evaluation.transformers_engine import TransformersEngine
 from components.fine_tuning.config import FineTuningConfig
@@ -271,7 +271,7 @@ def test_rows_are_truncated_at_shortest_context_length(
 def test_unanswered_judgements_refuse_and_rerun(
     tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_endpoint, "INITIAL_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(chat_completions, "INITIAL_BACKOFF_SECONDS", 0.0)
     request_count, unavailable = [0], [True]
     (tmp_path / "q.jsonl").write_text(
         "".join(json.dumps({"prompt": f"Say {n}.", "reference": "It is said."}) + "\n" for n in range(12))

@@ -1,34 +1,21 @@
-"""Client of a judge at an OpenAI-compatible endpoint: requests with retries, and the parser of the answers.
-
-The key is sent in a header and does not appear in messages or logs. Redirects are not followed, because they could
-send the key to another server.
-"""
+"""Client of a judge at an OpenAI-compatible endpoint: requests with retries, and the parser of the answers."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import threading
 import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
 
 from components.common.artifacts import hashing
-from components.common.runtime import http_client
-from components.common.runtime.errors import ConfigurationError, EngineMissingError
+from components.common.runtime import chat_completions
+from components.common.runtime.errors import EngineMissingError
 from components.data_curation.score_settings import JudgeSettings
 
 KEY = "data_curation.quality_scores.judge"
-RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
-REQUEST_ERROR_STATUSES = frozenset({400, 413, 422})  # possibly specific to the row, such as too long
-INITIAL_BACKOFF_SECONDS = 0.5  # doubled with each retry
-MAX_BACKOFF_SECONDS = 20.0  # also the limit for Retry-After
-MAX_RESPONSE_BYTES = 4 << 20
-MAX_ERROR_CHARACTERS = 200  # of the endpoint's error text
 MAX_ANSWER_TOKENS = 512
 MAX_ANSWER_CHARACTERS = 20_000  # bounds the time to parse an answer
 MAX_ROW_CHARACTERS = 20_000  # of a row that is sent
@@ -118,14 +105,14 @@ class JudgeClient:
         """
         reason = ""
         for attempt in range(self.settings.retries + 1):
-            wait = 0.0
+            rejection = None
             try:
                 return parse_score(*self._post(text))
             except urllib.error.HTTPError as error:
-                reason, wait = self._describe_status(error), _read_retry_after(error)
-                if error.code in REQUEST_ERROR_STATUSES:
+                rejection, reason = error, chat_completions.describe_status(error, self.key)
+                if error.code in chat_completions.REQUEST_ERROR_STATUSES:
                     raise RejectedRowError(reason) from None
-                if error.code not in RETRYABLE_STATUSES:
+                if error.code not in chat_completions.RETRYABLE_STATUSES:
                     raise EngineMissingError(
                         f"the judge at {self.settings.url} rejects the request: {reason}",
                         hint=f"Check {KEY}.url (without /chat/completions), the model name, and the key in the variable "
@@ -134,11 +121,8 @@ class JudgeClient:
             except _InvalidAnswerError as error:
                 reason = str(error)
             except (OSError, HTTPException, ValueError) as error:
-                cause = error.reason if isinstance(error, urllib.error.URLError) else error
-                reason = type(cause).__name__  # the text of another error may contain the key
-                if isinstance(cause, OSError) and cause.errno:
-                    reason += f": {os.strerror(cause.errno)}"
-            delay = min(max(INITIAL_BACKOFF_SECONDS * 2**attempt, wait), MAX_BACKOFF_SECONDS)
+                reason = chat_completions.describe_failure(error)
+            delay = chat_completions.compute_backoff(attempt, rejection)
             if attempt < self.settings.retries and self.stopped.wait(delay):
                 break
         raise NoScoreError(reason)
@@ -157,12 +141,7 @@ class JudgeClient:
             "max_tokens": MAX_ANSWER_TOKENS,
             **({"response_format": RESPONSE_FORMAT} if self.uses_schema else {}),
         }
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
-        url = self.settings.url.rstrip("/") + "/chat/completions"
-        # The settings allow only https and loopback addresses.
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
-        with http_client.build_opener(url).open(request, timeout=self.settings.timeout_seconds) as response:
-            answer = json.loads(response.read(MAX_RESPONSE_BYTES))
+        answer = chat_completions.post(self.settings.url, self.key, body, self.settings.timeout_seconds)
         try:
             choice = answer["choices"][0]
             message, is_truncated = choice["message"], choice.get("finish_reason") == "length"
@@ -176,17 +155,6 @@ class JudgeClient:
                 "the judge refuses to answer" if message.get("refusal") else "the answer is empty"
             )
         return content, is_truncated
-
-    def _describe_status(self, error: urllib.error.HTTPError) -> str:
-        """Return the status and the start of the error's text, without the key."""
-        text = ""
-        with contextlib.suppress(OSError, HTTPException, ValueError):
-            text = error.read(MAX_RESPONSE_BYTES).decode("utf-8", "replace")
-        error.close()
-        if self.key:  # removed before the text is cut, which could split the key
-            text = text.replace(self.key, "[key]")
-        text = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))[:MAX_ERROR_CHARACTERS]
-        return f"HTTP {error.code}{f': {text}' if text else ''}"
 
 
 def parse_score(answer: str, is_truncated: bool = False) -> int:
@@ -226,23 +194,5 @@ def _find_score_objects(answer: str) -> list[dict[str, Any]]:
 
 
 def read_api_key(variable: str) -> str:
-    """Return the API key in an environment variable; "" for an empty name.
-
-    Raises:
-        ConfigurationError: the variable is not set.
-    """
-    if not variable:
-        return ""
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ConfigurationError(
-            f"{KEY}.credentials: the environment variable {variable} is not set",
-            hint=f"Set {variable} in the environment of the curation.",
-        )
-    return key
-
-
-def _read_retry_after(error: urllib.error.HTTPError) -> float:
-    with contextlib.suppress(ValueError):
-        return max(float(error.headers.get("Retry-After", "0")), 0.0)
-    return 0.0
+    """Return the judge's API key; "" for an empty name. Raises ConfigurationError if the variable is not set."""
+    return chat_completions.read_api_key(variable, f"{KEY}.credentials", "curation")

@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from components.common.runtime import chat_completions
 from components.common.runtime.errors import EngineMissingError, InputError
 from components.evaluation.task_interface import UNANSWERED_FIGURE, Engine, Item, Metric, Scores, TaskContext
-from components.evaluation.tasks import chat_endpoint, item_encoding
+from components.evaluation.tasks import item_encoding
 from components.evaluation.tasks.base_task import Task
 from components.evaluation.tasks.chat_endpoint import ChatEndpoint, NoAnswerError, RequestRejectedError
 from components.evaluation.tasks.config import PromptSettings
@@ -112,7 +113,7 @@ class JudgeTask(Task[Judge]):
             InputError: A row is invalid, or has no reference to compare with.
         """
         settings = self.settings
-        chat_endpoint.read_api_key(settings.api_key_env)
+        chat_completions.read_api_key(settings.api_key_env, "api_key_env", "evaluation")
         by_reference = settings.against == "reference"
         items = item_encoding.build_row_items(settings, context, settings.reference_field if by_reference else "")
         for item in items if by_reference else ():
@@ -163,7 +164,7 @@ class JudgeTask(Task[Judge]):
     def _judge(self, pairs: Sequence[tuple[Item, str, str]], context: TaskContext) -> list[list[Judgement]]:
         """Return each pair's judgements in both orders; an empty list if the answers are equal."""
         settings = self.settings
-        key = chat_endpoint.read_api_key(settings.api_key_env)
+        key = chat_completions.read_api_key(settings.api_key_env, "api_key_env", "evaluation")
         endpoint = ChatEndpoint(settings.base_url, settings.model, key, settings.timeout, settings.retries)
 
         def judge(messages: list[Message]) -> Judgement:

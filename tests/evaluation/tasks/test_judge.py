@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from components.common.runtime import chat_completions
 from components.common.runtime.errors import ConfigurationError, EngineMissingError, InputError
 from components.evaluation.task_interface import Scores
-from components.evaluation.tasks import chat_endpoint
 from components.evaluation.tasks.judge import Judge, JudgeTask, parse_verdict
 from tests.evaluation.tasks.fake_engines import ScriptedEngine, build_context
 from tests.evaluation.tasks.judge_server import (
@@ -42,7 +42,7 @@ SCRIPT = {
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_endpoint, "INITIAL_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(chat_completions, "INITIAL_BACKOFF_SECONDS", 0.0)
 
 
 def build_task(tmp_path: Path, judge: FakeJudge, **settings: Any) -> JudgeTask:
