@@ -169,25 +169,7 @@ def curate(
         _report_unreadable(sources, prepared, config, reporter)
         document_notes = _report_documents(prepared, config, reporter)
         _check_groups(prepared, config, reporter)
-        find_similar = functools.partial(
-            engine_process.find_similar_texts,
-            folder,
-            threshold=config.near_duplicate_threshold,
-            ray_address=prepared_chunks.resolve_ray_address(config) if config.engine == "ray" else None,
-        )
-        result = _compare_rows(sources, prepared, find_similar, config, seed, reporter)
-        result, scores = _score_rows(result, scorers, reporter)
-        _report_verdicts(result.verdicts, reporter)
-        notes = [note for one in scores.statistics for note in one.notes]
-        try:
-            check_splits(result, config)
-        except InputError as error:
-            if result.kind != "text":  # plain text may be a single page or book
-                raise
-            notes.append(f"{error.message}. {error.hint}")
-            reporter.note(notes[-1])
-        if warning := describe_few_test_rows(result.verdicts.count_splits()["test"]):
-            reporter.note(warning)
+        result, scores, notes = _select_rows(sources, prepared, scorers, config, seed, reporter)
         reporter.step("writing the dataset")
         summary = summarize_rows(result)
         statistics = dataset_writer.write_dataset(prepared, result.verdicts, output, config.personal_data.names, scores)
@@ -457,6 +439,40 @@ def _check_groups(prepared: PreparedRows, config: DataCurationConfig, reporter: 
             f"{key} is redacted in {redacted:,} rows: their groups apply within this dataset only, not to earlier "
             "revisions"
         )
+
+
+def _select_rows(
+    sources: Sequence[Source],
+    prepared: PreparedRows,
+    scorers: Sequence[RowScorer],
+    config: DataCurationConfig,
+    seed: int,
+    reporter: Reporter,
+) -> tuple[CurationResult, QualityScores, list[str]]:
+    """Compare and score all rows, and check the splits; return the notes for the report too.
+
+    Raises InputError if every row is rejected, or the train or test split of rows other than plain text is empty.
+    """
+    find_similar = functools.partial(
+        engine_process.find_similar_texts,
+        prepared.folder,
+        threshold=config.near_duplicate_threshold,
+        ray_address=prepared_chunks.resolve_ray_address(config) if config.engine == "ray" else None,
+    )
+    result = _compare_rows(sources, prepared, find_similar, config, seed, reporter)
+    result, scores = _score_rows(result, scorers, reporter)
+    _report_verdicts(result.verdicts, reporter)
+    notes = [note for one in scores.statistics for note in one.notes]
+    try:
+        check_splits(result, config)
+    except InputError as error:
+        if result.kind != "text":  # plain text may be a single page or book
+            raise
+        notes.append(f"{error.message}. {error.hint}")
+        reporter.note(notes[-1])
+    if warning := describe_few_test_rows(result.verdicts.count_splits()["test"]):
+        reporter.note(warning)
+    return result, scores, notes
 
 
 def _compare_rows(
