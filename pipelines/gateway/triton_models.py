@@ -12,8 +12,8 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -219,7 +219,9 @@ class TritonModels:
                 inputs = await self._render(model, inputs)
             request = protocol.build_request(model.name, model.adapter, inputs)
             request.id = uuid.uuid4().hex
-            call = self._stub.ModelStreamInfer()
+            # gRPC cancels the stream if a task is cancelled while it writes: only gRPC's own task writes the requests.
+            requests: asyncio.Queue[pb.ModelInferRequest | None] = asyncio.Queue()
+            call = self._stub.ModelStreamInfer(_iterate_requests(requests))
             messages: asyncio.Queue[pb.ModelStreamInferResponse | RequestError | None] = asyncio.Queue()
             # Read ahead of a slow client: Triton 2.51 ends with a double free if a stream is cancelled while it waits to send.
             reader = asyncio.create_task(_read_ahead(call, messages))
@@ -227,27 +229,27 @@ class TritonModels:
             reader.add_done_callback(self._readers.discard)
             is_finished, error_message, chunk = False, "", None
             try:
-                await _write(call, request)
+                requests.put_nowait(request)
                 if protocol.build_cancellation is None:
-                    await _write(call, None)
+                    requests.put_nowait(None)
                 while (message := await messages.get()) is not None:
                     if isinstance(message, RequestError):
                         raise message
                     # A finished answer is read to the end of its stream: Triton 2.51 counts it as running if it is cancelled.
                     if message.error_message:
                         is_finished, error_message = True, message.error_message
-                        await _write(call, None)
+                        requests.put_nowait(None)
                     elif not is_finished:
                         chunk = protocol.read_chunk(message.infer_response, chunk)
                         is_finished = bool(chunk.finish_reason)
                         if is_finished:
-                            await _write(call, None)
+                            requests.put_nowait(None)
                         yield chunk
             finally:
                 if not is_finished and protocol.build_cancellation is not None:
                     # A version that is being unloaded does not receive the request: its answer is read to the end.
-                    await _write(call, protocol.build_cancellation(request))
-                    await _write(call, None)
+                    requests.put_nowait(protocol.build_cancellation(request))
+                    requests.put_nowait(None)
                     await asyncio.wait([reader], timeout=CANCEL_SECONDS)
                     if not reader.done():
                         logger.warning("cancellation_ignored model=%s version=%s", model.name, model.version)
@@ -283,13 +285,12 @@ class TritonModels:
         return {**rendered, "text_input": inputs["text_input"]}
 
 
-async def _write(call: ModelStream, request: pb.ModelInferRequest | None) -> None:
-    """Send a request on a stream, or with None the end of the requests. The stream's reader receives an error."""
-    with suppress(grpc.RpcError, asyncio.InvalidStateError):
-        if request is None:
-            await call.done_writing()
-        else:
-            await call.write(request)
+async def _iterate_requests(
+    requests: asyncio.Queue[pb.ModelInferRequest | None],
+) -> AsyncIterator[pb.ModelInferRequest]:
+    """Yield the requests of a stream until None."""
+    while (request := await requests.get()) is not None:
+        yield request
 
 
 async def _read_ahead(

@@ -217,7 +217,7 @@ class TritonPythonModel:
             async with aclosing(self._generate_chunks(fields, stream=True)) as chunks:
                 async for chunk in chunks:
                     await send_line(writer, vars(chunk))
-        except ConnectionError:
+        except (ConnectionError, asyncio.CancelledError):
             pass  # the client has disconnected: nobody reads an answer or an error
         except Exception as error:
             shown = as_client_error(error)
