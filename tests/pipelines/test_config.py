@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from components.common.runtime.errors import ConfigurationError, TunelineError, UsageError
+from components.common.runtime.validation_errors import KEYS_OF_OTHER_TOOLS
 from pipelines.config.customization_config import Customization, check_consistency, load_customization
 
 
@@ -53,6 +54,12 @@ def test_misspelled_key_is_refused_with_a_suggestion(tmp_path: Path) -> None:
         get_error_message(file=file) == f"{file}: fine_tuning.learning_rat: unknown key (did you mean learning_rate?)"
     )
     assert "(allowed: seed, data_curation," in get_error_message("xyz.x=1")
+
+
+def test_key_of_another_tool_is_refused_with_the_key_of_that_meaning() -> None:
+    for key, meant in KEYS_OF_OTHER_TOOLS.items():
+        section = "data_curation" if meant == "sources" else "fine_tuning.lora" if key == "r" else "fine_tuning"
+        assert f"{section}.{key}: unknown key (did you mean {meant}?)" in get_error_message(f"{section}.{key}=1")
 
 
 def test_wrong_type_names_field_value_and_allowed_values() -> None:

@@ -46,6 +46,33 @@ def describe_validation_error(
     return f"{source}: " + "; ".join(problems)
 
 
+# Keys of transformers, TRL, LLaMA-Factory and Axolotl, and the key that has their meaning here.
+KEYS_OF_OTHER_TOOLS = {
+    "cutoff_len": "max_length",
+    "dataset": "sources",
+    "gradient_accumulation_steps": "batch_size",
+    "gradient_checkpointing": "activation_checkpointing",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "lora_r": "lora.rank",
+    "lora_rank": "lora.rank",
+    "lr": "learning_rate",
+    "lr_scheduler": "schedule",
+    "lr_scheduler_type": "schedule",
+    "max_seq_len": "max_length",
+    "max_seq_length": "max_length",
+    "model_name_or_path": "base_model",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "optim": "optimizer",
+    "per_device_train_batch_size": "micro_batch_size",
+    "r": "rank",
+    "save_steps": "checkpoint_every",
+    "sequence_len": "max_length",
+    "use_liger_kernel": "fused_kernels",
+    "warmup_ratio": "warmup_steps",
+}
+
 # Pydantic's error types and the values that are allowed instead.
 EXPECTED_VALUES = {
     "int_type": "a whole number",
@@ -77,10 +104,11 @@ def _describe_expected(problem: ErrorDetails) -> str:
 
 
 def _suggest_key(location: tuple[int | str, ...], model: Any) -> str:
-    """Return the nearest key for a misspelled one, or the allowed keys."""
+    """Return the key with the meaning of another tool's key, the nearest key for a misspelled one, or the allowed keys."""
     for part in location[:-1]:
         field = model.model_fields.get(str(part)) if hasattr(model, "model_fields") else None
         model = field.annotation if field else None
     names = list(model.model_fields) if hasattr(model, "model_fields") else []
-    matches = difflib.get_close_matches(str(location[-1]), names, n=1)
+    known = KEYS_OF_OTHER_TOOLS.get(str(location[-1]), "")
+    matches = [known] if known.split(".")[0] in names else difflib.get_close_matches(str(location[-1]), names, n=1)
     return f" (did you mean {matches[0]}?)" if matches else f" (allowed: {', '.join(names)})" if names else ""
