@@ -21,6 +21,7 @@ from pipelines.cli.application import (
     open_workdir,
     print_result,
 )
+from pipelines.cli.tables import format_history
 
 if TYPE_CHECKING:
     from components.model_registry.config import ModelRegistryConfig
@@ -191,16 +192,7 @@ def history(
             entries = [
                 entry.get_public_fields() for entry in registry_history.read(client, name) if alias in ("", entry.alias)
             ]
-    lines = []
-    for entry in entries:
-        transition = f"{entry['from'] or '-'} → {entry['to'] or '-'}"
-        note = (
-            f" [{entry['state']}: {entry['note'] or 'interrupted or in progress'}]" if entry["state"] != "done" else ""
-        )
-        forced = f" [forced despite: {entry['forced']}]" if entry["forced"] else ""
-        move = f"{entry['number']:>4}  {entry['at']}  {entry['kind']:<12} {entry['alias']:<11} {transition:<9}"
-        lines.append(f"{move}  {entry['by']}: {entry['reason']}{forced}{note}")
-    print_result({"name": name, "entries": entries}, as_json, lines or [f"{name} has no recorded moves"])
+    print_result({"name": name, "entries": entries}, as_json, format_history(name, entries))
 
 
 @registry_app.command()

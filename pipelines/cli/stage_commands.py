@@ -110,7 +110,7 @@ def curate(
         f"{rows['kept']} of {rows['in']} rows kept; rejected: {rejected}; unreadable: {rows['quarantined']}",
         *format_unreadable(output),
         *format_evaluation_sets(output),
-        f"splits: {result['splits']}",
+        "splits: " + ", ".join(f"{split} {count:,}" for split, count in result["splits"].items()),
         f"report: {output / 'report.html'}",
     ]
     print_result(result, as_json, lines)

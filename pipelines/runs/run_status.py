@@ -103,9 +103,7 @@ def locate_run(events: Sequence[Json], state: str) -> tuple[str | None, str]:
         first, last = updates[0], updates[-1]
         done, total, unit = last["done"], last["total"], last["unit"]
         elapsed = last["time"] - since[0]["time"]
-        parts.append(
-            f"{done} s elapsed" if unit == "seconds" else format_progress(done, total, unit, elapsed, first["done"])
-        )
+        parts.append(format_progress(done, total, unit, elapsed, first["done"]))
     return stage, f"{label}: {', '.join(parts)}"
 
 

@@ -15,6 +15,7 @@ from components.common.runtime.reporters import EventLog, PlainTextReporter, for
 def test_progress_shows_count_rate_and_remaining_time() -> None:
     assert format_progress(120, 400, "rows", 5.0) == "120 of 400 rows, 24/s, 12 s left"
     assert format_progress(1200, None, "rows", 60.0) == "1,200 rows, 20/s"
+    assert format_progress(10, None, "seconds", 10.0) == "10 s elapsed"
 
 
 def test_rate_excludes_units_done_before_resume() -> None:

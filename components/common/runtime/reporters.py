@@ -145,7 +145,8 @@ class PlainTextReporter:
         if now - self._last < self._seconds_between:
             return
         self._last = now
-        self.note(f"{self._name}: {format_progress(done, total, unit, now - self._began, self._resumed_at)}")
+        progress = format_progress(done, total, unit, now - self._began, self._resumed_at)
+        self.note(f"{self._name}: {progress}" if self._name else progress)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         self.note(_format_metrics(values, step))
@@ -156,12 +157,14 @@ def _format_metrics(values: Mapping[str, float], step: int) -> str:
 
 
 def format_progress(done: int, total: int | None, unit: str, seconds: float, before: int = 0) -> str:
-    """Return text such as "120 of 400 rows, 24/s, 12 s left".
+    """Return text such as "120 of 400 rows, 24/s, 12 s left", or "12 s elapsed" for the unit "seconds".
 
     Args:
         seconds: elapsed time in seconds.
         before: number of units that were completed before a resume.
     """
+    if unit == "seconds":
+        return f"{done} s elapsed"
     rate = (done - before) / seconds if seconds > 0 else 0.0
     text = f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}"
     if rate > 0:
@@ -217,7 +220,8 @@ class ProgressBarReporter:
     def progress(self, done: int, total: int | None, unit: str) -> None:
         elapsed = time.monotonic() - self._began
         self._resumed_at = done if self._resumed_at is None else self._resumed_at
-        rate = f"{(done - self._resumed_at) / elapsed:.3g} {unit}/s" if done > self._resumed_at else ""
+        is_counted = done > self._resumed_at and unit != "seconds"
+        rate = f"{(done - self._resumed_at) / elapsed:.3g} {unit}/s" if is_counted else ""
         self._progress.update(self._task, completed=done, total=total, rate=rate)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
