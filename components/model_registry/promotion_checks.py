@@ -19,7 +19,7 @@ from components.common.runtime.errors import (
 )
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
-from components.model_registry import lineage_tags, model_files
+from components.model_registry import lineage_tags, model_files, split_reuse
 from components.model_registry.lineage_tags import PROVEN
 from components.model_registry.model_versions import TAG_PREFIX
 
@@ -132,6 +132,7 @@ def _check_evaluation(version: ModelVersion, evaluation: Artifact, incumbent: st
     objections = [] if verdict == "accepted" else [f"{VERDICT_OBJECTION} {verdict}"]
     if not _is_built_from_model(evaluation, version):
         objections.append("its evaluation evaluated another model")
+    objections += split_reuse.list_objections(version, evaluation)
     return [*objections, *_check_comparison(compared.content_sha256 if compared else None, incumbent)]
 
 

@@ -20,6 +20,7 @@ from components.model_registry import (
     model_versions,
     promotion_policy,
     registry_history,
+    split_reuse,
 )
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.model_versions import MODEL_SHA256_TAG, TAG_PREFIX
@@ -141,11 +142,12 @@ def register(
         else:
             reporter.step(f"registering {config.name}")
             version = _create_version(client, config, model, evaluation, tags)
+        passed = split_reuse.record_candidate(client, version, evaluation, reporter)
         if CHAMPION not in version.aliases:
             by, digest = get_user_name(), version.tags.get(MODEL_SHA256_TAG, "")
             moves = [
                 Entry(kind="register", alias=alias, to=str(version.version), by=by, digest=digest)
-                for alias in (CANDIDATE, *([CHALLENGER] if verdict == "accepted" else []))
+                for alias in (CANDIDATE, *([CHALLENGER] if verdict == "accepted" and passed else []))
                 if alias not in version.aliases
             ]
             if verdict == "refused" and CHALLENGER in version.aliases:
@@ -211,14 +213,21 @@ def auto_promote(
     """Promote a version on behalf of the pipeline.
 
     Returns:
-        The promotion; None, after a note with the reason, if a person must approve the promotion or a rollback
-        withdrew this version.
+        The promotion; None, after a note with the reason, if a person must approve the promotion, a rollback withdrew
+        this version, or the version does not pass with the confidence that is left on its test split.
 
     Raises:
         RegistryError: the version must not be promoted, or the champion changed during this run.
     """
     with model_versions.registry_client() as client:
         moves = registry_history.list_completed_moves(registry_history.read(client, config.name), CHAMPION)
+        result = model_versions.get_version(client, config.name, version).tags.get(split_reuse.RESULT_TAG)
+    if result == split_reuse.FAILED:
+        reporter.note(
+            f"{config.name} version {version} is not promoted: earlier candidates failed on its test split, and it does "
+            "not pass with the confidence that is left. Add new test rows, or promote it with --force --reason TEXT"
+        )
+        return None
     latest = next((move for move in reversed(moves) if version in (move.from_, move.to)), None)
     if latest and latest.kind == "rollback" and latest.from_ == version:
         reporter.note(

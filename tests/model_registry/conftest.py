@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,12 +31,22 @@ class CustomizationArtifacts:
 Customization = Callable[..., CustomizationArtifacts]
 
 
-def build(folder: Path, kind: str, content: str, inputs: list[ArtifactInput], summary: dict[str, Any]) -> Artifact:
+def build(
+    folder: Path,
+    kind: str,
+    content: str,
+    inputs: list[ArtifactInput],
+    summary: dict[str, Any],
+    result: dict[str, Any] | None = None,
+) -> Artifact:
     artifact_folder.claim_folder(folder, f"{kind} {content}", overwrite=True)
     (folder / "weights").mkdir()
     (folder / "weights" / "payload.bin").write_text(content * 10)
     (folder / "report.html").write_text(f"<p>{content}</p>")
     payload = ["weights/payload.bin"]
+    if result:
+        (folder / "evaluation.json").write_text(json.dumps(result))
+        payload.append("evaluation.json")
     return artifact_folder.publish(
         folder, kind, payload=payload, inputs=inputs, config={}, seed=1, key=f"{kind} {content}", summary=summary
     )
@@ -45,7 +56,13 @@ def customization_factory(root: Path) -> Customization:
     """Return a function that builds a small valid model, evaluation and package under `root`; `content` determines the digest."""
 
     def customize(
-        content: str, verdict: str = "accepted", *, incumbent: str = "", proof: bool = True, packaged: bool = True
+        content: str,
+        verdict: str = "accepted",
+        *,
+        incumbent: str = "",
+        proof: bool = True,
+        packaged: bool = True,
+        result: dict[str, Any] | None = None,
     ) -> CustomizationArtifacts:
         base = ArtifactInput(kind="base_model", content_sha256="ba5e" * 16, uri="embedded:tiny")
         data = ArtifactInput(kind="dataset", content_sha256="da7a" * 16, uri="store:" + "da7a" * 16)
@@ -62,6 +79,7 @@ def customization_factory(root: Path) -> Customization:
             f"{content} {verdict}",
             inputs,
             {"verdict": verdict, "reasons": reasons},
+            result,
         )
         proof_summary = {"server_version": "2.1", "matched": 4} if proof else None
         repository = (
