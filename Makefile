@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-all quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-serving soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-all quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-gate bench-serving soak vllm-package lint ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -64,6 +64,9 @@ bench-fine-tuning: $(VENV)/.ready ## Compare fine-tuning with TRL and LLaMA-Fact
 
 bench-evaluation: $(VENV)/.ready ## Compare likelihood tasks with lm-eval, and an adapter with its base; DATA=folder of ICL files; writes docs/benchmarks-evaluation.md
 	@$(BIN)/python -P -m benchmarks.evaluation --data $(DATA) --workdir $(WORKDIR)/benchmark-evaluation --markdown docs/benchmarks-evaluation.md $(ARGS)
+
+bench-gate: $(VENV)/.ready ## Simulate the promotion gate over 16 distributions (5 minutes); writes docs/benchmarks-gate.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.gate_simulation --markdown docs/benchmarks-gate.md $(ARGS)
 
 bench-serving: $(VENV)/.ready ## Measure a served package with 1 to 16 clients (15 minutes; ARGS="--vllm-python PYTHON": compare with vLLM); writes docs/benchmarks-serving.md
 	@$(BIN)/python -P -m benchmarks.serving --workdir $(WORKDIR)/benchmark-serving --markdown docs/benchmarks-serving.md $(ARGS)

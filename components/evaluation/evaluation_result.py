@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.common.artifacts import hashing
 from components.evaluation import significance
 from components.evaluation.config import SLICE_KINDS, EvaluationConfig
 from components.evaluation.item_slices import iterate_slices
@@ -46,11 +47,13 @@ def build_result(
         - `mcnemar`: {task: {metric: {base or incumbent: {only_candidate, only_other, p}}}} of the binary metrics. The
           first two values are the numbers of items that only one of two models answered correctly.
         - `figures`: {task: {role: {name: value}}} of the figures, such as a judge's errors. No rule compares them.
-        - `tasks`: {task: {sha256, items}}: the task's digest and number of items.
+        - `tasks`: {task: {sha256, items, items_sha256}}: the task's digest, its number of items, and the digest of their ids.
         - `verdict`: "accepted", "refused" or "unchanged".
         - `reasons`: one sentence per rule, after the sentence for an unchanged candidate.
-        - `rules`: each rule's settings and result. `gain` is [estimate, low, high], `at_least` its lower bound, and `p`
-          the p-value.
+        - `rules`: each rule's settings and result. `gain` is [estimate, low, high], `at_least` its lower bound, `p` the
+          p-value of the worst slice, `acceptance_p` the p-value of the hypothesis that the candidate violates the rule,
+          `detectable` the smallest gain or loss that the items can show, `harmed_items` the number of harmed items, and
+          `unjudged_slices` the number of slices with too few items.
         - `items`, `answer_tokens`, `task_sha256`: number of items, total weight and digest of the first task.
     """
     sections: JSONObject = {name: {} for name in ("metrics", "tasks", "mcnemar", "slices", "figures")}
@@ -75,6 +78,10 @@ def build_result(
                 "gain": [result.gain.value, result.gain.low, result.gain.high] if result.gain else None,
                 "at_least": result.lower_bound,
                 "p": result.p_value,
+                "acceptance_p": result.acceptance_p_value,
+                "detectable": result.detectable,
+                "harmed_items": result.harmed_items,
+                "unjudged_slices": result.unjudged_slices,
             }
             for result in rule_results
         ],
@@ -102,7 +109,11 @@ def _summarize_task(result: TaskResult, config: EvaluationConfig, seed: int) -> 
             ]
     return {
         "metrics": {name: _summarize_metric(result, name, config, seed) for name in result.task.metrics},
-        "tasks": {"sha256": result.digest, "items": len(result.items)},
+        "tasks": {
+            "sha256": result.digest,
+            "items": len(result.items),
+            "items_sha256": hashing.digest(sorted(item.id for item in result.items)),
+        },
         "mcnemar": tests,
         "slices": by_slice,
         "figures": {

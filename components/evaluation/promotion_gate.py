@@ -16,10 +16,13 @@ from components.evaluation.config import EvaluationConfig, Rule
 from components.evaluation.item_slices import iterate_slices
 from components.evaluation.significance import Interval
 from components.evaluation.task_results import TaskResult
+from components.evaluation.tasks.task_registry import build_task
 
 ROLE_LABELS = {"candidate": "the candidate", "base": "the base", "incumbent": "the incumbent"}
 TOKENIZER_MISMATCH = "the incumbent has another tokenizer"
 NO_GAIN = Interval(0.0, 0.0, 0.0)
+MIN_ITEMS = 10  # default of evaluation.min_items
+DETECTION_POWER = 0.8  # of the smallest detectable loss in a slice (Cohen, Statistical Power Analysis, 1988)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,12 @@ class RuleResult:
         gain: Gain with its 95% interval; for a failed rule over slices, the gain of the worst slice.
         lower_bound: One-sided lower confidence bound of the gain.
         p_value: For a rule over slices, the corrected p-value of the worst slice.
+        acceptance_p_value: p-value of the hypothesis that the candidate violates the rule; None for a rule over slices
+            and for a rule that compares nothing. With it, the repeated use of a test split is corrected.
+        detectable: Smallest gain that these items can show; for a rule over slices, the smallest detectable loss; for a
+            rule on harmed items, the smallest limit that these items can show.
+        harmed_items: Number of harmed items, for a rule on harmed items.
+        unjudged_slices: Number of slices with too few items.
     """
 
     rule: Rule
@@ -38,6 +47,43 @@ class RuleResult:
     gain: Interval | None = None
     lower_bound: float | None = None
     p_value: float | None = None
+    acceptance_p_value: float | None = None
+    detectable: float | None = None
+    harmed_items: int | None = None
+    unjudged_slices: int = 0
+
+
+def compute_min_items(rule: Rule, max_item_loss: float | None, min_items: int | None, exponential: bool = False) -> int:
+    """Return the number of items that the rule requires.
+
+    By default it is the number with which a model without any loss on the items passes: with fewer, unseen items with
+    the largest loss could exceed the limit.
+
+    Args:
+        rule: The rule.
+        max_item_loss: Largest loss of an unseen item; None if the metric has no limit.
+        min_items: evaluation.min_items; None for the default.
+        exponential: Whether the limit is in another unit than the loss, as for a perplexity.
+    """
+    if min_items:
+        return min_items
+    needed, loss = MIN_ITEMS, rule.max_item_loss or max_item_loss
+    if rule.max_harmed_share is not None:
+        needed = significance.compute_required_items(rule.max_harmed_share, rule.confidence)
+    elif rule.max_loss and not rule.slices and loss and not exponential:
+        needed = significance.compute_required_items(rule.max_loss / loss, rule.confidence)
+    return max(needed, MIN_ITEMS)
+
+
+def compute_min_items_by_task(config: EvaluationConfig) -> dict[str, int]:
+    """Return the number of items that the rules over all items of each task require."""
+    required: dict[str, int] = {}
+    for rule in config.gate:
+        task_name, _, name = rule.metric.partition(".")
+        metric = next(build_task(task).metrics[name] for task in config.tasks if task.name == task_name)
+        count = compute_min_items(rule, metric.get_max_item_loss(), config.min_items, metric.exponential)
+        required[task_name] = max(required.get(task_name, 0), count)
+    return required
 
 
 def evaluate_rules(
@@ -62,12 +108,14 @@ def evaluate_rules(
             rule_results.append(RuleResult(rule, False, problem))
         elif rule.slices:
             rule_results.append(_evaluate_slices(rule, result, metric, config, seed))
+        elif rule.max_harmed_share is not None:
+            rule_results.append(_evaluate_harmed_share(rule, result, metric))
         else:
             rule_results.append(_evaluate_gain(rule, result, metric, config, seed))
     return rule_results
 
 
-def _find_problem(rule: Rule, result: TaskResult, metric: str, min_items: int) -> str | None:
+def _find_problem(rule: Rule, result: TaskResult, metric: str, min_items: int | None) -> str | None:
     """Return the reason why the rule cannot be evaluated, as a sentence, or None."""
     for role in ["candidate", *([rule.against] if isinstance(rule.against, str) else [])]:
         reason = result.missing_reasons.get(role)
@@ -80,17 +128,30 @@ def _find_problem(rule: Rule, result: TaskResult, metric: str, min_items: int) -
         if non_finite := result.count_non_finite(role, metric):
             share = f"{non_finite} of {len(result.items)} items"
             return f"The {rule.metric} of {ROLE_LABELS[role]} is not a finite number in {share}."
-    if len(result.items) < min_items:
-        measured = f"The {rule.metric} was measured on {len(result.items)} items"
-        return f"{measured}; the rule requires at least {min_items} (evaluation.min_items)."
-    return None
+    if len(result.items) >= (min_items or MIN_ITEMS) and _is_unchanged(rule, result, metric):
+        return None
+    loss, exponential = result.get_max_item_loss(metric, rule.against), result.get_metric(metric).exponential
+    required = compute_min_items(rule, loss, min_items, exponential)
+    if len(result.items) >= required:
+        return None
+    basis = "evaluation.min_items"
+    if required > MIN_ITEMS and not min_items:
+        name = "max_loss" if rule.max_harmed_share is None else "max_harmed_share"
+        basis = f"{name} {getattr(rule, name)} at {rule.confidence:.0%} confidence"
+    measured = f"The {rule.metric} was measured on {len(result.items)} items"
+    return f"{measured}; the rule requires at least {required} ({basis})."
+
+
+def _is_unchanged(rule: Rule, result: TaskResult, metric: str) -> bool:
+    """Return whether equal scores show equal models: binary scores of different models may agree by chance."""
+    return result.is_identical(metric, rule.against) and not result.get_metric(metric).is_binary
 
 
 def _evaluate_gain(rule: Rule, result: TaskResult, metric: str, config: EvaluationConfig, seed: int) -> RuleResult:
     """Compare the lower confidence bound of the gain with the rule's limit."""
-    # Identical scores show neither a gain nor a loss, but rare differences may go undetected. For a binary metric, a
-    # rule with a loss limit above 0 requires enough items to rule out a larger loss.
-    if result.is_identical(metric, rule.against):
+    # Identical scores show neither a gain nor a loss, but rare differences may go undetected.
+    # Different models may agree on all binary scores, so a positive limit is compared with the bound.
+    if result.is_identical(metric, rule.against) and not (rule.max_loss and result.get_metric(metric).is_binary):
         items = len(result.items)
         same = f"{rule.metric} is identical to that of {ROLE_LABELS[str(rule.against)]} on all {items} items"
         if rule.max_loss is None:
@@ -99,18 +160,19 @@ def _evaluate_gain(rule: Rule, result: TaskResult, metric: str, config: Evaluati
         # Upper confidence bound of the share of items that differ, if no sampled item differs.
         undetected = 1 - (1 - rule.confidence) ** (1 / items)
         limitation = f"differences in up to {undetected:.1%} of items may go undetected"
-        if rule.max_loss and result.get_metric(metric).is_binary and undetected > rule.max_loss:
-            reason = (
-                f"{same}, but {limitation}: too few items to rule out a loss above {rule.max_loss:.4f}"
-                f" with {rule.confidence:.0%} confidence."
-            )
-            return RuleResult(rule, False, reason, NO_GAIN, -undetected)
         return RuleResult(rule, True, f"{same}, as the rule allows ({limitation}).", NO_GAIN, 0.0)
 
     gain = result.estimate_gain(metric, rule.against, samples=config.bootstrap_samples, seed=seed)
-    bound = result.compute_exact_lower_bound(metric, rule.against, rule.confidence) if rule.max_loss else None
-    if bound is None:
-        bound = result.compute_lower_bound(metric, rule.against, gain, rule.confidence)
+    distribution = result.estimate_pessimistic_gain(
+        metric,
+        rule.against,
+        max_item_loss=rule.max_item_loss or result.get_max_item_loss(metric, rule.against),
+        samples=config.bootstrap_samples,
+        seed=seed,
+    )
+    bound = distribution.compute_lower_bound(rule.confidence)
+    p_value = distribution.compute_p_value(-float(rule.max_loss or 0.0) if rule.min_gain is None else rule.min_gain)
+    detectable = gain.value - bound
     interval = gain.compute_interval(0.95)
     against = ROLE_LABELS.get(str(rule.against), str(rule.against))
     difference = f"{abs(gain.value):.4f} {'better' if gain.value >= 0 else 'worse'} than {against}"
@@ -125,9 +187,29 @@ def _evaluate_gain(rule: Rule, result: TaskResult, metric: str, config: Evaluati
         if passed:
             reason = f"{measured}, as the rule requires (gain above {rule.min_gain:+.4f})."
         else:
-            small = "; the difference is too small for the number of items" if bound <= 0 < gain.value else ""
+            small = ""
+            if bound <= 0 < gain.value:
+                small = f"; the difference is too small for the number of items, which show gains from {detectable:.4f}"
             reason = f"{measured}{small}; the rule requires a gain above {rule.min_gain:+.4f}."
-    return RuleResult(rule, passed, reason, interval, bound)
+    return RuleResult(rule, passed, reason, interval, bound, acceptance_p_value=p_value, detectable=detectable)
+
+
+def _evaluate_harmed_share(rule: Rule, result: TaskResult, metric: str) -> RuleResult:
+    """Compare the exact upper bound of the share of harmed items with the rule's limit."""
+    limit, harm = float(rule.max_harmed_share or 0.0), rule.harm or result.get_metric(metric).get_harm()
+    flags = [float(loss > float(harm or 0.0)) for loss in result.compute_item_losses(metric, str(rule.against))]
+    harmed, items = int(sum(flags)), len(flags)
+    _, bound = significance.compute_clopper_pearson_bounds(flags, rule.confidence)
+    p_value = significance.compute_binomial_p_value(harmed, items, limit)
+    measured = (
+        f"{rule.metric} of {harmed} of {items} items is worse than {ROLE_LABELS[str(rule.against)]} by more than"
+        f" {harm:g} (at most {bound:.1%} of all items with {rule.confidence:.0%} confidence)"
+    )
+    passed = bound <= limit
+    reason = f"{measured}{', as the rule allows' if passed else '; the rule allows'}"
+    reason += f" ({limit:.1%})." if passed else f" {limit:.1%}."
+    detectable = 1 - (1 - rule.confidence) ** (1 / items)
+    return RuleResult(rule, passed, reason, acceptance_p_value=p_value, detectable=detectable, harmed_items=harmed)
 
 
 def _describe_interval(gain: Interval, items: int) -> str:
@@ -137,31 +219,41 @@ def _describe_interval(gain: Interval, items: int) -> str:
 def _evaluate_slices(rule: Rule, result: TaskResult, metric: str, config: EvaluationConfig, seed: int) -> RuleResult:
     """Compare the models in every slice of the rule with at least `min_items` items."""
     against, kinds = ROLE_LABELS[str(rule.against)], ", ".join(rule.slices or ())
+    allowed, min_items = float(rule.max_loss or 0.0), config.min_items or MIN_ITEMS
+    groups = list(iterate_slices(result.items, rule.slices or ()))
+    judged = [(name, indices) for name, indices in groups if len(indices) >= min_items]
+    unjudged = len(groups) - len(judged)
+    if not judged:
+        reason = f"{rule.metric} has no slices by {kinds} with {min_items} or more items"
+        return RuleResult(rule, True, f"{reason}{_describe_unjudged(unjudged, len(groups))}.", unjudged_slices=unjudged)
     slices: list[tuple[str, int, Interval]] = []
-    p_values = []
-    for name, indices in iterate_slices(result.items, rule.slices or ()):
-        if len(indices) >= config.min_items:
-            gain = result.estimate_gain(
-                metric, rule.against, samples=config.bootstrap_samples, seed=seed, indices=indices
-            )
-            slices.append((name, len(indices), gain.compute_interval(0.95)))
-            p_values.append(gain.compute_harm_p_value(float(rule.max_loss or 0.0)))
-    if not slices:
-        reason = f"{rule.metric} has no slices by {kinds} with {config.min_items} or more items."
-        return RuleResult(rule, True, reason)
+    p_values, detectable = [], 0.0
+    for name, indices in judged:
+        gain = result.estimate_gain(metric, rule.against, samples=config.bootstrap_samples, seed=seed, indices=indices)
+        slices.append((name, len(indices), gain.compute_interval(0.95)))
+        p_values.append(gain.compute_harm_p_value(allowed))
+        level = (1 - rule.confidence) / len(judged)
+        detectable = max(detectable, allowed + gain.compute_detectable_loss(level, DETECTION_POWER))
     corrected = significance.apply_holm_correction(p_values)
     p_value, (name, items, worst) = min(
         zip(corrected, slices, strict=True), key=lambda pair: (pair[0], pair[1][2].value)
     )
     if p_value >= 1 - rule.confidence:
-        reason = f"{rule.metric} is not significantly worse than {against} in any of {len(slices)} slices by {kinds}."
-        return RuleResult(rule, True, reason, p_value=p_value)
+        reason = (
+            f"{rule.metric} is not significantly worse than {against} in any of {len(slices)} slices by {kinds}; a loss"
+            f" below {detectable:.4f} in a slice may go undetected{_describe_unjudged(unjudged, len(groups))}."
+        )
+        return RuleResult(rule, True, reason, p_value=p_value, detectable=detectable, unjudged_slices=unjudged)
     more = sum(p < 1 - rule.confidence for p in corrected) - 1
     others = f", and {more} more of {len(slices)} slices are worse" if more else ""
     limit = f"; the rule allows {rule.max_loss:.4f}" if rule.max_loss else ""
     reason = (
         f"In the slice {name}, {rule.metric} is {abs(worst.value):.4f} worse than {against}"
         f" ({_describe_interval(worst, items)}; p {p_value:.2g} after correction for {len(slices)} slices)"
-        f"{others}{limit}."
+        f"{others}{limit}{_describe_unjudged(unjudged, len(groups))}."
     )
-    return RuleResult(rule, False, reason, worst, p_value=p_value)
+    return RuleResult(rule, False, reason, worst, p_value=p_value, detectable=detectable, unjudged_slices=unjudged)
+
+
+def _describe_unjudged(unjudged: int, slices: int) -> str:
+    return f"; {unjudged} of {slices} slices {'is' if unjudged == 1 else 'are'} too small to judge" if unjudged else ""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.reporting import html_report
+from components.evaluation.config import LIMIT_KEYS
 from components.evaluation.evaluation_result import UNCHANGED, UNCHANGED_REASON, JSONObject
 from components.evaluation.promotion_gate import RuleResult
 from components.evaluation.task_results import ROLES, TaskResult
@@ -52,6 +53,7 @@ def render_page(
     caption = "Gain of the candidate with its 95% interval. To the right of zero, the candidate is better."
     sections = {
         "Verdict": html_report.render_tiles(tiles) + reasons,
+        "Rules": _render_rule_table(rule_results),
         "Gains": html_report.plot_intervals(gains, x="gain", caption=caption) if gains else "",
         "Metrics": _render_metric_tables(content),
         "Slices": _render_slice_tables(content, results),
@@ -63,6 +65,30 @@ def render_page(
     }
     tasks = f"{len(results)} {'task' if len(results) == 1 else 'tasks'}"
     return html_report.render_page("Evaluation", f"{content['verdict']}: {items:,} items of {tasks}", sections)
+
+
+def _render_rule_table(rule_results: Sequence[RuleResult]) -> str:
+    """Return a table of the limits, the bounds, and the smallest differences that the items can show."""
+    head = ["rule", "holds", "bound", "confidence", "detectable", "harmed items", "unjudged slices"]
+    rows: list[list[object]] = []
+    for result in rule_results:
+        rule = result.rule
+        limits = {name: getattr(rule, name) for name in LIMIT_KEYS if getattr(rule, name) is not None}
+        limit = ", ".join(f"{name} {value:g}" for name, value in limits.items())
+        slices = f" by {', '.join(rule.slices)}" if rule.slices else ""
+        rows.append(
+            [
+                f"{rule.metric} against {rule.against}{slices}: {limit}",
+                "yes" if result.passed else "no",
+                f"{result.lower_bound:+.4f}" if result.lower_bound is not None else None,
+                f"{rule.confidence:.0%}",
+                f"{result.detectable:.4f}" if result.detectable is not None else None,
+                result.harmed_items,
+                result.unjudged_slices if rule.slices else None,
+            ]
+        )
+    note = "Detectable: the smallest gain, share of harmed items, or loss in a slice that these items can show."
+    return html_report.render_table(head, rows) + html_report.render_paragraph(note)
 
 
 def _render_metric_tables(content: JSONObject) -> str:

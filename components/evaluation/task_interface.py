@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 Request = Mapping[str, Any]  # JSON values that a task needs to query a model about one item
 
 DEFAULT_MAX_LENGTH = 2048  # tokens of a row if neither configuration nor candidate states a length
+# Defaults per token, in nats. A loss of 5 nats is typical of a garbled answer: uniform predictions over 50,000 tokens
+# have 10.8 nats, good ones 2 to 4. A loss of 1 nat divides the probability of every token by e.
+MAX_ITEM_LOSS_NATS = 5.0
+HARM_NATS = 1.0
 UNANSWERED_FIGURE = "unanswered"  # number of transient failures; a rerun may succeed
 
 
@@ -43,12 +47,25 @@ class Metric:
         is_binary: Whether each item scores exactly 0 or 1.
         exponential: Whether the metric is exp(Σ score / Σ weight), such as a perplexity.
         per_token: Whether the metric is comparable only between models with the same tokenizer.
+        max_item_loss: Largest loss of an unseen item that the bounds allow for, in the unit of score / weight. None:
+            the largest difference between two models on a seen item.
+        harm: Loss above which an item counts as harmed, in the unit of score / weight. None: the rule sets it.
     """
 
     better: Literal["higher", "lower"] = "higher"
     is_binary: bool = False
     exponential: bool = False
     per_token: bool = False
+    max_item_loss: float | None = None
+    harm: float | None = None
+
+    def get_max_item_loss(self) -> float | None:
+        """Return the largest loss of an item: 1 for a binary metric."""
+        return 1.0 if self.is_binary else self.max_item_loss
+
+    def get_harm(self) -> float | None:
+        """Return the loss above which an item counts as harmed: 1/2 for a binary metric, so every lost item counts."""
+        return 0.5 if self.is_binary else self.harm
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from components.evaluation import significance
-from components.evaluation.significance import Gain
+from components.evaluation.significance import Gain, PessimisticGain
 from components.evaluation.task_interface import Item, Metric, Scores
 
 if TYPE_CHECKING:
     from components.evaluation.tasks.base_task import AnyTask
 
 ROLES = ("candidate", "base", "incumbent")
-MIN_DISCORDANT_ITEMS = 10  # with fewer items on which two models differ, the bounds are exact
 
 
 @dataclass(frozen=True)
@@ -73,65 +72,75 @@ class TaskResult:
             seed: Seed of the bootstrap.
             indices: Indices of the items to compare; None for all items.
         """
-        chosen = range(len(self.items)) if indices is None else indices
-        weights, own, definition = (
-            self.get_weights(metric),
-            self.get_values("candidate", metric),
-            self.get_metric(metric),
-        )
-        if isinstance(other, str):
-            others = self.get_values(other, metric)
-        else:  # item scores that give exactly this number
-            level = math.log(other) if definition.exponential and other > 0 else other
-            others = [level * weight for weight in weights]
-        candidate, opponent = [own[i] for i in chosen], [others[i] for i in chosen]
-        better, worse = (candidate, opponent) if definition.better == "higher" else (opponent, candidate)
+        better, worse = self._pair_values(metric, other, indices)
         return significance.estimate_gain(
             better,
             worse,
-            [weights[i] for i in chosen],
+            self._select_weights(metric, indices),
             samples=samples,
             seed=seed,
-            exponential=definition.exponential,
+            exponential=self.get_metric(metric).exponential,
         )
 
-    def is_identical(self, metric: str, other: str | float) -> bool:
-        """Return whether the role `other` has the same score on every item; False for a number."""
-        return isinstance(other, str) and self.get_values("candidate", metric) == self.get_values(other, metric)
-
-    def compute_lower_bound(self, metric: str, other: str | float, gain: Gain, confidence: float) -> float:
-        """Return the one-sided lower confidence bound of a gain.
-
-        For a binary metric compared with a number, an exact bound also applies: resamples of equal scores do not vary.
+    def estimate_pessimistic_gain(
+        self, metric: str, other: str | float, *, max_item_loss: float | None, samples: int, seed: int
+    ) -> PessimisticGain:
+        """Return the distribution of lower bounds of the candidate's gain over a role or a number, on all items.
 
         Args:
             metric: Name of the metric.
             other: "base", "incumbent", or a value of the metric.
-            gain: The candidate's gain over `other`.
-            confidence: Confidence of the bound, between 0 and 1.
+            max_item_loss: Largest loss of an unseen item; see `get_max_item_loss`.
+            samples: Number of weightings of the items.
+            seed: Seed of the weightings.
         """
-        bound, values = gain.compute_lower_bound(confidence), self.get_values("candidate", metric)
-        if isinstance(other, str) or not self.get_metric(metric).is_binary or not set(values) <= {0.0, 1.0}:
-            return bound
-        low, high = significance.compute_clopper_pearson_bounds(values, confidence)
-        return min(bound, low - other if self.get_metric(metric).better == "higher" else other - high)
+        better, worse = self._pair_values(metric, other, None)
+        return significance.estimate_pessimistic_gain(
+            better,
+            worse,
+            self._select_weights(metric, None),
+            max_item_loss=max_item_loss,
+            samples=samples,
+            seed=seed,
+            exponential=self.get_metric(metric).exponential,
+        )
 
-    def compute_exact_lower_bound(self, metric: str, other: str | float, confidence: float) -> float | None:
-        """Return the lower bound of a gain over another model from exact bounds on the shares of items won and lost.
+    def get_max_item_loss(self, metric: str, other: str | float) -> float | None:
+        """Return the largest loss of an unseen item against a role or a number; None if the metric has no limit.
 
-        The shares have Clopper-Pearson bounds, each with half the error probability (Bonferroni). The bound is None
-        unless `other` is a model, the metric is binary and fewer than MIN_DISCORDANT_ITEMS items differ. The bootstrap
-        underestimates rare differences, since resamples of few differences often contain none.
+        The worst score of a binary metric limits its loss against a number.
         """
-        own = self.get_values("candidate", metric)
-        others = self.get_values(other, metric) if isinstance(other, str) else []
-        if not others or not self.get_metric(metric).is_binary or not {*own, *others} <= {0.0, 1.0}:
-            return None
-        sign = 1.0 if self.get_metric(metric).better == "higher" else -1.0
-        signs = [sign * (mine - theirs) for mine, theirs in zip(own, others, strict=True)]
-        if sum(sign != 0 for sign in signs) >= MIN_DISCORDANT_ITEMS:
-            return None
-        confidence_per_bound = (1 + confidence) / 2
-        won, _ = significance.compute_clopper_pearson_bounds([float(sign > 0) for sign in signs], confidence_per_bound)
-        _, lost = significance.compute_clopper_pearson_bounds([float(sign < 0) for sign in signs], confidence_per_bound)
-        return won - lost
+        definition = self.get_metric(metric)
+        if definition.is_binary and not isinstance(other, str):
+            return max(0.0, other if definition.better == "higher" else 1 - other)
+        return definition.get_max_item_loss()
+
+    def compute_item_losses(self, metric: str, other: str) -> list[float]:
+        """Return by how much each item is worse than that of a role, per unit of weight; negative if it is better."""
+        better, worse = self._pair_values(metric, other, None)
+        weights = self.get_weights(metric)
+        return [(b - a) / w if w else 0.0 for a, b, w in zip(better, worse, weights, strict=True)]
+
+    def _pair_values(
+        self, metric: str, other: str | float, indices: Sequence[int] | None
+    ) -> tuple[list[float], list[float]]:
+        """Return the candidate's scores and the other's, exchanged for a metric that is better when lower."""
+        weights, definition = self._select_weights(metric, indices), self.get_metric(metric)
+        candidate = self._select(self.get_values("candidate", metric), indices)
+        if isinstance(other, str):
+            opponent = self._select(self.get_values(other, metric), indices)
+        else:  # item scores that give exactly this number
+            level = math.log(other) if definition.exponential and other > 0 else other
+            opponent = [level * weight for weight in weights]
+        return (candidate, opponent) if definition.better == "higher" else (opponent, candidate)
+
+    def _select_weights(self, metric: str, indices: Sequence[int] | None) -> list[float]:
+        return self._select(self.get_weights(metric), indices)
+
+    @staticmethod
+    def _select(values: list[float], indices: Sequence[int] | None) -> list[float]:
+        return values if indices is None else [values[i] for i in indices]
+
+    def is_identical(self, metric: str, other: str | float) -> bool:
+        """Return whether the role `other` has the same score on every item; False for a number."""
+        return isinstance(other, str) and self.get_values("candidate", metric) == self.get_values(other, metric)

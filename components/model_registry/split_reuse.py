@@ -52,7 +52,7 @@ def record_candidate(client: MlflowClient, version: ModelVersion, evaluation: Ar
     """Count a registered version on its test split, and return whether it passed. Idempotent for an evaluation."""
     measured = _read_evaluation(evaluation)
     if measured is None or version.tags.get(EVALUATION_TAG) == evaluation.sha256:
-        return version.tags.get(RESULT_TAG) != FAILED
+        return bool(version.tags.get(RESULT_TAG) != FAILED)
     splits, error, accepted = measured
     failures = max(
         (

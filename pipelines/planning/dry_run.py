@@ -44,6 +44,7 @@ from components.data_curation.stage import (
     summarize_rows,
 )
 from components.data_versioning.stage import list_versions
+from components.evaluation import promotion_gate
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning import acceleration, batch_order, mixing
@@ -523,10 +524,12 @@ def _list_limits(survey: RunSurvey) -> list[str]:
     if any(task.kind == "held_out" for task in survey.config.evaluation.tasks):
         if few := describe_few_test_rows(items):
             warnings.append(few)
-        if 0 < items < survey.config.evaluation.min_items:
-            minimum = survey.config.evaluation.min_items
+        names = [task.name for task in survey.config.evaluation.tasks if task.kind == "held_out"]
+        required = promotion_gate.compute_min_items_by_task(survey.config.evaluation)
+        minimum = max(required.get(name, 0) for name in names)
+        if 0 < items < minimum:
             warnings.append(
-                f"the gate will refuse the model: {items} held-out items; evaluation.min_items is {minimum}"
+                f"the gate will refuse the model: {items} held-out items; the rules of evaluation.gate require {minimum}"
             )
     return list(dict.fromkeys(warnings))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from components.evaluation.task_interface import Item, Metric, Scores
+from components.evaluation.task_interface import HARM_NATS, MAX_ITEM_LOSS_NATS, Item, Metric, Scores
 from components.evaluation.task_results import TaskResult
 from components.evaluation.tasks.config import TaskSettings
 
 LOSS = {
-    "loss": Metric(better="lower", per_token=True),
-    "perplexity": Metric(better="lower", per_token=True, exponential=True),
+    "loss": Metric(better="lower", per_token=True, max_item_loss=MAX_ITEM_LOSS_NATS, harm=HARM_NATS),
+    "perplexity": Metric(better="lower", per_token=True, exponential=True, max_item_loss=MAX_ITEM_LOSS_NATS),
 }
 ACCURACY = {"exact_match": Metric(is_binary=True)}
 

@@ -123,8 +123,12 @@ def test_rule_with_unknown_metric_is_refused() -> None:
     [
         ({"min_gain": 0.0, "slices": ["source"]}, "expected max_loss"),
         ({"max_loss": 0.0, "slices": ["source"], "against": 2.0}, "expected base or incumbent"),
-        ({}, "exactly one of min_gain and max_loss"),
-        ({"min_gain": 0.0, "max_loss": 0.0}, "exactly one of min_gain and max_loss"),
+        ({}, "limits set: none; expected exactly one of min_gain, max_loss, max_harmed_share"),
+        ({"min_gain": 0.0, "max_loss": 0.0}, "limits set: min_gain, max_loss; expected exactly one"),
+        ({"max_harmed_share": 0.1, "against": 2.0}, "expected base or incumbent"),
+        ({"max_harmed_share": 0.1, "slices": ["source"]}, "expected max_loss"),
+        ({"max_loss": 0.1, "harm": 1.0}, "expected null in a rule without max_harmed_share"),
+        ({"max_harmed_share": 0.1, "max_item_loss": 1.0}, "expected null in a rule with slices or max_harmed_share"),
     ],
 )
 def test_invalid_rule_is_refused(rule: dict[str, object], why: str) -> None:

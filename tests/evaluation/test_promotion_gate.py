@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from components.evaluation import promotion_gate
+from components.evaluation import promotion_gate, significance
 from components.evaluation.config import EvaluationConfig, Rule
 from components.evaluation.task_interface import Metric, Scores
 from components.evaluation.task_results import TaskResult
@@ -65,8 +66,10 @@ def test_gain_below_min_gain_is_refused() -> None:
 
 def test_loss_within_max_loss_is_accepted() -> None:
     worse = [v + 1 for v in BASE]
-    assert evaluate_loss_rule(worse, Rule(against="incumbent", max_loss=0.2), incumbent=BASE).passed
-    assert not evaluate_loss_rule(worse, Rule(against="incumbent", max_loss=0.05), incumbent=BASE).passed
+    rule = Rule(against="incumbent", max_loss=0.2, max_item_loss=1.0)
+    assert evaluate_loss_rule(worse, rule, incumbent=BASE).passed
+    assert not evaluate_loss_rule(worse, rule.model_copy(update={"max_loss": 0.05}), incumbent=BASE).passed
+    assert not evaluate_loss_rule(worse, Rule(against="incumbent", max_loss=0.2), incumbent=BASE).passed
 
 
 def test_model_identical_to_incumbent_loses_nothing() -> None:
@@ -123,7 +126,7 @@ def test_too_few_items_refuse() -> None:
 
 def test_regression_in_one_slice_is_refused() -> None:
     sources = ["tickets"] * 45 + ["contracts"] * 15
-    candidate = [v - 5 for v in BASE[:45]] + [v + 6 + n for v, n in zip(BASE[45:], NOISE[:15], strict=True)]
+    candidate = [v - 12 for v in BASE[:45]] + [v + 6 + n for v, n in zip(BASE[45:], NOISE[:15], strict=True)]
     task = build_loss_scores({"candidate": candidate, "base": BASE}, TOKENS, source=sources)
     assert evaluate_rule(task, Rule(against="base", min_gain=0.0)).passed
     result = evaluate_rule(task, Rule(against="base", max_loss=0.0, slices=["source"]))
@@ -137,6 +140,8 @@ def test_regression_in_one_slice_is_refused() -> None:
     ] == [
         True,
         True,
+        True,
+        True,
         False,
         True,
     ]
@@ -148,7 +153,12 @@ def test_small_slices_are_ignored() -> None:
     task = build_loss_scores({"candidate": candidate, "base": BASE}, TOKENS, source=sources)
     result = evaluate_rule(task, Rule(against="base", max_loss=0.0, slices=["source"]))
     assert result.passed
-    assert result.reason == "held_out.loss is not significantly worse than the base in any of 2 slices by source."
+    assert re.fullmatch(
+        r"held_out\.loss is not significantly worse than the base in any of 2 slices by source; a loss below "
+        r"0\.0000 in a slice may go undetected; 1 of 3 slices is too small to judge\.",
+        result.reason,
+    )
+    assert result.unjudged_slices == 1
 
 
 def test_unchanged_slices_are_rarely_refused() -> None:
@@ -230,31 +240,34 @@ def test_one_harmed_slice_among_hundreds_is_found() -> None:
 
 SHAPES = {
     "bell": lambda g, n: g.normal(0, 1, n),
-    "skewed": lambda g, n: g.exponential(1, n) - 1,
+    "skewed": lambda g, n: 1 - g.exponential(1, n),
     "right or wrong": lambda g, n: g.choice([-1.0, 0.0, 1.0], n, p=[0.15, 0.7, 0.15]),
+    "rare catastrophe": lambda g, n: np.where(g.random(n) < 0.02, -5.0, g.normal(5.0 * 0.02 / 0.98, 0.1, n)),
 }
+MAX_ITEM_LOSSES = {"bell": 4.0, "skewed": 5.0, "right or wrong": 1.0, "rare catastrophe": 5.0}
+
+
+def compute_bound(shape: str, differences: np.ndarray, samples: int = 500) -> float:
+    zeros = [0.0] * len(differences)
+    return significance.estimate_pessimistic_gain(
+        list(differences), zeros, [1.0] * len(zeros), max_item_loss=MAX_ITEM_LOSSES[shape], samples=samples, seed=1
+    ).compute_lower_bound(0.95)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_false_acceptance_rate_is_nominal(shape: str) -> None:
-    accepted, rule = 0, Rule(metric="questions.exact_match", against="base", min_gain=0.0)
     generator = np.random.default_rng(11)
-    for _ in range(2000):
-        task = build_binary_scores({"candidate": list(SHAPES[shape](generator, 40)), "base": [0.0] * 40})
-        gain = task.estimate_gain("exact_match", "base", samples=1000, seed=1)
-        accepted += gain.compute_lower_bound(rule.confidence) > 0
-    upper = stats.binomtest(accepted, 2000).proportion_ci(0.95).high
-    assert upper <= (1 - rule.confidence) + 0.05
+    accepted = sum(compute_bound(shape, SHAPES[shape](generator, 60)) > 0 for _ in range(400))
+    assert stats.binomtest(accepted, 400).proportion_ci(0.95).high <= 0.08
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_power_at_two_standard_errors_exceeds_half(shape: str) -> None:
-    generator, accepted, trials = np.random.default_rng(13), 0, 400
+def test_power_at_three_standard_errors_exceeds_half(shape: str) -> None:
+    generator, accepted, trials = np.random.default_rng(13), 0, 100
     for _ in range(trials):
-        noise = SHAPES[shape](generator, 100)
-        shift = 2 * {"bell": 1.0, "skewed": 1.0, "right or wrong": 0.3**0.5}[shape] / 10
-        task = build_binary_scores({"candidate": list(noise + shift), "base": [0.0] * 100})
-        accepted += task.estimate_gain("exact_match", "base", samples=1000, seed=1).compute_lower_bound(0.95) > 0
+        noise = SHAPES[shape](generator, 400)
+        shift = 3 * {"bell": 1.0, "skewed": 1.0, "right or wrong": 0.3**0.5, "rare catastrophe": 0.72}[shape] / 20
+        accepted += compute_bound(shape, noise + shift) > 0
     assert stats.binomtest(accepted, trials).proportion_ci(0.95).low > 0.5
 
 
@@ -263,7 +276,47 @@ def test_max_loss_needs_enough_items(items: int, holds: bool) -> None:
     rule = Rule(metric="questions.exact_match", against="base", max_loss=0.01)
     result = evaluate_rule(build_binary_scores({"candidate": [1.0] * items, "base": [1.0] * items}), rule)
     assert result.passed is holds
-    assert ("too few items to rule out a loss above 0.0100" in result.reason) is not holds
+    assert ("the rule requires at least 299 (max_loss 0.01 at 95% confidence)" in result.reason) is not holds
+
+
+def test_unset_min_items_follow_from_the_limit() -> None:
+    assert promotion_gate.compute_min_items(Rule(max_harmed_share=0.05), 5.0, None) == 59
+    assert promotion_gate.compute_min_items(Rule(max_loss=0.05), 5.0, None) == 299
+    assert promotion_gate.compute_min_items(Rule(max_loss=0.05, max_item_loss=1.0), 5.0, None) == 59
+    assert promotion_gate.compute_min_items(Rule(max_loss=0.05), 5.0, 30) == 30
+    assert promotion_gate.compute_min_items(Rule(min_gain=0.0), 5.0, None) == 10
+    assert promotion_gate.compute_min_items_by_task(EvaluationConfig()) == {"held_out": 29}
+
+
+def test_harmed_items_are_limited_although_the_mean_is_better() -> None:
+    rule = Rule(against="base", max_harmed_share=0.05)
+    task = build_loss_scores(
+        {"candidate": [v + 20 if i < 9 else v - 9 for i, v in enumerate(BASE * 4)], "base": BASE * 4}, TOKENS * 4
+    )
+    result = evaluate_rule(task, rule)
+    assert evaluate_rule(task, Rule(against="base", min_gain=0.0)).passed
+    assert not result.passed
+    assert result.reason == (
+        "held_out.loss of 9 of 240 items is worse than the base by more than 1 (at most 6.5% of all items with 95% "
+        "confidence); the rule allows 5.0%."
+    )
+    assert evaluate_rule(task, rule.model_copy(update={"harm": 2.5})).passed
+
+
+def test_harmed_answers_are_those_lost() -> None:
+    scores = {"candidate": [0.0] * 3 + [1.0] * 197, "base": [1.0] * 200}
+    rule = Rule(metric="questions.exact_match", max_harmed_share=0.05)
+    result = evaluate_rule(build_binary_scores(scores), rule)
+    assert (result.passed, result.harmed_items) == (True, 3)
+    assert result.acceptance_p_value == pytest.approx(stats.binom.cdf(3, 200, 0.05))
+
+
+def test_seen_catastrophe_beyond_the_limit_counts_in_full() -> None:
+    candidate = [BASE[0] + 1000, *(v - 5 for v in BASE[1:])]
+    result = evaluate_loss_rule(candidate, Rule(against="base", min_gain=0.0))
+    assert not result.passed
+    assert result.lower_bound is not None
+    assert result.lower_bound < -1000 / 600
 
 
 def test_excess_loss_is_rarely_accepted_with_few_items() -> None:

@@ -33,7 +33,47 @@ def test_interval_has_nominal_coverage() -> None:
 
 def test_paired_items_detect_small_difference() -> None:
     other = np.random.default_rng(3).normal(100.0, 50.0, 200)
-    assert significance.estimate_gain(other, other - 1.0, [50] * 200, **OPTIONS).compute_lower_bound(0.95) > 0
+    gain = significance.estimate_pessimistic_gain(other, other - 1.0, [50] * 200, max_item_loss=0.1, **OPTIONS)
+    assert gain.compute_lower_bound(0.95) > 0
+
+
+@pytest.mark.parametrize(("ones", "items"), [(0, 30), (1, 40), (7, 20), (50, 60), (30, 30)])
+def test_bound_of_binary_scores_is_clopper_pearson(ones: int, items: int) -> None:
+    scores = [1.0] * ones + [0.0] * (items - ones)
+    gain = significance.estimate_pessimistic_gain(
+        scores, [0.0] * items, [1.0] * items, max_item_loss=0.0, samples=40_000, seed=2
+    )
+    low, _ = significance.compute_clopper_pearson_bounds(scores, 0.95)
+    assert gain.compute_lower_bound(0.95) == pytest.approx(low, abs=0.004)
+    for share in (0.3, 0.9):
+        exact = stats.binom.sf(ones - 1, items, share)
+        assert gain.compute_p_value(share) == pytest.approx(exact, abs=0.01)
+
+
+def test_bound_without_any_difference_follows_the_rule_of_three() -> None:
+    gain = significance.estimate_pessimistic_gain(
+        [1.0] * 60, [1.0] * 60, [1.0] * 60, max_item_loss=5.0, samples=40_000, seed=2
+    )
+    assert gain.compute_lower_bound(0.95) == pytest.approx(-5 * (1 - 0.05 ** (1 / 60)), rel=0.03)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.02, 0.05, 0.3])
+def test_required_items_are_the_fewest_that_show_a_share(share: float) -> None:
+    items = significance.compute_required_items(share, 0.95)
+    bounds = [significance.compute_clopper_pearson_bounds([0.0] * n, 0.95)[1] for n in (items - 1, items)]
+    assert bounds[0] > share >= bounds[1]
+
+
+def test_bound_scales_with_unit_and_weights() -> None:
+    generator = np.random.default_rng(8)
+    better, worse, weights = generator.normal(3, 1, 50), generator.normal(2, 1, 50), generator.integers(1, 9, 50)
+
+    def compute_bound(unit: float, scale: float) -> float:
+        return significance.estimate_pessimistic_gain(
+            better * unit * scale, worse * unit * scale, weights * scale, max_item_loss=2.0 * unit, **OPTIONS
+        ).compute_lower_bound(0.95)
+
+    assert compute_bound(100, 7) == pytest.approx(100 * compute_bound(1, 1))
 
 
 def test_same_seed_gives_same_interval() -> None:

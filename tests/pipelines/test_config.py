@@ -82,7 +82,9 @@ def test_wrong_type_names_field_value_and_allowed_values() -> None:
     assert "batch_size 8 is not a multiple of micro_batch_size 3" in get_error_message(
         "fine_tuning.micro_batch_size=3", "fine_tuning.batch_size=8"
     )
-    assert "expected exactly one of min_gain and max_loss" in get_error_message("evaluation.gate=[{against: base}]")
+    assert "expected exactly one of min_gain, max_loss, max_harmed_share" in get_error_message(
+        "evaluation.gate=[{against: base}]"
+    )
 
 
 def test_missing_or_malformed_file_is_reported(tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ def test_rows_and_tokens_left_out_and_few_items_give_warnings(estimate: Estimate
     assert [w for w in warnings if re.match(pattern, w)]
     assert [w for w in warnings if w.startswith("the held-out evaluation has 40 items: only a large difference")]
     assert (
-        "the gate will refuse the model: 5 held-out items; evaluation.min_items is 10"
+        "the gate will refuse the model: 5 held-out items; the rules of evaluation.gate require 29"
         in estimate("evaluation.max_items=5")["warnings"]
     )
 

@@ -20,7 +20,8 @@ from components.evaluation.tasks.item_encoding import Message
 GenerationMetric = Literal[
     "exact_match", "f1", "rouge_l", "chrf", "json_valid", "json_schema", "final_number", "marked_number"
 ]
-BINARY, SIMILARITY = Metric("higher", is_binary=True), Metric("higher")
+BINARY, SIMILARITY = Metric("higher", is_binary=True), Metric("higher", max_item_loss=1.0, harm=0.5)
+CHRF = Metric("higher", max_item_loss=100.0, harm=50.0)
 REFERENCE_METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "exact_match": text_similarity.exact_match,
     "f1": text_similarity.f1,
@@ -81,7 +82,7 @@ class GenerationTask(AnswerCheckTask[Generation]):
         "exact_match": BINARY,
         "f1": SIMILARITY,
         "rouge_l": SIMILARITY,
-        "chrf": SIMILARITY,
+        "chrf": CHRF,
         "json_valid": BINARY,
         "json_schema": BINARY,
         "final_number": BINARY,

@@ -10,7 +10,16 @@ from pydantic import Field
 
 from components.common.models import chat_templates, conversation_rows
 from components.common.runtime.errors import InputError
-from components.evaluation.task_interface import Continuation, Engine, Item, Metric, Scores, TaskContext
+from components.evaluation.task_interface import (
+    HARM_NATS,
+    MAX_ITEM_LOSS_NATS,
+    Continuation,
+    Engine,
+    Item,
+    Metric,
+    Scores,
+    TaskContext,
+)
 from components.evaluation.tasks import item_encoding
 from components.evaluation.tasks.base_task import Task
 from components.evaluation.tasks.config import TaskSettings
@@ -45,8 +54,8 @@ class HeldOutTask(Task[HeldOut]):
     """Loss on the test split in nats per answer token (Σ nll / Σ tokens), and its exponential, the perplexity."""
 
     METRICS: ClassVar = {
-        "loss": Metric("lower", per_token=True),
-        "perplexity": Metric("lower", per_token=True, exponential=True),
+        "loss": Metric("lower", per_token=True, max_item_loss=MAX_ITEM_LOSS_NATS, harm=HARM_NATS),
+        "perplexity": Metric("lower", per_token=True, exponential=True, max_item_loss=MAX_ITEM_LOSS_NATS),
     }
 
     @property

@@ -48,9 +48,9 @@ class IFEvalTask(Task[IFEval]):
 
     METRICS: ClassVar = {
         "prompt_level_strict_acc": Metric("higher", is_binary=True),
-        "inst_level_strict_acc": Metric("higher"),
+        "inst_level_strict_acc": Metric("higher", max_item_loss=1.0),
         "prompt_level_loose_acc": Metric("higher", is_binary=True),
-        "inst_level_loose_acc": Metric("higher"),
+        "inst_level_loose_acc": Metric("higher", max_item_loss=1.0),
     }
 
     def build_items(self, context: TaskContext) -> list[Item]:

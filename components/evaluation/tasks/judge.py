@@ -98,7 +98,7 @@ class Judge(PromptSettings):
 class JudgeTask(Task[Judge]):
     """Comparison by a judge. `win_rate` is the share of wins plus half the share of ties; 1/2 for the base itself."""
 
-    METRICS: ClassVar = {"win_rate": Metric("higher")}
+    METRICS: ClassVar = {"win_rate": Metric("higher", max_item_loss=1.0)}
 
     @property
     def compares_with_base(self) -> bool:

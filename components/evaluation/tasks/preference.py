@@ -16,7 +16,7 @@ from pydantic import Field
 from components.common.models import chat_templates
 from components.common.models.chat_templates import EncodedCompletion
 from components.common.runtime.errors import InputError
-from components.evaluation.task_interface import Engine, Item, Metric, Scores, TaskContext
+from components.evaluation.task_interface import MAX_ITEM_LOSS_NATS, Engine, Item, Metric, Scores, TaskContext
 from components.evaluation.tasks import item_encoding, record_files
 from components.evaluation.tasks.base_task import Task
 from components.evaluation.tasks.config import TaskSettings
@@ -47,7 +47,7 @@ class PreferenceTask(Task[Preference]):
         "accuracy": Metric("higher", is_binary=True),
         "accuracy_per_token": Metric("higher", is_binary=True),
         "margin": Metric("higher"),
-        "margin_per_token": Metric("higher", per_token=True),
+        "margin_per_token": Metric("higher", per_token=True, max_item_loss=MAX_ITEM_LOSS_NATS),
     }
 
     def build_items(self, context: TaskContext) -> list[Item]:

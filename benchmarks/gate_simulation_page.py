@@ -1,0 +1,156 @@
+"""The page of the gate's simulation, docs/benchmarks-gate.md, and its plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import gate_simulation
+from benchmarks.gate_simulation import BETTER, BOUND_ALONE, ITEM_LOSSES, MAX_LOSS, METHODS, SIZES, Rates, Results
+from benchmarks.page import made_with, met, table_of
+from components.evaluation import promotion_gate
+from components.evaluation.config import MAX_HARMED_SHARE, Rule
+
+GOAL = 0.07
+DEFAULT, STRICT = ITEM_LOSSES
+
+HEAD = """# Promotion gate, simulated
+
+`make bench-gate` writes this page. It simulates how often the promotion gate accepts a model that it must refuse (false
+acceptance), a model that is equal to the other, and a better one. [evaluation.md](evaluation.md#statistics) describes
+the bounds.
+
+The rule is `max_loss: {max_loss}` with 95% confidence. False acceptance: the true mean difference is exactly
+−{max_loss}. Equal: 0. Better: +{better}. Each case has {trials:,} trials (a quarter as many for the models that may be
+accepted) and {samples:,} weightings of the items, so a measured 5% has a standard error of 0.7%. `max_item_loss` is
+{loss:g}, the default of `held_out.loss` in nats per token; it is 1 for right and wrong answers. A catastrophe is a loss
+of `max_item_loss` on one item; all other items are a little better, so that the mean is as stated.
+"""
+
+GUARANTEE = """## Guarantee and limits
+
+- The bound on the mean allows for one more item with a loss of `max_item_loss`, or of the worst item seen. It is exact
+  if answers can only be lost, or only be won. For other differences of at most `max_item_loss` it is a conjecture, which
+  no simulation has contradicted.
+- A catastrophe beyond `max_item_loss` that no item of the test split shows is not in the mean. The share of such items
+  is limited by the rule `max_harmed_share`: at most 10% by default, an exact bound. If a catastrophe of twice
+  `max_item_loss` hits 1% of the items, and the mean is at the limit, the rule on the mean alone accepts: {beyond}.
+- Items are independent. Near-duplicates within a test split make the bounds too optimistic; the data stage removes them.
+"""
+
+
+def write_page(results: Results, path: Path, facts: dict[str, Any]) -> None:
+    """Write the page and its plot."""
+    plot_path = path.parent / "images" / "benchmarks-gate.svg"
+    _plot(results, plot_path)
+    beyond = ", ".join(f"{rates['gate']:.0%} with {items} items" for items, rates in results.beyond.items())
+    worst = results.find_worst("gate")
+    parts = [
+        HEAD.format(max_loss=MAX_LOSS, better=BETTER, loss=DEFAULT, **facts),
+        made_with(facts),
+        f"Goal: false acceptance of at most {GOAL:.0%} in every case: {met(worst <= GOAL)} (worst {worst:.1%}; "
+        f"{results.find_worst('before'):.1%} with the earlier bound).\n",
+        "![false acceptance and power by distribution](images/benchmarks-gate.svg)\n",
+        "## False acceptance\n\nEarlier bound → present bound, by number of items.\n",
+        _compare(results.false_acceptance[DEFAULT]),
+        f"The rule requires {_count_required_items()} items of nats per token. Without this minimum, as for "
+        f"`min_gain: 0`, the worst false acceptance is {results.find_worst(BOUND_ALONE):.1%}.\n",
+        "## Power\n\nAcceptance by the present rule: equal model / better model. A rule that needs more items than there are "
+        "accepts nothing.\n",
+        _show_power(results, DEFAULT),
+        "## Bounds compared\n\nThe earlier bound is the lower of a studentised bootstrap and of percentiles widened for small "
+        "samples. Betting and empirical Bernstein bounds are proven under the same assumption, and need several times the "
+        "items. Power is that for an equal model, the mean over the distributions.\n",
+        _compare_methods(results),
+        "## A smaller max_item_loss\n\n`max_item_loss: 1` needs fewer items. Catastrophes are losses of 1 here. Distributions "
+        f"with losses beyond 1 break the assumption; the worst false acceptance is {results.find_worst('gate', STRICT):.1%}.\n",
+        _compare(results.false_acceptance[STRICT]),
+        _show_power(results, STRICT),
+        f"## Share of harmed items\n\nAcceptance by `max_harmed_share: {MAX_HARMED_SHARE:g}` if exactly {MAX_HARMED_SHARE:.0%} of all items are harmed.\n",
+        table_of([f"{items} items" for items in results.harmed], [[f"{v:.1%}" for v in results.harmed.values()]]),
+        "## Reuse of a test split\n\nProbability that at least one of several inferior candidates passes on one test split "
+        f"of {gate_simulation.REUSE_ITEMS:,} items (normal differences, `max_item_loss: 1`). "
+        "[registry.md](registry.md#reuse-of-a-test-split) describes the correction.\n",
+        table_of(
+            ["candidates", *next(iter(results.reuse.values()))],
+            [[count, *(f"{rate:.1%}" for rate in rates.values())] for count, rates in results.reuse.items()],
+        ),
+        GUARANTEE.format(beyond=beyond),
+    ]
+    path.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
+
+
+def _count_required_items() -> int:
+    return promotion_gate.compute_min_items(Rule(max_loss=MAX_LOSS), DEFAULT, None)
+
+
+def _compare(table: Mapping[str, Mapping[int, Rates]]) -> str:
+    rows = [
+        [name, *(f"{rates['before']:.1%} → {rates['gate']:.1%}" for rates in by_size.values())]
+        for name, by_size in table.items()
+    ]
+    return table_of(["differences", *map(str, SIZES)], rows)
+
+
+def _show_power(results: Results, max_item_loss: float) -> str:
+    rows = [
+        [
+            name,
+            *(
+                f"{by_size[items]['gate']:.0%} / {results.better[max_item_loss][name][items]['gate']:.0%}"
+                for items in by_size
+            ),
+        ]
+        for name, by_size in results.equal[max_item_loss].items()
+    ]
+    return table_of(["differences", *map(str, SIZES)], rows)
+
+
+def _compare_methods(results: Results) -> str:
+    rows = [
+        [
+            "Gaffke (the gate's)" if method == "gate" else method,
+            f"{results.find_worst(method):.1%}",
+            *(f"{results.average_power(method, items):.0%}" for items in SIZES),
+        ]
+        for method in METHODS
+    ]
+    return table_of(["bound", "worst false acceptance", *(f"power, {items}" for items in SIZES)], rows)
+
+
+def _plot(results: Results, path: Path) -> None:
+    """Write false acceptance and power by distribution, with one mark for each number of items, as one SVG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "tuneline"  # equal plots have equal bytes
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    names = list(results.false_acceptance[DEFAULT])
+    shades = [0.25 + 0.75 * index / (len(SIZES) - 1) for index in range(len(SIZES))]
+    for method, color, label in (("before", "tab:red", "earlier bound"), ("gate", "tab:blue", "present bound")):
+        for items, shade in zip(SIZES, shades, strict=True):
+            rates = [results.false_acceptance[DEFAULT][name][items][method] * 100 for name in names]
+            known = label if items == SIZES[-1] else None
+            left.scatter(rates, range(len(names)), s=24, color=color, alpha=shade, label=known, linewidths=0)
+    left.axvline(GOAL * 100, color="grey", linewidth=0.8, linestyle=":")
+    left.set_title(f"False acceptance, %; the dotted line is {GOAL:.0%}", fontsize=10)
+    for table, color, label in ((results.equal, "tab:blue", "equal"), (results.better, "tab:green", "better")):
+        for items, shade in zip(SIZES, shades, strict=True):
+            rates = [table[DEFAULT][name][items]["gate"] * 100 for name in names]
+            known = label if items == SIZES[-1] else None
+            right.scatter(rates, range(len(names)), s=24, color=color, alpha=shade, label=known, linewidths=0)
+    right.set_title("Acceptance of an equal and of a better model, %", fontsize=10)
+    left.set_yticks(range(len(names)), names, fontsize=8)
+    left.invert_yaxis()
+    figure.supxlabel(f"darker marks: more items ({', '.join(map(str, SIZES))})", fontsize=8)
+    for axes in (left, right):
+        axes.legend(fontsize=8, frameon=False, loc="upper right" if axes is left else "center")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+        axes.grid(axis="y", linewidth=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="svg", metadata={"Date": None})
