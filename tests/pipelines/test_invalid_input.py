@@ -1117,6 +1117,8 @@ REPRODUCTION_ERRORS = {  # the tests are in test_reproduction.py
 }
 REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engines with a server that requires authentication
     "version … of … cannot be promoted: its evaluation compared it with …, and the champion is …": ("registry", 1),
+    "version … of … cannot be promoted: … earlier candidates failed on its test split, so its rules have to hold with …% of "
+    "their error probability, and one does not": ("registry", 1),
     "version … of … cannot be promoted: its … cannot be verified (…)": ("registry", 1),
     "version … of … is approved by …, and 1 more approval is needed": ("approval_needed", 1),
     "the policy or the approvals changed during the promotion: …": ("approval_needed", 1),
