@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from components.common import personal_data
+from components.common.row_comparison.prompt_lines import CONTEXT_COLUMNS
 from components.common.runtime import process_control
 from components.common.runtime.errors import TunelineError, translate_system_error
 from components.common.runtime.reporters import SilentReporter
@@ -36,7 +37,6 @@ from components.data_curation.normalized_words import (
     split_row_words,
 )
 from components.data_curation.parquet_files import get_content_columns
-from components.data_curation.prompt_lines import CONTEXT_COLUMNS
 from components.data_curation.reading import record_formats
 from components.data_curation.reading.raw_records import NO_TEXT_REASON, Record, Source, UnreadableRecord, file_suffix
 from components.data_curation.row_kinds import KindCount, KindCounts, add_count, describe_other_kind

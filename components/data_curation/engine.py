@@ -39,10 +39,11 @@ import numpy as np
 import pyarrow
 from pyarrow import dataset, parquet
 
+from components.common.row_comparison.shingles import SHINGLE_WORDS, hash_shingles
 from components.data_curation.comparison.hash_arrays import convert_hashes, find_first_equal_rows
 from components.data_curation.comparison.recurring_context import write_compared_texts
 
-BAND_COUNT, ROWS_PER_BAND, SHINGLE_WORDS = 32, 4, 5
+BAND_COUNT, ROWS_PER_BAND = 32, 4
 MAX_FULL_BUCKET_ROWS = 200  # larger buckets are compared by neighbourhood
 NEIGHBOURHOOD_ROWS = 20
 MAX_PAIRS_IN_MEMORY = 4_000_000
@@ -269,7 +270,7 @@ class _ShingleFile:
                 rows = np.asarray(np.searchsorted(first, places[chosen])).tolist()
                 texts = parquet.read_table(file, columns=[name])[name].filter(chosen).to_pylist()
                 for row, text in zip(rows, texts, strict=True):
-                    shingles = _hash_shingles(text, word_hashes)
+                    shingles = hash_shingles(text, word_hashes)
                     lengths[row + 1] = len(shingles)
                     out.write(shingles.tobytes())
                     if len(word_hashes) > MAX_CACHED_WORDS:
@@ -307,21 +308,6 @@ class _ShingleFile:
         shared = np.concatenate(counts)
         similarity: np.ndarray = shared / (together - shared)
         return similarity
-
-
-def _hash_shingles(text: str, word_hashes: dict[str, int]) -> np.ndarray:
-    """Return the distinct word 5-grams of a text as sorted 63-bit hashes (int64); a shorter text is one shingle."""
-    words = text.split(" ")
-    for word in words:
-        if word not in word_hashes:
-            word_hashes[word] = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
-    numbers = np.array([word_hashes[word] for word in words], dtype=np.uint64)
-    width = min(SHINGLE_WORDS, len(numbers))
-    total: np.ndarray = np.zeros(len(numbers) - width + 1, dtype=np.uint64)
-    for i in range(width):
-        total = (total ^ (total >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + numbers[i : i + len(total)]
-    shingles: np.ndarray = np.unique(total >> np.uint64(1)).astype(np.int64)
-    return shingles
 
 
 if __name__ == "__main__":

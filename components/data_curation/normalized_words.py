@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
-from components.data_curation.prompt_lines import PromptLines
+from components.common.row_comparison.prompt_lines import PromptLines
+from components.common.row_comparison.words import WORD_PATTERN, split_words
 from components.data_curation.rows import Row
-
-# A word is a run of letters, digits and underscores; in scripts without spaces (Han, kana, Hangul), one character.
-WORD_PATTERN = re.compile(r"[぀-ヿ㐀-䶿一-鿿가-힯]|[^\W぀-ヿ㐀-䶿一-鿿가-힯]+")
 
 
 def normalize_words(text: str) -> str:
@@ -18,16 +14,7 @@ def normalize_words(text: str) -> str:
 
 def split_row_words(row: Row) -> tuple[str, PromptLines]:
     """Return the words of a row's text as `normalize_words` does, and the lines of its prompt among them."""
-    prompt, answer = row.split_prompt()
-    words, ends, turn_start = list[str](), list[int](), 0
-    for message in prompt:
-        turn_start = len(words)
-        for line in message.split("\n"):
-            if found := WORD_PATTERN.findall(line.lower()):
-                words += found
-                ends.append(len(words))
-    words += WORD_PATTERN.findall("\n".join(answer).lower())
-    return " ".join(words) or " ".join(row.text().split()), PromptLines(ends, turn_start)
+    return split_words(*row.split_prompt())
 
 
 def build_exact_key(kind: str, text: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from components.common.artifacts import hashing
+from components.common.row_comparison import words
 
 Kind = Literal["sft", "preference", "unpaired", "text"]
 Message = dict[str, str]
@@ -70,11 +71,7 @@ class Row:
 
         Without a user turn, and for kind text, the first list is empty. Joined by line breaks, both are `text()`.
         """
-        messages = self.content.get("messages") or self.content.get("prompt") or []
-        users = [number for number, message in enumerate(messages) if message["role"] == "user"]
-        texts = _list_texts(self.content)
-        end = users[-1] + 1 if users else 0
-        return texts[:end], texts[end:]
+        return words.split_prompt(self.content)
 
     def text(self) -> str:
         """Return the text of all turns, for length limits, comparison and display."""
@@ -83,15 +80,7 @@ class Row:
 
 def extract_text(content: Mapping[str, Any]) -> str:
     """Return the text of all turns in a row's content."""
-    return "\n".join(_list_texts(content))
-
-
-def _list_texts(content: Mapping[str, Any]) -> list[str]:
-    """Return the texts of all turns in a row's content; of kind text, the text."""
-    if "text" in content:
-        return [str(content["text"])]
-    parts = ("messages", "prompt", "chosen", "rejected", "completion")
-    return [message["content"] for name in parts for message in content.get(name) or ()]
+    return "\n".join(words.list_texts(content))
 
 
 def _join_contents(messages: Iterable[Message]) -> str:

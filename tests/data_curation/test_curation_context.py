@@ -5,11 +5,11 @@ import random
 import pytest
 from pyarrow import parquet
 
+from components.common.row_comparison.prompt_lines import PromptLines
 from components.data_curation import chunk_worker
 from components.data_curation.comparison import recurring_context
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.normalized_words import normalize_words, split_row_words
-from components.data_curation.prompt_lines import PromptLines
 from components.data_curation.reading.raw_records import Record
 from components.data_curation.rows import Row
 from tests.data_curation.conftest import build_conversation, build_distinct_row

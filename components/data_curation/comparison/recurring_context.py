@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
+from components.common.row_comparison.prompt_lines import CONTEXT_COLUMNS, PromptLines
 from components.data_curation.comparison.hash_arrays import convert_hashes, find_first_equal_rows
-from components.data_curation.prompt_lines import CONTEXT_COLUMNS, PromptLines
 
 # A line recurs if it is in several texts with different answers, unlike the lines of edited copies of a row, or in many.
 MIN_LINE_TEXTS, MIN_LINE_ANSWERS = 3, 2

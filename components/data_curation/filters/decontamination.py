@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from components.common import personal_data
+from components.common.row_comparison.words import WORD_PATTERN
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import Reporter
 from components.data_curation.config import DataCurationConfig, DecontaminationConfig
 from components.data_curation.filters.evaluation_items import ItemTexts, split_item
 from components.data_curation.filters.reject_reasons import CONTAMINATED, Rejection
-from components.data_curation.normalized_words import WORD_PATTERN
 from components.data_curation.reading import file_readers
 from components.data_curation.reading.raw_records import Source, UnreadableRecord
 

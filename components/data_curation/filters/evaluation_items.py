@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from components.data_curation.normalized_words import WORD_PATTERN, normalize_words
+from components.common.row_comparison.words import WORD_PATTERN
+from components.data_curation.normalized_words import normalize_words
 from components.data_curation.reading.raw_records import JsonObject
 from components.data_curation.reading.record_formats import ROLES, SYSTEM_KEYS
 from components.data_curation.text_normalization import normalize_text
