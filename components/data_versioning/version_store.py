@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel
 
+from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Manifest
 from components.common.workspace.artifact_store import Workdir
 from components.data_versioning import dvc_project, git_repository, s3_remote
@@ -150,7 +150,7 @@ class VersionStore:
     def read_manifest(self, rev: str) -> Manifest:
         """Return the manifest of a version's dataset, from git."""
         path = f"{self.dataset_path}.manifest.json"
-        return Manifest.model_validate(json.loads(git_repository.read_file(self.repository, rev, path)))
+        return artifact_folder.parse_manifest(git_repository.read_file(self.repository, rev, path))
 
     def find_version(self, rev: str) -> Version:
         """Return the published version with this tag, commit, or first seven or more digits of a commit.

@@ -11,6 +11,7 @@ from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError, UsageError
 from components.common.workspace import artifact_store
+from tests.manifests import reseal
 
 
 def publish_dataset(
@@ -29,7 +30,7 @@ def publish_dataset(
 def test_published_artifact_reads_back_with_documented_manifest(tmp_path: Path) -> None:
     artifact = publish_dataset(tmp_path / "a")
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
-    assert manifest["schema"] == "tuneline/dataset/v1"
+    assert manifest["schema"] == "tuneline/dataset/v2"
     assert set(manifest) >= {
         "content_sha256",
         "inputs",
@@ -71,7 +72,10 @@ def test_missing_file_corrupt_manifest_and_forged_digest_are_refused(tmp_path: P
     publish_dataset(tmp_path / "b")
     manifest = tmp_path / "b" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"content_sha256": "', '"content_sha256": "f', 1))
-    with pytest.raises(ArtifactDamagedError, match="content_sha256"):
+    with pytest.raises(ArtifactDamagedError, match="has changed since it was published: manifest_sha256"):
+        artifact_folder.read(tmp_path / "b")
+    reseal(tmp_path / "b")
+    with pytest.raises(ArtifactDamagedError, match="does not match its own content_sha256"):
         artifact_folder.read(tmp_path / "b")
     manifest.write_text(manifest.read_text()[:40])
     with pytest.raises(ArtifactDamagedError, match="unreadable"):
@@ -125,8 +129,7 @@ def test_artifact_of_other_kind_is_refused(tmp_path: Path) -> None:
 
 def test_manifest_with_fields_of_later_version_is_read(tmp_path: Path) -> None:
     publish_dataset(tmp_path / "a")
-    path = tmp_path / "a" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "added_later": [1]}))
+    reseal(tmp_path / "a", added_later=[1])
     assert artifact_folder.read(tmp_path / "a").manifest.seed == 7
 
 

@@ -49,6 +49,7 @@ from pipelines.config.customization_config import parse_values
 from pipelines.provenance import reproduction
 from pipelines.provenance.lineage import LineageError
 from pipelines.provenance.reproduction import OUTCOME_FILENAME
+from tests.manifests import reseal
 from tests.pipelines.command import COMMAND, environment
 from tests.pipelines.project import write_rows
 from tests.pipelines.test_lineage import damage_file, move_away, read_documented_json
@@ -297,9 +298,8 @@ def other_seed(recorded_model: RecordedModel, tmp_path_factory: pytest.TempPathF
             "dataset_uri": recorded_model.revision.uri,
         }
         model = finetune(recorded_model.dataset, folder, recorded_model.recipe, seed=2, **options)
-        text = (folder / "manifest.json").read_text().replace('"seed": 2', '"seed": 1')
-        keys = [str(artifact.manifest.produced_by["key"]) for artifact in (model, recorded_model.model)]
-        (folder / "manifest.json").write_text(text.replace(*keys))
+        key = recorded_model.model.manifest.produced_by["key"]
+        reseal(folder, seed=1, produced_by={**model.manifest.produced_by, "key": key})
         forged = artifact_folder.read(folder, "model")
         registry_config = ModelRegistryConfig(name="lying")
         registration = register(

@@ -12,6 +12,7 @@ import json
 import operator
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ from components.common.runtime import cpu_cores
 from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError, UsageError
 
 MANIFEST_FILENAME = "manifest.json"
+SCHEMA_VERSION = 2  # of the manifests that `publish` writes; manifests of version 1 have no digest of themselves
 UNFINISHED_MARKER = ".unfinished"
 TRANSIENT_FAILURE_KEY = "passing"  # summary key: the result depends on a transient failure, such as an outage
 
@@ -68,11 +70,18 @@ class Manifest(BaseModel):
     seed: int
     produced_by: dict[str, Any]
     summary: dict[str, Any]
+    manifest_sha256: str = ""
 
     @property
     def kind(self) -> str:
         """Kind of the artifact: dataset, model, evaluation, repository, base_model or extract."""
         return self.schema_.split("/")[1]
+
+    @property
+    def schema_version(self) -> int:
+        """Version of the schema, the number at its end; 0 if the schema has no version."""
+        found = re.search(r"/v(\d+)$", self.schema_)
+        return int(found[1]) if found else 0
 
     def find_input(self, kind: str) -> ArtifactInput | None:
         """Return the first input of a kind, or None."""
@@ -208,7 +217,7 @@ def publish(
         sha256 = hashing.sha256_file(path)
         files.append(ArtifactFile(path=name, bytes=path.stat().st_size, sha256=sha256, payload=is_payload(name)))
     manifest = Manifest(
-        schema_=f"tuneline/{kind}/v1",
+        schema_=f"tuneline/{kind}/v{SCHEMA_VERSION}",
         content_sha256="",
         inputs=list(inputs),
         files=files,
@@ -219,6 +228,7 @@ def publish(
         summary=dict(summary),
     )
     manifest.content_sha256 = manifest.compute_payload_sha256()
+    manifest.manifest_sha256 = compute_manifest_sha256(json.loads(manifest.model_dump_json(by_alias=True)))
     write_atomically(folder / MANIFEST_FILENAME, manifest.model_dump_json(by_alias=True, indent=2) + "\n")
     (folder / UNFINISHED_MARKER).unlink(missing_ok=True)
     return Artifact(folder, manifest)
@@ -249,6 +259,36 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+class ChangedManifestError(ValueError):
+    """A manifest does not match its own digest."""
+
+
+def compute_manifest_sha256(fields: Mapping[str, Any]) -> str:
+    """Return the digest of a manifest's fields, as JSON values, except the digest itself."""
+    return hashing.digest({name: value for name, value in fields.items() if name != "manifest_sha256"})
+
+
+def parse_manifest(content: bytes | str) -> Manifest:
+    """Parse a manifest and verify its digest. Manifests of schema version 1 have none.
+
+    Raises:
+        ChangedManifestError: a field has changed.
+        ValueError: the content is not a manifest.
+    """
+    fields = json.loads(content)
+    manifest = Manifest.model_validate(fields)
+    if manifest.schema_version > 1 or manifest.manifest_sha256:
+        expected = compute_manifest_sha256(fields)
+        if manifest.manifest_sha256 != expected:
+            raise ChangedManifestError(
+                f"manifest_sha256 is {manifest.manifest_sha256[:12] or 'missing'}; its fields have the digest "
+                f"{expected[:12]}"
+            )
+    elif manifest.schema_version != 1:
+        raise ValueError(f"schema is {manifest.schema_!r}; expected tuneline/<kind>/v<number>")
+    return manifest
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a finished artifact without verifying its files.
 
@@ -265,7 +305,12 @@ def read_manifest(folder: Path) -> Manifest:
             hint="Rerun the step that creates the artifact; the step resumes.",
         )
     try:
-        return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return parse_manifest(path.read_bytes())
+    except ChangedManifestError as error:
+        raise ArtifactDamagedError(
+            f"{path} has changed since it was published: {error}",
+            hint=f"Restore the file, or remove {folder} and rerun the step that created it.",
+        ) from None
     except (ValueError, ValidationError) as error:
         raise ArtifactDamagedError(
             f"{path} is unreadable: {error}", hint="Create the artifact again with --overwrite."

@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from contextlib import suppress
@@ -137,7 +136,7 @@ def parse_manifest(address: str, sha256: str, content: bytes) -> Manifest:
     """
     home = f"{address}/{sha256}"
     try:
-        manifest = Manifest.model_validate(json.loads(content))
+        manifest = artifact_folder.parse_manifest(content)
     except (ValueError, ValidationError):
         raise _damaged_error(home, f"{artifact_folder.MANIFEST_FILENAME} is not a valid manifest") from None
     if any(Path(file.path).is_absolute() or ".." in Path(file.path).parts for file in manifest.files):
