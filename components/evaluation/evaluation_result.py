@@ -47,7 +47,8 @@ def build_result(
         - `mcnemar`: {task: {metric: {base or incumbent: {only_candidate, only_other, p}}}} of the binary metrics. The
           first two values are the numbers of items that only one of two models answered correctly.
         - `figures`: {task: {role: {name: value}}} of the figures, such as a judge's errors. No rule compares them.
-        - `tasks`: {task: {sha256, items, items_sha256}}: the task's digest, its number of items, and the digest of their ids.
+        - `tasks`: {task: {sha256, items, items_sha256, metrics}}: the task's digest, its number of items, the digest of their
+          ids, and for each metric the direction of an improvement and whether the metric is an exponential.
         - `verdict`: "accepted", "refused" or "unchanged".
         - `reasons`: one sentence per rule, after the sentence for an unchanged candidate.
         - `rules`: each rule's settings and result. `gain` is [estimate, low, high], `at_least` its lower bound, `p` the
@@ -113,6 +114,10 @@ def _summarize_task(result: TaskResult, config: EvaluationConfig, seed: int) -> 
             "sha256": result.digest,
             "items": len(result.items),
             "items_sha256": hashing.digest(sorted(item.id for item in result.items)),
+            "metrics": {
+                name: {"better": metric.better, "exponential": metric.exponential}
+                for name, metric in result.task.metrics.items()
+            },
         },
         "mcnemar": tests,
         "slices": by_slice,
@@ -145,7 +150,7 @@ def _drop_non_finite(value: float | None) -> float | None:
 
 
 def write_predictions(path: Path, results: Mapping[str, TaskResult]) -> None:
-    """Write one row per item and task: the prompt, each model's answer, and its scores by metric (JSON).
+    """Write one row per item and task: the prompt, each model's answer, its scores, and the weights by metric (JSON).
 
     If the task's first metric is per token, `<role>_nll` and `answer_tokens` hold its sums and weights.
     """
@@ -159,6 +164,8 @@ def write_predictions(path: Path, results: Mapping[str, TaskResult]) -> None:
         weights = result.get_weights(first)
         for index, item in enumerate(result.items):
             row = {**vars(item), "task": name, "answer_tokens": round(weights[index]) if in_nats else None}
+            own_weights = result.scores["candidate"].weights
+            row["weights"] = json.dumps({metric: values[index] for metric, values in own_weights.items()})
             for role, scores in result.scores.items():
                 by_metric = {metric: _drop_non_finite(values[index]) for metric, values in scores.values.items()}
                 row[f"{role}_nll"] = scores.values[first][index] if in_nats else None
@@ -167,6 +174,7 @@ def write_predictions(path: Path, results: Mapping[str, TaskResult]) -> None:
             rows.append(row)
     text_columns = ["id", "task", "source", "category", "prompt", "reference"]
     fields = [*((name, pa.string()) for name in text_columns), ("length", pa.int32()), ("answer_tokens", pa.int32())]
+    fields.append(("weights", pa.string()))
     for role in ROLES:
         if any(role in result.scores or role in result.missing_reasons for result in results.values()):
             fields += [(f"{role}_nll", pa.float64()), (f"{role}_answer", pa.string()), (f"{role}_scores", pa.string())]

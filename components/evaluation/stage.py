@@ -11,7 +11,14 @@ from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.models import model_loading
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.reporters import Reporter
-from components.evaluation import engine_loading, evaluation_result, promotion_gate, report, score_cache
+from components.evaluation import (
+    engine_loading,
+    evaluation_result,
+    evaluation_subject,
+    promotion_gate,
+    report,
+    score_cache,
+)
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.task_interface import DEFAULT_MAX_LENGTH, UNANSWERED_FIGURE, TaskContext
 from components.evaluation.task_results import TaskResult
@@ -78,10 +85,12 @@ def evaluate(
     failed_before = artifact_folder.has_transient_failure(output, key)  # kept until the new result is ready
     if not failed_before and (finished := artifact_folder.claim_folder(output, key, overwrite=overwrite)):
         return finished
+    subject = evaluation_subject.describe_subject(candidate, incumbent, dataset, config, seed)
     results = _Measurement(candidate, incumbent, dataset, config, seed, state / STAGE / "scores", reporter).run()
     reporter.step("applying the promotion gate")
     rule_results = promotion_gate.evaluate_rules(results, incumbent is not None, config, seed)
     content = evaluation_result.build_result(results, rule_results, config, seed, unchanged=unchanged)
+    content["measured"] = subject
     if failed_before:
         artifact_folder.claim_folder(output, key)
     text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
 AnswerRecord = dict[str, str | int]
+TIMINGS = ("ready_seconds", "tokens_per_second", "memory_mib")  # differ between two proofs of one package
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class Proof:
     def build_summary(self) -> dict[str, object]:
         """Return all fields except `answers` and `dtype`, for the manifest's summary."""
         return {key: value for key, value in asdict(self).items() if key not in ("answers", "dtype")}
+
+    def build_statement(self) -> dict[str, object]:
+        """Return all fields except the timings, for proof.json, which is part of the package's identity."""
+        return {key: value for key, value in asdict(self).items() if key not in TIMINGS}
 
 
 def models_by_adapter(model: LoadableModel, placement: AdapterPlacement, backend: str) -> dict[str, LoadableModel]:

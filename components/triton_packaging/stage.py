@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from components.common.artifacts import artifact_folder, code_digest, hashing
@@ -33,6 +32,7 @@ from components.triton_packaging.serving_proof import Proof
 
 STAGE = "triton_packaging"
 VERSION = "1"
+PROOF_FILENAME = "proof.json"
 BACKEND_FOLDER = Path(__file__).parent / "python_backend"
 STREAM_MODEL_FILE = "stream_model.py"  # the streaming model; the other files belong to the engine model
 SHARED_FILES = ("engine_sockets.py", "triton_messages.py")  # of both
@@ -50,7 +50,7 @@ def package(
 ) -> Artifact:
     """Write a Triton model repository into `output`, prove it, and publish it as an artifact of kind repository.
 
-    The payload is everything in the model folders; report.html and proof.json are not part of it. If Triton or a
+    The payload is everything in the model folders, and proof.json without timings; report.html is not part of it. If Triton or a
     requirement of the backend is missing, the package is published without proof. The summary's `proof` is then null,
     and `unproven_because` contains the reason.
 
@@ -281,17 +281,19 @@ def _publish(
     key: str,
     seed: int,
 ) -> Artifact:
-    details = asdict(proof) if proof else {"proof": None, "unproven_because": unproven}
-    weight_files.write_json(output / "proof.json", details)
+    others = [adapted.as_input() for adapted in placement.adapters.values() if adapted is not model]
+    inputs = [model.as_input(), *([model.base.as_input()] if model.artifact else []), *others]
+    subject = {"inputs": [[one.kind, one.content_sha256] for one in inputs]}
+    details = proof.build_statement() if proof else {"proof": None, "unproven_because": unproven}
+    weight_files.write_json(output / PROOF_FILENAME, {**subject, **details})
     page = report.render(model, output, config, proof, unproven)
     (output / "report.html").write_text(page, encoding="utf-8")
-    others = [adapted.as_input() for adapted in placement.adapters.values() if adapted is not model]
     names = {folder.name for folder in list_model_folders(output, config)}
     return artifact_folder.publish(
         output,
         "repository",
-        payload=lambda path: path.split("/")[0] in names,
-        inputs=[model.as_input(), *([model.base.as_input()] if model.artifact else []), *others],
+        payload=lambda path: path == PROOF_FILENAME or path.split("/")[0] in names,
+        inputs=inputs,
         config=config.model_dump(mode="json"),
         seed=seed,
         key=key,

@@ -41,8 +41,18 @@ def adapted_model(base_model: LoadableModel, tmp_path_factory: pytest.TempPathFa
     return model_loading.open_model_artifact(publish_adapter(base_model, tmp_path_factory.mktemp("adapter") / "model"))
 
 
-def publish_adapter(base: LoadableModel, folder: Path, peft_type: str = "LORA", seed: int = 1, **lora: Any) -> Artifact:
-    """Publish a model artifact with a random adapter on `base`. The recorded dataset does not exist."""
+MISSING_DATASET = artifact_folder.ArtifactInput(kind="dataset", content_sha256="d" * 64, uri="store:" + "d" * 64)
+
+
+def publish_adapter(
+    base: LoadableModel,
+    folder: Path,
+    peft_type: str = "LORA",
+    seed: int = 1,
+    dataset: artifact_folder.ArtifactInput = MISSING_DATASET,
+    **lora: Any,
+) -> Artifact:
+    """Publish a model artifact with a random adapter on `base`. By default, the recorded dataset does not exist."""
     import torch
     from peft import LoraConfig, PromptEncoderConfig, get_peft_model
 
@@ -64,7 +74,6 @@ def publish_adapter(base: LoadableModel, folder: Path, peft_type: str = "LORA", 
         )
         get_peft_model(model_loading.load_model(base), config).save_pretrained(folder)
     model_loading.load_tokenizer(base.tokenizer).save_pretrained(folder)
-    dataset = artifact_folder.ArtifactInput(kind="dataset", content_sha256="d" * 64, uri="store:" + "d" * 64)
     return artifact_folder.publish(
         folder, "model", payload=lambda p: bool(model_loading.MODEL_FILE_PATTERN.fullmatch(p)),
         inputs=[base.base.as_input(), dataset], config={}, seed=0, key="k", summary={},

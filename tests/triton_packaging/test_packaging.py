@@ -108,12 +108,14 @@ def test_packaging_is_reproducible_and_contains_no_local_path(
     assert all(str(adapted_model.base.path).encode() not in path.read_bytes() for path in payload)
 
 
-def test_report_and_proof_are_not_payload(
+def test_payload_is_the_model_folders_and_the_proof(
     base_model: LoadableModel, tmp_path: Path, unproven_config: TritonPackagingConfig
 ) -> None:
     artifact = pack(base_model, tmp_path / "out", unproven_config)
-    assert {f.path for f in artifact.manifest.files if not f.payload} == {"proof.json", "report.html"}
-    assert all(f.path.startswith(("tuneline/", "tuneline_stream/")) for f in artifact.manifest.files if f.payload)
+    assert {f.path for f in artifact.manifest.files if not f.payload} == {"report.html"}
+    assert all(
+        f.path.startswith(("tuneline/", "tuneline_stream/", "proof.json")) for f in artifact.manifest.files if f.payload
+    )
 
 
 def test_all_package_files_are_readable_by_the_group_only(

@@ -1,0 +1,56 @@
+"""Statement of what an evaluation measured: part of evaluation.json, so that the evaluation's identity covers it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.models.model_loading import LoadableModel
+from components.evaluation import engine_loading
+from components.evaluation.config import EvaluationConfig
+from components.evaluation.tasks import file_digests
+
+SPLIT_FILES = ("train.parquet", "validation.parquet", "test.parquet")
+
+
+def describe_subject(
+    candidate: LoadableModel,
+    incumbent: LoadableModel | None,
+    dataset: Artifact,
+    config: EvaluationConfig,
+    seed: int,
+) -> dict[str, Any]:
+    """Return digests and settings, without paths, which differ between machines.
+
+    Returns:
+        A JSON object with these keys:
+
+        - `model`: {content_sha256, inputs}. `inputs` are the [kind, content_sha256] pairs of the model's own manifest.
+        - `base_model`, `incumbent`: content digests; `incumbent` is None without an incumbent.
+        - `dataset`: {content_sha256, splits}. `splits` are the digests of the files of the splits. A revision of the
+          dataset is a commit with this content; the commit's digest depends on the time and the data repository.
+        - `evaluation_sets`: sorted digests of the files that the tasks read.
+        - `tasks`: {task: kind}.
+        - `engine`: the engine of the candidate.
+        - `settings`: the settings of the gate and of the measurement, and the seed.
+    """
+    trained = candidate.artifact.manifest if candidate.artifact else None
+    settings = config.model_dump(
+        mode="json", include={"min_items", "max_items", "max_length", "batch_tokens", "bootstrap_samples", "gate"}
+    )
+    return {
+        "model": {
+            "content_sha256": candidate.sha256,
+            "inputs": sorted([one.kind, one.content_sha256] for one in (trained.inputs if trained else [])),
+        },
+        "base_model": candidate.base.sha256,
+        "incumbent": incumbent.sha256 if incumbent else None,
+        "dataset": {
+            "content_sha256": dataset.sha256,
+            "splits": {file.path: file.sha256 for file in dataset.manifest.files if file.path in SPLIT_FILES},
+        },
+        "evaluation_sets": sorted(file_digests.digest_task_files(config.tasks).values()),
+        "tasks": {task.name: task.kind for task in config.tasks},
+        "engine": engine_loading.resolve_engine(config.engine, candidate),
+        "settings": {**settings, "seed": seed},
+    }
