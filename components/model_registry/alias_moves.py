@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # A pending move on another machine is abandoned after this time; a single call is retried for 60 seconds.
 OWNER_TIMEOUT_SECONDS = 300.0
 MIN_POLL_SECONDS, MAX_POLL_SECONDS = 0.05, 2.0  # while earlier entries are pending
+REGISTRATION_ALIASES = ("candidate", "challenger")  # earlier versions of tuneline left no trace of their moves
 ABANDONED_OWNER = "gone"  # the owner of an entry that its process has abandoned
 INTERRUPTED_NOTE = "interrupted before the alias moved"
 DUPLICATE_NOTE = "the same entry was written twice, because a response of the server was lost"
@@ -123,6 +124,8 @@ def _perform(client: MlflowClient, model: str, entry: Entry, earlier: Sequence[E
         return registry_history.close(client, model, entry, earlier, DONE)
     holder = model_versions.get_alias_holder(client, model, entry.alias)
     has_history = bool(registry_history.list_completed_moves(earlier, entry.alias))
+    if not has_history and holder and not _is_older_than_history(client, holder, entry.alias):
+        has_history = True  # the alias was set outside of tuneline
     before = registry_history.get_recorded_holder(earlier, entry.alias) if has_history else _get_version_number(holder)
     if entry.kind == "foreign":
         check(holder, earlier)
@@ -156,6 +159,13 @@ def _perform(client: MlflowClient, model: str, entry: Entry, earlier: Sequence[E
         client.set_registered_model_alias(model, entry.alias, entry.to)
     check_pending()
     return registry_history.close(client, model, entry.model_copy(update={"from_": before}), earlier, DONE)
+
+
+def _is_older_than_history(client: MlflowClient, holder: ModelVersion, alias: str) -> bool:
+    """Return whether an earlier version of tuneline, which had no history, set the alias."""
+    model = model_versions.require_model(client, holder.name)
+    own_tags = (f"{model_versions.TAG_PREFIX}{alias}.earlier", f"{model_versions.TAG_PREFIX}{alias}.by")
+    return alias in REGISTRATION_ALIASES or own_tags[0] in model.tags or own_tags[1] in holder.tags
 
 
 def _abandon(client: MlflowClient, model: str, entry: Entry, reason: str) -> None:

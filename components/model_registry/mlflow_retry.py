@@ -30,6 +30,13 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 MIN_REQUEST_SECONDS = 10.0  # lower limit of MLflow's timeout for one request
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.25, 5.0
 TRANSIENT_STATUSES = (408, 429, 500, 502, 503, 504)
+# Two processes set the same tag or alias at once: MLflow reads before it inserts, so the later insert fails. Messages of
+# SQLite, PostgreSQL and MySQL.
+CONFLICT_PATTERN = re.compile(
+    r"(UNIQUE constraint failed: |duplicate key value violates unique constraint|Duplicate entry ).*"
+    r"(model_version_tag|registered_model_tag|registered_model_alias)",
+    re.DOTALL,
+)
 DENIED_PATTERN = re.compile(r"\b(401|403) Client Error")
 READ_ONLY_MESSAGES = ("readonly database", "read-only transaction", "read-only file system", "recovery is in progress")
 
@@ -77,7 +84,13 @@ def is_read_only(error: BaseException) -> bool:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the same call may succeed later."""
-    return get_http_status(error) in TRANSIENT_STATUSES and not is_read_only(error)
+    status = get_http_status(error)
+    return status is not None and (status in TRANSIENT_STATUSES or is_conflict(error)) and not is_read_only(error)
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether another process inserted the same tag or alias at the same moment; a repeated call replaces it."""
+    return bool(CONFLICT_PATTERN.search(str(error)))
 
 
 def retry(call: Callable[[], T], find_created: Callable[[], T | None] = lambda: None) -> T:
