@@ -9,13 +9,15 @@ from pydantic import BaseModel, Field
 
 from components.common.runtime.errors import TunelineError
 from components.common.runtime.reporters import Reporter
-from components.model_registry import alias_moves, model_files, model_versions, registry_history
+from components.model_registry import alias_moves, model_files, model_versions, promotion_checks, registry_history
 from components.model_registry.model_versions import MODEL_SHA256_TAG
+from components.model_registry.promotion import CHAMPION
 from components.model_registry.registry_history import DONE, PENDING, Entry
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+EVIDENCE = "evidence"  # kind of a finding that only a move of the alias resolves
 MAX_SNAPSHOT_READS = 20  # applies if an alias moves during every read
 
 
@@ -23,7 +25,7 @@ class Finding(BaseModel):
     """A discrepancy.
 
     Attributes:
-        kind: moved, deleted, edited, gap or digest.
+        kind: moved, deleted, edited, gap, digest or evidence.
         what: description. It identifies an acknowledged finding in the history, so its wording must not change.
         alias: the alias; "" if the finding concerns no alias.
         entry: number of the history entry; 0 if the finding concerns no entry.
@@ -60,7 +62,7 @@ def audit(name: str, *, repair: bool = False, by: str = "", reporter: Reporter) 
 
     Args:
         repair: close interrupted moves, record moves made outside of tuneline, and acknowledge the remaining findings
-            in the history. The repair deletes nothing and moves no alias.
+            in the history, except those about the champion's evidence. The repair deletes nothing and moves no alias.
         by: name of the person who repairs the history.
 
     Raises:
@@ -76,6 +78,8 @@ def audit(name: str, *, repair: bool = False, by: str = "", reporter: Reporter) 
                 if finding.kind == "moved" and not finding.entry:
                     alias_moves.record_external_move(client, name, finding.alias, by)
             for finding in _audit(client, name).findings:
+                if finding.kind == EVIDENCE:
+                    continue
                 entry = Entry(kind="acknowledged", alias=finding.alias, by=by, reason=finding.what)
                 alias_moves.move_alias(client, name, entry)
         reporter.step(f"auditing {name}")
@@ -90,9 +94,13 @@ def _audit(client: MlflowClient, name: str) -> Audit:
         *_find_alias_mismatches(entries, aliases),
         *_find_digest_mismatches(client, name, entries, aliases),
     ]
+    unchecked: list[str] = []
+    if not any(finding.kind in ("digest", "deleted") for finding in findings):
+        evidence_findings, unchecked = _check_champion(client, name, entries, aliases)
+        findings += evidence_findings
     acknowledged = {entry.reason for entry in entries if entry.kind == "acknowledged" and entry.state == DONE}
-    open_findings = [finding for finding in findings if finding.what not in acknowledged]
-    notes = [f"acknowledged: {finding.what}" for finding in findings if finding.what in acknowledged]
+    open_findings = [f for f in findings if f.kind == EVIDENCE or f.what not in acknowledged]
+    notes = [f"acknowledged: {finding.what}" for finding in findings if finding not in open_findings] + unchecked
     for entry in entries:
         if entry.state == PENDING:
             earlier = [each for each in entries if each.number < entry.number]
@@ -105,6 +113,34 @@ def _audit(client: MlflowClient, name: str) -> Audit:
     return Audit(
         name=name, clean=not open_findings, entries=len(entries), aliases=aliases, findings=open_findings, notes=notes
     )
+
+
+def _check_champion(
+    client: MlflowClient, name: str, entries: Sequence[Entry], aliases: dict[str, str]
+) -> tuple[list[Finding], list[str]]:
+    """Check the champion's evidence as a promotion does, apart from the incumbent, which has changed since.
+
+    Returns:
+        The findings, and a note for each artifact that is not available on this machine.
+    """
+    number = aliases.get(CHAMPION)
+    if number is None:
+        return [], []
+    version = model_versions.get_version(client, name, number)
+    repeated = promotion_checks.was_promoted(version, entries)
+    try:
+        objections = promotion_checks.list_objections(version, promotion_checks.Requirements(was_promoted=repeated))
+    except TunelineError as error:
+        return [], [f"the evidence of version {number} was not checked: {error.message}"]
+    overruled = registry_history.get_overruled(entries, CHAMPION, number)
+    open_objections = [clause for clause in objections if clause not in overruled]
+    unavailable = [clause for clause in open_objections if model_files.UNAVAILABLE in clause]
+    findings = [
+        Finding(kind=EVIDENCE, alias=CHAMPION, what=f"version {number} must not be {CHAMPION}: {clause}")
+        for clause in open_objections
+        if clause not in unavailable
+    ]
+    return findings, [f"the evidence of version {number} was not checked: {clause}" for clause in unavailable]
 
 
 def _read_snapshot(client: MlflowClient, name: str) -> tuple[list[Entry], dict[str, str]]:
@@ -120,15 +156,11 @@ def _read_snapshot(client: MlflowClient, name: str) -> tuple[list[Entry], dict[s
 
 def _find_tampering(entries: Sequence[Entry]) -> Iterator[Finding]:
     """Yield deleted entries, then entries with a wrong seal. The seal of an entry after a gap cannot be checked."""
-    numbers = {entry.number for entry in entries}
-    for number in sorted({*range(1, max(numbers, default=0))} - numbers):
-        yield Finding(kind="gap", entry=number, what=f"entry {number} of the history was deleted")
-    for before, entry in zip([None, *entries], entries, strict=False):
-        if entry.state == PENDING or (before.number if before else 0) != entry.number - 1:
-            continue
-        if entry.seal != registry_history.compute_seal(entry, before.seal if before else ""):
-            what = f"entry {entry.number} of the history was edited"
-            yield Finding(kind="edited", entry=entry.number, alias=entry.alias, what=what)
+    for number in registry_history.list_gaps(entries):
+        yield Finding(kind="gap", entry=number, what=registry_history.describe_gap(number))
+    for entry in registry_history.list_edited(entries):
+        what = registry_history.describe_edit(entry.number)
+        yield Finding(kind="edited", entry=entry.number, alias=entry.alias, what=what)
 
 
 def _find_chain_breaks(entries: Sequence[Entry]) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.errors import RegistryError, UsageError
 from components.common.workspace import artifact_store
+from components.model_registry import evidence
 from components.model_registry.model_versions import TAG_PREFIX
 
 PROVEN, UNPROVEN, UNPACKAGED = "proven", "unproven", "unpackaged"
@@ -32,6 +33,22 @@ def check_sources(model: Artifact, evaluation: Artifact, repository: Artifact | 
                 f"the {kind} in {artifact.path} was built from {other}; expected the model {model.sha256}",
                 hint=f"Build the {kind} from this model again.",
             )
+
+
+def check_evidence(model: Artifact, evaluation: Artifact, repository: Artifact | None) -> None:
+    """Raise RegistryError if the evaluation or the package contradicts itself or the model.
+
+    Artifacts of earlier versions of tuneline do not state what they measured; they are registered, and not promoted.
+    """
+    objections = evidence.check_evaluation(evaluation, model.manifest) if evidence.states_subject(evaluation) else []
+    if repository and evidence.covers_proof(repository):
+        unproven = ["its Triton package is unproven"]  # the tags record it
+        objections += [each for each in evidence.check_package(repository, model.sha256) if each not in unproven]
+    if objections:
+        raise RegistryError(
+            f"the model {model.sha256[:12]} cannot be registered: {' and '.join(objections)}",
+            hint="Evaluate and package the model again with --overwrite.",
+        )
 
 
 def build_version_tags(

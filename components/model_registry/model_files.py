@@ -29,6 +29,7 @@ POINTER_FILENAME = "pointer.json"
 MAX_UPLOAD_SECONDS = 86_400.0  # an older unfinished upload is abandoned
 EVALUATION_TAG = f"{TAG_PREFIX}evaluation_sha256"  # tag of a logged model: digest of its evaluation
 UPLOAD_IN_PROGRESS = "uploading"
+UNAVAILABLE = "is not on this machine"  # in the error for a package whose store is elsewhere
 EVALUATION_FOLDER = "evaluation"  # folder of the evaluation within the logged model
 
 
@@ -157,6 +158,18 @@ def fetch_model(name: str, version: str, sha256: str, store_uri: str, folder: Pa
     return Artifact(folder, found.manifest)
 
 
+def fetch_evaluation(name: str, version: str, folder: Path) -> Artifact:
+    """Fetch the evaluation that MLflow stores with a version's model into a new folder, and verify every digest.
+
+    Raises:
+        RegistryError: MLflow does not store the evaluation.
+        ArtifactDamagedError: the files differ from the manifest.
+    """
+    return artifact_folder.read(
+        _download(name, version, folder, EVALUATION_FOLDER) / EVALUATION_FOLDER, EVALUATION_FOLDER
+    )
+
+
 def fetch_artifact(version: ModelVersion, kind: str, folder: Path) -> Artifact:
     """Fetch a version's model or evaluation from MLflow and verify every digest.
 
@@ -172,9 +185,9 @@ def fetch_artifact(version: ModelVersion, kind: str, folder: Path) -> Artifact:
     if kind == "model":
         return fetch_model(name, number, tags[MODEL_SHA256_TAG], tags.get(f"{TAG_PREFIX}store_uri", ""), folder)
     if kind == EVALUATION_FOLDER:
-        return artifact_folder.read(_download(name, number, folder, EVALUATION_FOLDER) / EVALUATION_FOLDER, kind)
+        return fetch_evaluation(name, number, folder)
     raise RegistryError(
-        f"{tags.get(f'{TAG_PREFIX}{kind}_store_uri', 'the store')} is not on this machine",
+        f"{tags.get(f'{TAG_PREFIX}{kind}_store_uri', 'the store')} {UNAVAILABLE}",
         hint="Run the command on a machine that mounts the artifact store, or set --workdir.",
     )
 

@@ -114,6 +114,12 @@ def search_versions(client: MlflowClient, name: str, tag: tuple[str, str] | None
     return sorted((v for v in versions if v.name == name), key=lambda v: int(v.version))
 
 
+def find_version_by_tag(client: MlflowClient, tag: tuple[str, str]) -> ModelVersion | None:
+    """Return a version of any registered model with this tag, the name and the value; None if no version has it."""
+    found = next(iterate_pages(client.search_model_versions, f"tag.`{tag[0]}` = '{tag[1]}'", max_results=1), None)
+    return client.get_model_version(found.name, found.version) if found else None
+
+
 def iterate_pages(search: Callable[..., PagedList[Any]], *args: object, **kwargs: object) -> Iterator[Any]:
     """Yield the results on all pages of a search method of MLflow's client."""
     token = None

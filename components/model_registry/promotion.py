@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +20,7 @@ from components.model_registry.registry_history import Entry
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import RegisteredModel as MlflowModel
 
 CHAMPION = "champion"
 ANY_INCUMBENT = "anything"  # the caller does not know with which model the version was compared
@@ -50,6 +51,8 @@ def promote(
     reason: str = "",
     incumbent_sha256: str | None = ANY_INCUMBENT,
     policy: Policy | None = None,
+    rules: Sequence[dict[str, Any]] = (),
+    min_items: int = 0,
     reporter: Reporter,
 ) -> Promotion:
     """Move `alias` to an undamaged and proven version whose evaluation accepted it over the current champion.
@@ -60,9 +63,12 @@ def promote(
         incumbent_sha256: digest of the model that the version was evaluated against; None if no model was deployed. If
             another model has the alias now, the version is not promoted, not even with `force`.
         policy: default policy, used if the history contains no policy.
+        rules: the rules that the evaluation's gate must have applied, as in `evaluation.gate`, or stricter ones.
+        min_items: the minimum number of items for a rule that the gate must have applied.
 
     Raises:
-        RegistryError: the model or version does not exist, or a check fails.
+        RegistryError: the model or version does not exist, a check fails, or the policy or an approval in the history
+            was edited.
         ApprovalNeededError: the policy requires more approvals, or another approver.
     """
     with model_versions.registry_client() as client:
@@ -79,10 +85,13 @@ def promote(
                 hint="Run the same command again to compare the model with the current version.",
             )
         reporter.step(f"checking {name} version {target.version}")
-        compared: str | None = promotion_checks.SKIP_COMPARISON
-        if alias == CHAMPION:
-            compared = present if present or not current else f"of version {current.version}"
-        objections = promotion_checks.list_objections(target, compared)
+        compared = present if present or not current else f"of version {current.version}"
+        compared = compared if alias == CHAMPION else promotion_checks.SKIP_COMPARISON
+        promotion_policy.check_unedited(entries)
+        requirements = promotion_checks.Requirements(
+            compared, rules, min_items, promotion_checks.was_promoted(target, entries)
+        )
+        objections = promotion_checks.list_objections(target, requirements)
         _check_objections(target, objections, force=force, reason=reason)
         intent = _move_entry("promote", alias, target, by=by, reason=reason, forced=objections)
         approval = intent.model_copy(update={"from_": str(current.version) if current else None})
@@ -187,6 +196,51 @@ def _move(
     return Promotion(name=to.name, alias=intent.alias, from_=previous, to=str(to.version))
 
 
+def _find_rollback_target(
+    client: MlflowClient,
+    model: MlflowModel,
+    entries: Sequence[Entry],
+    current: ModelVersion,
+    alias: str,
+    reporter: Reporter,
+) -> ModelVersion:
+    """Return the version that had the alias before. Deleted versions are skipped, with a note.
+
+    Raises:
+        RegistryError: no such version exists.
+    """
+    name = model.name
+    # Earlier versions of tuneline had no history and recorded the previous versions in a tag of the model.
+    legacy = [str(number) for number in json.loads(model.tags.get(f"{TAG_PREFIX}{alias}.earlier", "[]"))]
+    candidates = registry_history.list_rollback_candidates(entries, alias, legacy)
+    recorded = registry_history.get_recorded_holder(entries, alias)
+    if recorded:  # the previous version, if the alias was moved outside of tuneline
+        candidates.append(recorded)
+    existing = {str(version.version) for version in model_versions.list_versions(client, name)}
+    usable = [version for version in candidates if version in existing and version != str(current.version)]
+    if not usable:
+        raise RegistryError(
+            f"no version that had the alias {alias} of {name} before version {current.version} exists",
+            hint="Promote another version.",
+        )
+    for version in candidates[candidates.index(usable[-1]) + 1 :]:
+        if version not in existing:
+            reporter.note(f"version {version} is skipped, because it was deleted")
+    return model_versions.get_version(client, name, usable[-1])
+
+
+def _check_rollback_target(version: ModelVersion, alias: str, entries: Sequence[Entry]) -> None:
+    """Raise RegistryError if the version must not be deployed. Objections that its promotion overruled are ignored."""
+    requirements = promotion_checks.Requirements(was_promoted=promotion_checks.was_promoted(version, entries))
+    overruled = registry_history.get_overruled(entries, alias, str(version.version))
+    found = promotion_checks.list_objections(version, requirements)
+    if objections := [clause for clause in found if clause not in overruled]:
+        raise RegistryError(
+            f"{alias} cannot be rolled back to version {version.version} of {version.name}: {' and '.join(objections)}",
+            hint=f"Promote another version: tuneline promote {version.name} --version N",
+        )
+
+
 def rollback(
     name: str,
     *,
@@ -206,7 +260,8 @@ def rollback(
         policy: default policy, used if the history contains no policy.
 
     Raises:
-        RegistryError: the model does not exist, no version has the alias, or no earlier version exists.
+        RegistryError: the model does not exist, no version has the alias, no earlier version exists, or the earlier
+            version was refused, is not packaged, or its files do not match their digests.
         ApprovalNeededError: the policy lists approvers, and `by` is not one of them.
     """
     with model_versions.registry_client() as client:
@@ -224,21 +279,11 @@ def rollback(
                 promotion_policy.get_effective_policy(history, policy), by or get_user_name()
             )
 
+        promotion_policy.check_unedited(entries)
         check_approver(entries)
-        # Earlier versions of tuneline had no history and recorded the previous versions in a tag of the model.
-        legacy = [str(number) for number in json.loads(model.tags.get(f"{TAG_PREFIX}{alias}.earlier", "[]"))]
-        candidates = registry_history.list_rollback_candidates(entries, alias, legacy)
-        recorded = registry_history.get_recorded_holder(entries, alias)
-        if recorded:  # the previous version, if the alias was moved outside of tuneline
-            candidates.append(recorded)
-        existing = {str(version.version) for version in model_versions.list_versions(client, name)}
-        usable = [version for version in candidates if version in existing and version != str(current.version)]
-        if not usable:
-            raise RegistryError(
-                f"no version that had the alias {alias} of {name} before version {current.version} exists",
-                hint="Promote another version.",
-            )
-        target = model_versions.get_version(client, name, usable[-1])
+        target = _find_rollback_target(client, model, entries, current, alias, reporter)
+        reporter.step(f"checking {name} version {target.version}")
+        _check_rollback_target(target, alias, entries)
         reporter.step(f"rolling {name} back to version {target.version}")
         reason = reason or f"rollback from version {current.version}"
         return _move(

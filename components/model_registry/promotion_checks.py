@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
@@ -19,9 +20,10 @@ from components.common.runtime.errors import (
 )
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
-from components.model_registry import lineage_tags, model_files, split_reuse
+from components.model_registry import evidence, lineage_tags, model_files, registry_history, split_reuse, training_rows
 from components.model_registry.lineage_tags import PROVEN
 from components.model_registry.model_versions import TAG_PREFIX
+from components.model_registry.registry_history import DONE, Entry
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -30,12 +32,28 @@ VERDICT_OBJECTION = "its evaluation's verdict is"
 SKIP_COMPARISON = "not compared"  # aliases other than champion accept any incumbent
 
 
-def list_objections(version: ModelVersion, incumbent_sha256: str | None) -> list[str]:
-    """Return the reasons, as clauses, why a version must not be promoted. Reads and verifies every file.
+@dataclass(frozen=True)
+class Requirements:
+    """What a version must satisfy in addition to an accepted, consistent evaluation and a proven package.
 
-    Args:
+    Attributes:
         incumbent_sha256: digest of the deployed model, with which the evaluation must have compared the version; None
             if no model is deployed; SKIP_COMPARISON to accept any incumbent.
+        rules: the rules that the gate must have applied, as in `evaluation.gate`; stricter rules are accepted.
+        min_items: the minimum number of items for a rule that the gate must have applied.
+        was_promoted: whether the history records a promotion of the same model with the same evaluation. The
+            evaluated rows are then not compared with the training rows again, and evidence of earlier versions of
+            tuneline is accepted.
+    """
+
+    incumbent_sha256: str | None = SKIP_COMPARISON
+    rules: Sequence[dict[str, Any]] = ()
+    min_items: int = 0
+    was_promoted: bool = False
+
+
+def list_objections(version: ModelVersion, requirements: Requirements) -> list[str]:
+    """Return the reasons, as clauses, why a version must not be promoted. Reads and verifies every file.
 
     Raises:
         EngineMissingError, DiskFullError, NotWritableError: the files cannot be read at the moment; this is not an
@@ -47,9 +65,29 @@ def list_objections(version: ModelVersion, incumbent_sha256: str | None) -> list
         objections.append("it has no Triton package")
     elif _get_tag(version, "proof") != PROVEN:
         objections.append("its Triton package is unproven")
-    objections += _check_comparison(_get_tag(version, "incumbent_sha256"), incumbent_sha256)
-    objections += _check_artifacts(version, incumbent_sha256)
+    objections += _check_comparison(_get_tag(version, "incumbent_sha256"), requirements.incumbent_sha256)
+    with ExitStack() as stack:
+        artifacts, unreadable = _open_artifacts(version, stack)
+        objections += unreadable
+        if evaluation := artifacts.get("evaluation"):
+            objections += _check_evaluation(version, evaluation, artifacts.get("model"), requirements)
+        if repository := artifacts.get("repository"):
+            objections += evidence.check_package(repository, _get_tag(version, "model_sha256") or "")
+    if requirements.was_promoted:
+        earlier = (evidence.EARLIER_EVALUATION, evidence.EARLIER_PACKAGE)
+        objections = [clause for clause in objections if clause not in earlier]
     return list(dict.fromkeys(objections))
+
+
+def was_promoted(version: ModelVersion, moves: Sequence[Entry]) -> bool:
+    """Return whether the history records an unforced promotion of the version with its present model and evaluation."""
+    model, evaluation = _get_tag(version, "model_sha256"), _get_tag(version, "evaluation_sha256")
+    edited = registry_history.list_edited(moves)
+    return any(
+        (move.to, move.digest, move.evaluation) == (str(version.version), model, evaluation)
+        for move in moves
+        if move.kind == "promote" and move.state == DONE and not move.forced and move not in edited
+    )
 
 
 def _get_tag(version: ModelVersion, name: str) -> str | None:
@@ -63,31 +101,26 @@ def _check_comparison(compared: str | None, incumbent: str | None) -> list[str]:
     return [f"its evaluation compared it with {names[0]}, and the champion is {names[1]}"]
 
 
-def _check_artifacts(version: ModelVersion, incumbent_sha256: str | None) -> list[str]:
-    """Return the objections to a version's files, as clauses."""
+def _open_artifacts(version: ModelVersion, stack: ExitStack) -> tuple[dict[str, Artifact], list[str]]:
+    """Return the version's intact artifacts by kind, and the objections to the others, as clauses."""
+    artifacts: dict[str, Artifact] = {}
     objections: list[str] = []
     for kind in ("model", "evaluation", "repository"):
         sha256 = _get_tag(version, f"{kind}_sha256")
         if sha256 is None:  # `list_objections` reports the missing tag
             continue
         try:
-            with open_artifact(version, kind, sha256) as artifact:
-                if artifact.sha256 != sha256:
-                    objections.append(
-                        f"its {kind} has the digest {artifact.sha256[:12]}; the version records {sha256[:12]}"
-                    )
-                elif kind == "evaluation":
-                    objections += _check_evaluation(version, artifact, incumbent_sha256)
-                elif kind == "repository":
-                    if not artifact.manifest.summary.get("proof"):
-                        objections.append("its Triton package is unproven")
-                    if not _is_built_from_model(artifact, version):
-                        objections.append("its Triton package was built from another model")
+            artifact = stack.enter_context(open_artifact(version, kind, sha256))
         except (EngineMissingError, DiskFullError, NotWritableError):
             raise
         except TunelineError as error:
             objections.append(f"its {kind} cannot be verified ({error.message})")
-    return objections
+            continue
+        if artifact.sha256 == sha256:
+            artifacts[kind] = artifact
+        else:
+            objections.append(f"its {kind} has the digest {artifact.sha256[:12]}; the version records {sha256[:12]}")
+    return artifacts, objections
 
 
 @contextmanager
@@ -122,7 +155,9 @@ def open_artifact(version: ModelVersion, kind: str, sha256: str) -> Iterator[Art
         yield model_files.fetch_artifact(version, kind, Path(temporary) / kind)
 
 
-def _check_evaluation(version: ModelVersion, evaluation: Artifact, incumbent: str | None) -> list[str]:
+def _check_evaluation(
+    version: ModelVersion, evaluation: Artifact, model: Artifact | None, requirements: Requirements
+) -> list[str]:
     """Return the objections in the evaluation itself, because its tags can be edited in MLflow's UI."""
     compared = evaluation.manifest.find_input("incumbent")
     try:
@@ -130,13 +165,17 @@ def _check_evaluation(version: ModelVersion, evaluation: Artifact, incumbent: st
     except RegistryError as error:
         return [error.message]
     objections = [] if verdict == "accepted" else [f"{VERDICT_OBJECTION} {verdict}"]
-    if not _is_built_from_model(evaluation, version):
+    source = evaluation.manifest.find_input("model")
+    if source is None or source.content_sha256 != _get_tag(version, "model_sha256"):
         objections.append("its evaluation evaluated another model")
     objections += split_reuse.list_objections(version, evaluation)
-    return [*objections, *_check_comparison(compared.content_sha256 if compared else None, incumbent)]
-
-
-def _is_built_from_model(artifact: Artifact, version: ModelVersion) -> bool:
-    """Return whether the version's model is an input of the artifact."""
-    model = artifact.manifest.find_input("model")
-    return model is not None and model.content_sha256 == _get_tag(version, "model_sha256")
+    objections += _check_comparison(compared.content_sha256 if compared else None, requirements.incumbent_sha256)
+    if model is None:  # reported by `_open_artifacts`
+        return objections
+    found = evidence.check_evaluation(evaluation, model.manifest)
+    found = found or evidence.check_dataset(evaluation, model.manifest)
+    if not found:
+        found = evidence.check_rules(evaluation, requirements.rules, requirements.min_items)
+        if not requirements.was_promoted:
+            found += training_rows.check_training_rows(evaluation, model.manifest, _get_tag(version, "store_uri") or "")
+    return [*objections, *found]

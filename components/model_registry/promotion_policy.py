@@ -92,7 +92,7 @@ def set_policy(client: MlflowClient, model: str, policy: Policy, by: str) -> Ent
     """Set the policy. If the current policy lists approvers, `by` must be one of them.
 
     Raises:
-        RegistryError: the policy is too long to store.
+        RegistryError: the policy is too long to store, or the current policy was edited without an acknowledgement.
         ApprovalNeededError: `by` is not an approver.
     """
     text = json.dumps(policy.model_dump())
@@ -103,6 +103,12 @@ def set_policy(client: MlflowClient, model: str, policy: Policy, by: str) -> Ent
         )
 
     def check_authority(_: ModelVersion | None, earlier: Sequence[Entry]) -> None:
+        policies = [entry for entry in earlier if (entry.kind, entry.state) == ("policy", DONE)]
+        if policies and policies[-1] in _list_unverified(earlier):
+            # Anyone may replace a policy whose approvers are unknown; the acknowledgement records who accepted that.
+            if registry_history.describe_edit(policies[-1].number) not in _list_acknowledged(earlier):
+                raise _edited_error(policies[-1])
+            return
         check_approver(get_effective_policy(earlier), by)
 
     return alias_moves.move_alias(client, model, Entry(kind="policy", by=by, reason=text), check_authority)
@@ -115,6 +121,47 @@ def check_approver(policy: Policy, by: str) -> None:
             f"{by} is not an approver",
             hint=f"Pass --by NAME with one of: {', '.join(policy.approvers)}.",
         )
+
+
+def check_unedited(entries: Sequence[Entry]) -> None:
+    """Check that the policy in force and the approvals since it are as tuneline wrote them, and no entry was deleted.
+
+    Raises:
+        RegistryError: an entry was edited, or deleted without an acknowledgement.
+    """
+    acknowledged = _list_acknowledged(entries)
+    for number in registry_history.list_gaps(entries):
+        if registry_history.describe_gap(number) not in acknowledged:
+            raise RegistryError(
+                f"{registry_history.describe_gap(number)}; it may have contained a policy or a move",
+                hint="Check the model with `tuneline registry audit`, set the policy again, and acknowledge the finding "
+                "with --repair.",
+            )
+    in_force = max((entry.number for entry in entries if (entry.kind, entry.state) == ("policy", DONE)), default=0)
+    for entry in _list_unverified(entries):
+        if entry.number >= in_force and entry.kind in ("policy", "approval"):
+            raise _edited_error(entry)
+
+
+def _list_acknowledged(entries: Sequence[Entry]) -> set[str]:
+    """Return the findings that an audit has acknowledged in the history."""
+    return {entry.reason for entry in entries if (entry.kind, entry.state) == ("acknowledged", DONE)}
+
+
+def _list_unverified(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the completed entries with a wrong seal, and those whose seal cannot be checked after a deleted entry."""
+    after_gap = {number + 1 for number in registry_history.list_gaps(entries)}
+    edited = {entry.number for entry in registry_history.list_edited(entries)}
+    return [entry for entry in entries if entry.number in edited | after_gap and entry.state == DONE]
+
+
+def _edited_error(entry: Entry) -> RegistryError:
+    title = "the policy" if entry.kind == "policy" else "an approval"
+    return RegistryError(
+        f"{title} in entry {entry.number} of the history is invalid, because the entry was edited",
+        hint="Check the change with `tuneline registry audit`. Restore the entry's tags, or acknowledge the finding with "
+        "--repair and set the policy again with `tuneline registry policy NAME --set FILE`.",
+    )
 
 
 def count_approvals(entries: Sequence[Entry], policy: Policy, intent: Entry) -> list[str]:
@@ -173,10 +220,12 @@ def _list_approvals(entries: Sequence[Entry], intent: Entry) -> list[Entry]:
     def get_identity(entry: Entry) -> tuple[str | bool | None, ...]:
         return entry.alias, entry.from_, entry.to, entry.digest, entry.evaluation, bool(entry.forced)
 
+    edited = {entry.number for entry in registry_history.list_edited(entries)}
     return [
         entry
         for entry in entries
         if entry.number > last_move
+        and entry.number not in edited
         and (entry.kind, entry.state) == ("approval", DONE)
         and get_identity(entry) == get_identity(intent)
     ]

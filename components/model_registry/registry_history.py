@@ -168,6 +168,39 @@ def compute_seal(entry: Entry, before: str) -> str:
     return hashing.digest({"before": before, **entry.model_dump(by_alias=True, exclude={"seal"})})
 
 
+def get_overruled(entries: Iterable[Entry], alias: str, version: str) -> str:
+    """Return the objections that the last promotion of a version overruled; "" if it was not forced."""
+    own = [move for move in list_completed_moves(entries, alias) if move.kind == "promote" and move.to == version]
+    return own[-1].forced if own else ""
+
+
+def list_gaps(entries: Iterable[Entry]) -> list[int]:
+    """Return the numbers of deleted entries. Entries deleted at the end leave no gap."""
+    numbers = {entry.number for entry in entries}
+    return sorted({*range(1, max(numbers, default=0))} - numbers)
+
+
+def describe_gap(number: int) -> str:
+    """Return the finding of an audit for a deleted entry; an acknowledgement in the history has this text."""
+    return f"entry {number} of the history was deleted"
+
+
+def describe_edit(number: int) -> str:
+    """Return the finding of an audit for an edited entry, as `describe_gap` does."""
+    return f"entry {number} of the history was edited"
+
+
+def list_edited(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the closed entries with a wrong seal. The seal of an entry after a gap cannot be checked."""
+    return [
+        entry
+        for before, entry in zip([None, *entries], entries, strict=False)
+        if entry.state != PENDING
+        and (before.number if before else 0) == entry.number - 1
+        and entry.seal != compute_seal(entry, before.seal if before else "")
+    ]
+
+
 def list_completed_moves(entries: Iterable[Entry], alias: str) -> list[Entry]:
     """Return the completed moves of an alias, oldest first."""
     return [entry for entry in entries if entry.alias == alias and entry.state == DONE and entry.is_move]

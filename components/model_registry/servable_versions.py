@@ -88,14 +88,17 @@ def list_serving_objections(name: str, version: str, alias: str, in_service: str
             if entry.state == DONE or is_unclosed:
                 entries.append(entry.model_copy(update={"state": DONE}))
         incumbent = _get_expected_incumbent(client, target, alias, entries, in_service)
-        objections = promotion_checks.list_objections(target, incumbent)
+        repeated = promotion_checks.was_promoted(target, entries)
+        requirements = promotion_checks.Requirements(incumbent, was_promoted=repeated)
+        objections = promotion_checks.list_objections(target, requirements)
     moves = registry_history.list_completed_moves(entries, alias)
     if not moves or moves[-1].kind == "foreign" or moves[-1].to != str(target.version):
         return objections
     digest, model = moves[-1].digest, target.tags.get(MODEL_SHA256_TAG, "")
     if digest not in ("", model):
         objections.append(f"it was promoted with model {digest[:12]}, but now records model {model[:12]}")
-    return [clause for clause in objections if clause not in moves[-1].forced]
+    overruled = registry_history.get_overruled(entries, alias, str(target.version))
+    return [clause for clause in objections if clause not in overruled]
 
 
 def _get_expected_incumbent(

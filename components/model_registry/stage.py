@@ -83,6 +83,16 @@ class RegisteredModel(BaseModel):
         with model_versions.registry_client():
             return model_files.fetch_model(self.name, self.version, self.model_sha256, self.store_uri, folder)
 
+    def fetch_evaluation(self, folder: Path) -> Artifact:
+        """Copy the evaluation that MLflow stores with the model into the new folder `folder`, and verify every digest.
+
+        Raises:
+            RegistryError: MLflow does not store the evaluation.
+            ArtifactDamagedError: the files differ from the manifest.
+        """
+        with model_versions.registry_client():
+            return model_files.fetch_evaluation(self.name, self.version, folder)
+
     def read_manifest(self) -> Manifest:
         """Return the manifest of the model whose files MLflow stores for this version.
 
@@ -123,7 +133,8 @@ def register(
 
     Raises:
         UsageError: the evaluation or the package was built from another model, or the name is reserved for a history.
-        RegistryError: the evaluation has no valid verdict, or MLflow does not list an upload or the new version.
+        RegistryError: the evaluation has no valid verdict, the evaluation or the package contradicts itself or the model,
+            or MLflow does not list an upload or the new version.
     """
     if registry_history.is_history_name(config.name):
         raise UsageError(
@@ -133,6 +144,7 @@ def register(
     lineage_tags.check_sources(model, evaluation, repository)
     tags = lineage_tags.build_version_tags(model, evaluation, repository, dataset_version, finetune_key)
     verdict = lineage_tags.read_verdict(evaluation)
+    lineage_tags.check_evidence(model, evaluation, repository)
     with model_versions.registry_client() as client:
         version = _find_registered(client, config.name, model.sha256)
         if version:
@@ -288,9 +300,10 @@ def get_registered(name: str, which: str) -> RegisteredModel:
 
 
 def find_by_digest(name: str, sha256: str) -> RegisteredModel | None:
-    """Return the version of a registered model with this model digest, or None."""
+    """Return the version of a registered model with this model digest, or None; an empty name searches all models."""
     with model_versions.registry_client() as client:
-        version = _find_registered(client, name, sha256)
+        tag = (MODEL_SHA256_TAG, sha256)
+        version = _find_registered(client, name, sha256) if name else model_versions.find_version_by_tag(client, tag)
     return _build_registered_model(version) if version else None
 
 

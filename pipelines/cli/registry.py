@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -99,11 +99,21 @@ def promote(
     if force and not reason.strip():
         raise UsageError("--force requires --reason", hint="Give the reason, which the history records, with --reason.")
     policy_ = _load_policy(config, sets)
+    rules, min_items = _load_gate(config, sets)
     from components.model_registry.stage import promote as promote_version
 
     with open_workdir("promote", as_json, workdir, tracking_uri, writes=True) as (reporter, _):
         promotion = promote_version(
-            name, version, alias=alias, by=by, force=force, reason=reason, policy=policy_, reporter=reporter
+            name,
+            version,
+            alias=alias,
+            by=by,
+            force=force,
+            reason=reason,
+            policy=policy_,
+            rules=rules,
+            min_items=min_items,
+            reporter=reporter,
         )
     moved = promotion.model_dump(by_alias=True)
     print_result(moved, as_json, [f"{name}@{alias}: {moved['from'] or 'none'} → {moved['to']}"])
@@ -141,6 +151,14 @@ def _load_policy(config: Path | None, sets: list[str]) -> Policy | None:
     from components.model_registry import promotion_policy
 
     return promotion_policy.build_policy(customization.model_registry)
+
+
+def _load_gate(config: Path | None, sets: list[str]) -> tuple[list[dict[str, Any]], int]:
+    """Return the rules and min_items of a given configuration; without -c, nothing is required."""
+    if config is None:
+        return [], 0
+    evaluation = load_config(config, sets).evaluation.model_dump(mode="json", include={"gate", "min_items"})
+    return evaluation["gate"], evaluation["min_items"]
 
 
 @registry_app.command()

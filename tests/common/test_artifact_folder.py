@@ -11,7 +11,7 @@ from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError, UsageError
 from components.common.workspace import artifact_store
-from tests.manifests import reseal
+from tests.manifests import read_fields, reseal
 
 
 def publish_dataset(
@@ -206,3 +206,14 @@ def test_process_killed_between_two_writes_only_repeats_work(tmp_path: Path, mon
 
 def resume_or_publish(folder: Path) -> Artifact:
     return artifact_folder.read(folder) if artifact_folder.claim_folder(folder, "k") else publish_dataset(folder)
+
+
+def test_manifest_of_schema_version_1_is_read_without_its_digest(tmp_path: Path) -> None:
+    publish_dataset(tmp_path / "a")
+    fields = read_fields(tmp_path / "a") | {"schema": "tuneline/dataset/v1"}
+    del fields["manifest_sha256"]
+    (tmp_path / "a" / "manifest.json").write_text(json.dumps(fields))
+    assert artifact_folder.read(tmp_path / "a").manifest.schema_version == 1
+    (tmp_path / "a" / "manifest.json").write_text(json.dumps(fields | {"schema": "tuneline/dataset"}))
+    with pytest.raises(ArtifactDamagedError, match=r"expected tuneline/<kind>/v<number>"):
+        artifact_folder.read(tmp_path / "a")

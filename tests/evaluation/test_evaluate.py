@@ -23,6 +23,7 @@ from components.evaluation.tasks.held_out import HeldOut, HeldOutTask
 from components.evaluation.transformers_engine import TransformersEngine
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.stage import finetune
+from components.model_registry import evidence
 from tests.datasets import dataset_of, small_dataset
 from tests.evaluation.tasks.judge_server import MODEL_NAME, Reply, longer_is_better, serve_judge
 from tests.tiny import tiny_model
@@ -85,7 +86,7 @@ def run_evaluation(
     dataset, model, folder = tuned_artifacts
     config = CONFIG.model_copy(update=changes)
     model_files = model_loading.open_model_artifact(model)
-    return evaluate(
+    evaluation = evaluate(
         model_files,
         dataset,
         output,
@@ -95,6 +96,8 @@ def run_evaluation(
         state=folder / "state",
         reporter=SilentReporter(),
     )
+    assert evidence.check_evaluation(evaluation, model.manifest) == []
+    return evaluation
 
 
 def test_tuned_model_is_accepted(tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:

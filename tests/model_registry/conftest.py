@@ -17,6 +17,7 @@ from components.common.runtime.reporters import SilentReporter
 from components.model_registry import mlflow_retry
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import register
+from tests.model_registry.evidence_builder import build_dataset, build_evaluation, build_package
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,27 @@ def build(
     content: str,
     inputs: list[ArtifactInput],
     summary: dict[str, Any],
-    result: dict[str, Any] | None = None,
 ) -> Artifact:
     artifact_folder.claim_folder(folder, f"{kind} {content}", overwrite=True)
     (folder / "weights").mkdir()
     (folder / "weights" / "payload.bin").write_text(content * 10)
     (folder / "report.html").write_text(f"<p>{content}</p>")
-    payload = ["weights/payload.bin"]
-    if result:
-        (folder / "evaluation.json").write_text(json.dumps(result))
-        payload.append("evaluation.json")
     return artifact_folder.publish(
-        folder, kind, payload=payload, inputs=inputs, config={}, seed=1, key=f"{kind} {content}", summary=summary
+        folder,
+        kind,
+        payload=["weights/payload.bin"],
+        inputs=inputs,
+        config={},
+        seed=1,
+        key=f"{kind} {content}",
+        summary=summary,
     )
+
+
+def find_or_build_dataset(folder: Path) -> Artifact:
+    if (folder / artifact_folder.MANIFEST_FILENAME).exists():
+        return artifact_folder.read(folder)
+    return build_dataset(folder)
 
 
 def customization_factory(root: Path) -> Customization:
@@ -62,31 +71,23 @@ def customization_factory(root: Path) -> Customization:
         incumbent: str = "",
         proof: bool = True,
         packaged: bool = True,
-        result: dict[str, Any] | None = None,
+        acceptance_p: float | None = None,
+        split: str = "",
     ) -> CustomizationArtifacts:
         base = ArtifactInput(kind="base_model", content_sha256="ba5e" * 16, uri="embedded:tiny")
-        data = ArtifactInput(kind="dataset", content_sha256="da7a" * 16, uri="store:" + "da7a" * 16)
+        dataset = find_or_build_dataset(root / "dataset")
         folder = root / f"{content}-{verdict}-{incumbent[:8]}"
-        model = build(folder / "model", "model", content, [data, base], {"steps": 3})
-        inputs = [model.as_input(), data, base]
-        inputs += (
-            [ArtifactInput(kind="incumbent", content_sha256=incumbent, uri="store:" + incumbent)] if incumbent else []
-        )
-        reasons = [f"The candidate is {verdict}."]
-        evaluation = build(
+        model = build(folder / "model", "model", content, [dataset.as_input(str(dataset.path)), base], {"steps": 3})
+        evaluation = build_evaluation(
             folder / "evaluation",
-            "evaluation",
-            f"{content} {verdict}",
-            inputs,
-            {"verdict": verdict, "reasons": reasons},
-            result,
+            model.manifest,
+            dataset,
+            verdict,
+            incumbent=incumbent,
+            acceptance_p=acceptance_p,
+            split=split,
         )
-        proof_summary = {"server_version": "2.1", "matched": 4} if proof else None
-        repository = (
-            build(folder / "repository", "repository", content, [model.as_input()], {"proof": proof_summary})
-            if packaged
-            else None
-        )
+        repository = build_package(folder / "repository", model, proof=proof) if packaged else None
         return CustomizationArtifacts(model, evaluation, repository)
 
     return customize

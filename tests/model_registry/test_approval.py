@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import ConfigurationError, RegistryError
 from components.common.runtime.reporters import SilentReporter
 from components.model_registry import alias_moves, promotion_policy, registry_history
@@ -15,7 +16,8 @@ from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.promotion_policy import ApprovalNeededError, Policy
 from components.model_registry.registry_history import Entry
 from components.model_registry.stage import auto_promote, find_champion, promote, register, rollback
-from tests.model_registry.conftest import NAME, Customization, build
+from tests.model_registry.conftest import NAME, Customization
+from tests.model_registry.evidence_builder import build_evaluation
 from tests.pipelines.command import ROOT
 
 TWO_APPROVALS = Policy(approvers=["ann", "bob", "cara"], approvals_required=2)
@@ -70,11 +72,9 @@ def test_approval_is_bound_to_its_evaluation(registry: Any, customize: Customiza
     register(artifacts.model, artifacts.evaluation, artifacts.repository, config, reporter=SilentReporter())
     with pytest.raises(ApprovalNeededError, match="approved by ann,"):
         promote(NAME, "1", by="ann", policy=TWO_APPROVALS, reporter=SilentReporter())
-    reasons = ["It was measured on more rows."]
-    inputs = artifacts.evaluation.manifest.inputs
-    new_evaluation = build(
-        artifacts.model.path.parent / "again", "evaluation", "more", inputs, {"verdict": "accepted", "reasons": reasons}
-    )
+    dataset = artifact_folder.read(Path(artifacts.model.manifest.find_input("dataset").uri))
+    folder = artifacts.model.path.parent / "again"
+    new_evaluation = build_evaluation(folder, artifacts.model.manifest, dataset, min_items=3)
     register(artifacts.model, new_evaluation, artifacts.repository, config, reporter=SilentReporter())
     with pytest.raises(ApprovalNeededError, match="approved by bob,"):
         promote(NAME, "1", by="bob", policy=TWO_APPROVALS, reporter=SilentReporter())

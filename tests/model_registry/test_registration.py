@@ -18,6 +18,7 @@ from components.model_registry import lineage_tags, model_files
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import Registration, find_champion, promote, register
 from pipelines.cli.registry import _replace_name
+from tests.manifests import reseal
 from tests.mlflow_server import free_port, mlflow_server
 from tests.model_registry.conftest import Customization, CustomizationArtifacts
 
@@ -46,7 +47,7 @@ def test_version_is_tagged_with_its_lineage(registry: Any, customize: Customizat
         "tuneline.model_sha256": artifacts.model.sha256,
         "tuneline.evaluation_sha256": artifacts.evaluation.sha256,
         "tuneline.repository_sha256": artifacts.repository.sha256,
-        "tuneline.dataset_sha256": "da7a" * 16,
+        "tuneline.dataset_sha256": artifacts.model.manifest.find_input("dataset").content_sha256,
         "tuneline.dataset_uri": VERSION["uri"],
         "tuneline.dataset_rev": "c0ffee",
         "tuneline.base_model_sha256": "ba5e" * 16,
@@ -138,7 +139,7 @@ def test_version_does_not_reference_evaluation_with_lost_upload(
     register_artifacts(first)
     with monkeypatch.context() as patch:
         patch.setattr(type(registry), "list_logged_model_artifacts", lambda *_: [])
-        with pytest.raises(RegistryError, match=r"does not list uploaded files of the evaluation: manifest\.json"):
+        with pytest.raises(RegistryError, match=r"does not list uploaded files of the evaluation: evaluation\.json"):
             register_artifacts(second)
     version = registry.get_model_version("helper", "1")
     assert version.tags["tuneline.evaluation_sha256"] == first.evaluation.sha256
@@ -290,8 +291,7 @@ def test_manifest_contradicting_its_evaluation_is_rejected(tmp_path: Path) -> No
     (tmp_path / "evaluation" / "evaluation.json").write_text('{"verdict": "refused"}')
     options = {"payload": ["evaluation.json"], "inputs": [], "config": {}, "seed": 1, "key": "key"}
     artifact_folder.publish(tmp_path / "evaluation", "evaluation", summary={"verdict": "refused"}, **options)
-    manifest = tmp_path / "evaluation" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"refused"', '"accepted"'))
+    reseal(tmp_path / "evaluation", summary={"verdict": "accepted"})
     evaluation = artifact_folder.read(tmp_path / "evaluation", "evaluation")
     with pytest.raises(RegistryError, match="records the verdict refused; the manifest records accepted"):
         lineage_tags.read_verdict(evaluation)

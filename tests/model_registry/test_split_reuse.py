@@ -27,18 +27,6 @@ class NoteRecorder(SilentReporter):
         self.notes.append(text)
 
 
-def build_result(p: float, split: str = "5e7", verdict: str = "") -> dict[str, Any]:
-    """Return evaluation.json of a gate with one rule at 95% confidence."""
-    return {
-        "verdict": verdict or ("accepted" if p <= 0.05 else "refused"),
-        "tasks": {"held_out": {"items_sha256": split}},
-        "rules": [
-            {"metric": "held_out.loss", "confidence": 0.95, "acceptance_p": p},
-            {"metric": "held_out.loss", "confidence": 0.95, "acceptance_p": None},
-        ],
-    }
-
-
 def test_error_probability_of_a_split_is_limited() -> None:
     factors = [split_reuse.compute_level_factor(failures) for failures in range(100_000)]
     assert factors[0] == 1
@@ -52,8 +40,7 @@ def test_error_probability_of_a_split_is_limited() -> None:
 @pytest.mark.mlflow
 def test_candidate_after_failures_needs_more_confidence(registry: Any, customize: Customization) -> None:
     def submit(content: str, p: float, split: str = "5e7") -> tuple[dict[str, str], list[str]]:
-        result = build_result(p, split)
-        artifacts = customize(content, result["verdict"], result=result)
+        artifacts = customize(content, "accepted" if p <= 0.05 else "refused", acceptance_p=p, split=split)
         notes = NoteRecorder()
         registration = register(artifacts.model, artifacts.evaluation, artifacts.repository, CONFIG, reporter=notes)
         tags = {key.removeprefix("tuneline.split_"): value for key, value in registration.tags.items()}

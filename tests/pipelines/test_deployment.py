@@ -46,7 +46,8 @@ from pipelines.cli.main import app
 from pipelines.deployment import watcher
 from pipelines.deployment.watcher import Deployment
 from pipelines.gateway.traffic_routes import set_route
-from tests.model_registry.conftest import build, open_registry
+from tests.model_registry.conftest import open_registry
+from tests.model_registry.evidence_builder import build_dataset, build_evaluation
 from tests.pipelines.deployment_clients import (
     PROMPTS,
     SERVED_NAME,
@@ -99,20 +100,17 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> RegisteredVersions:
 
 
 def tune_model(folder: Path, seed: int) -> LoadableModel:
+    base = model_loading.open_model(tiny_model(folder / "base", seed=seed))
+    dataset = build_dataset(folder / "dataset")
     return model_loading.open_model_artifact(
-        publish_adapter(model_loading.open_model(tiny_model(folder / "base", seed=seed)), folder / "model")
+        publish_adapter(base, folder / "model", dataset=dataset.as_input(str(dataset.path)))
     )
 
 
 def register_version(folder: Path, model: Artifact, repository: Artifact, incumbent: Artifact | None) -> str:
-    inputs = [model.as_input(), *model.manifest.inputs]
-    inputs += (
-        [artifact_folder.ArtifactInput(kind="incumbent", content_sha256=incumbent.sha256, uri="store:x")]
-        if incumbent
-        else []
-    )
-    evaluation = build(
-        folder / "evaluation", "evaluation", folder.name, inputs, {"verdict": "accepted", "reasons": ["Better."]}
+    dataset = artifact_folder.read(Path(model.manifest.find_input("dataset").uri))
+    evaluation = build_evaluation(
+        folder / "evaluation", model.manifest, dataset, incumbent=incumbent.sha256 if incumbent else None
     )
     return register(model, evaluation, repository, ModelRegistryConfig(name=NAME), reporter=SilentReporter()).version
 
@@ -416,8 +414,11 @@ def register_wrong_package(registered: RegisteredVersions, folder: Path, incumbe
         folder / "repository" / SERVED_NAME / "1" / "weights",
     )
     manifest = registered.packages[1].manifest
+    proof = json.loads((registered.packages[1].path / "proof.json").read_text(encoding="utf-8"))
+    proof["inputs"] = [["model", model.sha256]]
+    (folder / "repository" / "proof.json").write_text(json.dumps(proof), encoding="utf-8")
     repository = artifact_folder.publish(
-        folder / "repository", "repository", payload=lambda path: path.startswith(SERVED_NAME),
+        folder / "repository", "repository", payload=lambda path: path.startswith((SERVED_NAME, "proof.json")),
         inputs=[model.as_input()], config=manifest.config, seed=1, key="k", summary=manifest.summary,
     )  # fmt: skip
     return register_version(

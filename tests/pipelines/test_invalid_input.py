@@ -1120,6 +1120,22 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
     "version … of … cannot be promoted: … earlier candidates failed on its test split, so its rules have to hold with …% of "
     "their error probability, and one does not": ("registry", 1),
     "version … of … cannot be promoted: its … cannot be verified (…)": ("registry", 1),
+    "version … of … cannot be promoted: its evaluation does not state what it measured; an earlier version of tuneline wrote it": (
+        "registry",
+        1,
+    ),
+    "version … of … cannot be promoted: its evaluation used dataset …; the model was trained on …": ("registry", 1),
+    "version … of … cannot be promoted: the model was trained on … of its evaluated rows: …": ("registry", 1),
+    "version … of … cannot be promoted: the … of its lineage is not in the artifact store, …": ("registry", 1),
+    "version … of … cannot be promoted: its evaluation has no rule as strict as …": ("registry", 1),
+    "the model … cannot be registered: …": ("registry", 1),
+    "… cannot be rolled back to version … of …: …": ("registry", 1),
+    "… in entry … of the history is invalid, because the entry was edited": ("registry", 1),
+    "entry … of the history was deleted; it may have contained a policy or a move": ("registry", 1),
+    "….json has changed since it was published: manifest_sha256 is …; its fields have the digest …": (
+        "artifact_damaged",
+        1,
+    ),
     "version … of … is approved by …, and 1 more approval is needed": ("approval_needed", 1),
     "the policy or the approvals changed during the promotion: …": ("approval_needed", 1),
     "… is not an approver": ("approval_needed", 1),

@@ -1,0 +1,296 @@
+"""Evidence of a candidate: whether its evaluation and its package state what was measured, and agree with the model.
+
+Registration, promotion, rollback, deployment and the audit use these checks. A check returns objections: clauses that
+complete the sentence "version N cannot be promoted: …".
+"""
+
+# The digest of an artifact covers its payload, not its manifest. The evaluation therefore states in evaluation.json, and
+# a package in proof.json, on what it was made. Without signatures, a consistent forgery of all files remains possible;
+# see docs/security.md.
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components.common.artifacts import hashing
+from components.common.artifacts.artifact_folder import Artifact, Manifest
+
+Json = dict[str, Any]
+EVALUATION_FILENAME, PREDICTIONS_FILENAME, PROOF_FILENAME = "evaluation.json", "predictions.parquet", "proof.json"
+EARLIER_EVALUATION = "its evaluation does not state what it measured; an earlier version of tuneline wrote it"
+EARLIER_PACKAGE = "its Triton package does not cover its proof; an earlier version of tuneline wrote it"
+MIN_SCHEMA_VERSION = 2  # of manifests whose identity covers the statement
+# In summary.proof and in proof.json; timings are only in the summary.
+PROOF_FIELDS = ("server_version", "golden_prompts", "matched")
+RELATIVE_TOLERANCE = 1e-9  # of sums of equal numbers in another order
+
+
+def states_subject(evaluation: Artifact) -> bool:
+    """Return whether the evaluation's identity covers what was measured, unlike that of earlier versions."""
+    return evaluation.manifest.schema_version >= MIN_SCHEMA_VERSION and "measured" in read_content(evaluation)
+
+
+def covers_proof(repository: Artifact) -> bool:
+    """Return whether the package's identity covers its proof, unlike that of earlier versions."""
+    is_payload = any(file.path == PROOF_FILENAME and file.payload for file in repository.manifest.files)
+    return repository.manifest.schema_version >= MIN_SCHEMA_VERSION and is_payload
+
+
+def read_content(evaluation: Artifact) -> Json:
+    """Return the content of evaluation.json; an empty object if the file is missing or not an object."""
+    return _read_object(evaluation, EVALUATION_FILENAME)
+
+
+def _read_object(artifact: Artifact, name: str) -> Json:
+    try:
+        content = json.loads((artifact.path / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def check_evaluation(evaluation: Artifact, model: Manifest) -> list[str]:
+    """Return the objections to an evaluation: it measured another subject, or contradicts itself.
+
+    Args:
+        evaluation: the evaluation; every digest is verified.
+        model: the manifest of the model to promote.
+    """
+    if not states_subject(evaluation):
+        return [EARLIER_EVALUATION]
+    content = read_content(evaluation)
+    try:
+        return [
+            *_check_subject(content["measured"], model),
+            *_check_manifest(evaluation.manifest, content),
+            *_check_verdict(content),
+            *_check_metrics(evaluation, content),
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        return [f"its evaluation cannot be read ({type(error).__name__}: {error})"]
+
+
+def _check_subject(measured: Json, model: Manifest) -> list[str]:
+    """Compare the measured model, its inputs and its base model with the manifest of the model."""
+    stated, objections = measured["model"]["content_sha256"], []
+    if stated != model.content_sha256:
+        objections.append(f"its evaluation evaluated another model: {stated[:12]}")
+    elif measured["model"]["inputs"] != sorted([one.kind, one.content_sha256] for one in model.inputs):
+        objections.append("the inputs in its model's manifest differ from those at its evaluation")
+    base = model.find_input("base_model")
+    if base is None or measured["base_model"] != base.content_sha256:
+        tuned_from = base.content_sha256[:12] if base else "no recorded one"
+        objections.append(
+            f"its evaluation compared it with base model {measured['base_model'][:12]}; the model was tuned from {tuned_from}"
+        )
+    return objections
+
+
+def check_dataset(evaluation: Artifact, model: Manifest) -> list[str]:
+    """Return an objection to an evaluation on another dataset than the one that the model was trained on."""
+    used = read_content(evaluation)["measured"]["dataset"]["content_sha256"]
+    source = model.find_input("dataset")
+    if source is not None and source.content_sha256 == used:
+        return []
+    trained_on = source.content_sha256[:12] if source else "no recorded one"
+    return [f"its evaluation used dataset {used[:12]}; the model was trained on {trained_on}"]
+
+
+def _check_manifest(manifest: Manifest, content: Json) -> list[str]:
+    """Compare the manifest of the evaluation, which its digest does not cover, with evaluation.json."""
+    measured, config = content["measured"], manifest.config
+    stated = [
+        ["model", measured["model"]["content_sha256"]],
+        ["dataset", measured["dataset"]["content_sha256"]],
+        ["base_model", measured["base_model"]],
+        *([["incumbent", measured["incumbent"]]] if measured["incumbent"] else []),
+        *(["evaluation_set", sha256] for sha256 in measured["evaluation_sets"]),
+    ]
+    settings = {**{name: config.get(name) for name in measured["settings"]}, "seed": manifest.seed}
+    kinds = {task.get("name") or task["kind"]: task["kind"] for task in config["tasks"]}
+    differences = {
+        "inputs": sorted(stated) != sorted([one.kind, one.content_sha256] for one in manifest.inputs),
+        "config or seed": measured["settings"] != settings or measured["tasks"] != kinds,
+        "config_sha256": manifest.config_sha256 != hashing.digest(config),
+        **{
+            f"summary.{name}": manifest.summary.get(name) != content[name] for name in ("verdict", "reasons", "metrics")
+        },
+    }
+    return [
+        f"{name} in the manifest of its evaluation contradicts evaluation.json" for name, d in differences.items() if d
+    ]
+
+
+def _check_verdict(content: Json) -> list[str]:
+    """Check that the verdict follows from the rules, and each result from the rule's limit."""
+    rules, gate, measured = content["rules"], content["measured"]["settings"]["gate"], content["measured"]
+    settings = [{name: rule.get(name) for name in wanted} for rule, wanted in zip(rules, gate, strict=False)]
+    objections = []
+    if not rules or len(rules) != len(gate) or settings != gate:
+        objections.append("the rules in its evaluation are not those of its gate")
+    is_unchanged = measured["incumbent"] == measured["model"]["content_sha256"]
+    expected = "accepted" if rules and all(rule["holds"] is True for rule in rules) else "refused"
+    expected = "unchanged" if is_unchanged else expected
+    if content["verdict"] != expected:
+        objections.append(f"its evaluation's verdict is {content['verdict']}, but its rules give {expected}")
+    if content["reasons"][-len(rules) or len(rules) :] != [rule["reason"] for rule in rules]:
+        objections.append("the reasons in its evaluation are not those of its rules")
+    for rule in rules:
+        bound = rule.get("at_least")
+        if rule["holds"] and bound is not None and not _is_within_limit(rule, bound):
+            objections.append(f"a rule on {rule['metric']} holds in its evaluation, but its bound is {bound:+.4f}")
+    return objections
+
+
+def _is_within_limit(rule: Json, gain: float) -> bool:
+    """Return whether a gain satisfies the limit of a rule, apart from rounding."""
+    if rule.get("min_gain") is not None:
+        return bool(gain > rule["min_gain"])
+    return rule.get("max_loss") is None or bool(gain >= -rule["max_loss"] - RELATIVE_TOLERANCE * max(1.0, abs(gain)))
+
+
+def _check_metrics(evaluation: Artifact, content: Json) -> list[str]:
+    """Recompute every metric from the scores of the items, and compare the gains with the rules that hold."""
+    rows = read_predictions(evaluation)
+    objections = []
+    if {row["task"] for row in rows} != set(content["tasks"]) or set(content["tasks"]) != set(
+        content["measured"]["tasks"]
+    ):
+        return ["the tasks in its evaluation are not those of its predictions"]
+    by_task: dict[str, list[Json]] = defaultdict(list)
+    for row in rows:
+        by_task[row["task"]].append(row)
+    values: dict[str, dict[str, float | None]] = {}
+    for name, task in content["tasks"].items():
+        if task["items"] != len(by_task[name]):
+            objections.append(
+                f"its evaluation counts {task['items']} items of {name}; {len(by_task[name])} have scores"
+            )
+        for metric, definition in task["metrics"].items():
+            key = f"{name}.{metric}"
+            values[key] = {
+                role: _compute_metric(by_task[name], role, metric, exponential=definition["exponential"])
+                for role in ("candidate", "base", "incumbent")
+            }
+            reported = content["metrics"][name][metric]
+            different = [
+                role
+                for role, value in values[key].items()
+                if reported[role] is not None and not _is_close(reported[role], value)
+            ]
+            if different:
+                objections.append(f"{key} of the {different[0]} in its evaluation does not follow from its predictions")
+            elif reported["n"] != len(by_task[name]):
+                objections.append(
+                    f"{key} in its evaluation has {reported['n']} items; {len(by_task[name])} have scores"
+                )
+    return [*objections, *_check_gains(content, values)]
+
+
+def _check_gains(content: Json, values: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    """Compare the gain over all items with the limit of each rule that holds: a bound is below the gain."""
+    objections = []
+    for rule in content["rules"]:
+        task, _, metric = rule["metric"].partition(".")
+        against = rule["against"]
+        if not rule["holds"] or rule.get("slices") or (against == "incumbent" and not content["measured"]["incumbent"]):
+            continue
+        candidate = values[rule["metric"]]["candidate"]
+        other = values[rule["metric"]][against] if isinstance(against, str) else float(against)
+        if candidate is None or other is None:
+            objections.append(f"a rule on {rule['metric']} holds in its evaluation without scores")
+            continue
+        better = content["tasks"][task]["metrics"][metric]["better"]
+        gain = candidate - other if better == "higher" else other - candidate
+        if not _is_within_limit(rule, gain):
+            objections.append(f"a rule on {rule['metric']} holds in its evaluation, but the gain is {gain:+.4f}")
+    return objections
+
+
+def _compute_metric(rows: Sequence[Json], role: str, metric: str, *, exponential: bool) -> float | None:
+    total, weight = 0.0, 0.0
+    for row in rows:
+        scores, weights = json.loads(row.get(f"{role}_scores") or "{}"), json.loads(row["weights"] or "{}")
+        if scores.get(metric) is None:
+            return None
+        total, weight = total + scores[metric], weight + weights.get(metric, 1.0)
+    if not weight:
+        return None
+    return math.exp(min(total / weight, 700.0)) if exponential else total / weight
+
+
+def _is_close(reported: float, value: float | None) -> bool:
+    return value is not None and math.isclose(reported, value, rel_tol=RELATIVE_TOLERANCE, abs_tol=RELATIVE_TOLERANCE)
+
+
+def read_predictions(evaluation: Artifact) -> list[Json]:
+    """Return the rows of predictions.parquet."""
+    from pyarrow import parquet
+
+    rows: list[Json] = parquet.read_table(evaluation.path / PREDICTIONS_FILENAME).to_pylist()
+    return rows
+
+
+def check_package(repository: Artifact, model_sha256: str) -> list[str]:
+    """Return the objections to a package: it has no proof, its proof was edited, or it was built from another model."""
+    manifest, statement = repository.manifest, _read_object(repository, PROOF_FILENAME)
+    source, proof = manifest.find_input("model"), manifest.summary.get("proof")
+    objections = [] if proof else ["its Triton package is unproven"]
+    if source is None or source.content_sha256 != model_sha256:
+        objections.append("its Triton package was built from another model")
+    if not covers_proof(repository):
+        return [*objections, EARLIER_PACKAGE]
+    if statement.get("inputs") != [[one.kind, one.content_sha256] for one in manifest.inputs]:
+        objections.append("inputs in the manifest of its Triton package contradict proof.json")
+    recorded = {name: statement.get(name) for name in PROOF_FIELDS}
+    if proof and recorded != {name: proof.get(name) for name in PROOF_FIELDS}:
+        objections.append("summary.proof of its Triton package contradicts proof.json")
+    if proof and not (recorded["matched"] == recorded["golden_prompts"] == len(statement.get("answers", []))):
+        objections.append("the proof of its Triton package does not match every golden prompt")
+    return objections
+
+
+def check_rules(evaluation: Artifact, required: Sequence[Json], min_items: int) -> list[str]:
+    """Return an objection for every required rule that no rule of the evaluation replaces or exceeds.
+
+    Args:
+        required: the rules that a promotion requires, as in `evaluation.gate`.
+        min_items: the minimum number of items for a rule.
+    """
+    content = read_content(evaluation)
+    settings = content.get("measured", {}).get("settings", {})
+    rules, own_min_items = settings.get("gate", []), settings.get("min_items", 0)
+    objections = [
+        f"its evaluation has no rule as strict as {_describe_rule(wanted)}"
+        for wanted in required
+        if not any(_is_as_strict(rule, wanted) for rule in rules)
+    ]
+    if own_min_items < min_items:
+        objections.append(f"its evaluation requires {own_min_items} items for a rule; the configuration {min_items}")
+    return objections
+
+
+def _is_as_strict(rule: Json, wanted: Json) -> bool:
+    """Return whether a rule fails whenever the wanted rule fails, apart from the difference of estimates."""
+    if any(rule.get(name) != wanted.get(name) for name in ("metric", "against")):
+        return False
+    own_slices, slices = set(rule.get("slices") or ()), set(wanted.get("slices") or ())
+    if bool(own_slices) != bool(slices) or not slices <= own_slices or rule["confidence"] < wanted["confidence"]:
+        return False
+    known = {"metric", "against", "slices", "confidence", "min_gain", "max_loss"}
+    if any(rule.get(name) != value for name, value in wanted.items() if name not in known):
+        return False
+    own_limit, limit = (
+        each["min_gain"] if each.get("min_gain") is not None else -(each.get("max_loss") or 0.0)
+        for each in (rule, wanted)
+    )
+    return bool(own_limit >= limit)
+
+
+def _describe_rule(rule: Json) -> str:
+    shown = {name: value for name, value in rule.items() if value is not None}
+    return ", ".join(f"{name}: {value}" for name, value in shown.items())
