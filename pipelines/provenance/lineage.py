@@ -247,7 +247,10 @@ def _check_outputs(context: _TraceContext) -> tuple[list[Link], Artifact | None]
                         raise _mismatch_error("config.pbtxt of the repository", kind, actual, expected)
 
     uris, tagged = [context.get_tag("evaluation_store_uri")], context.get_tag("verdict")
-    link, evaluation = _check_artifact(context, "evaluation", uris, ("model", "dataset", "base_model"))
+    input_kinds = ("model", "dataset", "base_model")
+    link, evaluation = _check_artifact(
+        context, "evaluation", uris, input_kinds, lambda: _fetch_evaluation_from_mlflow(context)
+    )
     links.append(link)
     if evaluation:
         with _recording_failure(link):
@@ -279,6 +282,16 @@ def _fetch_from_mlflow(context: _TraceContext, version: RegisteredModel | None) 
             error.message.replace(f"{folder}.part", uri),
             hint="Restore the model's folder in MLflow's artifact store from a backup.",
         ) from None
+
+
+def _fetch_evaluation_from_mlflow(context: _TraceContext) -> tuple[Artifact, str]:
+    """Fetch the evaluation that MLflow stores with the version's model, and return it with its URI."""
+    version, sha256 = context.version, context.get_tag("evaluation_sha256")
+    context.reporter.step("fetching the evaluation from MLflow")
+    evaluation = version.fetch_evaluation(context.scratch / f"evaluation-{sha256}")
+    if evaluation.sha256 != sha256:
+        raise _mismatch_error("MLflow's copy", "evaluation", evaluation.sha256, sha256)
+    return evaluation, f"models:/{version.name}/{version.version}/evaluation"
 
 
 def _check_base(context: _TraceContext) -> Link:
@@ -350,7 +363,9 @@ def _check_ancestor(
     uris = [Path(model.uri).as_uri()] if Path(model.uri).is_absolute() else []
 
     def fetch() -> tuple[Artifact, str]:
-        return _fetch_from_mlflow(context, find_by_digest(context.version.name, model.content_sha256))
+        # The model may be registered under another name, as a stage of a chain.
+        found = find_by_digest(context.version.name, model.content_sha256) or find_by_digest("", model.content_sha256)
+        return _fetch_from_mlflow(context, found)
 
     link, artifact = _check_artifact(context, "model", uris, input_kinds, fetch)
     if artifact:

@@ -40,6 +40,7 @@ from components.model_registry.stage import Registration, promote, register
 from components.triton_packaging.stage import package
 from pipelines.config.customization_config import Customization, parse_values
 from pipelines.provenance.lineage import Lineage, LineageError, Link, print_tree, summarize, trace
+from tests.manifests import read_fields, reseal
 from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
 from tests.pipelines.project import write_rows
 from tests.pipelines.test_pipeline import flip_bit
@@ -268,14 +269,22 @@ def test_absent_base_model_is_unchecked_and_breaks_no_link(chain: Chain) -> None
     assert lineage.as_dict()["intact"] is False
 
 
-@pytest.mark.parametrize("kind", ["repository", "evaluation"])
-def test_missing_artifact_is_reported_with_the_searched_locations(chain: Chain, kind: str) -> None:
-    path = getattr(chain, kind).path
+def test_missing_package_is_reported_with_the_searched_locations(chain: Chain) -> None:
+    path = chain.repository.path
     with move_away(path):
         link, error = chain.find_broken_link()
-    assert (link.kind, link.status) == (kind, "missing")
-    assert f"the {kind} was not found in {path.as_uri()}, {chain.work.store}" in error.message
+    assert (link.kind, link.status) == ("repository", "missing")
+    assert f"the repository was not found in {path.as_uri()}, {chain.work.store}" in error.message
     assert "restore the artifact from a backup" in error.hint
+
+
+def test_missing_evaluation_is_read_from_mlflow(chain: Chain) -> None:
+    with move_away(chain.evaluation.path):
+        lineage = chain.trace()
+    lineage.raise_if_broken()
+    [link] = lineage.get_links("evaluation")
+    version = f"{chain.registered.name}/{chain.registered.version}"
+    assert (link.status, link.uri) == ("intact", f"models:/{version}/evaluation")
 
 
 def copy_artifact(chain: Chain, kind: str, destination: Path) -> str:
@@ -361,8 +370,8 @@ def test_lost_model_breaks_the_chain(chain: Chain) -> None:
 
 def test_evaluation_of_another_model_is_detected(chain: Chain, tmp_path: Path) -> None:
     shutil.copytree(chain.evaluation.path, tmp_path / "other")
-    text = (tmp_path / "other" / "manifest.json").read_text().replace(chain.model.sha256, "ab" * 32)
-    (tmp_path / "other" / "manifest.json").write_text(text)
+    inputs = json.dumps(read_fields(tmp_path / "other")["inputs"]).replace(chain.model.sha256, "ab" * 32)
+    reseal(tmp_path / "other", inputs=json.loads(inputs))
     with override_tags(chain, evaluation_store_uri=(tmp_path / "other").as_uri()):
         link, error = chain.find_broken_link()
     assert link.kind == "evaluation"
@@ -822,14 +831,15 @@ def test_tree_nests_the_sft_model_below_the_base_model(
     ]
 
 
-def test_missing_sft_model_is_reported(successor: Successor) -> None:
+def test_missing_sft_model_is_read_from_mlflow_or_reported(successor: Successor) -> None:
     parent = successor.parent
     with move_away(parent.path):
         lineage = successor.trace()
     if parent is successor.chain.model:  # registered as another model
-        [link] = lineage.broken_links
-        assert (link.kind, link.sha256, link.status) == ("model", parent.sha256, "missing")
-        assert "the model was not found in" in link.detail
+        assert lineage.broken_links == []
+        [link] = [link for link in lineage.get_links("model") if link.sha256 == parent.sha256]
+        registered = successor.chain.registered
+        assert (link.status, link.uri) == ("intact", f"models:/{registered.name}/{registered.version}")
         if not successor.continues_adapter:
             assert len(lineage.get_links("base_model")) == 2, "the original base is recorded in the merged base model"
     else:
