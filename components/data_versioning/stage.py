@@ -119,6 +119,27 @@ def publish(
         return revision_publishing.push_with_retry(attempt, store, folder, reporter)
 
 
+def check_remote(config: DataVersioningConfig, *, workdir: Path, is_read: bool) -> None:
+    """Check the access to the remote, without reading the objects.
+
+    Args:
+        config: The data repository.
+        workdir: Folder to which the relative paths in `config` are relative.
+        is_read: Whether published revisions are read; the remote's folder must then exist.
+
+    Raises:
+        DataVersioningError: the remote does not exist, or its bucket is not accessible.
+        EngineMissingError: DVC's S3 plugin is not installed.
+    """
+    remote = VersionStore.from_config(config, workdir).remote
+    remote.check()
+    if is_read and "://" not in remote.url and not Path(remote.url).is_dir():
+        raise DataVersioningError(
+            f"the DVC remote {remote} does not exist",
+            hint="Mount the remote, or set data_versioning.remote.",
+        )
+
+
 def list_versions(config: DataVersioningConfig, *, workdir: Path) -> list[Version]:
     """Return the published revisions, oldest first; empty if the repository does not exist yet."""
     return VersionStore.from_config(config, workdir).list_current_versions()

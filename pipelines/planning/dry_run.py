@@ -35,6 +35,7 @@ from components.common.runtime.errors import InputError, TunelineError
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
+from components.data_curation.quality_scoring.llm_judge import LanguageModelJudge
 from components.data_curation.stage import (
     CurationResult,
     Source,
@@ -43,8 +44,9 @@ from components.data_curation.stage import (
     preview_curation,
     summarize_rows,
 )
-from components.data_versioning.stage import list_versions
+from components.data_versioning.stage import check_remote, list_versions
 from components.evaluation import promotion_gate
+from components.evaluation.tasks import task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning import acceleration, batch_order, mixing
@@ -346,6 +348,7 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
             base_sha256 = outline.base.sha256 if outline.base else None
             initial_sha256 = find_initial_adapter(config, base_sha256, outline.config)
             workloads = check_evaluation_tasks(config, lambda: (outline.tokenizer, outline.config), reporter)
+            _check_services(config, workdir, inputs, reporter)
             repository = curation_inputs.repository_root(config, workdir, scratch)
             cached = _find_cached_stages(config, workdir, planned, outline, repository, workloads, initial_sha256)
             earlier = curation_inputs.load_stored_revisions(inputs.earlier_revisions, workdir)
@@ -411,6 +414,22 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
             if found[source] or not sampled[source]
         },
     )
+
+
+def _check_services(config: Customization, workdir: Workdir, inputs: CurationInputs, reporter: Reporter) -> None:
+    """Send a request to each service that the run needs later.
+
+    Raises:
+        ConfigurationError: an API key is not set.
+        EngineMissingError: a judge does not answer, or rejects the request.
+        DataVersioningError: the remote of the dataset's revisions is not accessible.
+    """
+    reporter.step("checking the judges and the data remote")
+    if config.data_curation.quality_scores.judge.is_enabled:
+        LanguageModelJudge.open(config.data_curation.quality_scores.judge, None)
+    task_preflight.check_endpoints(config.evaluation.tasks)
+    has_stored = [artifact_store.has_artifact(workdir.store, sha256) for _, sha256 in inputs.earlier_revisions]
+    check_remote(config.data_versioning, workdir=workdir.root, is_read=not all(has_stored))
 
 
 def _find_device(config: FineTuningConfig) -> acceleration.TrainingDevice:

@@ -619,6 +619,25 @@ def test_invalid_task_fails_before_the_training(
     assert dry_run_error.value.as_dict() == run_error.value.as_dict()
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "evaluation.tasks=[{kind: held_out}, {kind: judge, base_url: 'http://127.0.0.1:9/v1', model: j}]",
+            "evaluation.tasks[1]: the judge at http://127.0.0.1:9/v1 does not answer",
+        ),
+        (
+            "data_curation.quality_scores.judge={url: 'http://127.0.0.1:9/v1', model: j}",
+            "the judge at http://127.0.0.1:9/v1 ",
+        ),
+    ],
+)
+def test_unreachable_judge_is_an_error(estimate: Estimate, override: str, message: str) -> None:
+    with pytest.raises(EngineMissingError) as error:
+        estimate(override)
+    assert error.value.message.startswith(message)
+
+
 def test_missing_engine_fails_before_the_training(fresh_project: Path, estimate: Estimate) -> None:
     with pytest.raises(EngineMissingError, match="vLLM is not installed"):
         estimate("evaluation.engine=vllm")

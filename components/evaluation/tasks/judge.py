@@ -161,11 +161,30 @@ class JudgeTask(Task[Judge]):
         }
         return Scores({"win_rate": values}, answers=answers, figures={name: float(n) for name, n in figures.items()})
 
+    def check_endpoint(self) -> None:
+        """Ask the judge one question, without retries.
+
+        Raises:
+            ConfigurationError: The API key is not set.
+            EngineMissingError: The judge does not answer, or rejects the request.
+        """
+        question = QUESTION.format(request="Say yes.", first="yes", second="no")
+        messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question}]
+        endpoint = self._open_endpoint(retries=0)
+        try:
+            endpoint.complete(messages, self.settings.judge_tokens)
+        except NoAnswerError as error:
+            raise _no_answer_error(endpoint, error) from None
+
+    def _open_endpoint(self, retries: int) -> ChatEndpoint:
+        settings = self.settings
+        key = chat_completions.read_api_key(settings.api_key_env, "api_key_env", "evaluation")
+        return ChatEndpoint(settings.base_url, settings.model, key, settings.timeout, retries)
+
     def _judge(self, pairs: Sequence[tuple[Item, str, str]], context: TaskContext) -> list[list[Judgement]]:
         """Return each pair's judgements in both orders; an empty list if the answers are equal."""
         settings = self.settings
-        key = chat_completions.read_api_key(settings.api_key_env, "api_key_env", "evaluation")
-        endpoint = ChatEndpoint(settings.base_url, settings.model, key, settings.timeout, settings.retries)
+        endpoint = self._open_endpoint(settings.retries)
 
         def judge(messages: list[Message]) -> Judgement:
             return parse_verdict(endpoint.complete(messages, settings.judge_tokens))
@@ -201,15 +220,19 @@ class JudgeTask(Task[Judge]):
                 try:
                     judgements.append(judge(requests[0]))
                 except NoAnswerError as error:
-                    raise EngineMissingError(
-                        f"the judge at {endpoint.base_url} does not answer: {error}",
-                        hint="Start the judge, or check the connection from this machine.",
-                    ) from None
+                    raise _no_answer_error(endpoint, error) from None
             for judgement in pool.map(judge_or_count, requests[1:]):
                 judgements.append(judgement)
                 context.reporter.progress(len(judgements), len(requests), "judgements")
         remaining = iter(judgements)
         return [[next(remaining), next(remaining)] if answer != other.strip() else [] for _, answer, other in pairs]
+
+
+def _no_answer_error(endpoint: ChatEndpoint, error: NoAnswerError) -> EngineMissingError:
+    return EngineMissingError(
+        f"the judge at {endpoint.base_url} does not answer: {error}",
+        hint="Start the judge, or check the connection from this machine.",
+    )
 
 
 def parse_verdict(text: str) -> Judgement:

@@ -13,6 +13,7 @@ from components.evaluation.task_interface import DEFAULT_MAX_LENGTH, TaskContext
 from components.evaluation.tasks import item_encoding, task_registry
 from components.evaluation.tasks.config import TaskSettings
 from components.evaluation.tasks.held_out import HeldOut
+from components.evaluation.tasks.judge import JudgeTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,6 +88,22 @@ def check_tasks(
         digest, input_tokens = score_cache.digest_task(task, items, []), sum(item.length for item in items)
         workloads.append(TaskWorkload(settings, digest, len(items), input_tokens, len(items) * max_new_tokens))
     return workloads
+
+
+def check_endpoints(tasks: Sequence[TaskSettings]) -> None:
+    """Send one request to the endpoint of each judge.
+
+    Raises:
+        ConfigurationError: An API key is not set.
+        EngineMissingError: An endpoint does not answer, or rejects the request.
+    """
+    for number, settings in enumerate(tasks):
+        task = task_registry.build_task(settings)
+        if isinstance(task, JudgeTask):
+            try:
+                task.check_endpoint()
+            except TunelineError as error:
+                raise type(error)(f"evaluation.tasks[{number}]: {error.message}", hint=error.hint) from None
 
 
 def should_check_tasks(tasks: Sequence[TaskSettings]) -> bool:
