@@ -19,6 +19,7 @@ from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.runtime.errors import ArtifactDamagedError, RegistryError
 from components.model_registry import evidence, lineage_tags, promotion_checks
 from components.model_registry.promotion_checks import Requirements
+from pipelines.cli.registry import _load_gate
 from tests.manifests import read_fields, reseal
 from tests.model_registry.conftest import build
 from tests.model_registry.evidence_builder import (
@@ -287,6 +288,14 @@ def test_rules_weaker_than_required_are_refused(candidate: Candidate) -> None:
     ]
     weaker = {**RULE, "min_gain": None, "max_loss": 0.1, "confidence": 0.9}
     assert candidate.list_objections(Requirements(rules=[weaker])) == []
+
+
+def test_configuration_given_to_promote_requires_its_rules(tmp_path: Path) -> None:
+    assert _load_gate(None, []) == ([], 0)
+    (tmp_path / "customization.yaml").write_text("evaluation: {min_items: 7, gate: [{max_loss: 0.1}]}")
+    rules, min_items = _load_gate(tmp_path / "customization.yaml", [])
+    assert min_items == 7
+    assert rules == [{**RULE, "min_gain": None, "max_loss": 0.1}]
 
 
 def test_evidence_of_an_earlier_schema_is_accepted_only_after_a_promotion(candidate: Candidate) -> None:
