@@ -254,22 +254,22 @@ def check_package(repository: Artifact, model_sha256: str) -> list[str]:
     return objections
 
 
-def check_rules(evaluation: Artifact, required: Sequence[Json], min_items: int) -> list[str]:
+def check_rules(evaluation: Artifact, required: Sequence[Json], min_items: int | None) -> list[str]:
     """Return an objection for every required rule that no rule of the evaluation replaces or exceeds.
 
     Args:
         required: the rules that a promotion requires, as in `evaluation.gate`.
-        min_items: the minimum number of items for a rule.
+        min_items: the minimum number of items for a rule; None if no number is required.
     """
     content = read_content(evaluation)
     settings = content.get("measured", {}).get("settings", {})
-    rules, own_min_items = settings.get("gate", []), settings.get("min_items", 0)
+    rules, own_min_items = settings.get("gate", []), settings.get("min_items") or 0
     objections = [
         f"its evaluation has no rule as strict as {_describe_rule(wanted)}"
         for wanted in required
         if not any(_is_as_strict(rule, wanted) for rule in rules)
     ]
-    if own_min_items < min_items:
+    if own_min_items < (min_items or 0):
         objections.append(f"its evaluation requires {own_min_items} items for a rule; the configuration {min_items}")
     return objections
 
@@ -284,11 +284,15 @@ def _is_as_strict(rule: Json, wanted: Json) -> bool:
     known = {"metric", "against", "slices", "confidence", "min_gain", "max_loss"}
     if any(rule.get(name) != value for name, value in wanted.items() if name not in known):
         return False
-    own_limit, limit = (
-        each["min_gain"] if each.get("min_gain") is not None else -(each.get("max_loss") or 0.0)
-        for each in (rule, wanted)
-    )
-    return bool(own_limit >= limit)
+    own_limit, limit = _get_gain_limit(rule), _get_gain_limit(wanted)
+    return limit is None or (own_limit is not None and own_limit >= limit)
+
+
+def _get_gain_limit(rule: Json) -> float | None:
+    """Return the lowest gain that a rule allows; None if the rule limits another figure."""
+    if rule.get("min_gain") is not None:
+        return float(rule["min_gain"])
+    return -float(rule["max_loss"]) if rule.get("max_loss") is not None else None
 
 
 def _describe_rule(rule: Json) -> str:

@@ -52,7 +52,7 @@ def promote(
     incumbent_sha256: str | None = ANY_INCUMBENT,
     policy: Policy | None = None,
     rules: Sequence[dict[str, Any]] = (),
-    min_items: int = 0,
+    min_items: int | None = None,
     reporter: Reporter,
 ) -> Promotion:
     """Move `alias` to an undamaged and proven version whose evaluation accepted it over the current champion.
@@ -64,7 +64,7 @@ def promote(
             another model has the alias now, the version is not promoted, not even with `force`.
         policy: default policy, used if the history contains no policy.
         rules: the rules that the evaluation's gate must have applied, as in `evaluation.gate`, or stricter ones.
-        min_items: the minimum number of items for a rule that the gate must have applied.
+        min_items: the minimum number of items for a rule that the gate must have applied; None for any.
 
     Raises:
         RegistryError: the model or version does not exist, a check fails, or the policy or an approval in the history

@@ -40,7 +40,7 @@ class Requirements:
         incumbent_sha256: digest of the deployed model, with which the evaluation must have compared the version; None
             if no model is deployed; SKIP_COMPARISON to accept any incumbent.
         rules: the rules that the gate must have applied, as in `evaluation.gate`; stricter rules are accepted.
-        min_items: the minimum number of items for a rule that the gate must have applied.
+        min_items: the minimum number of items for a rule that the gate must have applied; None for any.
         was_promoted: whether the history records a promotion of the same model with the same evaluation. The
             evaluated rows are then not compared with the training rows again, and evidence of earlier versions of
             tuneline is accepted.
@@ -48,7 +48,7 @@ class Requirements:
 
     incumbent_sha256: str | None = SKIP_COMPARISON
     rules: Sequence[dict[str, Any]] = ()
-    min_items: int = 0
+    min_items: int | None = None
     was_promoted: bool = False
 
 

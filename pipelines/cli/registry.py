@@ -153,10 +153,10 @@ def _load_policy(config: Path | None, sets: list[str]) -> Policy | None:
     return promotion_policy.build_policy(customization.model_registry)
 
 
-def _load_gate(config: Path | None, sets: list[str]) -> tuple[list[dict[str, Any]], int]:
+def _load_gate(config: Path | None, sets: list[str]) -> tuple[list[dict[str, Any]], int | None]:
     """Return the rules and min_items of a given configuration; without -c, nothing is required."""
     if config is None:
-        return [], 0
+        return [], None
     evaluation = load_config(config, sets).evaluation.model_dump(mode="json", include={"gate", "min_items"})
     return evaluation["gate"], evaluation["min_items"]
 

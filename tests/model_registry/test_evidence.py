@@ -288,10 +288,13 @@ def test_rules_weaker_than_required_are_refused(candidate: Candidate) -> None:
     ]
     weaker = {**RULE, "min_gain": None, "max_loss": 0.1, "confidence": 0.9}
     assert candidate.list_objections(Requirements(rules=[weaker])) == []
+    other_figure = {**RULE, "min_gain": None, "max_harmed_share": 0.1}
+    [objection] = candidate.list_objections(Requirements(rules=[other_figure]))
+    assert objection.startswith("its evaluation has no rule as strict as")
 
 
 def test_configuration_given_to_promote_requires_its_rules(tmp_path: Path) -> None:
-    assert _load_gate(None, []) == ([], 0)
+    assert _load_gate(None, []) == ([], None)
     (tmp_path / "customization.yaml").write_text("evaluation: {min_items: 7, gate: [{max_loss: 0.1}]}")
     rules, min_items = _load_gate(tmp_path / "customization.yaml", [])
     assert min_items == 7
