@@ -22,6 +22,7 @@ from components.common.personal_data.detectors import (
     IBAN_LENGTHS,
     compute_iban_remainder,
     is_card_number,
+    select_detectors,
 )
 from components.common.personal_data.names_config import NamesConfig
 from components.common.runtime.errors import ConfigurationError
@@ -599,3 +600,44 @@ def test_missing_presidio_is_reported_with_an_install_hint(tmp_path, monkeypatch
 def test_action_on_names_without_a_model_is_refused():
     with pytest.raises(ValidationError, match="require a model folder"):
         NamesConfig(person="redact")
+
+
+FINDINGS = [
+    *KEYS.values(),
+    *(make_jwt(header) for header in ('{"alg":""}', '{"alg":"HS256"}')),
+    BEGIN + BODY + END,
+    BODY + END,
+    "123456789:AA" + make_random_text(33),
+    "xoxb-" + make_random_text(10),
+    "xapp-" + make_random_text(10),
+    "https://hooks.slack.com/services/" + make_random_text(44),
+    "password: a1\u017f2bcdefgh3\u212ajkmnpq",
+    "api_key=" + make_random_text(16),
+    "bearer " + make_random_text(20),
+    "postgres://u:p@h/db",
+    "ann@b.co",
+    "NO9386011117947",
+    "MT84 MALT 0110 0001 2345 MTLC AST0 01S",
+    "4111 1111 1111 1111",
+    "SSN 078-05-1120",
+    "172.217.16.142",
+    "host 1.1.1.1",
+    "2606:4700::1111",
+    "+49 30 901820",
+    "call me at 555-123-4567",
+]
+
+
+@given(
+    st.lists(st.sampled_from(FINDINGS) | st.text(max_size=30), max_size=6),
+    st.sampled_from(["", " ", "\n", "é", "x", "1"]),
+)
+def test_prefilter_skips_no_detector_with_a_finding(parts, separator):
+    text = separator.join(parts)
+    selected = {kind for kind, _ in select_detectors(text)}
+    assert {kind for kind, detector in DETECTORS.items() if [*detector.find_spans(text)]} <= selected
+
+
+@pytest.mark.parametrize("finding", FINDINGS)
+def test_every_example_of_the_prefilter_test_is_found(finding):
+    assert find(f"see {finding} there")

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from components.common.personal_data import named_entities
-from components.common.personal_data.detectors import DETECTORS, SEVEN_DIGITS
+from components.common.personal_data.detectors import DETECTORS, select_detectors
 from components.common.personal_data.names_config import NamesConfig
 
 PLACEHOLDERS = {**{kind: detector.placeholder for kind, detector in DETECTORS.items()}, **named_entities.PLACEHOLDERS}
@@ -36,12 +36,12 @@ def find(text: str, names_config: NamesConfig | None = None) -> list[Finding]:
         ConfigurationError: the spaCy model cannot be loaded, or presidio is not installed.
     """
     findings: list[Finding] = []
-    has_digits = SEVEN_DIGITS.search(text) is not None
-    for kind, detector in DETECTORS.items():
-        if (has_digits or not detector.needs_digits) and detector.can_contain(text):
-            findings += [Finding(kind, start, end) for start, end in detector.find_spans(text)]
+    for kind, detector in select_detectors(text):
+        findings += [Finding(kind, start, end) for start, end in detector.find_spans(text)]
     if names_config and names_config.model:
         findings += [Finding(*name) for name in named_entities.find_names(text, names_config)]
+    if not findings:
+        return []
     kept: list[Finding] = []
     for finding in sorted(findings, key=lambda found: (found.start, KIND_PRIORITY[found.kind], -found.end)):
         priority = KIND_PRIORITY[finding.kind]
@@ -71,6 +71,8 @@ def redact(
         ConfigurationError: as `find`.
     """
     found = _find_after(preceding_text, text, names_config)
+    if not found:
+        return text, Counter()
     counts = Counter(finding.kind for finding in found)
     while redacted := [finding for finding in found if finding.kind in kinds]:
         parts, done = [], 0

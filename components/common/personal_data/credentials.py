@@ -12,6 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from components.common.personal_data.text_profile import TextProfile
+
 Span = tuple[int, int]  # start (inclusive) and end (exclusive), in characters
 
 # Minimum entropy of a secret, in bits per character: 3.0 for hexadecimal strings (truffleHog, detect-secrets), 3.5 for
@@ -50,10 +52,6 @@ TOKENS = {
         "dapi": r"dapi[0-9a-f]{32}",  # Databricks
         ":AA": r"[0-9]{8,10}:AA[A-Za-z0-9_-]{33}(?!-)",  # Telegram
     }.items()
-}
-# The prefixes, grouped by a common character: one search for an underscore replaces a dozen searches.
-MARKS = {
-    mark: tuple(sign for sign in TOKENS if mark == next((m for m in "_-" if m in sign), "")) for mark in ("_", "-", "")
 }
 # Names of secrets. NAMES is a fast check, in lower case, before the regular expression.
 NAMES = ("key", "secret", "token", "passw", "bearer ")
@@ -111,11 +109,13 @@ def can_contain_assignment(text: str) -> bool:
     return any(name in lower for name in NAMES)
 
 
-def can_contain_key(text: str) -> bool:
-    """Return whether the text contains a prefix from TOKENS, or can contain an assigned secret."""
-    return can_contain_assignment(text) or any(
-        sign in text for mark, signs in MARKS.items() if mark in text for sign in signs
-    )
+def can_contain_key(profile: TextProfile) -> bool:
+    """Return whether a long run contains a prefix from TOKENS, or can be an assigned secret."""
+    runs = profile.long_runs
+    if not runs:
+        return False
+    is_mixed = MIXED.search(runs) is not None
+    return (is_mixed and can_contain_assignment(profile.text)) or any(sign in runs for sign in TOKENS)
 
 
 def find_json_web_tokens(text: str) -> Iterator[Span]:

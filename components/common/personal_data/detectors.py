@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from components.common.personal_data import credentials, phone_numbers
 from components.common.personal_data.check_digits import has_luhn_check_digit
+from components.common.personal_data.text_profile import TextProfile
 
 Span = tuple[int, int]  # start (inclusive) and end (exclusive), in characters
 
@@ -104,9 +105,6 @@ IP_KEYWORDS = re.compile(
     r"(?<![A-Za-z])(?:ip|ipv4|address|host|server|dns|ping|proxy|gateway|client|remote)(?![A-Za-z])", re.IGNORECASE
 )
 
-# Seven digits close together: the minimum of card numbers, phone numbers and social security numbers.
-SEVEN_DIGITS = re.compile(r"[0-9](?:[^0-9\n]{0,3}[0-9]){6}")
-
 
 @dataclass(frozen=True)
 class Detector:
@@ -115,14 +113,12 @@ class Detector:
     Attributes:
         placeholder: replacement of a finding in a redacted text.
         find_spans: returns the positions of the findings in a text.
-        can_contain: fast check before the search; default: search every non-empty text.
-        needs_digits: search only texts that match SEVEN_DIGITS.
+        can_contain: whether a text with this profile can contain a finding; otherwise it is not searched.
     """
 
     placeholder: str
     find_spans: Callable[[str], Iterable[Span]]
-    can_contain: Callable[[str], bool] = bool
-    needs_digits: bool = False
+    can_contain: Callable[[TextProfile], bool]
 
 
 def find_emails(text: str) -> Iterator[Span]:
@@ -267,17 +263,36 @@ def _is_routed(text: str) -> bool:
     return address.is_global and not address.is_multicast
 
 
+def has_seven_digits(profile: TextProfile) -> bool:
+    """Return whether a text can contain a card, phone or social security number."""
+    return profile.has_seven_digits
+
+
 DETECTORS: dict[str, Detector] = {
-    "private_key": Detector("<PRIVATE_KEY>", credentials.find_private_keys, lambda text: " PRIVATE KEY" in text),
-    "jwt": Detector("<JWT>", credentials.find_json_web_tokens, lambda text: "eyJ" in text),
+    "private_key": Detector(
+        "<PRIVATE_KEY>",
+        credentials.find_private_keys,
+        lambda profile: bool(profile.long_runs) and " PRIVATE KEY" in profile.text,
+    ),
+    "jwt": Detector("<JWT>", credentials.find_json_web_tokens, lambda profile: "eyJ" in profile.long_runs),
     "url_credentials": Detector(
-        "<URL_CREDENTIALS>", credentials.find_url_credentials, lambda text: "://" in text and "@" in text
+        "<URL_CREDENTIALS>",
+        credentials.find_url_credentials,
+        lambda profile: profile.has_at and "://" in profile.text,
     ),
     "api_key": Detector("<API_KEY>", credentials.find_api_keys, credentials.can_contain_key),
-    "email": Detector("<EMAIL>", find_emails, lambda text: "@" in text),
-    "iban": Detector("<IBAN>", find_ibans),
-    "credit_card": Detector("<CREDIT_CARD>", find_cards, needs_digits=True),
-    "us_ssn": Detector("<US_SSN>", find_ssns, needs_digits=True),
-    "ip_address": Detector("<IP_ADDRESS>", find_ip_addresses, lambda text: "." in text or ":" in text),
-    "phone": Detector("<PHONE>", phone_numbers.find_phone_numbers, needs_digits=True),
+    "email": Detector("<EMAIL>", find_emails, lambda profile: profile.has_at),
+    "iban": Detector("<IBAN>", find_ibans, lambda profile: profile.can_contain_iban),
+    "credit_card": Detector("<CREDIT_CARD>", find_cards, has_seven_digits),
+    "us_ssn": Detector("<US_SSN>", find_ssns, has_seven_digits),
+    "ip_address": Detector("<IP_ADDRESS>", find_ip_addresses, lambda profile: profile.can_contain_ip_address),
+    "phone": Detector("<PHONE>", phone_numbers.find_phone_numbers, has_seven_digits),
 }
+
+
+def select_detectors(text: str) -> list[tuple[str, Detector]]:
+    """Return the kinds and detectors of the personal data that the text can contain."""
+    profile = TextProfile(text)
+    if not (profile.has_digit or profile.has_at or profile.long_runs):
+        return []
+    return [(kind, detector) for kind, detector in DETECTORS.items() if detector.can_contain(profile)]
