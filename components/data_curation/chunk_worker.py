@@ -9,6 +9,7 @@ cluster therefore produce the same bytes. A prepared row contains the hashes tha
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import json
 import os
@@ -81,12 +82,11 @@ class ChunkSummary:
 
 @dataclass
 class PreparedRow:
-    """A row, its rejection if any, the value of its `group_by` field, and its language."""
+    """A row, its rejection if any, and the value of its `group_by` field."""
 
     row: Row
     rejection: Rejection | None
     group: str | None
-    language: str = ""
 
 
 def prepare_chunk(
@@ -134,11 +134,10 @@ def prepare_chunk(
                 totals = summary.personal.setdefault(name, [0, 0])
                 totals[0] += count
                 totals[1] += 1
-            measured = MeasuredRow(row)
-            rejection = unselected or row_filters.find_rejection(measured, config) or private
+            rejection = unselected or row_filters.find_rejection(MeasuredRow(row), config) or private
             if not rejection and benchmarks:
                 rejection = benchmarks.find_contamination(text)
-            prepared.append(PreparedRow(row, rejection, group, measured.language[0]))
+            prepared.append(PreparedRow(row, rejection, group))
     return write_chunk(summary, prepared, config, folder)
 
 
@@ -227,7 +226,7 @@ def write_chunk(
     kind = prepared[0].row.kind
     rows = [_build_columns(item, summary.number * CHUNK_STRIDE + i, kind, config) for i, item in enumerate(prepared)]
     string, number, digest = pyarrow.string(), pyarrow.int64(), pyarrow.binary(16)
-    texts = ["own_id", "source", "meta", "file", "reason", "detail", "digest", "language"]
+    texts = ["own_id", "source", "meta", "file", "reason", "detail", "digest"]
     columns = [*get_content_columns(kind), *((name, string) for name in texts)]
     columns += [(name, number) for name in ("place", "line", "characters")]
     columns += [(f"{name}_hash", digest) for name in HASH_NAMES]
@@ -272,13 +271,13 @@ def _build_columns(prepared: PreparedRow, place: int, kind: Kind, config: DataCu
         "reason": prepared.rejection.reason if prepared.rejection else None,
         "detail": prepared.rejection.detail if prepared.rejection else None,
         "digest": row.digest(),
-        "language": prepared.language,
         "characters": len(text),
     }
     if prepared.rejection:
         return columns
-    words, lines = split_row_words(row)
-    answer = normalize_answer(row, config.answer_min_words)
+    word_list, lines = split_row_words(row)
+    words = " ".join(word_list)
+    answer = normalize_answer(row, config.answer_min_words, word_list, lines)
     prompt = normalize_words(row.prompt()) if kind in ("preference", "unpaired") else None
     values = {
         "exact": build_exact_key(kind, text),
@@ -292,8 +291,7 @@ def _build_columns(prepared: PreparedRow, place: int, kind: Kind, config: DataCu
         for name, value in values.items()
         if value is not None
     }
-    all_words = words.split(" ")
-    found = (lines.ends, lines.turn_start, lines.list_keys(all_words), lines.build_answer_key(all_words))
+    found = (lines.ends, lines.turn_start, lines.list_keys(word_list), lines.build_answer_key(word_list))
     context = dict(zip(CONTEXT_COLUMNS, found, strict=True))
     return {**columns, "words": words, "answer": answer, **context, **hashes}
 
@@ -367,6 +365,7 @@ def run_worker(folder: str, descriptor: int) -> None:
     """
     process_control.die_with_process(os.getppid())
     answers = os.fdopen(descriptor, "w", encoding="utf-8")
+    gc.freeze()  # see prepared_chunks.prepare_chunks
     for line in sys.stdin:
         try:
             prepare_raw_chunk(folder, int(line))

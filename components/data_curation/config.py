@@ -105,7 +105,7 @@ class TokensConfig(_Section):
         "null: fine_tuning.max_length, or else the length of 95% of the rows.",
     )
     sample: int = Field(
-        20_000,
+        5_000,
         ge=100,
         description="Maximum number of rows to tokenize, chosen by the hash of their ids. Totals are extrapolated.",
     )
@@ -124,7 +124,7 @@ LANGUAGES = frozenset(LANGUAGE_CODES.split())
 
 
 class LanguageConfig(_Section):
-    """Languages to keep. The report counts languages even if all are kept."""
+    """Languages to keep. The report counts the languages of the kept rows, in a sample of large datasets."""
 
     keep: list[str] = Field(
         [],

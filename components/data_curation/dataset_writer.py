@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING
 from components.common.personal_data.names_config import NamesConfig
 from components.data_curation import parquet_files
 from components.data_curation.comparison.split_assignment import SPLITS
+from components.data_curation.filters.language_identification import identify_language
 from components.data_curation.filters.reject_reasons import REJECT_REASONS
 from components.data_curation.parquet_files import ParquetRowWriter
 from components.data_curation.prepared_chunks import PreparedRows
 from components.data_curation.quality_scoring.row_scoring import QualityScores
 from components.data_curation.report_statistics import CurationStatistics
-from components.data_curation.rows import CONTENT_COLUMNS, extract_text, to_json
+from components.data_curation.rows import CONTENT_COLUMNS, Kind, choose_sample, extract_text, to_json
 
 if TYPE_CHECKING:
     import pyarrow
 
     from components.data_curation.row_verdicts import RowVerdicts
 
+# Of 3,000 rows, a share has a standard error of less than one percentage point. Each takes 0.1 ms.
+LANGUAGE_SAMPLE_ROWS = 3_000
 SPLIT_FILES = {name: f"{name}.parquet" for name in SPLITS}
 
 
@@ -43,13 +46,15 @@ def write_dataset(
         scores: the quality scores, which are added to the `meta` of the kept rows.
 
     Returns:
-        The statistics of kept, rejected and unreadable rows.
+        The statistics of kept, rejected and unreadable rows. Languages are counted in LANGUAGE_SAMPLE_ROWS kept rows.
     """
     import pyarrow
     from pyarrow import compute
 
     scores = scores or QualityScores()
     statistics = CurationStatistics(names=names or NamesConfig(), quality_scores=scores.statistics)
+    kept_rows = [row for row, split in enumerate(verdicts.splits) if split]
+    sample = {kept_rows[n] for n in choose_sample([verdicts.ids[row] for row in kept_rows], LANGUAGE_SAMPLE_ROWS)}
     with ExitStack() as stack:
         schema = parquet_files.build_split_schema(prepared.kind)
         writers = {
@@ -57,18 +62,22 @@ def write_dataset(
         }
         rejected_file = output / "rejected.parquet"
         rejected_writer = stack.enter_context(ParquetRowWriter(rejected_file, parquet_files.build_rejected_schema()))
-        for table, splits in _iterate_verdicts(prepared, verdicts, scores):
+        for begin, table, splits in _iterate_verdicts(prepared, verdicts, scores):
             for split, writer in writers.items():
                 writer.add(table.filter(pyarrow.array([one == split for one in splits], pyarrow.bool_())))
             is_kept = pyarrow.array([bool(split) for split in splits], pyarrow.bool_())
             dropped = table.filter(compute.invert(is_kept))
-            texts = [extract_text(content) for content in dropped.select(CONTENT_COLUMNS[prepared.kind]).to_pylist()]
+            texts = _extract_texts(dropped, prepared.kind)
             rejected = dropped.select(["id", "file", "line", "reason", "detail", "source"])
             rejected = rejected.rename_columns(["id", "source", "line", "reason", "detail", "own_source"])
             rejected = rejected.append_column("text", pyarrow.array(texts, pyarrow.large_string()))
             rejected_writer.add(rejected)
-            for row in table.filter(is_kept).select(["file", "characters", "language"]).to_pylist():
-                statistics.count_kept(**row)
+            kept = table.select(["file", "characters"]).filter(is_kept)
+            for file, characters in zip(*(column.to_pylist() for column in kept.columns), strict=True):
+                statistics.count_kept(file, characters)
+            is_sampled = pyarrow.array([row in sample for row in range(begin, begin + len(table))], pyarrow.bool_())
+            sampled_texts = _extract_texts(table.filter(is_sampled), prepared.kind)
+            statistics.languages.update(identify_language(text)[0] for text in sampled_texts)
             for row in rejected.select(["reason", "detail", "source", "line", "text"]).to_pylist():
                 rejection = REJECT_REASONS[row["reason"]].reject(row["detail"])
                 statistics.count_rejected(rejection, row["source"], row["line"], row["text"])
@@ -82,10 +91,14 @@ def write_dataset(
     return statistics
 
 
+def _extract_texts(table: pyarrow.Table, kind: Kind) -> list[str]:
+    return [extract_text(content) for content in table.select(CONTENT_COLUMNS[kind]).to_pylist()]
+
+
 def _iterate_verdicts(
     prepared: PreparedRows, verdicts: RowVerdicts, scores: QualityScores
-) -> Iterator[tuple[pyarrow.Table, list[str]]]:
-    """Yield each chunk's rows with ids, reasons, details and scores, and their splits ("" for rejected rows)."""
+) -> Iterator[tuple[int, pyarrow.Table, list[str]]]:
+    """Yield each chunk's first row, its rows with ids, reasons, details and scores, and their splits ("" if rejected)."""
     import pyarrow
 
     rejections = verdicts.rejections
@@ -107,4 +120,4 @@ def _iterate_verdicts(
             position = table.schema.get_field_index("meta")
             table = table.set_column(position, "meta", pyarrow.array(values, pyarrow.string()))
         ids = pyarrow.array(verdicts.ids[begin:end], pyarrow.string())
-        yield table.append_column("id", ids), verdicts.splits[begin:end]
+        yield begin, table.append_column("id", ids), verdicts.splits[begin:end]

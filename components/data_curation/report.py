@@ -238,6 +238,8 @@ def _render_texts(rejected: Mapping[str, int], statistics: CurationStatistics) -
     if others:
         languages[f"{len(others)} others"] = sum(count for _, count in others)
     caption = "ISO 639 codes, identified by fastText's lid.176. Undetermined: too little text, or program code."
+    if (sampled := statistics.languages.total()) < statistics.lengths.total():
+        caption = f"A sample of {sampled:,} of {statistics.lengths.total():,} kept rows. {caption}"
     html = ""
     for reason, examples in sorted(statistics.examples.items(), key=lambda item: (-rejected.get(item[0], 0), item[0])):
         html += f'<h3 class="reason">{escape(reason)} · {rejected.get(reason, len(examples)):,} rows</h3>'

@@ -5,6 +5,7 @@ They contain no personal data, even if the dataset keeps it: examples are masked
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
@@ -59,7 +60,7 @@ class CurationStatistics:
     Attributes:
         names: the configuration for masking names.
         lengths: the number of kept rows per length class, see LENGTH_CLASSES.
-        languages: the number of kept rows per language.
+        languages: the number of kept rows per language, in all rows or a sample of them.
         by_source: per file, the number of rows per result.
         personal: the findings per kind of personal data.
         examples: per reject reason, the first rejected rows.
@@ -93,12 +94,10 @@ class CurationStatistics:
     quality_scores: list[ScorerStatistics] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def count_kept(self, file: str, characters: int, language: str = "") -> None:
+    def count_kept(self, file: str, characters: int) -> None:
         """Count a kept row of a file."""
         self.by_source[file][KEPT] += 1
-        self.lengths[next((top for top in LENGTH_CLASSES if characters <= top), LONGEST_CLASS)] += 1
-        if language:
-            self.languages[language] += 1
+        self.lengths[(*LENGTH_CLASSES, LONGEST_CLASS)[bisect_left(LENGTH_CLASSES, characters)]] += 1
 
     def count_rejected(self, rejection: Rejection, file: str, line: int, text: str) -> None:
         """Count a rejected row. The first rows of each reason become examples, with personal data masked."""

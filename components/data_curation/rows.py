@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,14 @@ def make_unique_id(name: str, taken: dict[str, int]) -> str:
     taken[name] = number
     taken.setdefault(unique, 1)
     return unique
+
+
+def choose_sample(ids: Sequence[str], size: int) -> set[int]:
+    """Return the indices of the ids with the smallest hashes. The choice does not depend on the order of the ids."""
+    if len(ids) <= size:
+        return set(range(len(ids)))
+    hashes = [hashlib.blake2b(one.encode(errors="surrogatepass"), digest_size=8).digest() for one in ids]
+    return set(heapq.nsmallest(size, range(len(ids)), key=lambda index: (hashes[index], index)))
 
 
 def hash_to_unit_interval(seed: int, text: str) -> float:

@@ -26,7 +26,7 @@ MISREAD_ENCODINGS = (
     "cp437",
 )
 # Any unusual character: a cheap search, after which most texts skip the other patterns.
-UNUSUAL_ASCII_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+UNUSUAL_ASCII_CHARACTERS = bytes([*range(0x09), *range(0x0B, 0x20), 0x7F])
 UNUSUAL_CHARACTERS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufdd0-\ufdef\ufeff\ufff9-\ufffc"
     r"\ufffe\uffff\U000e0000-\U000e007f]"
@@ -78,7 +78,7 @@ def normalize_text(text: str) -> str:
         before, is_ascii = text, text.isascii()
         if not is_ascii:
             text = _repair_encoding(text)
-        if (UNUSUAL_ASCII_CHARACTERS if is_ascii else UNUSUAL_CHARACTERS).search(text):
+        if _has_unusual_ascii(text) if is_ascii else UNUSUAL_CHARACTERS.search(text):
             text = UNUSUAL_SPACES.sub(" ", LINE_BREAKS.sub("\n", TERMINAL_SEQUENCES.sub("", text)))
             text = FORBIDDEN_CHARACTERS.sub("", text)
             if not text.isascii():
@@ -91,6 +91,10 @@ def normalize_text(text: str) -> str:
         text = BLANK_LINES.sub("\n\n\n", text) if "\n\n\n\n" in text else text
         text = text.strip("\n")
     return text
+
+
+def _has_unusual_ascii(text: str) -> bool:
+    return len(text.encode().translate(None, delete=UNUSUAL_ASCII_CHARACTERS)) < len(text)
 
 
 def _repair_encoding(text: str) -> str:

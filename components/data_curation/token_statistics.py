@@ -12,8 +12,6 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from heapq import nsmallest
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from components.common.models.standalone_tokenizer import ChatTemplate, load_tok
 from components.common.runtime.errors import TunelineError, get_first_line
 from components.common.runtime.reporters import Reporter
 from components.data_curation.config import TokensConfig
+from components.data_curation.rows import choose_sample
 
 PERCENTILES = (50, 90, 99)
 BATCH_ROWS = 1000
@@ -101,8 +100,7 @@ def measure_tokens(
     if not folder:
         return f"Tokens were not counted: the tokenizer.json of {base_model} is not on this machine."
     ids = [row for path in splits for row in parquet.read_table(path, columns=["id"])["id"].to_pylist()]
-    hashes = [blake2b(row.encode(errors="surrogatepass"), digest_size=8).digest() for row in ids]
-    chosen = set(nsmallest(config.sample, range(len(ids)), key=lambda row: (hashes[row], row)))
+    chosen = choose_sample(ids, config.sample)
     reporter.step("counting tokens")
     try:
         texts = _render_texts(splits, kind, chosen, ChatTemplate.load(folder))

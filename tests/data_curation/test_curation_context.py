@@ -3,13 +3,16 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from components.common.row_comparison.prompt_lines import PromptLines
+from components.common.row_comparison.words import WORD_PATTERN, find_words
 from components.data_curation import chunk_worker
 from components.data_curation.comparison import recurring_context
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.normalized_words import normalize_words, split_row_words
+from components.data_curation.normalized_words import normalize_answer, normalize_words, split_row_words
 from components.data_curation.reading.raw_records import Record
 from components.data_curation.rows import Row
 from tests.data_curation.conftest import build_conversation, build_distinct_row
@@ -129,10 +132,28 @@ def build_row(*messages):
 def test_row_is_normalized_line_by_line_like_its_text():
     row = build_row(("system", "Be kind.\n\nBe Short!"), ("user", "Sag's\nauf 日本語"), ("assistant", "Ja — gut."))
     words, lines = split_row_words(row)
-    assert words == normalize_words(row.text()) == "be kind be short sag s auf 日 本 語 ja gut"
+    assert " ".join(words) == normalize_words(row.text()) == "be kind be short sag s auf 日 本 語 ja gut"
     assert (lines.ends, lines.turn_start) == ([2, 4, 6, 10], 4)
     words, lines = split_row_words(build_row(("user", "?!"), ("assistant", "…  —")))
-    assert (words, lines) == ("?! … —", PromptLines([], 0))
+    assert (words, lines) == (["?!", "…", "—"], PromptLines([], 0))
+
+
+@given(st.text(st.characters(max_codepoint=0x7F)))
+def test_words_of_ascii_are_those_of_the_pattern(text):
+    assert find_words(text) == WORD_PATTERN.findall(text.lower())
+
+
+MESSAGES = st.lists(
+    st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text("aB1 _?\n京é", max_size=12)), max_size=5
+)
+
+
+@given(MESSAGES)
+def test_words_of_answers_are_those_of_their_text(messages):
+    row = build_row(*messages)
+    answer = normalize_answer(row, 1, *split_row_words(row))
+    assert answer == normalize_words("\n".join(row.answers()))
+    assert normalize_answer(row, 99, *split_row_words(row)) is None
 
 
 def test_preference_pair_and_text_have_their_answer_whole():
@@ -142,9 +163,9 @@ def test_preference_pair_and_text_have_their_answer_whole():
         "rejected": [{"role": "assistant", "content": "four"}],
     }
     words, lines = split_row_words(Row("preference", content, "", "", {}, "f", 1))
-    assert (words, lines) == ("one two three four", PromptLines([2], 0))
+    assert (words, lines) == (["one", "two", "three", "four"], PromptLines([2], 0))
     words, lines = split_row_words(Row("text", {"text": "one\ntwo"}, "", "", {}, "f", 1))
-    assert (words, lines) == ("one two", PromptLines([], 0))
+    assert (words, lines) == (["one", "two"], PromptLines([], 0))
 
 
 def test_recurring_lines_are_left_out_of_the_prompt_only():

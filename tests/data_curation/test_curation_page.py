@@ -20,6 +20,7 @@ from components.data_curation.report_statistics import (
     CurationStatistics,
     PersonalDataCount,
 )
+from components.data_curation.rows import choose_sample
 from components.data_curation.stage import curate, list_sources, preview_curation, summarize_rows
 from components.data_curation.token_statistics import compute_statistics
 
@@ -51,8 +52,9 @@ def build_statistics():
         notes=["one file is empty"],
     )
     for characters in (40, 60, 99_999):
-        statistics.count_kept("tickets.jsonl", characters, "en")
-    statistics.count_kept("tickets.jsonl", 300, "und")
+        statistics.count_kept("tickets.jsonl", characters)
+    statistics.count_kept("tickets.jsonl", 300)
+    statistics.languages.update(en=2, und=1)
     statistics.count_rejected(
         CONTAMINATED.reject("shares 15 words with gsm8k.jsonl:17: 3 of 40 n-grams of its question"),
         "tickets.jsonl",
@@ -95,6 +97,7 @@ def page_text():
         "Orange: longer than the training length of 256, and truncated.",
         "257–512",
         "undetermined",
+        "A sample of 3 of 4 kept rows. ISO 639 codes",
         "contaminated · 6 rows tickets.jsonl:7: shares 15 words with gsm8k.jsonl:17: 3 of 40 n-grams of its question Natalia <sold> clips",
         "tickets.jsonl 3 invalid JSON",
         "4 in total; quarantine.jsonl lists them all.",
@@ -134,6 +137,7 @@ def test_page_states_that_no_row_was_rejected():
     ):
         assert sentence in page
     assert "Tokens" not in page
+    assert "A sample of" not in page
     assert "Examples of dropped rows" not in page
 
 
@@ -213,15 +217,13 @@ def test_each_row_is_counted_once_and_examples_are_limited(events):
     statistics, reasons = CurationStatistics(), list(REJECT_REASONS.values())
     for line, (action, file, number) in enumerate(events):
         if action == "keep":
-            statistics.count_kept(file, number * 40, "en" if number % 2 else "de")
+            statistics.count_kept(file, number * 40)
         elif action == "reject":
             statistics.count_rejected(reasons[number % 3].reject("why"), file, line, f"text {line}")
         else:
             statistics.count_unreadable(UnreadableRecord(file, line, "why"))
     assert sum(outcomes.total() for outcomes in statistics.by_source.values()) == len(events)
-    assert (
-        statistics.lengths.total() == statistics.languages.total() == sum(action == "keep" for action, _, _ in events)
-    )
+    assert statistics.lengths.total() == sum(action == "keep" for action, _, _ in events)
     unreadable_lines = [line for line, (action, _, _) in enumerate(events) if action == "miss"]
     assert [item.line for item in statistics.unread] == unreadable_lines[:MAX_UNREADABLE_RECORDS]
     for reason, examples in statistics.examples.items():
@@ -274,6 +276,20 @@ def test_writing_the_dataset_collects_the_outcome_of_every_row(write_two_files):
     ]
     assert statistics.examples["exact_duplicate"][0].text.startswith("What is thing number 0?")
     assert [(item.file, item.line) for item in statistics.unread] == [("b.jsonl", 21), ("b.jsonl", 22)]
+
+
+def test_languages_are_counted_in_the_rows_with_the_smallest_hashes(write_two_files, monkeypatch):
+    identified = []
+    monkeypatch.setattr(
+        dataset_writer, "identify_language", lambda text: (identified.append(text) or text.split("?")[0][-1], 1.0)
+    )
+    monkeypatch.setattr(dataset_writer, "LANGUAGE_SAMPLE_ROWS", 40)
+    _, statistics = write_two_files("out")
+    assert len(identified) == statistics.languages.total() == 40
+    ids = [f"row-{number}" for number in range(500)]
+    chosen = {ids[index] for index in choose_sample(ids, 40)}
+    assert len(chosen) == 40
+    assert chosen == {ids[::-1][index] for index in choose_sample(ids[::-1], 40)}
 
 
 def test_rejected_row_records_its_file_and_own_source(write_rows, make_distinct_row, tmp_path):

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+CANONICAL_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 
 def canonical_json(value: Any) -> bytes:
     """Return UTF-8 JSON with sorted keys and no spaces: equal values give equal bytes.
@@ -15,7 +17,7 @@ def canonical_json(value: Any) -> bytes:
     Raises:
         ValueError: the value contains NaN or infinity.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return CANONICAL_ENCODER.encode(value).encode()
 
 
 def digest(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -72,7 +73,7 @@ def _build_keys(line: Sequence[str]) -> list[tuple[int, int]]:
     """
     keys = list[tuple[int, int]]()
     begin, crc, adler = 0, 0, 1
-    for length in (*(n for n in PREFIX_LENGTHS if n < len(line)), len(line)):
+    for length in (*PREFIX_LENGTHS[: bisect_left(PREFIX_LENGTHS, len(line))], len(line)):
         part = " ".join([*line[begin:length], ""]).encode()
         crc, adler = zlib.crc32(part, crc), zlib.adler32(part, adler)
         checksum = ((crc << 30) ^ adler) & (2**62 - 1)

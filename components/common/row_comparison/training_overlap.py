@@ -48,12 +48,14 @@ class Overlap:
 
 def build_row(row_id: str, content: Mapping[str, Any]) -> ComparedRow:
     """Return the row with the words of its content, such as `messages`."""
-    return ComparedRow(row_id, *split_words(*split_prompt(content)))
+    words, lines = split_words(*split_prompt(content))
+    return ComparedRow(row_id, " ".join(words), lines)
 
 
 def build_item_row(row_id: str, prompt: str, reference: str) -> ComparedRow:
     """Return the row of an evaluation item."""
-    return ComparedRow(row_id, *split_words([prompt] if prompt else [], [reference] if reference else []))
+    words, lines = split_words([prompt] if prompt else [], [reference] if reference else [])
+    return ComparedRow(row_id, " ".join(words), lines)
 
 
 def read_rows(path: Path) -> Iterator[ComparedRow]:

@@ -10,6 +10,10 @@ from components.common.row_comparison.prompt_lines import PromptLines
 
 # A word is a run of letters, digits and underscores; in scripts without spaces (Han, kana, Hangul), one character.
 WORD_PATTERN = re.compile(r"[぀-ヿ㐀-䶿一-鿿가-힯]|[^\W぀-ヿ㐀-䶿一-鿿가-힯]+")
+# For bytes.translate: of ASCII, the characters of words remain, and the others become spaces.
+WORD_CHARACTERS = bytes(byte if chr(byte).isalnum() or chr(byte) == "_" else ord(" ") for byte in range(0x80)).ljust(
+    256
+)
 MESSAGE_COLUMNS = ("messages", "prompt", "chosen", "rejected", "completion")
 
 
@@ -32,8 +36,15 @@ def split_prompt(content: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     return texts[:end], texts[end:]
 
 
-def split_words(prompt: Sequence[str], answer: Sequence[str]) -> tuple[str, PromptLines]:
-    """Return the lower-case words with single spaces, and the lines of the prompt among them.
+def find_words(text: str) -> list[str]:
+    """Return the lower-case words of a text."""
+    if text.isascii():  # twice as fast
+        return text.lower().encode().translate(WORD_CHARACTERS).decode().split()
+    return WORD_PATTERN.findall(text.lower())
+
+
+def split_words(prompt: Sequence[str], answer: Sequence[str]) -> tuple[list[str], PromptLines]:
+    """Return the lower-case words, and the lines of the prompt among them.
 
     A text without words keeps its punctuation.
     """
@@ -41,8 +52,8 @@ def split_words(prompt: Sequence[str], answer: Sequence[str]) -> tuple[str, Prom
     for message in prompt:
         turn_start = len(words)
         for line in message.split("\n"):
-            if found := WORD_PATTERN.findall(line.lower()):
+            if found := find_words(line):
                 words += found
                 ends.append(len(words))
-    words += WORD_PATTERN.findall("\n".join(answer).lower())
-    return " ".join(words) or " ".join("\n".join([*prompt, *answer]).split()), PromptLines(ends, turn_start)
+    words += find_words("\n".join(answer))
+    return words or "\n".join([*prompt, *answer]).split(), PromptLines(ends, turn_start)

@@ -66,6 +66,8 @@ class _Redactor:
         `use_keys` lets a text's key classify it, as in {"phone": "5550100"}. A work list replaces recursion,
         because values may be nested deeply.
         """
+        if isinstance(value, str):
+            return self.redact_text(value)
         holder = [value]
         pending: list[tuple[Any, Any, str]] = [(holder, 0, "")]
         while pending:
