@@ -128,6 +128,22 @@ def _write(path: Path, texts: Sequence[str]) -> Corpus:
     return Corpus(path, len(texts), sum(map(len, texts)), digest.hexdigest())
 
 
+def collect(path: Path, folders: Sequence[Path]) -> Corpus:
+    """Write a corpus of the texts of all records in the folders, read as a curation reads them."""
+    from components.data_curation.config import DataCurationConfig
+    from components.data_curation.reading import file_readers, raw_records, record_formats
+    from components.data_curation.reading.source_files import list_sources
+
+    config = DataCurationConfig()
+    records = (
+        record
+        for source in list_sources([str(folder) for folder in folders], Path.cwd())
+        for record in file_readers.read_records(source, config)
+    )
+    readable = (record for record in records if isinstance(record, raw_records.Record))
+    return _write(path, [row.text() for record in readable for row in record_formats.parse_record(record)])
+
+
 def texts(path: Path) -> list[str]:
     """The texts of a corpus, in the order of the file; the n-th has the id d<n>."""
     with path.open(encoding="utf-8") as file:

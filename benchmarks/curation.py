@@ -2,9 +2,10 @@
 
     python -m benchmarks.curation --documents 100000 --workdir DIR [--peers datatrove,text-dedup,rensa]
     python -m benchmarks.curation --workdir DIR --parts scale --sizes 50000,100000,200000,400000,1000000
+    python -m benchmarks.curation --workdir DIR --parts public,baseline --corpus FOLDER --about FILE --baseline CHECKOUT
 
-Everything lands in --workdir: the peers' environments, the corpora, the outputs, and results.json, to which every run adds its parts;
---markdown writes the page from all that is there. A peer that cannot be installed, or fails, stands in the table with its error.
+--workdir contains the peers' environments, the corpora, the outputs and results.json, to which each run adds its parts. --markdown
+replaces the sections of these parts in the page and keeps the others. The table states the error of a peer that fails.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from benchmarks import corpus, machine, measure, page, peers, profiled, scoring
 
 ROOT = Path(__file__).resolve().parents[1]
 THRESHOLD = 0.7
-PARTS = ("fuzzy", "curation", "template", "scale")
+PARTS = ("fuzzy", "public", "baseline", "curation", "template", "scale")
 SIZES = (50_000, 100_000, 200_000, 400_000, 1_000_000)
 TEMPLATED = (10_000, 20_000, 40_000)
 CURATIONS = {"default": (), "quality filters on all texts": ("data_curation.quality.apply_to=all",)}
@@ -39,6 +40,8 @@ def main() -> None:
     results: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     parts: dict[str, Callable[[], Any]] = {
         "fuzzy": lambda: fuzzy(workdir, args.documents, args.seed, _wanted(args.peers), args.python),
+        "public": lambda: public(workdir, args.corpus, args.about, _wanted(args.peers), args.python),
+        "baseline": lambda: baseline(workdir, args),
         "curation": lambda: curation(workdir, args.documents, args.seed),
         "template": lambda: template(workdir, args.seed),
         "scale": lambda: scale(workdir, [int(size) for size in args.sizes.split(",")], args.seed),
@@ -49,7 +52,8 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
     if args.markdown:
-        args.markdown.write_text(page.markdown(results), encoding="utf-8")
+        previous = args.markdown.read_text(encoding="utf-8") if args.markdown.exists() else ""
+        args.markdown.write_text(page.markdown(results, previous), encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
@@ -66,6 +70,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--peers", default="datatrove,text-dedup,rensa", help="packages to compare with; empty: none")
     parser.add_argument("--python", default=sys.executable, help="the Python of the peers' environments")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="rows of each corpus of scale")
+    parser.add_argument("--corpus", type=Path, action="append", default=[], help="folder of public text; repeatable")
+    parser.add_argument(
+        "--about", type=Path, metavar="FILE", help="Markdown text that names the public text and its licences"
+    )
+    parser.add_argument(
+        "--baseline", type=Path, metavar="CHECKOUT", help="checkout to compare the default curation with"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="alternating runs of each checkout")
     parser.add_argument("--million", action="store_true", help="add scale to the parts")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here too")
@@ -78,6 +90,11 @@ def _arguments() -> argparse.Namespace:
     ):
         if unknown := set(filter(None, given.split(","))) - known:
             parser.error(f"--{name}: {', '.join(sorted(unknown))} is none of {', '.join(sorted(known))}")
+    wanted = args.parts.split(",")
+    if "public" in wanted and not (args.corpus and args.about):
+        parser.error("the part public requires --corpus and --about")
+    if "baseline" in wanted and not args.baseline:
+        parser.error("the part baseline requires --baseline")
     return args
 
 
@@ -92,8 +109,19 @@ def _corpus(workdir: Path, documents: int, seed: int) -> corpus.Corpus:
 
 
 def fuzzy(workdir: Path, documents: int, seed: int, tools: list[peers.Tool], python: str) -> dict[str, Any]:
-    """Every tool on one corpus: its cost, what it removed, and how right that was."""
-    made = _corpus(workdir, documents, seed)
+    """Every tool on the built corpus."""
+    return compare(workdir, _corpus(workdir, documents, seed), tools, python)
+
+
+def public(workdir: Path, folders: list[Path], about: Path, tools: list[peers.Tool], python: str) -> dict[str, Any]:
+    """Every tool on public text."""
+    made = corpus.collect(workdir / "corpora" / "public.jsonl", folders)
+    return compare(workdir, made, tools, python) | {"about": about.read_text(encoding="utf-8").strip()}
+
+
+def compare(workdir: Path, made: corpus.Corpus, tools: list[peers.Tool], python: str) -> dict[str, Any]:
+    """Every tool on one corpus: its cost, and the recall and precision of the documents that it removed."""
+    documents = made.documents
     pairs, similarity = corpus.true_pairs(corpus.texts(made.path), THRESHOLD)
     truth = {"pairs": len(pairs), "surplus": scoring.surplus(pairs, documents), "high": int((similarity >= 0.8).sum())}
     print(f"{truth['pairs']:,} true pairs", flush=True)
@@ -150,22 +178,37 @@ def _described(made: corpus.Corpus) -> dict[str, Any]:
 def curation(workdir: Path, documents: int, seed: int) -> dict[str, Any]:
     """The whole stage through the command line: its cost with each set of settings, and where the time of the default goes."""
     made = _corpus(workdir, documents, seed)
-    runs = [curated(workdir, made, name, settings) for name, settings in CURATIONS.items()]
+    runs = [curated(workdir, made.path, name, settings) for name, settings in CURATIONS.items()]
     return {"corpus": _described(made), "runs": runs, "profile": profile(workdir, made)}
 
 
-def curated(workdir: Path, made: corpus.Corpus, name: str, settings: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Curate a corpus and say what it took and what came of it. A failure is an error in the result."""
+def baseline(workdir: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The default curation of this checkout and of the baseline, in turns, on the built corpus and on each public folder."""
+    checkouts = {"baseline": args.baseline.resolve(), "this checkout": ROOT}
+    sources = {"built corpus": _corpus(workdir, args.documents, args.seed).path}
+    sources |= {folder.name: folder.resolve() for folder in args.corpus}
+    runs = []
+    for source, path in sources.items():
+        for _ in range(args.repeats):
+            for name, root in checkouts.items():
+                run = {"source": source, "checkout": name}
+                runs.append(run | curated(workdir, path, f"{source}, {name}", root=root))
+    return {"runs": runs, "commits": {name: machine.describe_commit(root) for name, root in checkouts.items()}}
+
+
+def curated(
+    workdir: Path, source: Path, name: str, settings: tuple[str, ...] = (), root: Path = ROOT
+) -> dict[str, Any]:
+    """Curate a file or folder with a checkout and return cost and counts. A failure is an error in the result."""
     folder = workdir / "curation"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     log, told = folder / "log.txt", folder / "result.json"
-    command = [sys.executable, "-P", "-m", "pipelines.cli", *_command(made, folder, settings)]
-    cost = measure.run(command, log, [folder], folder, {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}, told)
+    command = [sys.executable, "-P", "-m", "pipelines.cli", *_command(source, folder, settings)]
+    cost = measure.run(command, log, [folder], folder, {"PYTHONPATH": str(root), "TMPDIR": str(folder)}, told)
     row: dict[str, Any] = {
         "name": name,
         "settings": list(settings),
-        "documents": made.documents,
         "cost": cost.as_dict(),
     }
     if cost.returncode:
@@ -173,7 +216,7 @@ def curated(workdir: Path, made: corpus.Corpus, name: str, settings: tuple[str, 
     else:
         row["rows"] = json.loads(told.read_text())["rows"]
         row["output"] = sum(path.stat().st_size for path in (folder / "dataset").rglob("*") if path.is_file())
-    print(f"curation, {name}, {made.documents:,} rows: {row.get('error') or f'{cost.cpu:.1f} CPU s'}", flush=True)
+    print(f"curation, {name}: {row.get('error') or f'{cost.cpu:.1f} CPU s'}", flush=True)
     return row
 
 
@@ -184,11 +227,11 @@ def _message(told: Path) -> str:
         return ""
 
 
-def _command(made: corpus.Corpus, folder: Path, settings: tuple[str, ...]) -> list[str]:
+def _command(source: Path, folder: Path, settings: tuple[str, ...]) -> list[str]:
     sets = [part for setting in settings for part in ("--set", setting)]
     return [
         "curate",
-        str(made.path),
+        str(source),
         "-o",
         str(folder / "dataset"),
         "--workdir",
@@ -203,7 +246,7 @@ def profile(workdir: Path, made: corpus.Corpus) -> dict[str, float]:
     folder = workdir / "profile"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    command = [sys.executable, "-P", "-m", "pipelines.cli", *_command(made, folder, ())]
+    command = [sys.executable, "-P", "-m", "pipelines.cli", *_command(made.path, folder, ())]
     measure.run(command, folder / "log.txt", [], folder, profiled.environment(folder))
     return profiled.summary(folder)
 
@@ -232,7 +275,8 @@ def scale(workdir: Path, sizes: list[int], seed: int) -> dict[str, Any]:
     rows = []
     for size in sizes:
         made = _corpus(workdir, size, seed)
-        rows.append(curated(workdir, made, "default") | {"input": made.path.stat().st_size})
+        result = curated(workdir, made.path, f"{size:,} rows")
+        rows.append(result | {"documents": size, "input": made.path.stat().st_size})
         made.path.unlink()
     return {"runs": rows}
 

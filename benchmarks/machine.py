@@ -14,25 +14,35 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACES = {"--workdir": "DIR", "--json": "FILE", "--peer-python": "PYTHON", "--vllm-python": "PYTHON"}
+PLACES = {
+    "--workdir": "DIR",
+    "--about": "FILE",
+    "--baseline": "CHECKOUT",
+    "--json": "FILE",
+    "--peer-python": "PYTHON",
+    "--vllm-python": "PYTHON",
+}
 
 
 def circumstances(module: str) -> dict[str, Any]:
     """Of the program that runs. memory is bytes, load that of the last five minutes."""
-    git = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
     models = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {
         "command": f"python -m {module} " + shlex.join(anywhere(sys.argv[1:])),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": git.stdout.strip(),
+        "commit": describe_commit(ROOT),
         "python": platform.python_version(),
         "processor": models[0] if models else platform.machine(),
         "cores": os.cpu_count(),
         "memory": psutil.virtual_memory().total,
         "load": round(os.getloadavg()[1], 1),
     }
+
+
+def describe_commit(checkout: Path) -> str:
+    """Return the abbreviated commit of a checkout, with -dirty if files differ from it."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def anywhere(arguments: list[str]) -> list[str]:

@@ -1,8 +1,10 @@
-"""The page of the results: docs/benchmarks-curation.md is what this writes, never edited by hand."""
+"""The page of the results, docs/benchmarks-curation.md, which is never edited by hand."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 GIB, MIB = 1024**3, 1024**2
@@ -13,11 +15,21 @@ RECALL, PRECISION, SPEED, MEMORY = 0.97, 0.95, 2_000, 6 * GIB
 
 HEAD = """# Data curation, measured
 
-`benchmarks/curation.py` measures the data stage: its search for near duplicates beside that of its peers, the whole
-default curation, and what a million rows take. This page is written by it. CPU seconds are those of all processes
-that a command starts, from its start to its end, imports included; memory is the peak of the sum over these processes,
-looked at ten times a second. `make bench-curation` does all of it in about an hour.
+`benchmarks/curation.py` measures the data stage and writes this page: the search for near duplicates beside other
+tools, the default curation, and a million rows. CPU seconds cover all processes of a command, with imports. Memory is the
+peak of the sum over these processes, sampled ten times a second. `make bench-curation` takes about an hour. Each section
+names the commit that it was measured at.
 """
+
+TITLES = (
+    "## The corpus",
+    "## Near duplicates, beside the peers",
+    "## Near duplicates in public text",
+    "## Default curation beside an earlier commit",
+    "## The whole curation",
+    "## Rows that share a long template",
+    "## A million rows, and what follows for more",
+)
 
 CORPUS = """## The corpus
 
@@ -34,14 +46,28 @@ pairs, {high:,} of them from 0.8 on. Of the documents they join, over any number
 {surplus:,}.
 """
 
-MEASURES = """- **recall**: of the true pairs, the share that no longer stand together, because at least one of the two was removed;
-  also of the pairs from 0.8 on
+MEASURES = """- **recall**: of the true pairs, the share of which at least one document was removed; also of the pairs from 0.8 on
 - **precision**: of the removed documents, the share that are in a true pair
-- **far**: of the removed documents, the share with no true partner among those that stay. Where a is like b and b like
-  c, most tools let c go for a; tuneline removes a row only for one that stays and is itself similar
+- **far**: of the removed documents, the share without a true partner among the kept documents. If a is similar to b and b
+  to c, most tools remove c for a; tuneline removes a row only if a kept row is similar to it
 
-All read the same JSONL file, with word 5-grams and 128 permutations. Each splits words its own way, so part of a peer's
-distance from 1 is a different idea of a word, not an error.
+All tools read the same JSONL file, with word 5-grams and 128 permutations. Each tool splits words differently, which
+explains a part of the differences.
+"""
+
+PUBLIC = """## Near duplicates in public text
+
+{about}
+
+{documents:,} documents of {mean:.0f} characters on average; sha256 `{sha256}`. The pairs were found exactly, as in the built
+corpus: {pairs:,} true pairs, {high:,} of them from 0.8 on. Keeping one document of each connected group would remove
+{surplus:,}.
+"""
+
+BASELINE = """## Default curation beside an earlier commit
+
+Median of {repeats} alternating runs of `tuneline curate` without a configuration. The baseline is commit `{baseline}`. Memory
+is the highest peak of the runs (PSS).
 """
 
 
@@ -62,12 +88,28 @@ ASKED = """What that asks for:
 """
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """The page of the parts that there are."""
-    writers = {"fuzzy": _fuzzy, "curation": _curation, "template": _template, "scale": _scale}
-    return (
-        "\n".join([HEAD, *(write(results[part]) for part, write in writers.items() if part in results)]).rstrip() + "\n"
-    )
+def markdown(results: dict[str, Any], previous: str = "") -> str:
+    """The page: the measured parts, and the sections of the previous page for the others."""
+    writers = {
+        "fuzzy": _fuzzy,
+        "public": _public,
+        "baseline": _baseline,
+        "curation": _curation,
+        "template": _template,
+        "scale": _scale,
+    }
+    sections = _split_sections(previous)
+    for part, write in writers.items():
+        if part in results:
+            sections |= _split_sections(write(results[part]))
+    ordered = sorted(sections, key=lambda title: TITLES.index(title) if title in TITLES else len(TITLES))
+    return "\n".join([HEAD, *(sections[title] + "\n" for title in ordered)]).rstrip() + "\n"
+
+
+def _split_sections(text: str) -> dict[str, str]:
+    """Return the sections of a page by title."""
+    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    return {part.partition("\n")[0]: part.rstrip("\n") for part in parts if part.startswith("## ")}
 
 
 def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -80,6 +122,42 @@ def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def made_with(part: dict[str, Any]) -> str:
     machine = f"{part['processor']}, {part['cores']} cores, {part['memory'] / GIB:.0f} GiB, Python {part['python']}"
     return f"```text\n{part['command']}\n```\n\nMeasured at commit `{part['commit']}` on {machine}; load {part['load']} at the start.\n"
+
+
+def _public(part: dict[str, Any]) -> str:
+    made = part["corpus"]
+    described = PUBLIC.format(**made, **part["truth"], mean=made["characters"] / made["documents"], about=part["about"])
+    return "\n".join([described, made_with(part), _compare_tools(part), MEASURES])
+
+
+def _baseline(part: dict[str, Any]) -> str:
+    runs = [run for run in part["runs"] if "rows" in run]
+    rows = []
+    for source in dict.fromkeys(run["source"] for run in runs):
+        cpu, memory = dict[str, float](), dict[str, float]()
+        for name in part["commits"]:
+            measured = [run for run in runs if (run["source"], run["checkout"]) == (source, name)]
+            cpu[name] = median(run["cost"]["cpu"] for run in measured)
+            memory[name] = max(run["cost"]["pss"] for run in measured)
+            count, kept = measured[0]["rows"]["in"], measured[0]["rows"]["kept"]
+            ratio = f"{cpu['baseline'] / cpu[name]:.2f}"
+            figures = [f"{count:,}", f"{kept:,}", f"{cpu[name]:.1f}", f"{count / cpu[name]:,.0f}"]
+            rows.append([source, name, *figures, ratio, f"{memory[name] / MIB:,.0f} MiB"])
+    head = ["rows from", "commit", "rows", "kept", "CPU s", "rows per CPU s", "ratio", "peak memory"]
+    repeats = max(1, len(runs) // max(1, len(rows)))
+    described = BASELINE.format(repeats=repeats, baseline=part["commits"]["baseline"])
+    failed = "".join(f"\n{run['name']} failed: {run['error']}\n" for run in part["runs"] if "error" in run)
+    return "\n".join([described, made_with(part), table_of(head, rows) + failed])
+
+
+def _compare_tools(part: dict[str, Any]) -> str:
+    """Return the table of costs and scores of all tools, and the errors of those that failed."""
+    ours = next((tool["cost"]["cpu"] for tool in part["tools"] if tool["name"] == OURS and "cost" in tool), None)
+    head = ["", "CPU s", "× ours", "wall s", "peak memory", "removed", "recall", "from 0.8", "precision", "far"]
+    failed = "".join(
+        f"\n**{tool['name']}** was not measured: {tool['error']}\n" for tool in part["tools"] if "error" in tool
+    )
+    return table_of(head, [_tool(tool, ours) for tool in part["tools"] if "cost" in tool]) + failed
 
 
 def _fuzzy(part: dict[str, Any]) -> str:
@@ -95,22 +173,16 @@ def _fuzzy(part: dict[str, Any]) -> str:
         rewritten=corpus.REWRITTEN,
     )
     ours = next((tool["cost"]["cpu"] for tool in part["tools"] if tool["name"] == OURS and "cost" in tool), None)
-    head = ["", "CPU s", "× ours", "wall s", "peak memory", "removed", "recall", "from 0.8", "precision", "far"]
-    measured = [tool for tool in part["tools"] if "cost" in tool]
-    table = table_of(head, [_tool(tool, ours) for tool in measured])
     settings = table_of(
         ["", "version", "bands × rows", "settings"],
         [[t["name"], t["version"], t["bands"], t["flags"]] for t in part["tools"]],
-    )
-    failed = "".join(
-        f"\n**{tool['name']}** was not measured: {tool['error']}\n" for tool in part["tools"] if "error" in tool
     )
     return "\n".join(
         [
             described,
             "## Near duplicates, beside the peers\n",
             made_with(part),
-            table + failed,
+            _compare_tools(part),
             MEASURES,
             settings,
             _goals(part, ours),

@@ -238,6 +238,29 @@ def test_page_reports_recall_on_templated_documents() -> None:
     assert "| 10,000 | 20.0 | 2,000 µs | 1,024 MiB | 1 MiB | 490 of 500 | 0.980 | 492 |" in text
 
 
+def test_page_compares_checkouts_and_keeps_other_sections() -> None:
+    runs = [
+        {**build_result(1_000, cpu, memory * 2**20), "source": "rows", "checkout": checkout}
+        for checkout, cpu, memory in (("baseline", 4, 300), ("this checkout", 2, 200), ("baseline", 6, 310))
+    ]
+    part = {**ENVIRONMENT, "runs": runs, "commits": {"baseline": "abc", "this checkout": "def"}}
+    previous = "# Old\n\n## The whole curation\n\nkept\n\n## Default curation beside an earlier commit\n\nreplaced\n"
+    text = page.markdown({"baseline": part}, previous)
+    assert "| rows | this checkout | 1,000 | 1,000 | 2.0 | 500 | 2.50 | 200 MiB |" in text
+    assert "| rows | baseline | 1,000 | 1,000 | 5.0 | 200 | 1.00 | 310 MiB |" in text
+    assert "replaced" not in text
+    assert text.endswith("## The whole curation\n\nkept\n")
+
+
+def test_public_text_is_read_as_a_curation_reads_it(tmp_path: Path) -> None:
+    folder = tmp_path / "public"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"instruction": "Why?", "output": "Because."}\n{"broken\n')
+    (folder / "b.txt").write_text("one\ntwo\n")
+    made = corpus.collect(tmp_path / "corpus.jsonl", [folder])
+    assert corpus.texts(made.path) == ["Why?\nBecause.", "one", "two"]
+
+
 def test_page_extrapolates_to_a_billion_rows() -> None:
     runs = [build_result(size, 10 + size * 0.0005, 2**30 + size * 2048) for size in (100_000, 400_000, 1_000_000)]
     text = page.markdown({"scale": {**ENVIRONMENT, "runs": runs}})
