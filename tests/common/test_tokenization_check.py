@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from components.common.models import model_loading
+from components.common.models import model_loading, tokenization_check
 from components.common.models.tokenization_check import check_tokenization
 from components.common.runtime.errors import ConfigurationError
 from tests.tiny import CHATML, tiny_model
@@ -65,6 +65,20 @@ def test_tokenizer_beyond_a_limit_is_refused(folder: Path, kind: str, pattern: s
 def test_template_that_ends_is_not_refused(folder: Path, template: str) -> None:
     (folder / "chat_template.jinja").write_text(template)
     check_tokenization(folder, "mine")
+
+
+def test_equal_files_are_checked_once_and_changed_ones_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    check_tokenization(folder, "mine")
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenization_check.subprocess, "run", lambda *_, **__: pytest.fail("checked again"))
+        check_tokenization(Path(shutil.copytree(folder, folder.with_name("copy"))), "copy")
+    for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja"):
+        changed = Path(shutil.copytree(folder, folder.with_name(f"changed-{Path(name).stem}")))
+        (changed / name).parent.mkdir(exist_ok=True)
+        (changed / name).write_text("{{ 'a' * 10**7 }}")
+        with pytest.raises(ConfigurationError, match="renders a short conversation"):
+            check_tokenization(changed, "mine")
 
 
 def test_hostile_template_is_refused_wherever_a_base_model_enters(folder: Path) -> None:

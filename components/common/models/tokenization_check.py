@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from components.common.artifacts import hashing
 from components.common.models.standalone_tokenizer import ChatTemplate, load_tokenizer
 from components.common.runtime import process_control
 from components.common.runtime.errors import ConfigurationError
@@ -34,6 +35,10 @@ TOOL = {
 }
 
 
+TOKENIZATION_FILES = ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json")
+_passed_checks: set[tuple[str, int]] = set()  # digest of the files, limit
+
+
 class _LimitError(Exception):
     """A text is too long, or the tokenizer gave up."""
 
@@ -42,6 +47,7 @@ def check_tokenization(folder: Path, uri: str, cpu_seconds: int = CPU_SECONDS) -
     """Run the chat templates and the tokenizer of a model in a child process with limits.
 
     A template that rejects a conversation and a damaged file are not reported here: rows and loading report them.
+    A process checks equal files once.
 
     Args:
         folder: Folder of the model.
@@ -51,10 +57,15 @@ def check_tokenization(folder: Path, uri: str, cpu_seconds: int = CPU_SECONDS) -
     Raises:
         ConfigurationError: the limits of time, memory or rendered text are exceeded, or the tokenizer fails.
     """
+    check = (_digest_files(folder), cpu_seconds)
+    if check in _passed_checks:
+        return
     command = process_control.build_module_command(__name__, str(folder), str(cpu_seconds))
     environment = process_control.build_python_environment(TOKENIZERS_PARALLELISM="false", RUST_BACKTRACE="0")
     child = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     if child.returncode == 0:
+        if check[0]:
+            _passed_checks.add(check)
         return
     part, _, problem = child.stdout.strip().rpartition("\n")[2].partition(": ")
     lines = child.stderr.strip().splitlines()
@@ -68,6 +79,17 @@ def check_tokenization(folder: Path, uri: str, cpu_seconds: int = CPU_SECONDS) -
         f"fine_tuning.base_model: the {part or 'tokenizer'} of {uri} {problem}",
         hint="Correct the template or tokenizer.json, or choose another model.",
     )
+
+
+def _digest_files(folder: Path) -> str:
+    """Return the digest of the files that templates and tokenizer are loaded from, or "" if one cannot be read."""
+    paths = [folder / name for name in TOKENIZATION_FILES]
+    paths += folder.glob("additional_chat_templates/*.jinja")
+    try:
+        files = [(path.relative_to(folder).as_posix(), hashing.sha256_file(path)) for path in paths if path.is_file()]
+    except OSError:
+        return ""
+    return hashing.content_sha256(files)
 
 
 def main(folder: Path, cpu_seconds: int) -> int:
