@@ -136,8 +136,17 @@ def test_rounding_of_experts_is_no_leak_between_packed_rows(model_type: str) -> 
         packing_isolation.check_isolation(PositionlessModel(), vocabulary=model_config.vocab_size)
 
 
-def test_experts_are_adapted_without_dropout_and_the_report_says_so(tune: Tune, tmp_path: Path) -> None:
-    tuned = tune(write_model(BY_TYPE["mixtral"], tmp_path / "base"), validation_rows=0)
+def test_experts_are_adapted_without_dropout_and_the_report_says_so(
+    tune: Tune, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    from safetensors import safe_open
+
+    tuned = tune(write_model(BY_TYPE["mixtral"], tmp_path / "base"), validation_rows=0, lora={"rank": 4})
+    assert not [warning for warning in recwarn if "_pattern" in str(warning.message)], "PEFT applies the patterns"
+    with safe_open(tuned.path / "adapter_model.safetensors", "pt") as file:
+        experts = "base_model.model.model.layers.0.mlp.experts"
+        fused, down = (file.get_slice(f"{experts}.{name}lora_A.weight").get_shape()[0] for name in ("base_layer.", ""))
+    assert (fused, down) == (4 * 2 * 4, 4 * 4), "4 experts of rank 4; gate_up_proj fuses two projections"
     assert '"lora_dropout": 0.0' in (tuned.path / "adapter_config.json").read_text()
     assert "lora.dropout: 0, because" in "\n".join(tuned.manifest.summary["choices"])
     dense = tune(write_model(BY_TYPE["llama"], tmp_path / "dense"), validation_rows=0)

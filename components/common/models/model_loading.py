@@ -17,6 +17,7 @@ import random
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -801,9 +802,23 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+# PEFT matches rank and alpha patterns only against module names in this check, but applies them to the fused parameters
+# of experts. Adapters of virtual tokens derive positions from the attention mask.
+FALSE_PEFT_WARNINGS = (
+    r"The following (rank|alpha)_pattern keys did not match any targeted module",
+    "Position ids are not supported for parameter efficient tuning",
+)
+
+
 def silence_transformers() -> None:
-    """Turn off progress bars and messages of transformers: standard output is reserved for results."""
+    """Turn off progress bars and messages of transformers, and false warnings of PEFT.
+
+    Standard output is reserved for results.
+    """
     import transformers
+
+    for message in FALSE_PEFT_WARNINGS:
+        warnings.filterwarnings("ignore", message=message, module=r"peft\.")
 
     # Accelerate imports DeepSpeed, which prints to standard output during device detection, unless the device is set.
     if importlib.util.find_spec("deepspeed"):
