@@ -39,7 +39,15 @@ def tuneline(*arguments: object, cwd: Path, code: Path = ROOT, **extra: str) -> 
 
 def answer(*arguments: object, cwd: Path, code: Path = ROOT, **extra: str) -> dict[str, Any]:
     """Run a command with --json, which must exit 0 and print one object; return that object."""
-    process = tuneline(*arguments, "--json", cwd=cwd, code=code, **extra)
+    return _read_answer(tuneline(*arguments, "--json", cwd=cwd, code=code, **extra))
+
+
+def answer_in_process(*arguments: object, cwd: Path, **extra: str) -> dict[str, Any]:
+    """Run a command as `answer` does, in this process, without the start of a Python and its imports."""
+    return _read_answer(run_in_process(*arguments, "--json", cwd=cwd, **extra))
+
+
+def _read_answer(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert process.returncode == 0, process.stdout + process.stderr
     result: dict[str, Any] = json.loads(process.stdout)
     return result

@@ -20,7 +20,16 @@ from typing import Any
 import pytest
 
 from components.common.artifacts import artifact_folder
-from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
+from tests.pipelines.command import (
+    COMMAND,
+    ROOT,
+    answer,
+    answer_in_process,
+    environment,
+    refusal,
+    run_in_process,
+    tuneline,
+)
 from tests.pipelines.processes import hear_interrupts
 from tests.pipelines.project import write_rows
 from tests.tiny import tiny_model
@@ -49,13 +58,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stage_results(folder: Path) -> dict[str, Any]:
-    """Run each stage as a command and return its JSON object."""
+    """Run each stage as a command and return its JSON object.
+
+    Curation and training run in child processes; `test_interrupted_command_exits_75_with_an_error_object` evaluates in
+    one, and the documented commands of the long tier package and register in them.
+    """
     results: dict[str, Any] = {"curate": answer("curate", "raw.jsonl", "-o", "dataset", *SETS, cwd=folder)}
     results["finetune"] = answer("finetune", "dataset", "-o", "model", *SETS, cwd=folder)
-    results["evaluate"] = answer("evaluate", "model", "--dataset", "dataset", "-o", "evaluation", *SETS, cwd=folder)
-    results["package"] = answer("package", "model", "-o", "repository", *SETS, cwd=folder)
+    results["evaluate"] = answer_in_process(
+        "evaluate", "model", "--dataset", "dataset", "-o", "evaluation", *SETS, cwd=folder
+    )
+    results["package"] = answer_in_process("package", "model", "-o", "repository", *SETS, cwd=folder)
     options = ["--model", "model", "--evaluation", "evaluation", "--repository", "repository", "--name", "by-hand"]
-    results["register"] = answer("register", *options, cwd=folder)
+    results["register"] = answer_in_process("register", *options, cwd=folder)
     return results
 
 
@@ -90,18 +105,18 @@ def test_curate_counts_every_row(stage_results: dict[str, Any]) -> None:
 def test_preview_suggests_columns_and_curate_uses_the_configuration(tmp_path: Path) -> None:
     rows = "".join(f"Topic {i};Step {i} solves it with tool {i * 7}\n" for i in range(60))
     (tmp_path / "tickets.csv").write_text(f"subject;resolution\n{rows}")
-    (preview,) = answer("curate", "tickets.csv", "--preview", "--rows", "1", cwd=tmp_path)["sources"]
+    (preview,) = answer_in_process("curate", "tickets.csv", "--preview", "--rows", "1", cwd=tmp_path)["sources"]
     assert preview["suggestion"] == "{path: tickets.csv, columns: {prompt: subject, completion: resolution}}"
     assert preview["columns"] == ["subject", "resolution"]
     assert [one["line"] for one in preview["unreadable"]] == [2]
     (tmp_path / "c.yaml").write_text(
         f"data_curation: {{sources: [{preview['suggestion']}], near_duplicate_threshold: 1}}\n"
     )
-    (preview,) = answer("curate", "-c", "c.yaml", "--preview", "--rows", "1", cwd=tmp_path)["sources"]
+    (preview,) = answer_in_process("curate", "-c", "c.yaml", "--preview", "--rows", "1", cwd=tmp_path)["sources"]
     assert [turn["content"] for turn in preview["rows"][0]["messages"]] == ["Topic 0", "Step 0 solves it with tool 0"]
-    text = tuneline("curate", "tickets.csv", "-c", "c.yaml", "--preview", cwd=tmp_path).stdout
+    text = run_in_process("curate", "tickets.csv", "-c", "c.yaml", "--preview", cwd=tmp_path).stdout
     assert "tickets.csv: first 60 records: 60 prompt_completion\n  columns: subject, resolution\n" in text
-    dataset = answer("curate", "-c", "c.yaml", "-o", "out", cwd=tmp_path)
+    dataset = answer_in_process("curate", "-c", "c.yaml", "-o", "out", cwd=tmp_path)
     assert dataset["rows"] == {"in": 60, "kept": 60, "quarantined": 0, "rejected": {}}
     assert "Missing option '-o'" in refusal(2, "curate", "tickets.csv", cwd=tmp_path)["message"]
 
@@ -112,7 +127,7 @@ def test_source_on_the_command_line_uses_all_entries_with_its_path(tmp_path: Pat
     (tmp_path / "c.yaml").write_text(
         f"data_curation: {{sources: [{{{entry}, where: status = 'open'}}, {{{entry}, where: status = 'closed'}}]}}\n"
     )
-    sources = answer("curate", "a.csv", "-c", "c.yaml", "--preview", cwd=tmp_path)["sources"]
+    sources = answer_in_process("curate", "a.csv", "-c", "c.yaml", "--preview", cwd=tmp_path)["sources"]
     assert sorted(one["rows"][0]["line"] for one in sources) == [2, 3]
 
 
@@ -120,7 +135,7 @@ def test_suggested_path_is_relative_to_the_configuration(tmp_path: Path) -> None
     (tmp_path / "project" / "raw").mkdir(parents=True)
     (tmp_path / "project" / "raw" / "a.csv").write_text("subject;reply\nTopic;Answer\n")
     (tmp_path / "project" / "c.yaml").write_text("data_curation: {sources: [raw]}\n")
-    (preview,) = answer("curate", "-c", "project/c.yaml", "--preview", cwd=tmp_path)["sources"]
+    (preview,) = answer_in_process("curate", "-c", "project/c.yaml", "--preview", cwd=tmp_path)["sources"]
     assert preview["suggestion"] == "{path: raw/a.csv, columns: {prompt: subject, completion: reply}}"
 
 
@@ -130,9 +145,9 @@ def test_preview_of_a_database_suggests_columns_for_its_entry(tmp_path: Path) ->
         connection.execute("INSERT INTO tickets VALUES ('Printer is broken', 'Restart it, please.')")
         connection.commit()
     (tmp_path / "c.yaml").write_text("data_curation: {sources: [{path: t.sqlite, table: tickets}]}\n")
-    (preview,) = answer("curate", "-c", "c.yaml", "--preview", cwd=tmp_path)["sources"]
+    (preview,) = answer_in_process("curate", "-c", "c.yaml", "--preview", cwd=tmp_path)["sources"]
     assert preview["suggestion"] == "{columns: {prompt: subject, completion: reply}}"
-    text = tuneline("curate", "-c", "c.yaml", "--preview", cwd=tmp_path).stdout
+    text = run_in_process("curate", "-c", "c.yaml", "--preview", cwd=tmp_path).stdout
     assert "add them to the source in customization.yaml:\ncolumns:\n  prompt: subject\n" in text
     assert "/" not in text
 
@@ -158,7 +173,7 @@ def test_stages_print_the_documented_keys(stage_results: dict[str, Any], folder:
 def test_repeated_curate_returns_its_output_and_a_changed_one_is_refused(
     stage_results: dict[str, Any], folder: Path
 ) -> None:
-    assert answer("curate", "raw.jsonl", "-o", "dataset", *SETS, cwd=folder) == stage_results["curate"]
+    assert answer_in_process("curate", "raw.jsonl", "-o", "dataset", *SETS, cwd=folder) == stage_results["curate"]
     error = refusal(2, "curate", "raw.jsonl", "-o", "dataset", *SETS, "--set", "seed=5", cwd=folder)
     assert error["kind"] == "output_occupied"
     assert "--overwrite" in error["hint"]
@@ -210,13 +225,10 @@ def test_damaged_input_is_refused_by_the_next_stage(stage_results: dict[str, Any
 def test_error_object_has_kind_message_and_hint(
     stage_results: dict[str, Any], folder: Path, arguments: list[str], kind: str, message: str
 ) -> None:
-    process = tuneline(*arguments, "--json", cwd=folder)
-    error = json.loads(process.stdout)["error"]
+    error = refusal(1 if kind == "artifact_damaged" else 2, *arguments, cwd=folder)
     assert error["kind"] == kind
     assert message in error["message"]
     assert error["hint"]
-    assert process.returncode == (1 if kind == "artifact_damaged" else 2)
-    assert "Traceback" not in process.stderr
     assert not (folder / "x").exists()
 
 

@@ -25,7 +25,7 @@ from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.stage import promote, register
 from tests.data_versioning.conftest import write_curated
 from tests.model_registry.conftest import build, empty_store
-from tests.pipelines.command import COMMAND, answer, environment, refusal, tuneline
+from tests.pipelines.command import COMMAND, answer, answer_in_process, environment, refusal, run_in_process, tuneline
 
 __all__ = ["empty_store"]
 pytestmark = [pytest.mark.dvc, pytest.mark.mlflow]
@@ -85,7 +85,7 @@ def folder(erasure_project: Path, tmp_path: Path) -> Path:
 
 
 def search(folder: Path, *options: str) -> dict[str, Any]:
-    return answer("data", "find", *options, "--workdir", "wd", cwd=folder)
+    return answer_in_process("data", "find", *options, "--workdir", "wd", cwd=folder)
 
 
 def get_version_names(listed: list[dict[str, Any]]) -> set[str]:
@@ -212,11 +212,11 @@ def test_exactly_one_search_term_is_required(folder: Path) -> None:
 
 def test_list_show_and_diff_print_tables_or_json(folder: Path) -> None:
     def run_text_command(*command: str) -> str:
-        process = tuneline("data", *command, "--workdir", "wd", cwd=folder)
+        process = run_in_process("data", *command, "--workdir", "wd", cwd=folder)
         assert process.returncode == 0, process.stderr
         return process.stdout
 
-    answer("data", "publish", "curated/two", "--tag", "release-2026-11", "--workdir", "wd", cwd=folder)
+    answer_in_process("data", "publish", "curated/two", "--tag", "release-2026-11", "--workdir", "wd", cwd=folder)
     listed = run_text_command("list")
     assert "train/validation/test" in listed
     assert "2 / – / 0" in listed
@@ -228,7 +228,7 @@ def test_list_show_and_diff_print_tables_or_json(folder: Path) -> None:
     compared = run_text_command("diff", "dataset-v1", "release-2026-11")
     assert "dataset-v1 → dataset-v2: 2 → 1 rows: 0 added, 1 removed, 0 changed, 0 moved, 1 kept" in compared
     assert "exact_duplicate" in compared
-    [first, second] = answer("data", "list", "--workdir", "wd", cwd=folder)["versions"]
+    [first, second] = answer_in_process("data", "list", "--workdir", "wd", cwd=folder)["versions"]
     assert (first["splits"], second["tags"], first["rows"]["kept"]) == ({"train": 2, "test": 0}, ["release-2026-11"], 2)
 
 

@@ -19,7 +19,7 @@ from components.common.runtime.errors import TunelineError
 from components.common.workspace.artifact_store import Workdir
 from pipelines.runs import run_folder, run_status
 from pipelines.runs.run_folder import Run
-from tests.pipelines.command import COMMAND, answer, environment, refusal, tuneline
+from tests.pipelines.command import COMMAND, answer_in_process, environment, refusal, run_in_process
 from tests.pipelines.processes import hear_interrupts
 
 RESULT = {
@@ -74,9 +74,9 @@ TRAINING = [
 
 
 def test_empty_workdir_is_reported_and_nothing_is_created(tmp_path: Path) -> None:
-    process = tuneline("status", "--workdir", "wd", cwd=tmp_path)
+    process = run_in_process("status", "--workdir", "wd", cwd=tmp_path)
     assert (process.returncode, process.stdout) == (0, "no runs in wd yet; start a run with `tuneline run`\n")
-    assert answer("status", "--workdir", "wd", cwd=tmp_path)["runs"] == []
+    assert answer_in_process("status", "--workdir", "wd", cwd=tmp_path)["runs"] == []
     error = refusal(2, "status", "latest", "--workdir", "wd", cwd=tmp_path)
     assert error["message"] == f"run latest does not exist in {tmp_path / 'wd'}"
     assert error["hint"] == "Start a run with `tuneline run`, or choose another --workdir."
@@ -88,7 +88,7 @@ def test_runs_are_listed_newest_first_with_their_results(tmp_path: Path) -> None
     make_run(tmp_path, "20260102-100000-bbbb", step_events("evaluation"), status="failed", ended=1010.0, error=ERROR)
     make_run(tmp_path, "20260103-100000-cccc", TRAINING, status="interrupted", ended=1100.0)
     make_run(tmp_path, "20260104-100000-dddd", TRAINING)
-    lines = tuneline("status", "--workdir", "wd", cwd=tmp_path).stdout.splitlines()
+    lines = run_in_process("status", "--workdir", "wd", cwd=tmp_path).stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [
         ["20260104-100000-dddd", "killed"],
         ["20260103-100000-cccc", "interrupted"],
@@ -97,13 +97,13 @@ def test_runs_are_listed_newest_first_with_their_results(tmp_path: Path) -> None
     ]
     assert lines[0].endswith("fine-tune: training, 12 of 40 steps, 0.125/s, 224 s left")
     assert lines[3].endswith("42 s  accepted, helper version 3")
-    rows = answer("status", "--limit", "1", "--workdir", "wd", cwd=tmp_path)["runs"]
+    rows = answer_in_process("status", "--limit", "1", "--workdir", "wd", cwd=tmp_path)["runs"]
     assert [(row["run"], row["state"], row["stage"]) for row in rows] == [
         ("20260104-100000-dddd", "killed", "fine_tuning")
     ]
     assert (
         "and 2 older runs; --limit lists more"
-        in tuneline("status", "--limit", "2", "--workdir", "wd", cwd=tmp_path).stdout
+        in run_in_process("status", "--limit", "2", "--workdir", "wd", cwd=tmp_path).stdout
     )
 
 
@@ -123,7 +123,7 @@ def test_run_is_running_only_while_its_process_lives(tmp_path: Path) -> None:
     assert run.state == "killed"
     (tmp_path / "wd" / "runs" / "c").mkdir()
     assert Run(tmp_path / "wd" / "runs" / "c").state == "killed", "a run without run.json is killed"
-    assert answer("status", "c", "--workdir", "wd", cwd=tmp_path)["seconds"] is None
+    assert answer_in_process("status", "c", "--workdir", "wd", cwd=tmp_path)["seconds"] is None
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_progress_of_a_running_run(tmp_path: Path, events: list[dict[str, Any]],
 
 def test_running_run_lists_finished_and_cached_stages(tmp_path: Path) -> None:
     run = make_run(tmp_path, "a", TRAINING, **own_process())
-    result = answer("status", "a", "--workdir", "wd", cwd=tmp_path)
+    result = answer_in_process("status", "a", "--workdir", "wd", cwd=tmp_path)
     assert [(stage["name"], stage["state"]) for stage in result["stages"]] == [
         ("resolve", "finished"), ("data_curation", "cached"), ("data_versioning", "cached"), ("fine_tuning", "running"),
     ]  # fmt: skip
@@ -157,10 +157,10 @@ def test_running_run_lists_finished_and_cached_stages(tmp_path: Path) -> None:
 def test_failed_run_shows_error_and_hint(tmp_path: Path) -> None:
     failed = event("evaluation", "failed", error=ERROR, exit_code=1, seconds=3.0)
     make_run(tmp_path, "a", [event("evaluation", "started"), failed], status="failed", ended=1005.0, error=ERROR)
-    result = answer("status", "a", "--workdir", "wd", cwd=tmp_path)
+    result = answer_in_process("status", "a", "--workdir", "wd", cwd=tmp_path)
     assert result["error"] == ERROR
     assert result["stages"][-1] == {"name": "evaluation", "state": "failed", "seconds": 3.0, "cached": False}
-    output = tuneline("status", "latest", "--workdir", "wd", cwd=tmp_path).stdout
+    output = run_in_process("status", "latest", "--workdir", "wd", cwd=tmp_path).stdout
     assert "evaluation: the test split is empty\n  Raise data_curation.fractions.\n" in output
     assert "tuneline logs a" in output
 
@@ -171,15 +171,16 @@ def test_killed_run_shows_how_to_resume(tmp_path: Path) -> None:
         file.write('{"time": 12, "stage": "fine_tu')  # torn by the kill
     assert run_status.list_stages(run, run.state)[-1]["state"] == "stopped"
     assert (
-        "resume the run with the same `tuneline run`" in tuneline("status", "a", "--workdir", "wd", cwd=tmp_path).stdout
+        "resume the run with the same `tuneline run`"
+        in run_in_process("status", "a", "--workdir", "wd", cwd=tmp_path).stdout
     )
 
 
 def test_run_is_found_by_a_unique_prefix(tmp_path: Path) -> None:
     for name in ("20260101-100000-aaaa", "20260101-110000-bbbb"):
         make_run(tmp_path, name)
-    assert answer("status", "20260101-10", "--workdir", "wd", cwd=tmp_path)["run"] == "20260101-100000-aaaa"
-    assert answer("status", "latest", "--workdir", "wd", cwd=tmp_path)["run"] == "20260101-110000-bbbb"
+    assert answer_in_process("status", "20260101-10", "--workdir", "wd", cwd=tmp_path)["run"] == "20260101-100000-aaaa"
+    assert answer_in_process("status", "latest", "--workdir", "wd", cwd=tmp_path)["run"] == "20260101-110000-bbbb"
     error = refusal(2, "status", "20260101", "--workdir", "wd", cwd=tmp_path)
     assert error["message"] == "20260101 is the prefix of 2 runs: 20260101-110000-bbbb, 20260101-100000-aaaa"
     assert error["hint"] == "Give a longer prefix, or `latest`."
@@ -202,7 +203,7 @@ def make_run_with_logs(tmp_path: Path, **fields: Any) -> Run:
 
 def test_logs_are_in_stage_order_with_reasons_for_missing_ones(tmp_path: Path) -> None:
     run = make_run_with_logs(tmp_path)
-    assert tuneline("logs", "a", "--workdir", "wd", cwd=tmp_path).stdout.splitlines() == [
+    assert run_in_process("logs", "a", "--workdir", "wd", cwd=tmp_path).stdout.splitlines() == [
         f"== resolve ({run.stage_log('resolve')})",
         "looking",
         "== data_curation: no log in this run: the stage was cached",
@@ -212,7 +213,7 @@ def test_logs_are_in_stage_order_with_reasons_for_missing_ones(tmp_path: Path) -
         "two",
         "three",
     ]
-    result = answer("logs", "a", "--lines", "2", "--workdir", "wd", cwd=tmp_path)
+    result = answer_in_process("logs", "a", "--lines", "2", "--workdir", "wd", cwd=tmp_path)
     assert result["run"] == "a"
     assert result["logs"][1] == {"stage": "data_curation", "path": None, "lines": []}
     assert result["logs"][3] == {
@@ -225,7 +226,7 @@ def test_logs_are_in_stage_order_with_reasons_for_missing_ones(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["fine_tuning", "fine-tuning", "fine-tune"])
 def test_stage_log_is_found_by_every_spelling(tmp_path: Path, name: str) -> None:
     make_run_with_logs(tmp_path)
-    assert [log["lines"] for log in answer("logs", "a", name, "--workdir", "wd", cwd=tmp_path)["logs"]] == [
+    assert [log["lines"] for log in answer_in_process("logs", "a", name, "--workdir", "wd", cwd=tmp_path)["logs"]] == [
         ["one", "two", "three"]
     ]
 
@@ -246,7 +247,7 @@ def test_unknown_stage_is_refused_with_the_existing_ones(tmp_path: Path) -> None
 
 def test_run_log_is_listed_if_no_stage_has_a_log(tmp_path: Path) -> None:
     make_run_with_logs(tmp_path)
-    assert answer("logs", "a", "run", "--workdir", "wd", cwd=tmp_path)["logs"][0]["lines"] == ["kfp speaks"]
+    assert answer_in_process("logs", "a", "run", "--workdir", "wd", cwd=tmp_path)["logs"][0]["lines"] == ["kfp speaks"]
     failed_run = make_run(tmp_path, "b", status="failed")
     assert [(log.stage, log.reason) for log in run_status.list_logs(failed_run)] == [
         ("run", "no log: the run ended before its first step")
@@ -287,8 +288,8 @@ def test_watching_ends_with_the_run(tmp_path: Path) -> None:
     assert next(statuses)["state"] == "running"
     run.update(status="finished", result=RESULT, ended=time.time())
     assert [status["state"] for status in statuses] == ["finished"]
-    assert answer("status", "--watch", "--workdir", "wd", cwd=tmp_path)["state"] == "finished"
-    process = tuneline("status", "a", "-w", "--workdir", "wd", cwd=tmp_path)
+    assert answer_in_process("status", "--watch", "--workdir", "wd", cwd=tmp_path)["state"] == "finished"
+    process = run_in_process("status", "a", "-w", "--workdir", "wd", cwd=tmp_path)
     assert process.stderr.splitlines()[-1].endswith("accepted, helper version 3")
     assert "  resolve            finished      2.0 s\n  data_curation      cached\n" in process.stdout
 
