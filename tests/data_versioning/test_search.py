@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,10 @@ REJECTED_LETTER = [
 ]
 
 
-@pytest.fixture
-def workdir(tmp_path: Path, make_curated) -> Path:
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Publish the letter in v1 and in another dataset, only as a rejected row in v2, and not in v3."""
+    folder = tmp_path_factory.mktemp("published")
     other_config = DataVersioningConfig(name="letters")
     for name, splits, rejected, config in (
         ("one", WITH_LETTER, [], CONFIG),
@@ -37,8 +39,15 @@ def workdir(tmp_path: Path, make_curated) -> Path:
         ("three", WITHOUT_LETTER, [], CONFIG),
         ("four", WITH_LETTER, REJECTED_LETTER, other_config),
     ):
-        publish(make_curated(name, splits, rejected), config, workdir=tmp_path, reporter=SilentReporter())
-    return tmp_path
+        dataset = conftest.write_curated(folder / "curated" / name, splits, rejected)
+        publish(dataset, config, workdir=folder, reporter=SilentReporter())
+    return folder
+
+
+@pytest.fixture
+def workdir(published: Path, tmp_path: Path) -> Path:
+    """A copy of the workdir with the published datasets for one test."""
+    return Path(shutil.copytree(published, tmp_path, symlinks=True, dirs_exist_ok=True))
 
 
 def search(workdir: Path, field: str, value: str) -> SearchResult:
