@@ -128,9 +128,12 @@ def test_job_without_outcome_is_lost_with_last_log_line(tmp_path: Path) -> None:
 
 
 def test_log_of_earlier_job_is_not_reported(tmp_path: Path) -> None:
-    for action in ("exit_without_outcome", "exit_silently"):
-        with pytest.raises(LostJobError) as raised:
-            launch.run(TorchrunLauncher(), build_command(action, tmp_path), tmp_path, SilentReporter())
+    log = tmp_path / launch.LOGS_FOLDER / "none_0a1b2c3d" / "attempt_0" / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("but this is too much\n")
+    assert log in launch.list_process_logs(tmp_path), "a log where torchrun writes it"
+    with pytest.raises(LostJobError) as raised:
+        launch.run(TorchrunLauncher(), build_command("exit_silently", tmp_path), tmp_path, SilentReporter())
     assert "too much" not in raised.value.message
 
 
