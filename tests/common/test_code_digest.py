@@ -91,6 +91,25 @@ def test_slurm_modules_are_in_training_closure_only(sources: Path) -> None:
     assert "array_submission.py" in names  # imported by the sweep only
 
 
+def test_names_found_by_patterns_include_those_of_the_syntax_tree() -> None:
+    for path in (file for package in code_digest.FIRST_PARTY for file in (CHECKOUT / package).rglob("*.py")):
+        expected: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            match node:
+                case ast.Import():
+                    expected.update(alias.name for alias in node.names)
+                case ast.ImportFrom(module=str(module), level=0):
+                    expected.update([module, *(f"{module}.{alias.name}" for alias in node.names)])
+                case ast.Constant(value=str(text)) if text.startswith("components.") and not text.endswith("."):
+                    expected.add(text)
+                case ast.Call(func=ast.Attribute(attr=function)) if function in code_digest.LOADERS:
+                    expected.update(str(value.value) for value in node.args if isinstance(value, ast.Constant))
+        found = code_digest._find_imported_names(path)
+        assert found >= expected, path
+        first_party = {name for name in found - expected if name.startswith(("components.", "pipelines.", "data."))}
+        assert not any(CHECKOUT.joinpath(*name.split(".")).with_suffix(".py").exists() for name in first_party), path
+
+
 def test_imports_inside_functions_and_modules_run_by_name_are_followed(sources: Path) -> None:
     files, packages = code_digest.import_closure("data_curation")
     names = {path.relative_to(sources).as_posix() for path in files}
