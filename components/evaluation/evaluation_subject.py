@@ -31,6 +31,7 @@ def describe_subject(
           dataset is a commit with this content; the commit's digest depends on the time and the data repository.
         - `evaluation_sets`: sorted digests of the files that the tasks read.
         - `tasks`: {task: kind}.
+        - `task_files`: {task: sorted digests of the files that the task reads}.
         - `engine`: the engine of the candidate.
         - `settings`: the settings of the gate and of the measurement, and the seed.
     """
@@ -51,6 +52,7 @@ def describe_subject(
         },
         "evaluation_sets": sorted(file_digests.digest_task_files(config.tasks).values()),
         "tasks": {task.name: task.kind for task in config.tasks},
+        "task_files": {task.name: sorted(file_digests.digest_task_files([task]).values()) for task in config.tasks},
         "engine": engine_loading.resolve_engine(config.engine, candidate),
         "settings": {**settings, "seed": seed},
     }

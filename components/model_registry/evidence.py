@@ -14,10 +14,12 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.model_registry import rule_strictness
 
 Json = dict[str, Any]
 EVALUATION_FILENAME, PREDICTIONS_FILENAME, PROOF_FILENAME = "evaluation.json", "predictions.parquet", "proof.json"
@@ -115,6 +117,8 @@ def _check_manifest(manifest: Manifest, content: Json) -> list[str]:
     differences = {
         "inputs": sorted(stated) != sorted([one.kind, one.content_sha256] for one in manifest.inputs),
         "config or seed": measured["settings"] != settings or measured["tasks"] != kinds,
+        "evaluation sets": "task_files" in measured
+        and {*chain(*measured["task_files"].values())} != {*measured["evaluation_sets"]},
         "config_sha256": manifest.config_sha256 != hashing.digest(config),
         **{
             f"summary.{name}": manifest.summary.get(name) != content[name] for name in ("verdict", "reasons", "metrics")
@@ -254,45 +258,56 @@ def check_package(repository: Artifact, model_sha256: str) -> list[str]:
     return objections
 
 
-def check_rules(evaluation: Artifact, required: Sequence[Json], min_items: int | None) -> list[str]:
+def check_rules(
+    evaluation: Artifact, required: Sequence[Json], min_items: int | None, tasks: Mapping[str, Json] | None = None
+) -> list[str]:
     """Return an objection for every required rule that no rule of the evaluation replaces or exceeds.
 
     Args:
+        evaluation: an evaluation that `check_evaluation` accepts.
         required: the rules that a promotion requires, as in `evaluation.gate`.
-        min_items: the minimum number of items for a rule; None if no number is required.
+        min_items: `evaluation.min_items` of the required rules; None for the default.
+        tasks: the tasks of the required rules by name: {kind, files}. `files` are the digests of the files that the
+            task reads. A task that is not listed may be of any kind.
     """
-    content = read_content(evaluation)
-    settings = content.get("measured", {}).get("settings", {})
-    rules, own_min_items = settings.get("gate", []), settings.get("min_items") or 0
-    objections = [
-        f"its evaluation has no rule as strict as {_describe_rule(wanted)}"
-        for wanted in required
-        if not any(_is_as_strict(rule, wanted) for rule in rules)
-    ]
-    if own_min_items < (min_items or 0):
-        objections.append(f"its evaluation requires {own_min_items} items for a rule; the configuration {min_items}")
-    return objections
+    return compare_rules(read_content(evaluation), required, min_items, tasks)
 
 
-def _is_as_strict(rule: Json, wanted: Json) -> bool:
-    """Return whether a rule fails whenever the wanted rule fails, apart from the difference of estimates."""
-    if any(rule.get(name) != wanted.get(name) for name in ("metric", "against")):
-        return False
-    own_slices, slices = set(rule.get("slices") or ()), set(wanted.get("slices") or ())
-    if bool(own_slices) != bool(slices) or not slices <= own_slices or rule["confidence"] < wanted["confidence"]:
-        return False
-    known = {"metric", "against", "slices", "confidence", "min_gain", "max_loss"}
-    if any(rule.get(name) != value for name, value in wanted.items() if name not in known):
-        return False
-    own_limit, limit = _get_gain_limit(rule), _get_gain_limit(wanted)
-    return limit is None or (own_limit is not None and own_limit >= limit)
+def compare_rules(
+    content: Json, required: Sequence[Json], min_items: int | None, tasks: Mapping[str, Json] | None = None
+) -> list[str]:
+    """Return the objections of `check_rules` to the content of an evaluation.json."""
+    found = [_check_rule(content, wanted, min_items, tasks or {}) for wanted in required]
+    return [objection for objection in dict.fromkeys(found) if objection]
 
 
-def _get_gain_limit(rule: Json) -> float | None:
-    """Return the lowest gain that a rule allows; None if the rule limits another figure."""
-    if rule.get("min_gain") is not None:
-        return float(rule["min_gain"])
-    return -float(rule["max_loss"]) if rule.get("max_loss") is not None else None
+def _check_rule(content: Json, wanted: Json, min_items: int | None, tasks: Mapping[str, Json]) -> str:
+    """Return the objection to an evaluation without a rule as strict as the wanted one; "" if it has such a rule."""
+    measured, name = content["measured"], wanted["metric"].partition(".")[0]
+    rules, own_min_items = measured["settings"]["gate"], measured["settings"]["min_items"]
+    kind = measured["tasks"].get(name, "")
+    if name in measured["tasks"] and name in tasks:
+        task, files = tasks[name], measured.get("task_files", {}).get(name)
+        if task["kind"] != kind:
+            return (
+                f"its evaluation measured {name} with a task of kind {kind}; the configuration requires {task['kind']}"
+            )
+        if not (set(task["files"]) <= set(measured["evaluation_sets"] if files is None else files)):
+            return f"its evaluation measured {name} on other files than those of the configuration"
+    found = [rule for rule in rules if rule_strictness.is_as_strict(rule, wanted, kind)]
+    if not found:
+        return f"its evaluation has no rule as strict as {_describe_rule(wanted)}"
+    if wanted.get("slices"):
+        # More items per slice exclude slices; fewer items add slices to the correction.
+        own, needed = own_min_items or rule_strictness.MIN_ITEMS, min_items or rule_strictness.MIN_ITEMS
+        if own != needed:
+            return f"its evaluation judged slices from {own} items; the configuration requires {needed}"
+    if own_min_items == min_items and any(rule_strictness.requires_as_many_items(rule, wanted) for rule in found):
+        return ""
+    items, needed = content["tasks"][name]["items"], rule_strictness.compute_min_items(wanted, min_items, kind)
+    if items < needed:
+        return f"its evaluation measured {wanted['metric']} on {items} items; the configuration requires {needed}"
+    return ""
 
 
 def _describe_rule(rule: Json) -> str:

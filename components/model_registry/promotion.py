@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ def promote(
     policy: Policy | None = None,
     rules: Sequence[dict[str, Any]] = (),
     min_items: int | None = None,
+    tasks: Mapping[str, dict[str, Any]] | None = None,
     reporter: Reporter,
 ) -> Promotion:
     """Move `alias` to an undamaged and proven version whose evaluation accepted it over the current champion.
@@ -64,7 +65,8 @@ def promote(
             another model has the alias now, the version is not promoted, not even with `force`.
         policy: default policy, used if the history contains no policy.
         rules: the rules that the evaluation's gate must have applied, as in `evaluation.gate`, or stricter ones.
-        min_items: the minimum number of items for a rule that the gate must have applied; None for any.
+        min_items: `evaluation.min_items` of these rules; None for the default.
+        tasks: the tasks of these rules by name, as in `evidence.check_rules`.
 
     Raises:
         RegistryError: the model or version does not exist, a check fails, or the policy or an approval in the history
@@ -89,7 +91,7 @@ def promote(
         compared = compared if alias == CHAMPION else promotion_checks.SKIP_COMPARISON
         promotion_policy.check_unedited(entries)
         requirements = promotion_checks.Requirements(
-            compared, rules, min_items, promotion_checks.was_promoted(target, entries)
+            compared, rules, min_items, promotion_checks.was_promoted(target, entries), tasks or {}
         )
         objections = promotion_checks.list_objections(target, requirements)
         _check_objections(target, objections, force=force, reason=reason)

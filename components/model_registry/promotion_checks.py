@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,8 @@ class Requirements:
         incumbent_sha256: digest of the deployed model, with which the evaluation must have compared the version; None
             if no model is deployed; SKIP_COMPARISON to accept any incumbent.
         rules: the rules that the gate must have applied, as in `evaluation.gate`; stricter rules are accepted.
-        min_items: the minimum number of items for a rule that the gate must have applied; None for any.
+        min_items: `evaluation.min_items` of these rules; None for the default.
+        tasks: the tasks of these rules by name, as in `evidence.check_rules`.
         was_promoted: whether the history records a promotion of the same model with the same evaluation. The
             evaluated rows are then not compared with the training rows again, and evidence of earlier versions of
             tuneline is accepted.
@@ -50,6 +51,7 @@ class Requirements:
     rules: Sequence[dict[str, Any]] = ()
     min_items: int | None = None
     was_promoted: bool = False
+    tasks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def list_objections(version: ModelVersion, requirements: Requirements) -> list[str]:
@@ -175,7 +177,7 @@ def _check_evaluation(
     found = evidence.check_evaluation(evaluation, model.manifest)
     found = found or evidence.check_dataset(evaluation, model.manifest)
     if not found:
-        found = evidence.check_rules(evaluation, requirements.rules, requirements.min_items)
+        found = evidence.check_rules(evaluation, requirements.rules, requirements.min_items, requirements.tasks)
         if not requirements.was_promoted:
             found += training_rows.check_training_rows(evaluation, model.manifest, _get_tag(version, "store_uri") or "")
     return [*objections, *found]

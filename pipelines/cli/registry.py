@@ -99,7 +99,7 @@ def promote(
     if force and not reason.strip():
         raise UsageError("--force requires --reason", hint="Give the reason, which the history records, with --reason.")
     policy_ = _load_policy(config, sets)
-    rules, min_items = _load_gate(config, sets)
+    gate = _load_gate(config, sets)
     from components.model_registry.stage import promote as promote_version
 
     with open_workdir("promote", as_json, workdir, tracking_uri, writes=True) as (reporter, _):
@@ -111,8 +111,7 @@ def promote(
             force=force,
             reason=reason,
             policy=policy_,
-            rules=rules,
-            min_items=min_items,
+            **gate,
             reporter=reporter,
         )
     moved = promotion.model_dump(by_alias=True)
@@ -153,12 +152,19 @@ def _load_policy(config: Path | None, sets: list[str]) -> Policy | None:
     return promotion_policy.build_policy(customization.model_registry)
 
 
-def _load_gate(config: Path | None, sets: list[str]) -> tuple[list[dict[str, Any]], int | None]:
-    """Return the rules and min_items of a given configuration; without -c, nothing is required."""
+def _load_gate(config: Path | None, sets: list[str]) -> dict[str, Any]:
+    """Return the rules, min_items and tasks of a given configuration; without -c, nothing is required."""
     if config is None:
-        return [], None
-    evaluation = load_config(config, sets).evaluation.model_dump(mode="json", include={"gate", "min_items"})
-    return evaluation["gate"], evaluation["min_items"]
+        return {}
+    from components.evaluation.tasks import file_digests
+
+    evaluation = load_config(config, sets).evaluation
+    settings = evaluation.model_dump(mode="json", include={"gate", "min_items"})
+    tasks = {
+        task.name: {"kind": task.kind, "files": sorted(file_digests.digest_task_files([task]).values())}
+        for task in evaluation.tasks
+    }
+    return {"rules": settings["gate"], "min_items": settings["min_items"], "tasks": tasks}
 
 
 @registry_app.command()

@@ -152,6 +152,7 @@ def build_evaluation(
             },
             "evaluation_sets": sorted((files or {}).values()),
             "tasks": {task: task},
+            "task_files": {task: sorted((files or {}).values())},
             "engine": "transformers",
             "settings": {**settings, "seed": 1},
         },

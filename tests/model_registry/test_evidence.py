@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from components.common.artifacts import artifact_folder
+from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.runtime.errors import ArtifactDamagedError, RegistryError
-from components.model_registry import evidence, lineage_tags, promotion_checks
+from components.evaluation import promotion_gate
+from components.evaluation.config import Rule
+from components.evaluation.tasks.task_registry import TASK_KINDS
+from components.model_registry import evidence, lineage_tags, promotion_checks, rule_strictness
 from components.model_registry.promotion_checks import Requirements
 from pipelines.cli.registry import _load_gate
 from tests.manifests import read_fields, reseal
@@ -279,26 +282,144 @@ def test_refused_evaluation_edited_to_accepted_is_refused(candidate: Candidate, 
     assert objection in candidate.list_objections()
 
 
+GAIN = {"min_gain": None, "max_loss": None}
+SHARE_RULE = {**RULE, **GAIN, "max_harmed_share": 0.1}
+SLICE_RULE = {**RULE, **GAIN, "max_loss": 0.0, "slices": ["source", "length"]}
+
+
+def check_rules(
+    own: dict[str, Any],
+    wanted: dict[str, Any],
+    own_min_items: int | None = None,
+    min_items: int | None = None,
+    **more: Any,
+) -> list[str]:
+    """Return the objections to an evaluation of 400 items with one rule, if another rule is required."""
+    measured = {
+        "settings": {"gate": [own], "min_items": own_min_items},
+        "tasks": {"held_out": more.pop("kind", "held_out")},
+        "task_files": {"held_out": more.pop("files", [])},
+    }
+    content = {"measured": measured, "tasks": {"held_out": {"items": more.pop("items", 400)}}}
+    return evidence.compare_rules(content, [wanted], min_items, more.pop("tasks", None))
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        ({**SHARE_RULE, "harm": 1000.0}, SHARE_RULE),
+        ({**SHARE_RULE, "max_harmed_share": 0.2}, SHARE_RULE),
+        (SHARE_RULE, {**SHARE_RULE, "harm": 0.5}),
+        ({**RULE, "max_item_loss": 1e-6}, RULE),
+        (RULE, {**RULE, "max_item_loss": 6.0}),
+        ({**RULE, "metric": "held_out.rouge", "max_item_loss": 0.5}, {**RULE, "metric": "held_out.rouge"}),
+        ({**RULE, **GAIN, "max_loss": 0.0}, RULE),
+        ({**RULE, **GAIN, "max_loss": 0.2}, {**RULE, **GAIN, "max_loss": 0.1}),
+        ({**RULE, "confidence": 0.9}, RULE),
+        ({**SLICE_RULE, "confidence": 0.99}, SLICE_RULE),
+        ({**SLICE_RULE, "slices": ["source", "length", "category"]}, SLICE_RULE),
+        ({**SLICE_RULE, "slices": ["source"]}, SLICE_RULE),
+        (RULE, SLICE_RULE),
+        (SHARE_RULE, RULE),
+        (RULE, {**RULE, "min_gain": 0.5}),
+        ({**RULE, "later_setting": 1}, RULE),
+        ({**RULE, "against": "incumbent"}, RULE),
+    ],
+)
+def test_weaker_rule_is_refused(own: dict[str, Any], wanted: dict[str, Any]) -> None:
+    [objection] = check_rules(own, wanted)
+    assert objection.startswith("its evaluation has no rule as strict as metric: held_out.")
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        ({**SHARE_RULE, "max_harmed_share": 0.05}, SHARE_RULE),
+        ({**SHARE_RULE, "harm": 0.5}, {**SHARE_RULE, "harm": 1.0}),
+        ({**SHARE_RULE, "harm": 0.5}, SHARE_RULE),
+        ({**SHARE_RULE, "harm": 1.0}, SHARE_RULE),
+        ({**SHARE_RULE, "harm": None}, SHARE_RULE),
+        ({**RULE, "max_item_loss": 6.0}, RULE),
+        (RULE, {**RULE, "max_item_loss": 4.0}),
+        ({**RULE, "min_gain": 0.1}, RULE),
+        ({**RULE, "confidence": 0.99}, RULE),
+        (RULE, {**RULE, **GAIN, "max_loss": 0.1}),
+        ({**SLICE_RULE, "confidence": 0.9, "slices": ["length", "source"]}, SLICE_RULE),
+    ],
+)
+def test_stricter_rule_is_accepted(own: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert check_rules(own, wanted) == []
+
+
+def test_fewer_items_than_the_required_rule_needs_are_refused() -> None:
+    loss = {**RULE, **GAIN, "max_loss": 0.1}
+    refused = ["its evaluation measured held_out.loss on 20 items; the configuration requires 149"]
+    assert check_rules(loss, loss, own_min_items=2, items=20) == refused
+    assert check_rules({**loss, "max_loss": 0.0}, loss, items=20) == refused
+    assert check_rules(loss, loss, own_min_items=2, items=149) == []
+    assert "requires 29" in check_rules(SHARE_RULE, SHARE_RULE, own_min_items=2, items=28)[0]
+    assert check_rules(RULE, RULE, min_items=10, items=10) == []
+    assert "on 10 items; the configuration requires 11" in check_rules(RULE, RULE, min_items=11, items=10)[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "accepted"), [(50, None, False), (2, None, False), (10, None, True), (None, 10, True)]
+)
+def test_slices_are_judged_from_the_required_number_of_items(
+    own: int | None, wanted: int | None, accepted: bool
+) -> None:
+    expected = [] if accepted else [f"its evaluation judged slices from {own} items; the configuration requires 10"]
+    assert check_rules(SLICE_RULE, SLICE_RULE, own, wanted) == expected
+
+
+def test_task_of_another_kind_or_with_another_file_is_refused() -> None:
+    tasks = {"held_out": {"kind": "held_out", "files": ["a" * 64]}}
+    assert check_rules(RULE, RULE, files=["a" * 64], tasks=tasks) == []
+    [objection] = check_rules(RULE, RULE, files=["b" * 64], tasks=tasks)
+    assert objection == "its evaluation measured held_out on other files than those of the configuration"
+    [objection] = check_rules(RULE, RULE, kind="perplexity", tasks=tasks)
+    assert "with a task of kind perplexity; the configuration requires held_out" in objection
+
+
+def test_default_settings_of_rules_equal_those_of_the_metrics() -> None:
+    for kind, task in TASK_KINDS.items():
+        for name, metric in task.task.METRICS.items():
+            if (harm := metric.get_harm()) is not None:
+                assert rule_strictness.get_harm({"metric": f"task.{name}"}, kind) == harm, (kind, name)
+            default = rule_strictness.DEFAULT_MAX_ITEM_LOSSES.get((kind, name))
+            assert default in (None, metric.get_max_item_loss())
+            assert (metric.get_max_item_loss() or 0) <= rule_strictness.LARGEST_MAX_ITEM_LOSS
+    for loss in (0.01, 0.05, 0.3, 4.0, 6.0):
+        for confidence in (0.9, 0.95):
+            rule = Rule(max_loss=loss, confidence=confidence)
+            expected = promotion_gate.compute_min_items(rule, 5.0, None)
+            assert rule_strictness.compute_min_items(rule.model_dump(), None, "held_out") == expected
+
+
 def test_rules_weaker_than_required_are_refused(candidate: Candidate) -> None:
     strict = {**RULE, "min_gain": 0.5}
-    found = candidate.list_objections(Requirements(rules=[RULE, strict], min_items=3))
+    found = candidate.list_objections(Requirements(rules=[RULE, strict], min_items=5))
     assert found == [
+        "its evaluation measured held_out.loss on 4 items; the configuration requires 5",
         "its evaluation has no rule as strict as metric: held_out.loss, against: base, min_gain: 0.5, confidence: 0.95",
-        "its evaluation requires 2 items for a rule; the configuration 3",
     ]
-    weaker = {**RULE, "min_gain": None, "max_loss": 0.1, "confidence": 0.9}
-    assert candidate.list_objections(Requirements(rules=[weaker])) == []
-    other_figure = {**RULE, "min_gain": None, "max_harmed_share": 0.1}
-    [objection] = candidate.list_objections(Requirements(rules=[other_figure]))
-    assert objection.startswith("its evaluation has no rule as strict as")
+    assert candidate.list_objections(Requirements(rules=[RULE], min_items=4)) == []
 
 
 def test_configuration_given_to_promote_requires_its_rules(tmp_path: Path) -> None:
-    assert _load_gate(None, []) == ([], None)
-    (tmp_path / "customization.yaml").write_text("evaluation: {min_items: 7, gate: [{max_loss: 0.1}]}")
-    rules, min_items = _load_gate(tmp_path / "customization.yaml", [])
-    assert min_items == 7
-    assert rules == [{**RULE, "min_gain": None, "max_loss": 0.1}]
+    assert _load_gate(None, []) == {}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "response": "b"}\n')
+    (tmp_path / "customization.yaml").write_text(
+        f"evaluation: {{min_items: 7, gate: [{{max_loss: 0.1}}], tasks: [{{kind: held_out}}, {{kind: generation, data: {rows}}}]}}"
+    )
+    gate = _load_gate(tmp_path / "customization.yaml", [])
+    assert gate["min_items"] == 7
+    assert gate["rules"] == [{**RULE, "min_gain": None, "max_loss": 0.1}]
+    assert gate["tasks"] == {
+        "held_out": {"kind": "held_out", "files": []},
+        "generation": {"kind": "generation", "files": [hashing.sha256_file(rows)]},
+    }
 
 
 def test_evidence_of_an_earlier_schema_is_accepted_only_after_a_promotion(candidate: Candidate) -> None:
