@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from components.common.length_buckets import get_length_bucket
 from components.evaluation.task_interface import Item
-
-# Upper bounds of the length buckets in tokens. The bounds are fixed, so that all evaluations have the same slices.
-LENGTH_BUCKET_ENDS = (64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def group_by_slice(items: Sequence[Item], by: str) -> dict[str, list[int]]:
@@ -40,13 +38,3 @@ def iterate_slices(items: Sequence[Item], kinds: Sequence[str]) -> Iterator[tupl
         groups = group_by_slice(items, by)
         if len(groups) > 1:
             yield from ((f"{by} {name}", indices) for name, indices in groups.items())
-
-
-def get_length_bucket(tokens: int) -> str:
-    """Return the name of the length bucket for this number of tokens; "" for 0 tokens."""
-    lower = 0
-    for upper in LENGTH_BUCKET_ENDS:
-        if 0 < tokens <= upper:
-            return f"{lower + 1} to {upper} tokens"
-        lower = upper
-    return f"over {lower} tokens" if tokens else ""

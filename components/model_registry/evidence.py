@@ -19,7 +19,8 @@ from typing import Any
 
 from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import Artifact, Manifest
-from components.model_registry import rule_strictness
+from components.model_registry import rule_results, rule_strictness
+from components.model_registry.rule_results import RELATIVE_TOLERANCE
 
 Json = dict[str, Any]
 EVALUATION_FILENAME, PREDICTIONS_FILENAME, PROOF_FILENAME = "evaluation.json", "predictions.parquet", "proof.json"
@@ -28,7 +29,6 @@ EARLIER_PACKAGE = "its Triton package does not cover its proof; an earlier versi
 MIN_SCHEMA_VERSION = 2  # of manifests whose identity covers the statement
 # In summary.proof and in proof.json; timings are only in the summary.
 PROOF_FIELDS = ("server_version", "golden_prompts", "matched")
-RELATIVE_TOLERANCE = 1e-9  # of sums of equal numbers in another order
 
 
 def states_subject(evaluation: Artifact) -> bool:
@@ -130,7 +130,7 @@ def _check_manifest(manifest: Manifest, content: Json) -> list[str]:
 
 
 def _check_verdict(content: Json) -> list[str]:
-    """Check that the verdict follows from the rules, and each result from the rule's limit."""
+    """Check that the verdict and the reasons follow from the results of the rules."""
     rules, gate, measured = content["rules"], content["measured"]["settings"]["gate"], content["measured"]
     settings = [{name: rule.get(name) for name in wanted} for rule, wanted in zip(rules, gate, strict=False)]
     objections = []
@@ -143,22 +143,11 @@ def _check_verdict(content: Json) -> list[str]:
         objections.append(f"its evaluation's verdict is {content['verdict']}, but its rules give {expected}")
     if content["reasons"][-len(rules) or len(rules) :] != [rule["reason"] for rule in rules]:
         objections.append("the reasons in its evaluation are not those of its rules")
-    for rule in rules:
-        bound = rule.get("at_least")
-        if rule["holds"] and bound is not None and not _is_within_limit(rule, bound):
-            objections.append(f"a rule on {rule['metric']} holds in its evaluation, but its bound is {bound:+.4f}")
     return objections
 
 
-def _is_within_limit(rule: Json, gain: float) -> bool:
-    """Return whether a gain satisfies the limit of a rule, apart from rounding."""
-    if rule.get("min_gain") is not None:
-        return bool(gain > rule["min_gain"])
-    return rule.get("max_loss") is None or bool(gain >= -rule["max_loss"] - RELATIVE_TOLERANCE * max(1.0, abs(gain)))
-
-
 def _check_metrics(evaluation: Artifact, content: Json) -> list[str]:
-    """Recompute every metric from the scores of the items, and compare the gains with the rules that hold."""
+    """Recompute every metric and the results of the rules that hold from the scores of the items."""
     rows = read_predictions(evaluation)
     objections = []
     if {row["task"] for row in rows} != set(content["tasks"]) or set(content["tasks"]) != set(
@@ -168,7 +157,6 @@ def _check_metrics(evaluation: Artifact, content: Json) -> list[str]:
     by_task: dict[str, list[Json]] = defaultdict(list)
     for row in rows:
         by_task[row["task"]].append(row)
-    values: dict[str, dict[str, float | None]] = {}
     for name, task in content["tasks"].items():
         if task["items"] != len(by_task[name]):
             objections.append(
@@ -176,14 +164,14 @@ def _check_metrics(evaluation: Artifact, content: Json) -> list[str]:
             )
         for metric, definition in task["metrics"].items():
             key = f"{name}.{metric}"
-            values[key] = {
-                role: _compute_metric(by_task[name], role, metric, exponential=definition["exponential"])
+            values = {
+                role: rule_results.compute_metric(by_task[name], role, metric, exponential=definition["exponential"])
                 for role in ("candidate", "base", "incumbent")
             }
             reported = content["metrics"][name][metric]
             different = [
                 role
-                for role, value in values[key].items()
+                for role, value in values.items()
                 if reported[role] is not None and not _is_close(reported[role], value)
             ]
             if different:
@@ -192,39 +180,7 @@ def _check_metrics(evaluation: Artifact, content: Json) -> list[str]:
                 objections.append(
                     f"{key} in its evaluation has {reported['n']} items; {len(by_task[name])} have scores"
                 )
-    return [*objections, *_check_gains(content, values)]
-
-
-def _check_gains(content: Json, values: Mapping[str, Mapping[str, float | None]]) -> list[str]:
-    """Compare the gain over all items with the limit of each rule that holds: a bound is below the gain."""
-    objections = []
-    for rule in content["rules"]:
-        task, _, metric = rule["metric"].partition(".")
-        against = rule["against"]
-        if not rule["holds"] or rule.get("slices") or (against == "incumbent" and not content["measured"]["incumbent"]):
-            continue
-        candidate = values[rule["metric"]]["candidate"]
-        other = values[rule["metric"]][against] if isinstance(against, str) else float(against)
-        if candidate is None or other is None:
-            objections.append(f"a rule on {rule['metric']} holds in its evaluation without scores")
-            continue
-        better = content["tasks"][task]["metrics"][metric]["better"]
-        gain = candidate - other if better == "higher" else other - candidate
-        if not _is_within_limit(rule, gain):
-            objections.append(f"a rule on {rule['metric']} holds in its evaluation, but the gain is {gain:+.4f}")
-    return objections
-
-
-def _compute_metric(rows: Sequence[Json], role: str, metric: str, *, exponential: bool) -> float | None:
-    total, weight = 0.0, 0.0
-    for row in rows:
-        scores, weights = json.loads(row.get(f"{role}_scores") or "{}"), json.loads(row["weights"] or "{}")
-        if scores.get(metric) is None:
-            return None
-        total, weight = total + scores[metric], weight + weights.get(metric, 1.0)
-    if not weight:
-        return None
-    return math.exp(min(total / weight, 700.0)) if exponential else total / weight
+    return [*objections, *rule_results.check_results(content, by_task)]
 
 
 def _is_close(reported: float, value: float | None) -> bool:

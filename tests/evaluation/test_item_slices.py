@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.evaluation.item_slices import get_length_bucket, group_by_slice, iterate_slices
+from components.common.length_buckets import get_length_bucket
+from components.evaluation.item_slices import group_by_slice, iterate_slices
 from tests.evaluation.task_builders import build_items
 
 

@@ -22,6 +22,8 @@ RULE = {
     "confidence": 0.95,
     "slices": None,
 }
+SAMPLES = 100_000
+SMALLEST_P = 1 / (1 + SAMPLES)
 SPLITS = {"train": range(12), "validation": range(12, 14), "test": range(14, 18)}
 # A higher or lower score by role: the loss of one token.
 LOSSES = {
@@ -89,7 +91,7 @@ def build_evaluation(
     """Publish an evaluation whose verdict follows from its predictions.
 
     Args:
-        acceptance_p: p-value of the first rule, which `split_reuse` reads.
+        acceptance_p: p-value of the first rule, which `split_reuse` reads; None for the smallest one.
         split: digest of the evaluated items.
     """
     roles = ("candidate", "base", *(("incumbent",) if incumbent else ()))
@@ -109,7 +111,9 @@ def build_evaluation(
                 "gain": [gain] * 3,
                 "at_least": gain,
                 "p": None,
-                "acceptance_p": None if results else acceptance_p,
+                "acceptance_p": SMALLEST_P if results or acceptance_p is None else acceptance_p,
+                "harmed_items": None,
+                "unjudged_slices": 0,
             }
         )
     chosen = read_test_rows(dataset) if rows is None else list(rows)
@@ -123,7 +127,7 @@ def build_evaluation(
         "max_items": None,
         "max_length": None,
         "batch_tokens": 8,
-        "bootstrap_samples": 1000,
+        "bootstrap_samples": SAMPLES,
         "gate": rules,
     }
     content = {

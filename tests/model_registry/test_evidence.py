@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,13 @@ from pyarrow import parquet
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.runtime.errors import ArtifactDamagedError, RegistryError
-from components.evaluation import promotion_gate
-from components.evaluation.config import Rule
+from components.evaluation import evaluation_result, promotion_gate, significance
+from components.evaluation.config import SLICE_KINDS, EvaluationConfig, Rule
 from components.evaluation.tasks.task_registry import TASK_KINDS
-from components.model_registry import evidence, lineage_tags, promotion_checks, rule_strictness
+from components.model_registry import evidence, lineage_tags, promotion_checks, rule_results, rule_strictness
 from components.model_registry.promotion_checks import Requirements
 from pipelines.cli.registry import _load_gate
+from tests.evaluation.task_builders import build_loss_scores
 from tests.manifests import read_fields, reseal
 from tests.model_registry.conftest import build
 from tests.model_registry.evidence_builder import (
@@ -271,7 +273,7 @@ def drop_rules(content: Any) -> None:
     ("change", "objection"),
     [
         (set_verdict, "its evaluation's verdict is accepted, but its rules give refused"),
-        (set_rules, "a rule on held_out.loss holds in its evaluation, but its bound is +0.0000"),
+        (set_rules, "a rule on held_out.loss holds in its evaluation, but the gain is +0.0000"),
         (set_scores, "held_out.loss of the candidate in its evaluation does not follow from its predictions"),
         (drop_rules, "the rules in its evaluation are not those of its gate"),
     ],
@@ -284,7 +286,122 @@ def test_refused_evaluation_edited_to_accepted_is_refused(candidate: Candidate, 
 
 GAIN = {"min_gain": None, "max_loss": None}
 SHARE_RULE = {**RULE, **GAIN, "max_harmed_share": 0.1}
+HOLDS = "a rule on held_out.loss holds in its evaluation, but "
 SLICE_RULE = {**RULE, **GAIN, "max_loss": 0.0, "slices": ["source", "length"]}
+
+
+def check_result(rule: dict[str, Any], losses: list[float], **result: Any) -> list[str]:
+    """Return the objections to a rule that holds with this result, for losses per token against 1 of the base.
+
+    The items have 2 tokens. Every third item is of source b, the others of source a.
+    """
+    stated = {"gain": None, "at_least": None, "p": None, "acceptance_p": None, "harmed_items": None}
+    rows = [
+        {
+            "weights": '{"loss": 2.0}',
+            "source": "b" if number % 3 == 0 else "a",
+            "length": 10,
+            "candidate_scores": json.dumps({"loss": 2 * loss}),
+            "base_scores": '{"loss": 2.0}',
+        }
+        for number, loss in enumerate(losses)
+    ]
+    content = {
+        "rules": [{**rule, **stated, "unjudged_slices": 0, "holds": True, **result}],
+        "tasks": {"held_out": {"metrics": {"loss": {"better": "lower", "exponential": False}}}},
+        "measured": {
+            "incumbent": None,
+            "tasks": {"held_out": "held_out"},
+            "settings": {"min_items": None, "bootstrap_samples": 1000},
+        },
+    }
+    return rule_results.check_results(content, {"held_out": rows})
+
+
+def test_share_of_harmed_items_is_recomputed() -> None:
+    losses = [1.0] * 59 + [2.5]
+    honest = {"harmed_items": 1, "acceptance_p": significance.compute_binomial_p_value(1, 60, 0.1)}
+    assert check_result(SHARE_RULE, losses, **honest) == []
+    [objection] = check_result(SHARE_RULE, losses, **honest | {"harmed_items": 0})
+    assert objection == f"{HOLDS}it counts 0 harmed items; its predictions have 1"
+    for p_value in (None, 0.001):
+        [objection] = check_result(SHARE_RULE, losses, **honest | {"acceptance_p": p_value})
+        assert objection == f"{HOLDS}its p-value is {p_value}; 1 harmed items of 60 have the p-value 0.01378"
+    few = {"harmed_items": 0, "acceptance_p": significance.compute_binomial_p_value(0, 28, 0.1)}
+    assert check_result(SHARE_RULE, [1.0] * 28, **few) == [f"{HOLDS}0 of 28 items are harmed"]
+    for count, items, share in ((0, 29, 0.1), (3, 80, 0.1), (900, 10_000, 0.1), (40, 2_000_000, 0.001)):
+        p_value = rule_results.compute_binomial_p_value(count, items, share)
+        assert p_value == pytest.approx(significance.compute_binomial_p_value(count, items, share), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        ({"at_least": None}, "its gain or its bound is missing"),
+        ({"gain": None}, "its gain or its bound is missing"),
+        ({"at_least": -0.1}, "its bound is -0.1000"),
+        ({"gain": [0.7, 0.6, 0.8]}, "its gain is +0.7000; its predictions have +0.5000"),
+        ({"acceptance_p": None}, "its p-value is None; the bound requires at most 0.05"),
+        ({"acceptance_p": 0.06}, "its p-value is 0.06; the bound requires at most 0.05"),
+        ({"acceptance_p": 0.0}, "its p-value is 0.0; the bound requires at most 0.05"),
+    ],
+)
+def test_result_that_contradicts_the_rule_is_refused(result: dict[str, Any], problem: str) -> None:
+    honest = {"gain": [0.5, 0.4, 0.6], "at_least": 0.3, "acceptance_p": 0.01}
+    assert check_result(RULE, [0.5] * 12, **honest) == []
+    [objection] = check_result(RULE, [0.5] * 12, **honest | result)
+    assert objection.startswith(HOLDS + problem)
+    [objection] = check_result(RULE, [0.5] * 9, **honest)
+    assert objection == HOLDS + "has 9 items and requires 10"
+
+
+def test_results_of_the_gate_agree_with_their_recomputation(tmp_path: Path) -> None:
+    bounds = [{"min_gain": 0.0}, {"max_loss": 0.3}, {"max_loss": 0.0}, {"max_harmed_share": 0.1}]
+    rules = [
+        Rule(metric="held_out.loss", **bound) for bound in [*bounds, {"max_loss": 0.0, "slices": list(SLICE_KINDS)}]
+    ]
+    rules += [Rule(metric="held_out.loss", against=1.4, max_loss=0.5), Rule(metric="held_out.perplexity", min_gain=0.1)]
+    config = EvaluationConfig(gate=rules, bootstrap_samples=1000)
+    holding = 0
+    for seed, (gain, spread) in enumerate(
+        [(0.3, 0.1), (0.1, 0.3), (0.0, 0.0), (0.05, 1.2), (-0.05, 0.05), (0.06, 0.5)]
+    ):
+        draw = Random(seed)
+        tokens = [draw.randint(1, 9) for _ in range(300)]
+        base = [draw.uniform(1, 2) * count for count in tokens]
+        candidate = [b + (draw.gauss(-gain, spread)) * count for b, count in zip(base, tokens, strict=True)]
+        slices = {"source": [draw.choice("abc") for _ in tokens], "length": [draw.randint(1, 200) for _ in tokens]}
+        results = {"held_out": build_loss_scores({"candidate": candidate, "base": base}, tokens, **slices)}
+        found = promotion_gate.evaluate_rules(results, False, config, seed)
+        content = evaluation_result.build_result(results, found, config, seed, unchanged=False)
+        settings = {"min_items": None, "bootstrap_samples": 1000}
+        content["measured"] = {"incumbent": None, "tasks": {"held_out": "held_out"}, "settings": settings}
+        evaluation_result.write_predictions(tmp_path / "predictions.parquet", results)
+        rows = {"held_out": parquet.read_table(tmp_path / "predictions.parquet").to_pylist()}
+        assert rule_results.check_results(content, rows) == []
+        holding += sum(rule["holds"] for rule in content["rules"])
+        for rule in content["rules"]:
+            rule["holds"] = True
+        flipped = [rule for rule in found if not rule.passed]
+        assert len(rule_results.check_results(content, rows)) == len(flipped)
+    assert holding > 10
+
+
+def test_identical_scores_have_no_p_value() -> None:
+    rule = {**RULE, **GAIN, "max_loss": 0.1}
+    assert check_result(rule, [1.0] * 12, gain=[0.0] * 3, at_least=0.0) == []
+    assert check_result(RULE, [1.0] * 12, gain=[0.0] * 3, at_least=0.1) == [HOLDS + "the gain is +0.0000"]
+
+
+def test_result_of_slices_requires_a_p_value_and_the_number_of_slices() -> None:
+    losses = [1.0] * 40  # sources of 14 and 26 items; a single bucket of lengths is no slice
+    assert check_result(SLICE_RULE, losses, p=0.2) == []
+    assert check_result(SLICE_RULE, losses) == [HOLDS + "it has no p-value for 2 slices"]
+    assert check_result(SLICE_RULE, losses, p=0.04) == [HOLDS + "the p-value of its worst slice is 0.04"]
+    [objection] = check_result(SLICE_RULE, losses, unjudged_slices=2)
+    assert objection == HOLDS + "it counts 2 slices with too few items; its predictions have 0"
+    assert check_result(SLICE_RULE, losses[:15], unjudged_slices=1, p=0.5) == []
+    assert check_result(SLICE_RULE, losses[:12], unjudged_slices=2) == []
 
 
 def check_rules(
