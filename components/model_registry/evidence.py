@@ -19,6 +19,7 @@ from typing import Any
 
 from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.common.runtime.errors import DiskFullError, EngineMissingError, NotWritableError
 from components.model_registry import rule_results, rule_strictness
 from components.model_registry.rule_results import RELATIVE_TOLERANCE
 
@@ -26,6 +27,7 @@ Json = dict[str, Any]
 EVALUATION_FILENAME, PREDICTIONS_FILENAME, PROOF_FILENAME = "evaluation.json", "predictions.parquet", "proof.json"
 EARLIER_EVALUATION = "its evaluation does not state what it measured; an earlier version of tuneline wrote it"
 EARLIER_PACKAGE = "its Triton package does not cover its proof; an earlier version of tuneline wrote it"
+TEMPORARY_ERRORS = (EngineMissingError, DiskFullError, NotWritableError)  # not an objection to a version
 MIN_SCHEMA_VERSION = 2  # of manifests whose identity covers the statement
 # In summary.proof and in proof.json; timings are only in the summary.
 PROOF_FIELDS = ("server_version", "golden_prompts", "matched")
@@ -50,7 +52,7 @@ def read_content(evaluation: Artifact) -> Json:
 def _read_object(artifact: Artifact, name: str) -> Json:
     try:
         content = json.loads((artifact.path / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -72,8 +74,29 @@ def check_evaluation(evaluation: Artifact, model: Manifest) -> list[str]:
             *_check_verdict(content),
             *_check_metrics(evaluation, content),
         ]
-    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-        return [f"its evaluation cannot be read ({type(error).__name__}: {error})"]
+    except list_content_errors() as error:
+        return [describe_content_error(error)]
+
+
+def list_content_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that the checks raise if a file of an evaluation has an unexpected structure."""
+    from pyarrow import ArrowException
+
+    return (
+        AttributeError,
+        ArithmeticError,
+        ArrowException,
+        LookupError,
+        OSError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    )
+
+
+def describe_content_error(error: BaseException) -> str:
+    """Return the objection to an evaluation whose files have an unexpected structure."""
+    return f"its evaluation cannot be read ({type(error).__name__}: {error})"
 
 
 def _check_subject(measured: Json, model: Manifest) -> list[str]:

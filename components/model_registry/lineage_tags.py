@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -100,10 +99,7 @@ def build_version_tags(
 
 def _build_score_tags(evaluation: Artifact) -> dict[str, str]:
     """Return the candidate's scores in evaluation.json, keyed by `score.TASK.METRIC`."""
-    try:
-        content = json.loads((evaluation.path / "evaluation.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    content = evidence.read_content(evaluation)
     scores = {
         f"{SCORE_PREFIX}{task}.{metric}": values["candidate"]
         for task, metrics in content.get("metrics", {}).items()
@@ -129,7 +125,7 @@ def read_verdict(evaluation: Artifact) -> str:
     """
     verdict = str(evaluation.manifest.summary.get("verdict", ""))
     if any(file.path == "evaluation.json" for file in evaluation.manifest.files):
-        recorded = json.loads((evaluation.path / "evaluation.json").read_text(encoding="utf-8")).get("verdict")
+        recorded = evidence.read_content(evaluation).get("verdict")
         if recorded != verdict:
             raise RegistryError(
                 f"{evaluation.path}: evaluation.json records "

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
-from components.common.runtime.errors import (
-    DiskFullError,
-    EngineMissingError,
-    NotWritableError,
-    RegistryError,
-    TunelineError,
-)
+from components.common.runtime.errors import RegistryError, TunelineError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 from components.model_registry import evidence, lineage_tags, model_files, registry_history, split_reuse, training_rows
@@ -113,7 +107,7 @@ def _open_artifacts(version: ModelVersion, stack: ExitStack) -> tuple[dict[str, 
             continue
         try:
             artifact = stack.enter_context(open_artifact(version, kind, sha256))
-        except (EngineMissingError, DiskFullError, NotWritableError):
+        except evidence.TEMPORARY_ERRORS:
             raise
         except TunelineError as error:
             objections.append(f"its {kind} cannot be verified ({error.message})")
@@ -147,7 +141,7 @@ def open_artifact(version: ModelVersion, kind: str, sha256: str) -> Iterator[Art
                 continue
             artifact = artifact_folder.read(folder, kind)
         except TunelineError as error:
-            damage = error
+            damage = damage if isinstance(damage, evidence.TEMPORARY_ERRORS) else error
             continue
         yield artifact
         return
@@ -170,14 +164,26 @@ def _check_evaluation(
     source = evaluation.manifest.find_input("model")
     if source is None or source.content_sha256 != _get_tag(version, "model_sha256"):
         objections.append("its evaluation evaluated another model")
-    objections += split_reuse.list_objections(version, evaluation)
     objections += _check_comparison(compared.content_sha256 if compared else None, requirements.incumbent_sha256)
+    try:
+        return [*objections, *_check_content(version, evaluation, model, requirements)]
+    except evidence.list_content_errors() as error:
+        return [*objections, evidence.describe_content_error(error)]
+
+
+def _check_content(
+    version: ModelVersion, evaluation: Artifact, model: Artifact | None, requirements: Requirements
+) -> list[str]:
+    """Return the objections to the files of an evaluation. The files are consistent after the first check."""
     if model is None:  # reported by `_open_artifacts`
-        return objections
+        return []
     found = evidence.check_evaluation(evaluation, model.manifest)
-    found = found or evidence.check_dataset(evaluation, model.manifest)
-    if not found:
-        found = evidence.check_rules(evaluation, requirements.rules, requirements.min_items, requirements.tasks)
-        if not requirements.was_promoted:
-            found += training_rows.check_training_rows(evaluation, model.manifest, _get_tag(version, "store_uri") or "")
-    return [*objections, *found]
+    if found and found != [evidence.EARLIER_EVALUATION]:
+        return found
+    reuse = split_reuse.list_objections(version, evaluation)
+    if found := found or evidence.check_dataset(evaluation, model.manifest):
+        return [*reuse, *found]
+    found = evidence.check_rules(evaluation, requirements.rules, requirements.min_items, requirements.tasks)
+    if not requirements.was_promoted:
+        found += training_rows.check_training_rows(evaluation, model.manifest, _get_tag(version, "store_uri") or "")
+    return [*reuse, *found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -155,6 +156,55 @@ def test_rows_that_an_ancestor_was_trained_on_are_refused(candidate: Candidate, 
         assert found[0].startswith(
             f"the initial adapter {parent.sha256[:12]} of its lineage is not in the artifact store"
         )
+
+
+def drop_prompts(folder: Path) -> None:
+    path = folder / "predictions.parquet"
+    parquet.write_table(parquet.read_table(path).drop_columns("prompt"), path)
+
+
+def write_text(name: str, text: str) -> Any:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def replace_tasks(folder: Path) -> None:
+    content = json.loads((folder / "evaluation.json").read_text())
+    (folder / "evaluation.json").write_text(json.dumps(content | {"tasks": []}))
+
+
+@pytest.mark.parametrize(
+    ("change", "objection"),
+    [
+        (drop_prompts, "its evaluation cannot be read (KeyError: 'prompt')"),
+        (replace_tasks, "the tasks in its evaluation are not those of its predictions"),
+        (write_text("predictions.parquet", "no table"), "its evaluation cannot be read ("),
+        (write_text("evaluation.json", "[" * 100_000), "evaluation.json records no verdict"),
+        (
+            write_text("evaluation.json", '{"verdict": "accepted", "measured": [], "rules": 1}'),
+            "its evaluation cannot be read (",
+        ),
+    ],
+)
+def test_malformed_evaluation_is_refused(candidate: Candidate, change: Any, objection: str) -> None:
+    tags = lineage_tags.build_version_tags(candidate.model, candidate.evaluation, candidate.repository, None, "")
+    change(candidate.evaluation.path)
+    changed = republish(candidate.evaluation)
+    tags["tuneline.evaluation_sha256"] = changed.sha256
+    version: Any = SimpleNamespace(name="helper", version="1", tags=tags, aliases=[])
+    found = promotion_checks.list_objections(version, DEFAULT)
+    assert any(objection in each for each in found)
+    with suppress(RegistryError):
+        lineage_tags.check_evidence(candidate.model, changed, None)
+
+
+@pytest.mark.parametrize("schema", ["x", "tuneline", "tuneline/evaluation", "other/evaluation/v2", "tuneline/a/b/v2"])
+def test_manifest_with_an_invalid_schema_is_refused(candidate: Candidate, schema: str) -> None:
+    reseal(candidate.evaluation.path, schema=schema)
+    with pytest.raises(ArtifactDamagedError, match="expected tuneline/<kind>/v<number>"):
+        artifact_folder.read(candidate.evaluation.path)
+    (candidate.evaluation.path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(ArtifactDamagedError, match="is unreadable"):
+        artifact_folder.read(candidate.evaluation.path)
 
 
 def test_different_questions_about_one_passage_are_not_contamination(candidate: Candidate) -> None:

@@ -30,6 +30,7 @@ from components.common.runtime.errors import ArtifactDamagedError, OutputOccupie
 
 MANIFEST_FILENAME = "manifest.json"
 SCHEMA_VERSION = 2  # of the manifests that `publish` writes; manifests of version 1 have no digest of themselves
+SCHEMA_PATTERN = re.compile(r"tuneline/[a-z_]+/v[1-9]\d*")
 UNFINISHED_MARKER = ".unfinished"
 TRANSIENT_FAILURE_KEY = "passing"  # summary key: the result depends on a transient failure, such as an outage
 
@@ -277,6 +278,8 @@ def parse_manifest(content: bytes | str) -> Manifest:
     """
     fields = json.loads(content)
     manifest = Manifest.model_validate(fields)
+    if not SCHEMA_PATTERN.fullmatch(manifest.schema_):
+        raise ValueError(f"schema is {manifest.schema_!r}; expected tuneline/<kind>/v<number>")
     if manifest.schema_version > 1 or manifest.manifest_sha256:
         expected = compute_manifest_sha256(fields)
         if manifest.manifest_sha256 != expected:
@@ -284,8 +287,6 @@ def parse_manifest(content: bytes | str) -> Manifest:
                 f"manifest_sha256 is {manifest.manifest_sha256[:12] or 'missing'}; its fields have the digest "
                 f"{expected[:12]}"
             )
-    elif manifest.schema_version != 1:
-        raise ValueError(f"schema is {manifest.schema_!r}; expected tuneline/<kind>/v<number>")
     return manifest
 
 
@@ -311,7 +312,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path} has changed since it was published: {error}",
             hint=f"Restore the file, or remove {folder} and rerun the step that created it.",
         ) from None
-    except (ValueError, ValidationError) as error:
+    except (ValueError, ValidationError, RecursionError) as error:
         raise ArtifactDamagedError(
             f"{path} is unreadable: {error}", hint="Create the artifact again with --overwrite."
         ) from None
