@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models.model_loading import LoadableModel
 from components.evaluation import engine_loading
 from components.evaluation.config import EvaluationConfig
+from components.evaluation.task_results import TaskResult
 from components.evaluation.tasks import file_digests
+from components.evaluation.tasks.held_out import HeldOut
 
 SPLIT_FILES = ("train.parquet", "validation.parquet", "test.parquet")
 
@@ -18,6 +21,7 @@ def describe_subject(
     incumbent: LoadableModel | None,
     dataset: Artifact,
     config: EvaluationConfig,
+    results: Mapping[str, TaskResult],
     seed: int,
 ) -> dict[str, Any]:
     """Return digests and settings, without paths, which differ between machines.
@@ -32,6 +36,8 @@ def describe_subject(
         - `evaluation_sets`: sorted digests of the files that the tasks read.
         - `tasks`: {task: kind}.
         - `task_files`: {task: sorted digests of the files that the task reads}.
+        - `held_out`: {task: {max_items, left_out}} for the tasks on the test split. `left_out` is the number of test rows,
+          of the first `max_items`, that have no answer within the maximum length.
         - `engine`: the engine of the candidate.
         - `settings`: the settings of the gate and of the measurement, and the seed.
     """
@@ -53,6 +59,18 @@ def describe_subject(
         "evaluation_sets": sorted(file_digests.digest_task_files(config.tasks).values()),
         "tasks": {task.name: task.kind for task in config.tasks},
         "task_files": {task.name: sorted(file_digests.digest_task_files([task]).values()) for task in config.tasks},
+        "held_out": {
+            task.name: _describe_coverage(task, dataset, len(results[task.name].items))
+            for task in config.tasks
+            if isinstance(task, HeldOut)
+        },
         "engine": engine_loading.resolve_engine(config.engine, candidate),
         "settings": {**settings, "seed": seed},
     }
+
+
+def _describe_coverage(task: HeldOut, dataset: Artifact, items: int) -> dict[str, Any]:
+    from pyarrow import parquet
+
+    rows = parquet.read_metadata(dataset.path / "test.parquet").num_rows
+    return {"max_items": task.max_items, "left_out": min(rows, task.max_items or rows) - items}

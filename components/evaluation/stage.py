@@ -85,12 +85,11 @@ def evaluate(
     failed_before = artifact_folder.has_transient_failure(output, key)  # kept until the new result is ready
     if not failed_before and (finished := artifact_folder.claim_folder(output, key, overwrite=overwrite)):
         return finished
-    subject = evaluation_subject.describe_subject(candidate, incumbent, dataset, config, seed)
     results = _Measurement(candidate, incumbent, dataset, config, seed, state / STAGE / "scores", reporter).run()
     reporter.step("applying the promotion gate")
     rule_results = promotion_gate.evaluate_rules(results, incumbent is not None, config, seed)
     content = evaluation_result.build_result(results, rule_results, config, seed, unchanged=unchanged)
-    content["measured"] = subject
+    content["measured"] = evaluation_subject.describe_subject(candidate, incumbent, dataset, config, results, seed)
     if failed_before:
         artifact_folder.claim_folder(output, key)
     text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"

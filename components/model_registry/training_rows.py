@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
+from components.common.models import model_loading
 from components.common.row_comparison import training_overlap
 from components.common.row_comparison.training_overlap import ComparedRow, Overlap
 from components.common.runtime.errors import TunelineError
@@ -15,6 +17,10 @@ from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 from components.model_registry import evidence
 
+Json = dict[str, Any]
+
+HELD_OUT = "held_out"  # kind of the tasks that evaluate the dataset's test split
+UNTUNED_PREFIXES = ("embedded:", "hf://")  # of the sources of base models that tuneline did not tune
 TRAINED_ON_PURPOSE = ("memorisation",)  # kinds of tasks that evaluate training rows
 ANCESTOR_KINDS = ("model", "base_model", "initial_adapter")
 THRESHOLD_KEY = "near_duplicate_threshold"  # in the configuration of a dataset
@@ -35,29 +41,41 @@ def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -
         evaluation: an evaluation that `evidence.check_evaluation` accepts.
         model: the manifest of the model.
         store_uri: URI of the model in its artifact store, which also has the datasets.
+
+    Raises:
+        EngineMissingError, DiskFullError, NotWritableError: an artifact store is not available.
     """
+    from pyarrow import parquet
+
     lineage = collect_lineage(model, store_uri)
     if lineage.missing:
         return lineage.missing
     content = evidence.read_content(evaluation)
     dataset = lineage.datasets[content["measured"]["dataset"]["content_sha256"]]
     kinds = content["measured"]["tasks"]
-    test_rows = {row.id: row for row in training_overlap.read_rows(dataset.path / "test.parquet")}
-    is_conversation = dataset.manifest.summary.get("rows_kind", "sft") == "sft"
+    path = dataset.path / "test.parquet"
+    split = list(training_overlap.read_rows(path))
+    test_rows = {row.id: row for row in split}
+    is_conversation = "messages" in parquet.read_schema(path).names
+    predictions = evidence.read_predictions(evaluation)
     rows: list[ComparedRow] = []
-    for item in evidence.read_predictions(evaluation):
+    for item in predictions:
         kind = kinds[item["task"]]
         if kind in TRAINED_ON_PURPOSE:
             continue
-        if kind == "held_out" and item["id"] not in test_rows:
+        if kind == HELD_OUT and item["id"] not in test_rows:
             return [f"row {item['id']} of its evaluation is not in the test split of dataset {dataset.sha256[:12]}"]
         row = training_overlap.build_item_row(item["id"], item["prompt"] or "", item["reference"] or "")
         if item["id"] in test_rows:
             own = test_rows[item["id"]]
-            if kind == "held_out" and is_conversation and not own.words.startswith(row.words):
+            if kind == HELD_OUT and is_conversation and not own.words.startswith(row.words):
                 return [f"row {row.id} of its evaluation differs from the row of dataset {dataset.sha256[:12]}"]
             rows.append(own)
         rows.append(row)
+    for task in (name for name, kind in kinds.items() if kind == HELD_OUT):
+        evaluated = [str(item["id"]) for item in predictions if item["task"] == task]
+        if problem := _check_coverage(content["measured"], task, evaluated, [row.id for row in split]):
+            return [f"{problem} of dataset {dataset.sha256[:12]}"]
     objections = []
     for sha256, trained in lineage.datasets.items():
         overlaps = _find_overlaps(rows, trained)
@@ -72,10 +90,35 @@ def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -
     return objections
 
 
+def _check_coverage(measured: Json, task: str, evaluated: Sequence[str], test_ids: Sequence[str]) -> str:
+    """Return a problem if the evaluated rows are not those of the test split, apart from the rows left out as stated."""
+    limit, left_out = measured["settings"]["max_items"], 0
+    if stated := measured.get("held_out", {}).get(task):
+        limit, left_out = stated["max_items"], stated["left_out"]
+    expected = sorted(test_ids)[:limit]
+    if len(set(evaluated)) < len(evaluated):
+        return f"its evaluation repeats rows of {task}: {len(evaluated)} items are {len(set(evaluated))} rows"
+    if unexpected := sorted(set(evaluated) - set(expected)):
+        return f"row {unexpected[0]} of its evaluation is not among the first {limit} test rows"
+    if left_out < 0 or len(evaluated) + left_out != len(expected):
+        return (
+            f"its evaluation measured {task} on {len(evaluated)} rows and left {left_out} out, "
+            f"of {len(expected)} test rows"
+        )
+    return ""
+
+
 def _find_overlaps(rows: Sequence[ComparedRow], dataset: Artifact) -> list[Overlap]:
-    threshold = dataset.manifest.config.get(THRESHOLD_KEY, training_overlap.DEFAULT_THRESHOLD)
-    path = dataset.path / "train.parquet"
-    return training_overlap.find_overlaps(rows, lambda: training_overlap.read_rows(path), float(threshold))
+    path, threshold = dataset.path / "train.parquet", _get_threshold(dataset.manifest)
+    return training_overlap.find_overlaps(rows, lambda: training_overlap.read_rows(path), threshold)
+
+
+def _get_threshold(dataset: Manifest) -> float:
+    """Return the threshold of the curation, at most the default: the dataset's identity does not cover the manifest."""
+    stated = dataset.config.get(THRESHOLD_KEY)
+    if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not stated > 0:
+        return training_overlap.DEFAULT_THRESHOLD
+    return min(float(stated), training_overlap.DEFAULT_THRESHOLD)
 
 
 def collect_lineage(model: Manifest, store_uri: str) -> TrainingLineage:
@@ -95,33 +138,54 @@ def collect_lineage(model: Manifest, store_uri: str) -> TrainingLineage:
                     lineage.missing.append(f"a dataset of its lineage cannot be verified ({error.message})")
             elif folder is not None:
                 pending.append(artifact_folder.read_manifest(folder))
-            elif source.kind != "base_model" or source.uri.startswith(artifact_store.STORE_PREFIX):
-                name = source.kind.replace("_", " ")
-                lineage.missing.append(
-                    f"the {name} {source.content_sha256[:12]} of its lineage is not in the artifact store, so its "
-                    "evaluated rows cannot be compared with all training rows"
-                )
+            elif source.kind != "base_model" or not _is_untuned(source):
+                lineage.missing.append(_describe_missing(source))
     return lineage
 
 
+def _describe_missing(source: ArtifactInput) -> str:
+    name, is_folder = source.kind.replace("_", " "), source.kind == "base_model" and ":" not in source.uri
+    location = f"in {source.uri} or in the artifact store" if is_folder else "in the artifact store"
+    return (
+        f"the {name} {source.content_sha256[:12]} of its lineage is not {location}, so its "
+        "evaluated rows cannot be compared with all training rows"
+    )
+
+
+def _is_untuned(source: ArtifactInput) -> bool:
+    """Return whether a base model that is not an artifact was not tuned by tuneline: its training rows are unknown."""
+    if source.uri.startswith(UNTUNED_PREFIXES):
+        return True
+    if ":" in source.uri or not source.uri:
+        return False
+    try:
+        return model_loading.resolve_base_model(source.uri).sha256 == source.content_sha256
+    except evidence.TEMPORARY_ERRORS:
+        raise
+    except TunelineError:
+        return False
+
+
 def _find_folder(source: ArtifactInput, store_uri: str) -> Path | None:
-    """Return the folder of an input: beside the model, in the workdir's store, or at the recorded path."""
-    for folder in _list_folders(source, store_uri):
-        try:
-            has_manifest = (folder / artifact_folder.MANIFEST_FILENAME).exists()
-            if has_manifest and artifact_folder.read_manifest(folder).content_sha256 == source.content_sha256:
-                return folder
-        except (TunelineError, OSError):
-            continue
-    return None
+    """Return the folder of an input: beside the model, in the workdir's store, or at the recorded path.
 
-
-def _list_folders(source: ArtifactInput, store_uri: str) -> Iterator[Path]:
+    Raises:
+        EngineMissingError, DiskFullError, NotWritableError: a store is not available, and no other has the input.
+    """
     sibling = artifact_store.build_sibling_uri(store_uri, source.content_sha256)
     default = artifact_store.build_artifact_uri(Workdir.from_environment().store, source.content_sha256)
-    for uri in (sibling, default):
-        folder = artifact_store.resolve_artifact_uri(uri) if uri else None
-        if folder is not None:
-            yield folder
-    if ":" not in source.uri and source.uri:
-        yield Path(source.uri).absolute()
+    unavailable: TunelineError | None = None
+    for uri in filter(None, (sibling, default, "" if ":" in source.uri else source.uri)):
+        try:
+            folder = artifact_store.resolve_artifact_uri(uri) if "://" in uri else Path(uri).absolute()
+            if folder is None or not (folder / artifact_folder.MANIFEST_FILENAME).exists():
+                continue
+            if artifact_folder.read_manifest(folder).content_sha256 == source.content_sha256:
+                return folder
+        except evidence.TEMPORARY_ERRORS as error:
+            unavailable = unavailable or error
+        except (TunelineError, OSError):
+            continue
+    if unavailable:
+        raise unavailable
+    return None

@@ -18,11 +18,20 @@ from pyarrow import parquet
 
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
-from components.common.runtime.errors import ArtifactDamagedError, RegistryError
+from components.common.models import model_loading
+from components.common.runtime.errors import ArtifactDamagedError, EngineMissingError, RegistryError
+from components.common.workspace import artifact_store
 from components.evaluation import evaluation_result, promotion_gate, significance
 from components.evaluation.config import SLICE_KINDS, EvaluationConfig, Rule
 from components.evaluation.tasks.task_registry import TASK_KINDS
-from components.model_registry import evidence, lineage_tags, promotion_checks, rule_results, rule_strictness
+from components.model_registry import (
+    evidence,
+    lineage_tags,
+    promotion_checks,
+    rule_results,
+    rule_strictness,
+    training_rows,
+)
 from components.model_registry.promotion_checks import Requirements
 from pipelines.cli.registry import _load_gate
 from tests.evaluation.task_builders import build_loss_scores
@@ -36,6 +45,7 @@ from tests.model_registry.evidence_builder import (
     build_row,
     write_predictions,
 )
+from tests.tiny import tiny_model
 
 DEFAULT = Requirements()
 BASE = ArtifactInput(kind="base_model", content_sha256="ba5e" * 16, uri="embedded:tiny")
@@ -151,11 +161,97 @@ def test_rows_that_an_ancestor_was_trained_on_are_refused(candidate: Candidate, 
     [objection] = candidate.list_objections()
     assert f"row row-15 equals the training row row-15 of dataset {parent_data.sha256[:12]}" in objection
     shutil.rmtree(parent.path)
-    found = candidate.list_objections()
-    if kind == "initial_adapter":
-        assert found[0].startswith(
-            f"the initial adapter {parent.sha256[:12]} of its lineage is not in the artifact store"
-        )
+    name = kind.replace("_", " ")
+    assert candidate.list_objections()[0].startswith(f"the {name} {parent.sha256[:12]} of its lineage is not in ")
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_base_model_in_a_folder_must_be_present_with_its_digest(candidate: Candidate, present: bool) -> None:
+    base = tiny_model(candidate.folder / "base")
+    sha256 = model_loading.resolve_base_model(str(base)).sha256 if present else "ba5e" * 16
+    source = ArtifactInput(kind="base_model", content_sha256=sha256, uri=str(base))
+    model = build_model(candidate.model.path, candidate.dataset, source, content="of a folder")
+    build_evaluation(candidate.evaluation.path, model.manifest, candidate.dataset)
+    build_package(candidate.repository.path, model)
+    missing = f"the base model {sha256[:12]} of its lineage is not in {base} or in the artifact store, so its"
+    assert [each[: len(missing)] for each in candidate.list_objections()] == ([] if present else [missing])
+
+
+def test_unreachable_store_is_not_an_objection(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(uri: str) -> Path | None:
+        if candidate.dataset.sha256 in uri:
+            raise EngineMissingError(f"the store of {uri} does not answer")
+        return None
+
+    shutil.rmtree(candidate.dataset.path)
+    monkeypatch.setattr(artifact_store, "resolve_artifact_uri", resolve)
+    with pytest.raises(EngineMissingError, match="does not answer"):
+        training_rows.collect_lineage(candidate.model.manifest, candidate.model.path.as_uri())
+    build_dataset(candidate.dataset.path)
+    lineage = training_rows.collect_lineage(candidate.model.manifest, candidate.model.path.as_uri())
+    assert [*lineage.datasets] == [candidate.dataset.sha256]
+
+
+@pytest.mark.parametrize("threshold", [0.99, 5, "none", None])
+def test_threshold_in_a_changed_manifest_allows_no_near_duplicates(candidate: Candidate, threshold: Any) -> None:
+    rows = [build_row(n) for n in (3, 4)]
+    for row in rows:
+        row["messages"][1]["content"] += " indeed"
+    build_evaluation(
+        candidate.evaluation.path, candidate.model.manifest, candidate.dataset, rows=rows, task="generation",
+        files={"rows.jsonl": "f" * 64},
+    )  # fmt: skip
+    config = {training_rows.THRESHOLD_KEY: threshold}
+    summary = read_fields(candidate.dataset.path)["summary"]
+    reseal(candidate.dataset.path, config=config, summary=summary | {"rows_kind": "text"})
+    [objection] = candidate.list_objections()
+    assert objection.startswith("the model was trained on 2 of its evaluated rows: row row-3 has the similarity 0.9")
+
+
+def test_kind_of_rows_follows_from_the_columns(candidate: Candidate) -> None:
+    summary = read_fields(candidate.dataset.path)["summary"]
+    reseal(candidate.dataset.path, summary=summary | {"rows_kind": "text"})
+    rows = [{**build_row(n, "easy"), "id": f"row-{n}"} for n in range(14, 18)]
+    build_evaluation(candidate.evaluation.path, candidate.model.manifest, candidate.dataset, rows=rows)
+    [objection] = candidate.list_objections()
+    assert objection.startswith("row row-14 of its evaluation differs from the row of dataset")
+
+
+def state_coverage(max_items: int | None, left_out: int) -> Any:
+    def change(content: Any) -> None:
+        content["measured"]["held_out"] = {"held_out": {"max_items": max_items, "left_out": left_out}}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("numbers", "max_items", "left_out", "objection"),
+    [
+        ((14, 15, 16, 17), None, 0, ""),
+        ((14, 16, 17), None, 1, ""),
+        ((14, 15), 2, 0, ""),
+        ((14, 15, 16), None, 0, "its evaluation measured held_out on 3 rows and left 0 out, of 4 test rows"),
+        ((14, 15), 3, 0, "its evaluation measured held_out on 2 rows and left 0 out, of 3 test rows"),
+        ((16, 17), 2, 0, "row row-16 of its evaluation is not among the first 2 test rows"),
+        ((14, 15, 15, 15), None, 0, "its evaluation repeats rows of held_out: 4 items are 2 rows"),
+        ((14, 15, 16, 17), None, -1, "its evaluation measured held_out on 4 rows and left -1 out, of 4 test rows"),
+    ],
+)
+def test_evaluation_of_a_part_of_the_test_split_is_refused(
+    candidate: Candidate, numbers: tuple[int, ...], max_items: int | None, left_out: int, objection: str
+) -> None:
+    rows = [build_row(number) for number in numbers]
+    evaluation = build_evaluation(candidate.evaluation.path, candidate.model.manifest, candidate.dataset, rows=rows)
+    rewrite_content(evaluation, state_coverage(max_items, left_out))
+    found = [f"{objection} of dataset {candidate.dataset.sha256[:12]}"] if objection else []
+    assert candidate.list_objections() == found
+
+
+def test_part_of_the_test_split_without_a_statement_is_refused(candidate: Candidate) -> None:
+    rows = [build_row(number) for number in (14, 15)]
+    build_evaluation(candidate.evaluation.path, candidate.model.manifest, candidate.dataset, rows=rows)
+    [objection] = candidate.list_objections()
+    assert objection.startswith("its evaluation measured held_out on 2 rows and left 0 out, of 4 test rows")
 
 
 def drop_prompts(folder: Path) -> None:
@@ -681,8 +777,9 @@ def test_every_changed_field_of_a_manifest_is_refused(candidate: Candidate, kind
     )
 
 
-# Fields that no decision relies on, and which another production of the same content may change. Their changes are
-# detected unless the manifest's digest is changed too.
+# Fields that another production of the same content may change. A change is detected unless the manifest's digest is
+# changed too. The checks rely on none of them, except that a lower near_duplicate_threshold in the dataset's `config` is
+# stricter. The `inputs` of the model are in the evaluation; those of the models that it was tuned from are not.
 UNBOUND = {
     "dataset": ("inputs", "config", "config_sha256", "seed", "produced_by", "summary"),
     "model": ("config", "config_sha256", "seed", "produced_by", "summary"),
