@@ -75,14 +75,21 @@ def list_objections(version: ModelVersion, requirements: Requirements) -> list[s
     return list(dict.fromkeys(objections))
 
 
-def was_promoted(version: ModelVersion, moves: Sequence[Entry]) -> bool:
-    """Return whether the history records an unforced promotion of the version with its present model and evaluation."""
+def was_promoted(version: ModelVersion, history: Sequence[Entry], unclosed: Sequence[Entry] = ()) -> bool:
+    """Return whether the history records an unforced promotion of the version with its present model and evaluation.
+
+    Args:
+        history: all entries, as read.
+        unclosed: pending entries of the history whose moves count as completed.
+    """
     model, evaluation = _get_tag(version, "model_sha256"), _get_tag(version, "evaluation_sha256")
-    edited = registry_history.list_edited(moves)
+    edited = registry_history.list_edited(history)
     return any(
         (move.to, move.digest, move.evaluation) == (str(version.version), model, evaluation)
-        for move in moves
-        if move.kind == "promote" and move.state == DONE and not move.forced and move not in edited
+        for move in history
+        if move.kind == "promote"
+        and not move.forced
+        and (move in unclosed or (move.state == DONE and move not in edited))
     )
 
 

@@ -80,15 +80,14 @@ def list_serving_objections(name: str, version: str, alias: str, in_service: str
     """
     with model_versions.registry_client() as client:
         target = model_versions.get_version(client, name, version)
-        entries = []
-        for entry in registry_history.read(client, name):
-            # If the alias has moved and the entry is not closed yet, the move counts as completed.
-            is_move = entry.is_move and entry.kind != "foreign"
-            is_unclosed = entry.state == PENDING and is_move and (entry.alias, entry.to) == (alias, str(target.version))
-            if entry.state == DONE or is_unclosed:
-                entries.append(entry.model_copy(update={"state": DONE}))
+        history = registry_history.read(client, name)
+        # If the alias has moved and the entry is not closed yet, the move counts as completed. The entry has no seal yet.
+        moves = [entry for entry in history if entry.is_move and entry.kind != "foreign" and entry.state == PENDING]
+        unclosed = [entry for entry in moves if (entry.alias, entry.to) == (alias, str(target.version))]
+        completed = [entry for entry in history if entry.state == DONE or entry in unclosed]
+        entries = [entry.model_copy(update={"state": DONE}) for entry in completed]
         incumbent = _get_expected_incumbent(client, target, alias, entries, in_service)
-        repeated = promotion_checks.was_promoted(target, entries)
+        repeated = promotion_checks.was_promoted(target, history, unclosed)
         requirements = promotion_checks.Requirements(incumbent, was_promoted=repeated)
         objections = promotion_checks.list_objections(target, requirements)
     moves = registry_history.list_completed_moves(entries, alias)
