@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,27 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel as MlflowModel
 
 CHAMPION = "champion"
+# The remedies of objections, by a pattern of the clause; docs/errors.md lists them.
+REMEDIES = (
+    ("and the champion is", "Evaluate the version again, against the current champion"),
+    ("failed on its test split", "Add new test rows, and run again"),
+    (
+        "^the model was trained on",
+        "Remove the rows from the evaluation set, or from the training data with data_curation.decontamination",
+    ),
+    ("of its lineage", "Mount the artifact store or the folder, or restore the artifact from a backup"),
+    ("cannot be verified", "Promote where the artifact store is mounted, or restore the file"),
+    ("^its evaluation used dataset", "Evaluate the model with the dataset of its training"),
+    (
+        "has no rule as strict|the configuration|of the configuration",
+        "Evaluate the model again with this configuration",
+    ),
+    ("^its evaluation does not state|package does not cover", "Evaluate and package the model again"),
+    (
+        "^its evaluation (evaluated|compared|measured|repeats|cannot)|(of|in|at) its evaluation",
+        "Evaluate the model again",
+    ),
+)
 ANY_INCUMBENT = "anything"  # the caller does not know with which model the version was compared
 
 
@@ -133,16 +155,16 @@ def _check_objections(version: ModelVersion, objections: list[str], *, force: bo
             hint="Pass --reason TEXT; the text is recorded in the history.",
         )
     if objections and not force:
-        is_outdated = any("compared it with" in objection for objection in objections)
-        remedy = (
-            "Evaluate the version again, against the current champion"
-            if is_outdated
-            else "Promote an accepted and proven version"
-        )
         raise RegistryError(
             f"version {version.version} of {version.name} cannot be promoted: {' and '.join(objections)}",
-            hint=f"{remedy}, or force the promotion with --force --reason TEXT.",
+            hint=f"{_choose_remedy(objections)}, or force the promotion with --force --reason TEXT.",
         )
+
+
+def _choose_remedy(objections: Sequence[str]) -> str:
+    """Return the action that resolves the first objection with a known remedy."""
+    remedies = (remedy for clause in objections for pattern, remedy in REMEDIES if re.search(pattern, clause))
+    return next(remedies, "Promote an accepted and proven version")
 
 
 def _move(

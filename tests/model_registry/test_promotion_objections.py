@@ -1,4 +1,4 @@
-"""Objections to a promotion while the move of the alias is not closed yet."""
+"""Objections to a promotion: their remedies, and moves of an alias that are not closed yet."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from components.common.runtime.errors import RegistryError
 from components.model_registry import (
+    evidence,
     model_versions,
+    promotion,
     promotion_checks,
     registry_history,
     servable_versions,
@@ -48,3 +51,40 @@ def test_move_that_is_not_closed_yet_counts_as_a_promotion(
     monkeypatch.setattr(registry_history, "read", lambda *_: [edited])
     servable_versions.list_serving_objections("helper", "1", "champion")
     assert required[1].was_promoted is False
+
+
+@pytest.mark.parametrize(
+    ("objection", "remedy"),
+    [
+        (
+            "its evaluation compared it with no model, and the champion is model 1",
+            "Evaluate the version again, against",
+        ),
+        ("its evaluation compared it with base model 1; the model was tuned from 2", "Evaluate the model again"),
+        (
+            "2 earlier candidates failed on its test split, so its rules have to hold",
+            "Add new test rows, and run again",
+        ),
+        ("the model was trained on 2 of its evaluated rows: row 1 equals", "Remove the rows from the evaluation set"),
+        (
+            "the dataset 1 of its lineage is not in the artifact store, so its evaluated rows cannot",
+            "Mount the artifact",
+        ),
+        ("its model cannot be verified (model.bin is missing)", "Promote where the artifact store is mounted"),
+        (
+            "its evaluation used dataset 1; the model was trained on 2",
+            "Evaluate the model with the dataset of its training",
+        ),
+        ("its evaluation has no rule as strict as metric: a", "Evaluate the model again with this configuration"),
+        ("its evaluation measured a on 4 items; the configuration requires 5", "Evaluate the model again with this"),
+        (evidence.EARLIER_EVALUATION, "Evaluate and package the model again"),
+        ("a rule on held_out.loss holds in its evaluation, but the gain is -1.0000", "Evaluate the model again"),
+        ("its evaluation's verdict is refused", "Promote an accepted and proven version"),
+    ],
+)
+def test_hint_of_a_refused_promotion_depends_on_the_objection(objection: str, remedy: str) -> None:
+    version: Any = SimpleNamespace(name="helper", version="1")
+    with pytest.raises(RegistryError) as refused:
+        promotion._check_objections(version, [objection], force=False, reason="")
+    assert refused.value.hint.startswith(remedy)
+    assert refused.value.hint.endswith(", or force the promotion with --force --reason TEXT.")
