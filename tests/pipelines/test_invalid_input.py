@@ -1126,7 +1126,16 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
     ),
     "version … of … cannot be promoted: its evaluation used dataset …; the model was trained on …": ("registry", 1),
     "version … of … cannot be promoted: the model was trained on … of its evaluated rows: …": ("registry", 1),
-    "version … of … cannot be promoted: the … of its lineage is not in the artifact store, …": ("registry", 1),
+    "version … of … cannot be promoted: the … of its lineage is not in …": ("registry", 1),
+    "version … of … cannot be promoted: its evaluation measured … on … rows and left … out, of … test rows": (
+        "registry",
+        1,
+    ),
+    "version … of … cannot be promoted: its evaluation measured … on … items; the configuration requires …": (
+        "registry",
+        1,
+    ),
+    "version … of … cannot be promoted: a rule on … holds in its evaluation, but …": ("registry", 1),
     "version … of … cannot be promoted: its evaluation has no rule as strict as …": ("registry", 1),
     "the model … cannot be registered: …": ("registry", 1),
     "… cannot be rolled back to version … of …: …": ("registry", 1),
