@@ -156,7 +156,7 @@ def _is_untuned(source: ArtifactInput) -> bool:
     """Return whether a base model that is not an artifact was not tuned by tuneline: its training rows are unknown."""
     if source.uri.startswith(UNTUNED_PREFIXES):
         return True
-    if ":" in source.uri or not source.uri:
+    if ":" in source.uri or not source.uri or (Path(source.uri) / artifact_folder.MANIFEST_FILENAME).exists():
         return False
     try:
         return model_loading.resolve_base_model(source.uri).sha256 == source.content_sha256
