@@ -9,32 +9,24 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyarrow import parquet
 
-from components.common.artifacts import artifact_folder, hashing
+from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.models import model_loading
 from components.common.runtime.errors import ArtifactDamagedError, EngineMissingError, RegistryError
 from components.common.workspace import artifact_store
-from components.evaluation import evaluation_result, promotion_gate, significance
-from components.evaluation.config import SLICE_KINDS, EvaluationConfig, Rule
-from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.model_registry import (
     evidence,
     lineage_tags,
     promotion_checks,
-    rule_results,
-    rule_strictness,
     training_rows,
 )
 from components.model_registry.promotion_checks import Requirements
-from pipelines.cli.registry import _load_gate
-from tests.evaluation.task_builders import build_loss_scores
 from tests.manifests import read_fields, reseal
 from tests.model_registry.conftest import build
 from tests.model_registry.evidence_builder import (
@@ -430,235 +422,6 @@ def test_refused_evaluation_edited_to_accepted_is_refused(candidate: Candidate, 
     assert objection in candidate.list_objections()
 
 
-GAIN = {"min_gain": None, "max_loss": None}
-SHARE_RULE = {**RULE, **GAIN, "max_harmed_share": 0.1}
-HOLDS = "a rule on held_out.loss holds in its evaluation, but "
-SLICE_RULE = {**RULE, **GAIN, "max_loss": 0.0, "slices": ["source", "length"]}
-
-
-def check_result(rule: dict[str, Any], losses: list[float], **result: Any) -> list[str]:
-    """Return the objections to a rule that holds with this result, for losses per token against 1 of the base.
-
-    The items have 2 tokens. Every third item is of source b, the others of source a.
-    """
-    stated = {"gain": None, "at_least": None, "p": None, "acceptance_p": None, "harmed_items": None}
-    rows = [
-        {
-            "weights": '{"loss": 2.0}',
-            "source": "b" if number % 3 == 0 else "a",
-            "length": 10,
-            "candidate_scores": json.dumps({"loss": 2 * loss}),
-            "base_scores": '{"loss": 2.0}',
-        }
-        for number, loss in enumerate(losses)
-    ]
-    content = {
-        "rules": [{**rule, **stated, "unjudged_slices": 0, "holds": True, **result}],
-        "tasks": {"held_out": {"metrics": {"loss": {"better": "lower", "exponential": False}}}},
-        "measured": {
-            "incumbent": None,
-            "tasks": {"held_out": "held_out"},
-            "settings": {"min_items": None, "bootstrap_samples": 1000},
-        },
-    }
-    return rule_results.check_results(content, {"held_out": rows})
-
-
-def test_share_of_harmed_items_is_recomputed() -> None:
-    losses = [1.0] * 59 + [2.5]
-    honest = {"harmed_items": 1, "acceptance_p": significance.compute_binomial_p_value(1, 60, 0.1)}
-    assert check_result(SHARE_RULE, losses, **honest) == []
-    [objection] = check_result(SHARE_RULE, losses, **honest | {"harmed_items": 0})
-    assert objection == f"{HOLDS}it counts 0 harmed items; its predictions have 1"
-    for p_value in (None, 0.001):
-        [objection] = check_result(SHARE_RULE, losses, **honest | {"acceptance_p": p_value})
-        assert objection == f"{HOLDS}its p-value is {p_value}; 1 harmed items of 60 have the p-value 0.01378"
-    few = {"harmed_items": 0, "acceptance_p": significance.compute_binomial_p_value(0, 28, 0.1)}
-    assert check_result(SHARE_RULE, [1.0] * 28, **few) == [f"{HOLDS}0 of 28 items are harmed"]
-    for count, items, share in ((0, 29, 0.1), (3, 80, 0.1), (900, 10_000, 0.1), (40, 2_000_000, 0.001)):
-        p_value = rule_results.compute_binomial_p_value(count, items, share)
-        assert p_value == pytest.approx(significance.compute_binomial_p_value(count, items, share), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("result", "problem"),
-    [
-        ({"at_least": None}, "its gain or its bound is missing"),
-        ({"gain": None}, "its gain or its bound is missing"),
-        ({"at_least": -0.1}, "its bound is -0.1000"),
-        ({"gain": [0.7, 0.6, 0.8]}, "its gain is +0.7000; its predictions have +0.5000"),
-        ({"acceptance_p": None}, "its p-value is None; the bound requires at most 0.05"),
-        ({"acceptance_p": 0.06}, "its p-value is 0.06; the bound requires at most 0.05"),
-        ({"acceptance_p": 0.0}, "its p-value is 0.0; the bound requires at most 0.05"),
-    ],
-)
-def test_result_that_contradicts_the_rule_is_refused(result: dict[str, Any], problem: str) -> None:
-    honest = {"gain": [0.5, 0.4, 0.6], "at_least": 0.3, "acceptance_p": 0.01}
-    assert check_result(RULE, [0.5] * 12, **honest) == []
-    [objection] = check_result(RULE, [0.5] * 12, **honest | result)
-    assert objection.startswith(HOLDS + problem)
-    [objection] = check_result(RULE, [0.5] * 9, **honest)
-    assert objection == HOLDS + "has 9 items and requires 10"
-
-
-def test_results_of_the_gate_agree_with_their_recomputation(tmp_path: Path) -> None:
-    bounds = [{"min_gain": 0.0}, {"max_loss": 0.3}, {"max_loss": 0.0}, {"max_harmed_share": 0.1}]
-    rules = [
-        Rule(metric="held_out.loss", **bound) for bound in [*bounds, {"max_loss": 0.0, "slices": list(SLICE_KINDS)}]
-    ]
-    rules += [Rule(metric="held_out.loss", against=1.4, max_loss=0.5), Rule(metric="held_out.perplexity", min_gain=0.1)]
-    config = EvaluationConfig(gate=rules, bootstrap_samples=1000)
-    holding = 0
-    for seed, (gain, spread) in enumerate(
-        [(0.3, 0.1), (0.1, 0.3), (0.0, 0.0), (0.05, 1.2), (-0.05, 0.05), (0.06, 0.5)]
-    ):
-        draw = Random(seed)
-        tokens = [draw.randint(1, 9) for _ in range(300)]
-        base = [draw.uniform(1, 2) * count for count in tokens]
-        candidate = [b + (draw.gauss(-gain, spread)) * count for b, count in zip(base, tokens, strict=True)]
-        slices = {"source": [draw.choice("abc") for _ in tokens], "length": [draw.randint(1, 200) for _ in tokens]}
-        results = {"held_out": build_loss_scores({"candidate": candidate, "base": base}, tokens, **slices)}
-        found = promotion_gate.evaluate_rules(results, False, config, seed)
-        content = evaluation_result.build_result(results, found, config, seed, unchanged=False)
-        settings = {"min_items": None, "bootstrap_samples": 1000}
-        content["measured"] = {"incumbent": None, "tasks": {"held_out": "held_out"}, "settings": settings}
-        evaluation_result.write_predictions(tmp_path / "predictions.parquet", results)
-        rows = {"held_out": parquet.read_table(tmp_path / "predictions.parquet").to_pylist()}
-        assert rule_results.check_results(content, rows) == []
-        holding += sum(rule["holds"] for rule in content["rules"])
-        for rule in content["rules"]:
-            rule["holds"] = True
-        flipped = [rule for rule in found if not rule.passed]
-        assert len(rule_results.check_results(content, rows)) == len(flipped)
-    assert holding > 10
-
-
-def test_identical_scores_have_no_p_value() -> None:
-    rule = {**RULE, **GAIN, "max_loss": 0.1}
-    assert check_result(rule, [1.0] * 12, gain=[0.0] * 3, at_least=0.0) == []
-    assert check_result(RULE, [1.0] * 12, gain=[0.0] * 3, at_least=0.1) == [HOLDS + "the gain is +0.0000"]
-
-
-def test_result_of_slices_requires_a_p_value_and_the_number_of_slices() -> None:
-    losses = [1.0] * 40  # sources of 14 and 26 items; a single bucket of lengths is no slice
-    assert check_result(SLICE_RULE, losses, p=0.2) == []
-    assert check_result(SLICE_RULE, losses) == [HOLDS + "it has no p-value for 2 slices"]
-    assert check_result(SLICE_RULE, losses, p=0.04) == [HOLDS + "the p-value of its worst slice is 0.04"]
-    [objection] = check_result(SLICE_RULE, losses, unjudged_slices=2)
-    assert objection == HOLDS + "it counts 2 slices with too few items; its predictions have 0"
-    assert check_result(SLICE_RULE, losses[:15], unjudged_slices=1, p=0.5) == []
-    assert check_result(SLICE_RULE, losses[:12], unjudged_slices=2) == []
-
-
-def check_rules(
-    own: dict[str, Any],
-    wanted: dict[str, Any],
-    own_min_items: int | None = None,
-    min_items: int | None = None,
-    **more: Any,
-) -> list[str]:
-    """Return the objections to an evaluation of 400 items with one rule, if another rule is required."""
-    measured = {
-        "settings": {"gate": [own], "min_items": own_min_items},
-        "tasks": {"held_out": more.pop("kind", "held_out")},
-        "task_files": {"held_out": more.pop("files", [])},
-    }
-    content = {"measured": measured, "tasks": {"held_out": {"items": more.pop("items", 400)}}}
-    return evidence.compare_rules(content, [wanted], min_items, more.pop("tasks", None))
-
-
-@pytest.mark.parametrize(
-    ("own", "wanted"),
-    [
-        ({**SHARE_RULE, "harm": 1000.0}, SHARE_RULE),
-        ({**SHARE_RULE, "max_harmed_share": 0.2}, SHARE_RULE),
-        (SHARE_RULE, {**SHARE_RULE, "harm": 0.5}),
-        ({**RULE, "max_item_loss": 1e-6}, RULE),
-        (RULE, {**RULE, "max_item_loss": 6.0}),
-        ({**RULE, "metric": "held_out.rouge", "max_item_loss": 0.5}, {**RULE, "metric": "held_out.rouge"}),
-        ({**RULE, **GAIN, "max_loss": 0.0}, RULE),
-        ({**RULE, **GAIN, "max_loss": 0.2}, {**RULE, **GAIN, "max_loss": 0.1}),
-        ({**RULE, "confidence": 0.9}, RULE),
-        ({**SLICE_RULE, "confidence": 0.99}, SLICE_RULE),
-        ({**SLICE_RULE, "slices": ["source", "length", "category"]}, SLICE_RULE),
-        ({**SLICE_RULE, "slices": ["source"]}, SLICE_RULE),
-        (RULE, SLICE_RULE),
-        (SHARE_RULE, RULE),
-        (RULE, {**RULE, "min_gain": 0.5}),
-        ({**RULE, "later_setting": 1}, RULE),
-        ({**RULE, "against": "incumbent"}, RULE),
-    ],
-)
-def test_weaker_rule_is_refused(own: dict[str, Any], wanted: dict[str, Any]) -> None:
-    [objection] = check_rules(own, wanted)
-    assert objection.startswith("its evaluation has no rule as strict as metric: held_out.")
-
-
-@pytest.mark.parametrize(
-    ("own", "wanted"),
-    [
-        ({**SHARE_RULE, "max_harmed_share": 0.05}, SHARE_RULE),
-        ({**SHARE_RULE, "harm": 0.5}, {**SHARE_RULE, "harm": 1.0}),
-        ({**SHARE_RULE, "harm": 0.5}, SHARE_RULE),
-        ({**SHARE_RULE, "harm": 1.0}, SHARE_RULE),
-        ({**SHARE_RULE, "harm": None}, SHARE_RULE),
-        ({**RULE, "max_item_loss": 6.0}, RULE),
-        (RULE, {**RULE, "max_item_loss": 4.0}),
-        ({**RULE, "min_gain": 0.1}, RULE),
-        ({**RULE, "confidence": 0.99}, RULE),
-        (RULE, {**RULE, **GAIN, "max_loss": 0.1}),
-        ({**SLICE_RULE, "confidence": 0.9, "slices": ["length", "source"]}, SLICE_RULE),
-    ],
-)
-def test_stricter_rule_is_accepted(own: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert check_rules(own, wanted) == []
-
-
-def test_fewer_items_than_the_required_rule_needs_are_refused() -> None:
-    loss = {**RULE, **GAIN, "max_loss": 0.1}
-    refused = ["its evaluation measured held_out.loss on 20 items; the configuration requires 149"]
-    assert check_rules(loss, loss, own_min_items=2, items=20) == refused
-    assert check_rules({**loss, "max_loss": 0.0}, loss, items=20) == refused
-    assert check_rules(loss, loss, own_min_items=2, items=149) == []
-    assert "requires 29" in check_rules(SHARE_RULE, SHARE_RULE, own_min_items=2, items=28)[0]
-    assert check_rules(RULE, RULE, min_items=10, items=10) == []
-    assert "on 10 items; the configuration requires 11" in check_rules(RULE, RULE, min_items=11, items=10)[0]
-
-
-@pytest.mark.parametrize(
-    ("own", "wanted", "accepted"), [(50, None, False), (2, None, False), (10, None, True), (None, 10, True)]
-)
-def test_slices_are_judged_from_the_required_number_of_items(
-    own: int | None, wanted: int | None, accepted: bool
-) -> None:
-    expected = [] if accepted else [f"its evaluation judged slices from {own} items; the configuration requires 10"]
-    assert check_rules(SLICE_RULE, SLICE_RULE, own, wanted) == expected
-
-
-def test_task_of_another_kind_or_with_another_file_is_refused() -> None:
-    tasks = {"held_out": {"kind": "held_out", "files": ["a" * 64]}}
-    assert check_rules(RULE, RULE, files=["a" * 64], tasks=tasks) == []
-    [objection] = check_rules(RULE, RULE, files=["b" * 64], tasks=tasks)
-    assert objection == "its evaluation measured held_out on other files than those of the configuration"
-    [objection] = check_rules(RULE, RULE, kind="perplexity", tasks=tasks)
-    assert "with a task of kind perplexity; the configuration requires held_out" in objection
-
-
-def test_default_settings_of_rules_equal_those_of_the_metrics() -> None:
-    for kind, task in TASK_KINDS.items():
-        for name, metric in task.task.METRICS.items():
-            if (harm := metric.get_harm()) is not None:
-                assert rule_strictness.get_harm({"metric": f"task.{name}"}, kind) == harm, (kind, name)
-            default = rule_strictness.DEFAULT_MAX_ITEM_LOSSES.get((kind, name))
-            assert default in (None, metric.get_max_item_loss())
-            assert (metric.get_max_item_loss() or 0) <= rule_strictness.LARGEST_MAX_ITEM_LOSS
-    for loss in (0.01, 0.05, 0.3, 4.0, 6.0):
-        for confidence in (0.9, 0.95):
-            rule = Rule(max_loss=loss, confidence=confidence)
-            expected = promotion_gate.compute_min_items(rule, 5.0, None)
-            assert rule_strictness.compute_min_items(rule.model_dump(), None, "held_out") == expected
-
-
 def test_rules_weaker_than_required_are_refused(candidate: Candidate) -> None:
     strict = {**RULE, "min_gain": 0.5}
     found = candidate.list_objections(Requirements(rules=[RULE, strict], min_items=5))
@@ -667,22 +430,6 @@ def test_rules_weaker_than_required_are_refused(candidate: Candidate) -> None:
         "its evaluation has no rule as strict as metric: held_out.loss, against: base, min_gain: 0.5, confidence: 0.95",
     ]
     assert candidate.list_objections(Requirements(rules=[RULE], min_items=4)) == []
-
-
-def test_configuration_given_to_promote_requires_its_rules(tmp_path: Path) -> None:
-    assert _load_gate(None, []) == {}
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a", "response": "b"}\n')
-    (tmp_path / "customization.yaml").write_text(
-        f"evaluation: {{min_items: 7, gate: [{{max_loss: 0.1}}], tasks: [{{kind: held_out}}, {{kind: generation, data: {rows}}}]}}"
-    )
-    gate = _load_gate(tmp_path / "customization.yaml", [])
-    assert gate["min_items"] == 7
-    assert gate["rules"] == [{**RULE, "min_gain": None, "max_loss": 0.1}]
-    assert gate["tasks"] == {
-        "held_out": {"kind": "held_out", "files": []},
-        "generation": {"kind": "generation", "files": [hashing.sha256_file(rows)]},
-    }
 
 
 def test_evidence_of_an_earlier_schema_is_accepted_only_after_a_promotion(candidate: Candidate) -> None:
