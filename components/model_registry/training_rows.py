@@ -11,7 +11,7 @@ from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
 from components.common.models import model_loading
 from components.common.row_comparison import training_overlap
-from components.common.row_comparison.training_overlap import ComparedRow, Overlap
+from components.common.row_comparison.training_overlap import MAX_OVERLAPS, ComparedRow, Overlap
 from components.common.runtime.errors import TunelineError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
@@ -82,7 +82,7 @@ def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -
         if overlaps:
             first = max(overlaps, key=lambda overlap: overlap.similarity)
             relation = "equals" if first.similarity == 1 else f"has the similarity {first.similarity:.2f} to"
-            count = len({overlap.evaluated_id for overlap in overlaps})
+            count = f"at least {len(overlaps)}" if len(overlaps) == MAX_OVERLAPS else str(len(overlaps))
             objections.append(
                 f"the model was trained on {count} of its evaluated rows: row {first.evaluated_id} {relation} the "
                 f"training row {first.trained_id} of dataset {sha256[:12]}"

@@ -18,11 +18,10 @@ import pyarrow
 from pyarrow import parquet
 
 from components.common.row_comparison.prompt_lines import CONTEXT_COLUMNS, PromptLines
+from components.common.row_comparison.recurring_keys import select_recurring_keys
 from components.data_curation.comparison.hash_arrays import convert_hashes, find_first_equal_rows
 
-# A line recurs if it is in several texts with different answers, unlike the lines of edited copies of a row, or in many.
-MIN_LINE_TEXTS, MIN_LINE_ANSWERS = 3, 2
-MANY_TEXTS = 10  # also of a prefix: edited copies begin alike
+MIN_LINE_TEXTS = 3
 MAX_KEYS_IN_MEMORY = 16_000_000
 
 
@@ -83,13 +82,7 @@ def find_recurring_keys(files: Sequence[Path]) -> np.ndarray:
             keys, answers = read_keys(number)
             of_part = (keys >> 1) % parts == part
             found.append(np.stack([keys[of_part], answers[of_part]], axis=1))
-        pairs = np.concatenate(found)
-        pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-        is_new = np.diff(pairs, axis=0, prepend=-1) != 0  # of keys, and of answers beside the answer before
-        begins = np.flatnonzero(is_new[:, 0])
-        keys, text_counts = pairs[begins, 0], np.diff(begins, append=len(pairs))
-        answer_counts = np.add.reduceat(is_new.any(axis=1), begins, dtype=np.int64) if len(begins) else begins
-        is_line_of_several = (keys & 1 == 0) & (text_counts >= MIN_LINE_TEXTS) & (answer_counts >= MIN_LINE_ANSWERS)
-        recurring.append(keys[is_line_of_several | (text_counts >= MANY_TEXTS)])
+        all_keys, all_answers = np.concatenate(found).T
+        recurring.append(select_recurring_keys(all_keys, all_answers, MIN_LINE_TEXTS))
     all_recurring: np.ndarray = np.sort(np.concatenate(recurring))
     return all_recurring
