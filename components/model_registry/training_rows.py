@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,8 @@ def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -
             if kind == HELD_OUT and is_conversation and not own.words.startswith(row.words):
                 return [f"row {row.id} of its evaluation differs from the row of dataset {dataset.sha256[:12]}"]
             rows.append(own)
-        rows.append(row)
+        is_test_row = kind == HELD_OUT or (item["id"] in test_rows and test_rows[item["id"]].last_turn in row.words)
+        rows.append(replace(row, is_external=not is_test_row))
     for task in (name for name, kind in kinds.items() if kind == HELD_OUT):
         evaluated = [str(item["id"]) for item in predictions if item["task"] == task]
         if problem := _check_coverage(content["measured"], task, evaluated, [row.id for row in split]):
@@ -80,8 +81,10 @@ def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -
     for sha256, trained in lineage.datasets.items():
         overlaps = _find_overlaps(rows, trained)
         if overlaps:
-            first = max(overlaps, key=lambda overlap: overlap.similarity)
+            first = max(overlaps, key=lambda overlap: overlap.rank)
             relation = "equals" if first.similarity == 1 else f"has the similarity {first.similarity:.2f} to"
+            if first.is_question:
+                relation = "shares its question with"
             count = f"at least {len(overlaps)}" if len(overlaps) == MAX_OVERLAPS else str(len(overlaps))
             objections.append(
                 f"the model was trained on {count} of its evaluated rows: row {first.evaluated_id} {relation} the "

@@ -128,6 +128,35 @@ def test_evaluated_training_rows_of_a_file_are_refused(candidate: Candidate, edi
     assert objection.startswith("the model was trained on 2 of its evaluated rows: row row-3 " + relation)
 
 
+@pytest.mark.parametrize("item_id", ["row-fresh1", "row-14"])  # row-14 is a row of the test split
+def test_evaluated_question_of_a_training_row_is_refused(candidate: Candidate, item_id: str) -> None:
+    rows = [build_row(n, "fresh") for n in range(3)]
+    rows[1]["id"] = item_id
+    question = build_row(4)["messages"][0]["content"]
+    for row, prompt in zip(rows, ("What does it mean?", question, "Which one is it?"), strict=True):
+        row["messages"][0]["content"] = f"Answer with the letter of one option.\n{prompt}\nA. early\nB. late"
+        row["messages"][1]["content"] = "B"
+    build_evaluation(
+        candidate.evaluation.path, candidate.model.manifest, candidate.dataset, rows=rows, task="generation",
+        files={"rows.jsonl": "f" * 64},
+    )  # fmt: skip
+    [objection] = candidate.list_objections()
+    assert f"1 of its evaluated rows: row {item_id} shares its question with the training row row-4" in objection
+
+
+def test_test_row_may_share_its_question_with_a_training_row(candidate: Candidate) -> None:
+    trained, tested = build_row(4), build_row(14)
+    tested["messages"][0] = trained["messages"][0]
+    dataset = build_dataset(
+        candidate.folder / "asked", {"train": [trained], "validation": [], "test": [tested, build_row(15)]}
+    )
+    model = build_model(candidate.model.path, dataset, content="asked")
+    build_package(candidate.repository.path, model)
+    for task in ("held_out", "generation"):
+        build_evaluation(candidate.evaluation.path, model.manifest, dataset, task=task)
+        assert candidate.list_objections() == []
+
+
 def test_training_row_in_the_test_split_is_refused(candidate: Candidate) -> None:
     splits = {"train": [build_row(n) for n in range(5)], "validation": [], "test": [build_row(n) for n in (7, 4)]}
     dataset = build_dataset(candidate.folder / "leaky", splits)

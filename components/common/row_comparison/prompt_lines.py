@@ -53,8 +53,7 @@ class PromptLines:
         context, turn, is_turn_new = list[str](), list[str](), False
         for begin, end in pairwise([0, *self.ends]):
             line = words[begin:end]
-            keys = _build_keys(line) if len(line) >= MIN_LINE_WORDS else []
-            length, key = max((pair for pair in keys if pair[1] in recurring), default=(0, 0))
+            length, key = _find_recurring_part(line, recurring)
             selected = [f"={key:x}", *line[length:]] if length else line
             (turn if begin >= self.turn_start else context).extend(selected)
             is_turn_new |= begin >= self.turn_start and len(line) >= MIN_LINE_WORDS and length < len(line)
@@ -63,6 +62,35 @@ class PromptLines:
             name = zlib.crc32(" ".join(whole).encode())
             turn = [f"{name:x}={word}" for word in whole]
         return [*context, *turn, *words[self.answer_start :]]
+
+    def select_question(
+        self, words: Sequence[str], recurring: Collection[int], common: Collection[int]
+    ) -> list[Sequence[str]]:
+        """Return the runs of words of the last user turn that are specific to it.
+
+        Args:
+            words: all words of the row.
+            recurring: the keys of the row that recur. They are left out.
+            common: those in many texts. Only they are left out if all lines recur.
+        """
+        lines = [words[begin:end] for begin, end in pairwise([0, *self.ends]) if begin >= self.turn_start]
+        for left_out in (recurring, common):
+            runs, is_new = [list[str]()], False
+            for line in lines:
+                length, _ = _find_recurring_part(line, left_out)
+                if length:
+                    runs.append([])
+                runs[-1] += line[length:]
+                is_new |= len(line) >= MIN_LINE_WORDS and length < len(line)
+            if is_new:
+                break
+        return [run for run in runs if run]
+
+
+def _find_recurring_part(line: Sequence[str], recurring: Collection[int]) -> tuple[int, int]:
+    """Return the length in words and the key of the longest part at the start of a line that recurs; 0 and 0 for none."""
+    keys = _build_keys(line) if len(line) >= MIN_LINE_WORDS and recurring else []
+    return max((pair for pair in keys if pair[1] in recurring), default=(0, 0))
 
 
 def _build_keys(line: Sequence[str]) -> list[tuple[int, int]]:

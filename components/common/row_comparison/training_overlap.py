@@ -1,35 +1,33 @@
 """Finds evaluated rows that equal or nearly equal a training row.
 
 Rows are compared as the curation compares them: by the Jaccard similarity of the word 5-grams, of the whole texts and of
-the texts without recurring context.
+the texts without recurring context. Items of evaluation sets are also compared by their questions (`QuestionIndex`).
 """
 
 # A line of the prompt counts as context if two of the rows with different answers share it; the curation requires three
 # rows, of which some may be missing here, because the dataset lacks rejected rows.
-#
-# The comparison is exact. Two texts of similarity t share at least t of the shingles of each, so a similar training row
-# has one of any n - t·n + 1 of an evaluated row's n shingles. Only those are indexed that the fewest evaluated rows have
-# (prefix filtering: Chaudhuri et al., A Primitive Operator for Similarity Joins in Data Cleaning, ICDE 2006).
+# Pairs are collected by their shingles without recurring context. Otherwise every pair of rows with a common long system
+# prompt would be a candidate.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from components.common.row_comparison.prompt_lines import PromptLines
-from components.common.row_comparison.recurring_keys import select_recurring_keys
-from components.common.row_comparison.shingles import hash_shingles
+from components.common.row_comparison.question_containment import MIN_QUESTION_SHINGLES, QuestionIndex, hash_runs
+from components.common.row_comparison.recurring_keys import MANY_TEXTS, select_recurring_keys
+from components.common.row_comparison.shingles import ShingleIndex, hash_shingles
 from components.common.row_comparison.words import MESSAGE_COLUMNS, split_prompt, split_words
 
 DEFAULT_THRESHOLD = 0.7  # of data_curation.near_duplicate_threshold
 MIN_LINE_TEXTS = 2
+MAX_PAIRS_COMPARED_SINGLY = 10  # of one training row; more are compared by an index
 MAX_OVERLAPS = 20  # of evaluated rows; the comparison ends there
 READ_BATCH_ROWS = 1_000
 MAX_CACHED_WORDS = 1_000_000
@@ -38,26 +36,71 @@ MAX_KEYS_IN_MEMORY = 16_000_000  # about 600 MB with the arrays of their sorting
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """A row's id, the words of its text, and the lines of its prompt among them."""
+    """A row's id, the words of its text, and the lines of its prompt among them.
+
+    Attributes:
+        is_external: whether the row is an item of an evaluation set, which wraps its question.
+        earlier_turns: for each user turn before the last, the lines up to it.
+    """
 
     id: str
     words: str
     lines: PromptLines
+    is_external: bool = False
+    earlier_turns: Sequence[PromptLines] = ()
+
+    @property
+    def last_turn(self) -> str:
+        """The words of the last user turn."""
+        return " ".join(self.words.split(" ")[self.lines.turn_start : self.lines.answer_start])
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """An evaluated row and the most similar training row. The similarity is 1 for equal words."""
+    """An evaluated row and the most similar training row.
+
+    Attributes:
+        similarity: 1 for equal words.
+        is_question: whether only the questions are similar; `similarity` is then the shared part of a question.
+    """
 
     evaluated_id: str
     trained_id: str
     similarity: float
+    is_question: bool = False
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """The order of overlaps: similar rows are above similar questions."""
+        return not self.is_question, self.similarity
+
+
+class _RecurringKeys(NamedTuple):
+    """Sorted keys that recur (int64), and those of them in many texts."""
+
+    all: np.ndarray
+    common: np.ndarray
 
 
 def build_row(row_id: str, content: Mapping[str, Any]) -> ComparedRow:
     """Return the row with the words of its content, such as `messages`."""
-    words, lines = split_words(*split_prompt(content))
-    return ComparedRow(row_id, " ".join(words), lines)
+    prompt, answer = split_prompt(content)
+    words, lines = split_words(prompt, answer)
+    return ComparedRow(row_id, " ".join(words), lines, earlier_turns=_list_earlier_turns(content, prompt))
+
+
+def _list_earlier_turns(content: Mapping[str, Any], prompt: Sequence[str]) -> list[PromptLines]:
+    """Return the lines up to each user turn before the last, which ends the prompt."""
+    turns, ends = list[PromptLines](), list[int]()
+    messages = content.get("messages") or content.get("prompt") or []
+    if sum(message["role"] == "user" for message in messages) < 2:
+        return turns
+    for message, text in zip(messages, prompt[:-1], strict=False):
+        start = ends[-1] if ends else 0
+        ends += [start + end for end in split_words([text], [])[1].ends]
+        if message["role"] == "user":
+            turns.append(PromptLines(tuple(ends), start))
+    return turns
 
 
 def build_item_row(row_id: str, prompt: str, reference: str) -> ComparedRow:
@@ -96,67 +139,87 @@ def find_overlaps(
     index = _EvaluatedIndex(distinct, recurring, threshold)
     best: dict[str, Overlap] = {}
     for trained in read_trained():
-        for row, similarity in index.find_similar(trained):
-            if row.id in best:
-                if similarity > best[row.id].similarity:
-                    best[row.id] = Overlap(row.id, trained.id, similarity)
-            elif len(best) < MAX_OVERLAPS:
-                best[row.id] = Overlap(row.id, trained.id, similarity)
+        for overlap in index.find_overlaps(trained):
+            known = best.get(overlap.evaluated_id)
+            if overlap.rank > known.rank if known else len(best) < MAX_OVERLAPS:
+                best[overlap.evaluated_id] = overlap
         if len(best) == MAX_OVERLAPS:
             break
     return list(best.values())
 
 
 class _EvaluatedIndex:
-    """Index of the shingles of the evaluated rows' texts without recurring context."""
+    """Index of the shingles of the evaluated rows' texts without recurring context, and of their questions."""
 
-    def __init__(self, rows: Sequence[ComparedRow], recurring: np.ndarray, threshold: float) -> None:
+    def __init__(self, rows: Sequence[ComparedRow], recurring: _RecurringKeys, threshold: float) -> None:
         self._rows, self._recurring, self._threshold = rows, recurring, threshold
         self._word_hashes: dict[str, int] = {}
         self._numbers = {row.words: number for number, row in enumerate(rows)}
-        self._specific = [hash_shingles(self._select_text(row), self._word_hashes) for row in rows]
-        self._whole = [hash_shingles(row.words, self._word_hashes) for row in rows]
-        self._owners = self._index_rare_shingles()
-        self._indexed: np.ndarray = np.array(sorted(self._owners), dtype=np.int64)
+        self._specific = ShingleIndex([self._hash_text(self._select_text(row)) for row in rows])
+        self._whole = [self._hash_text(row.words) for row in rows]
+        self._whole_index = ShingleIndex(self._whole)
+        self._external = [number for number, row in enumerate(rows) if row.is_external]
+        if self._external:
+            questions = [self._hash_questions(rows[number])[0] for number in self._external]
+            self._questions = QuestionIndex(questions, [self._whole[number] for number in self._external], threshold)
 
-    def _index_rare_shingles(self) -> dict[int, list[int]]:
-        """Return the rows' numbers by shingle, for as many of each row's rarest shingles as the threshold requires."""
-        _, inverse, counts = np.unique(np.concatenate(self._specific), return_inverse=True, return_counts=True)
-        frequencies = np.split(counts[inverse], np.cumsum([len(shingles) for shingles in self._specific])[:-1])
-        owners: dict[int, list[int]] = defaultdict(list)
-        for number, (shingles, frequency) in enumerate(zip(self._specific, frequencies, strict=True)):
-            required = max(math.ceil(self._threshold * len(shingles) - 1e-9), 1)
-            rarest = np.argsort(frequency, kind="stable")[: len(shingles) - required + 1]
-            for shingle in shingles[rarest].tolist():
-                owners[shingle].append(number)
-        return owners
-
-    def find_similar(self, trained: ComparedRow) -> list[tuple[ComparedRow, float]]:
-        """Return the evaluated rows that are similar to a training row, with their similarities."""
+    def find_overlaps(self, trained: ComparedRow) -> list[Overlap]:
+        """Return the overlaps of the evaluated rows with a training row."""
         if len(self._word_hashes) > MAX_CACHED_WORDS:
             self._word_hashes.clear()
-        specific = hash_shingles(self._select_text(trained), self._word_hashes)
-        places = np.minimum(np.searchsorted(self._indexed, specific), len(self._indexed) - 1)
-        shared = specific[self._indexed[places] == specific].tolist()
+        similar = self._specific.find_similar(self._hash_text(self._select_text(trained)), self._threshold)
         equal = self._numbers.get(trained.words)
-        candidates = {number for shingle in shared for number in self._owners[shingle]} - {equal}
-        found = [] if equal is None else [(self._rows[equal], 1.0)]
-        whole = hash_shingles(trained.words, self._word_hashes) if candidates else specific
-        for number in sorted(candidates):
-            similarity = measure_similarity(self._specific[number], specific)
-            if similarity >= self._threshold:
-                similarity = min(similarity, measure_similarity(self._whole[number], whole))
-            if similarity >= self._threshold:
-                found.append((self._rows[number], similarity))
-        return found
+        found = {} if equal is None else {equal: Overlap(self._rows[equal].id, trained.id, 1.0)}
+        if not similar and not self._external:
+            return list(found.values())
+        whole = self._hash_text(trained.words)
+        if len(similar) > MAX_PAIRS_COMPARED_SINGLY:
+            similar_whole = self._whole_index.find_similar(whole, self._threshold)
+        else:
+            similar_whole = {number: measure_similarity(self._whole[number], whole) for number in similar}
+        for number, similarity in similar.items():
+            similarity = min(similarity, similar_whole.get(number, 0.0))
+            if similarity >= self._threshold and number != equal:
+                found[number] = Overlap(self._rows[number].id, trained.id, similarity)
+        if self._external:
+            for item, share in self._questions.find_items(whole, self._hash_questions(trained)).items():
+                number = self._external[item]
+                found.setdefault(number, Overlap(self._rows[number].id, trained.id, share, is_question=True))
+        return list(found.values())
 
     def _select_text(self, row: ComparedRow) -> str:
         """Return the text of a row without recurring context, and the whole text of a row without such context."""
         words = row.words.split(" ")
-        keys: np.ndarray = np.array(row.lines.list_keys(words), dtype=np.int64)
-        places = np.minimum(np.searchsorted(self._recurring, keys), max(len(self._recurring) - 1, 0))
-        recurring = keys[self._recurring[places] == keys].tolist() if len(self._recurring) else []
-        return " ".join(row.lines.select_words(words, frozenset(recurring))) if recurring else row.words
+        recurring = _select_keys(row.lines.list_keys(words), self._recurring.all)
+        return " ".join(row.lines.select_words(words, recurring)) if recurring else row.words
+
+    def _hash_questions(self, row: ComparedRow) -> list[np.ndarray]:
+        """Return the shingles of a row's user turns without recurring context, the last turn first.
+
+        The question of an item with too few of them includes the reference.
+        """
+        words = row.words.split(" ")
+        keys = row.lines.list_keys(words)
+        recurring, common = (_select_keys(keys, selected) for selected in self._recurring)
+        turns = [lines.select_question(words, recurring, common) for lines in (row.lines, *row.earlier_turns)]
+        questions = [hash_runs(runs, self._hash_text) for runs in turns]
+        if row.is_external and len(questions[0]) < MIN_QUESTION_SHINGLES:
+            last = turns[0][-1] if turns[0] else []
+            runs = [*turns[0][:-1], [*last, *words[row.lines.answer_start :]]]
+            return [hash_runs(runs, self._hash_text)]
+        return questions
+
+    def _hash_text(self, text: str) -> np.ndarray:
+        return hash_shingles(text, self._word_hashes)
+
+
+def _select_keys(keys: Sequence[int], selected: np.ndarray) -> frozenset[int]:
+    """Return those of a row's keys that are selected. The selected keys are sorted."""
+    if not len(selected):
+        return frozenset()
+    own: np.ndarray = np.array(keys, dtype=np.int64)
+    places = np.minimum(np.searchsorted(selected, own), len(selected) - 1)
+    return frozenset(own[selected[places] == own].tolist())
 
 
 def measure_similarity(first: np.ndarray, second: np.ndarray) -> float:
@@ -165,12 +228,12 @@ def measure_similarity(first: np.ndarray, second: np.ndarray) -> float:
     return shared / (len(first) + len(second) - shared)
 
 
-def _find_recurring_keys(read_rows: Callable[[], Iterable[ComparedRow]]) -> np.ndarray:
-    """Return the sorted keys of the lines and prefixes that recur in different texts of the rows (int64).
+def _find_recurring_keys(read_rows: Callable[[], Iterable[ComparedRow]]) -> _RecurringKeys:
+    """Return the keys of the lines and prefixes that recur in different texts of the rows.
 
     The keys are divided into as many parts as fit in memory. The rows are read once for each part.
     """
-    recurring: list[np.ndarray] = []
+    found: dict[int, list[np.ndarray]] = {MIN_LINE_TEXTS: [], MANY_TEXTS: []}
     parts, part = 1, 0
     while part < parts:
         keys, count = list[np.ndarray](), 0
@@ -182,10 +245,10 @@ def _find_recurring_keys(read_rows: Callable[[], Iterable[ComparedRow]]) -> np.n
                 keys = [pairs[(pairs[:, 0] >> 1) % parts == 0] for pairs in keys]
                 count = sum(map(len, keys))
         all_keys, all_answers = np.concatenate(keys).T
-        recurring.append(select_recurring_keys(all_keys, all_answers, MIN_LINE_TEXTS))
+        for min_texts, selected in found.items():
+            selected.append(select_recurring_keys(all_keys, all_answers, min_texts))
         part += 1
-    all_recurring: np.ndarray = np.sort(np.concatenate(recurring))
-    return all_recurring
+    return _RecurringKeys(*(np.sort(np.concatenate(selected)) for selected in found.values()))
 
 
 def _list_keys(rows: Iterable[ComparedRow]) -> Iterator[np.ndarray]:
