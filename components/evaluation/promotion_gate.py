@@ -8,6 +8,7 @@ most as often as a single rule. Source: intersection-union test, Berger, Technom
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -75,13 +76,20 @@ def compute_min_items(rule: Rule, max_item_loss: float | None, min_items: int | 
     return max(needed, MIN_ITEMS)
 
 
-def compute_min_items_by_task(config: EvaluationConfig) -> dict[str, int]:
-    """Return the number of items that the rules over all items of each task require."""
+def compute_min_items_by_task(config: EvaluationConfig, *, has_incumbent: bool) -> dict[str, int]:
+    """Return the number of items that the rules over all items of each task require.
+
+    Args:
+        config: Tasks, rules and minimum number of items.
+        has_incumbent: Whether an incumbent exists. Without an incumbent, the rules against the incumbent hold.
+    """
     required: dict[str, int] = {}
     for rule in config.gate:
+        if rule.against == "incumbent" and not has_incumbent:
+            continue
         task_name, _, name = rule.metric.partition(".")
         metric = next(build_task(task).metrics[name] for task in config.tasks if task.name == task_name)
-        count = compute_min_items(rule, metric.get_max_item_loss(), config.min_items, metric.exponential)
+        count = compute_min_items(rule, metric.get_max_item_loss(rule.against), config.min_items, metric.exponential)
         required[task_name] = max(required.get(task_name, 0), count)
     return required
 
@@ -163,15 +171,20 @@ def _evaluate_gain(rule: Rule, result: TaskResult, metric: str, config: Evaluati
         return RuleResult(rule, True, f"{same}, as the rule allows ({limitation}).", NO_GAIN, 0.0)
 
     gain = result.estimate_gain(metric, rule.against, samples=config.bootstrap_samples, seed=seed)
+    limit = -float(rule.max_loss or 0.0) if rule.min_gain is None else rule.min_gain
     distribution = result.estimate_pessimistic_gain(
         metric,
         rule.against,
         max_item_loss=rule.max_item_loss or result.get_max_item_loss(metric, rule.against),
         samples=config.bootstrap_samples,
         seed=seed,
+        limit=limit,
     )
+    p_value = distribution.compute_p_value(limit, inclusive=rule.min_gain is not None)
+    passed = significance.is_within_level(p_value, rule.confidence)
+    # The p-value decides, so that the result agrees with the registry's correction. The bound is rounded to that side.
     bound = distribution.compute_lower_bound(rule.confidence)
-    p_value = distribution.compute_p_value(-float(rule.max_loss or 0.0) if rule.min_gain is None else rule.min_gain)
+    bound = max(bound, math.nextafter(limit, math.inf)) if passed else min(bound, math.nextafter(limit, -math.inf))
     detectable = gain.value - bound
     interval = gain.compute_interval(0.95)
     against = ROLE_LABELS.get(str(rule.against), str(rule.against))
@@ -179,18 +192,15 @@ def _evaluate_gain(rule: Rule, result: TaskResult, metric: str, config: Evaluati
     certainty = f"at least {bound:+.4f} with {rule.confidence:.0%} confidence"
     measured = f"{rule.metric} is {difference} ({_describe_interval(interval, gain.items)}; {certainty})"
     if rule.min_gain is None:
-        max_loss = float(rule.max_loss or 0.0)
-        passed, limit = bound >= -max_loss, f"a loss of at most {max_loss:.4f}"
-        reason = f"{measured}, as the rule allows ({limit})." if passed else f"{measured}; the rule allows {limit}."
+        allowed = f"a loss of at most {float(rule.max_loss or 0.0):.4f}"
+        reason = f"{measured}, as the rule allows ({allowed})." if passed else f"{measured}; the rule allows {allowed}."
+    elif passed:
+        reason = f"{measured}, as the rule requires (gain above {rule.min_gain:+.4f})."
     else:
-        passed = bound > rule.min_gain
-        if passed:
-            reason = f"{measured}, as the rule requires (gain above {rule.min_gain:+.4f})."
-        else:
-            small = ""
-            if bound <= 0 < gain.value:
-                small = f"; the difference is too small for the number of items, which show gains from {detectable:.4f}"
-            reason = f"{measured}{small}; the rule requires a gain above {rule.min_gain:+.4f}."
+        small = ""
+        if bound <= 0 < gain.value:
+            small = f"; the difference is too small for the number of items, which show gains from {detectable:.4f}"
+        reason = f"{measured}{small}; the rule requires a gain above {rule.min_gain:+.4f}."
     return RuleResult(rule, passed, reason, interval, bound, acceptance_p_value=p_value, detectable=detectable)
 
 
@@ -205,7 +215,7 @@ def _evaluate_harmed_share(rule: Rule, result: TaskResult, metric: str) -> RuleR
         f"{rule.metric} of {harmed} of {items} items is worse than {ROLE_LABELS[str(rule.against)]} by more than"
         f" {harm:g} (at most {bound:.1%} of all items with {rule.confidence:.0%} confidence)"
     )
-    passed = bound <= limit
+    passed = significance.is_within_level(p_value, rule.confidence)
     reason = f"{measured}{', as the rule allows' if passed else '; the rule allows'}"
     reason += f" ({limit:.1%})." if passed else f" {limit:.1%}."
     detectable = 1 - (1 - rule.confidence) ** (1 / items)

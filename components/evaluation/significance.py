@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from components.evaluation import exponential_sums
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     Array = np.ndarray
 
 MAX_DRAWS_PER_CHUNK = 4_000_000  # items drawn at once; limits the memory of the resamples
+MAX_WEIGHTINGS = 200_000
+MIN_TAIL_SAMPLES = 20  # a p-value of fewer samples has a standard error above 22%
+LEVEL_TOLERANCE = 1e-9  # relative, of rounding
 
 
 @dataclass(frozen=True)
@@ -79,27 +84,71 @@ class Gain:
         return float(min(stats.t.cdf(statistic, self.items - 1), 1 / (1 + len(self.pivots))))
 
 
+class PessimisticGain(Protocol):
+    """Gaffke's confidence distribution of a gain, whose lower quantiles are lower confidence bounds."""
+
+    def compute_p_value(self, limit: float, *, inclusive: bool = True) -> float:
+        """Return the p-value of the hypothesis that the gain is at most `limit`; below `limit` if not `inclusive`."""
+
+    def compute_lower_bound(self, confidence: float) -> float:
+        """Return the one-sided lower confidence bound of the gain."""
+
+
 @dataclass(frozen=True)
-class PessimisticGain:
-    """Gaffke's confidence distribution of a gain, whose lower quantiles are lower confidence bounds.
+class LinearGain:
+    """The exact distribution of Σ differences / Σ weights under flat Dirichlet weights of the items.
 
     Attributes:
-        estimates: Gain under each random weighting of the items and one pessimistic item, shape (samples,).
+        differences: Difference of the scores of each item and of the pessimistic item, shape (items + 1,).
+        weights: Weight of each of them.
+    """
+
+    differences: Array
+    weights: Array
+
+    def compute_p_value(self, limit: float, *, inclusive: bool = True) -> float:
+        """See `PessimisticGain`."""
+        coefficients = self.differences - limit * self.weights
+        return exponential_sums.compute_probability_below_zero(coefficients, inclusive=inclusive)
+
+    def compute_lower_bound(self, confidence: float) -> float:
+        """See `PessimisticGain`."""
+        from scipy import optimize
+
+        weighted = self.weights > 0
+        gains = self.differences[weighted] / self.weights[weighted]
+        low, high = float(gains.min()), float(gains.max())
+        level, step = 1 - confidence, max(high - low, abs(low), 1.0)
+        if low == high and weighted.all():
+            return low
+        while self.compute_p_value(low) > level:  # an item without weight has a difference
+            low, step = low - step, 2 * step
+        while self.compute_p_value(high) < level:
+            high, step = high + step, 2 * step
+        return float(optimize.brentq(lambda limit: self.compute_p_value(limit) - level, low, high, xtol=1e-10))
+
+
+@dataclass(frozen=True)
+class SampledGain:
+    """The distribution of a gain without a closed form, by random weightings of the items.
+
+    Attributes:
+        estimates: Gain under each weighting, in ascending order, shape (samples,).
     """
 
     estimates: Array
 
+    def compute_p_value(self, limit: float, *, inclusive: bool = True) -> float:
+        """See `PessimisticGain`. The smallest value is 1 / (1 + samples)."""
+        import numpy as np
+
+        count = int(np.searchsorted(self.estimates, limit, side="right" if inclusive else "left"))
+        return (1 + count) / (1 + len(self.estimates))
+
     def compute_lower_bound(self, confidence: float) -> float:
-        """Return the one-sided lower confidence bound of the gain."""
-        import numpy as np
-
-        return float(np.quantile(self.estimates, 1 - confidence))
-
-    def compute_p_value(self, limit: float) -> float:
-        """Return the p-value of the hypothesis that the gain is at most `limit`."""
-        import numpy as np
-
-        return float((1 + np.count_nonzero(self.estimates <= limit)) / (1 + len(self.estimates)))
+        """Return the highest limit whose p-value is within the error probability: an order statistic."""
+        rank = math.floor((1 - confidence) * (1 + len(self.estimates)) * (1 + LEVEL_TOLERANCE))
+        return float(self.estimates[max(rank - 1, 0)])
 
 
 def estimate_pessimistic_gain(
@@ -111,10 +160,11 @@ def estimate_pessimistic_gain(
     samples: int,
     seed: int,
     exponential: bool = False,
+    limit: float = 0.0,
 ) -> PessimisticGain:
     """Return the distribution of lower confidence bounds of the gain that `estimate_gain` estimates.
 
-    The weights of the items and of one added item that is worse by `max_item_loss` are drawn from the flat Dirichlet
+    The items and one added item that is worse by `max_item_loss` have random weights with the flat Dirichlet
     distribution. For zeros and ones the bound is that of Clopper & Pearson. For a support that is bounded below, its
     coverage is a conjecture that no simulation has contradicted; docs/benchmarks-gate.md measures it (Gaffke 2005,
     Math. Methods of Operations Research 62; Learned-Miller & Thomas, arXiv:1905.06208, 2019).
@@ -125,31 +175,39 @@ def estimate_pessimistic_gain(
         weights: As for `estimate_gain`.
         max_item_loss: Largest loss of an unseen item of mean weight. A larger loss of a seen item replaces it. None:
             the largest difference seen, in either direction.
-        samples: Number of weightings.
+        samples: Number of weightings of an exponential metric. More are drawn, up to MAX_WEIGHTINGS, while fewer than
+            MIN_TAIL_SAMPLES of their gains are at most `limit`. Other metrics need no weightings.
         seed: Seed of the weightings.
         exponential: Whether the metric is the exponential of the ratio.
+        limit: Limit of the rule.
     """
     import numpy as np
 
     first, second, weight_array = (np.asarray(values, float) for values in (better, worse, weights))
-    count, mean_weight = len(weight_array), weight_array.mean()
+    mean_weight = weight_array.mean()
     differences = (first - second) / mean_weight
     seen = float(np.abs(differences).max() if max_item_loss is None else -differences.min())
     loss = max(max_item_loss or 0.0, seen)
     level = first.mean()  # the pessimistic item has the mean score of the better model
-    items = np.stack([first, second, weight_array], axis=1)
-    pessimistic = np.array([level, level + loss * mean_weight, mean_weight])
+    pessimistic = [level, level + loss * mean_weight, mean_weight]
+    items = np.vstack([np.stack([first, second, weight_array], axis=1), pessimistic])
+    if not exponential:
+        return LinearGain(items[:, 0] - items[:, 1], items[:, 2])
     generator = np.random.Generator(np.random.PCG64(seed))
-    sums, step = [], max(1, MAX_DRAWS_PER_CHUNK // count)
-    for start in range(0, samples, step):
-        size = min(step, samples - start)
-        drawn = generator.standard_exponential((size, count))
-        sums.append(drawn @ items + generator.standard_exponential((size, 1)) * pessimistic)
-    a, b, total = np.concatenate(sums).T
-    own, other = a / total, b / total
-    if exponential:
-        own, other = np.exp(np.minimum(own, 700.0)), np.exp(np.minimum(other, 700.0))
-    return PessimisticGain(own - other)
+    estimates, step = np.empty(0), max(1, MAX_DRAWS_PER_CHUNK // len(items))
+    while (missing := samples - len(estimates)) > 0 or np.count_nonzero(estimates <= limit) < MIN_TAIL_SAMPLES:
+        size = min(step, missing if missing > 0 else MAX_WEIGHTINGS - len(estimates))
+        if size <= 0:
+            break
+        a, b, total = (generator.standard_exponential((size, len(items))) @ items).T
+        gains = np.exp(np.minimum(a / total, 700.0)) - np.exp(np.minimum(b / total, 700.0))
+        estimates = np.concatenate([estimates, gains])
+    return SampledGain(np.sort(estimates))
+
+
+def is_within_level(p_value: float, confidence: float) -> bool:
+    """Return whether a p-value is at most the error probability, apart from rounding."""
+    return p_value <= (1 - confidence) * (1 + LEVEL_TOLERANCE)
 
 
 def compute_required_items(share: float, confidence: float) -> int:

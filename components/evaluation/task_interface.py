@@ -59,8 +59,13 @@ class Metric:
     max_item_loss: float | None = None
     harm: float | None = None
 
-    def get_max_item_loss(self) -> float | None:
-        """Return the largest loss of an item: 1 for a binary metric."""
+    def get_max_item_loss(self, against: str | float = "base") -> float | None:
+        """Return the largest loss of an item against a model or a number; None if the metric has no limit.
+
+        It is 1 for a binary metric against a model. The worst score limits the loss against a number.
+        """
+        if self.is_binary and not isinstance(against, str):
+            return max(0.0, against if self.better == "higher" else 1 - against)
         return 1.0 if self.is_binary else self.max_item_loss
 
     def get_harm(self) -> float | None:

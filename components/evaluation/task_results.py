@@ -83,7 +83,7 @@ class TaskResult:
         )
 
     def estimate_pessimistic_gain(
-        self, metric: str, other: str | float, *, max_item_loss: float | None, samples: int, seed: int
+        self, metric: str, other: str | float, *, max_item_loss: float | None, samples: int, seed: int, limit: float
     ) -> PessimisticGain:
         """Return the distribution of lower bounds of the candidate's gain over a role or a number, on all items.
 
@@ -91,8 +91,9 @@ class TaskResult:
             metric: Name of the metric.
             other: "base", "incumbent", or a value of the metric.
             max_item_loss: Largest loss of an unseen item; see `get_max_item_loss`.
-            samples: Number of weightings of the items.
+            samples: Number of weightings of the items, for an exponential metric.
             seed: Seed of the weightings.
+            limit: Limit of the rule.
         """
         better, worse = self._pair_values(metric, other, None)
         return significance.estimate_pessimistic_gain(
@@ -103,17 +104,12 @@ class TaskResult:
             samples=samples,
             seed=seed,
             exponential=self.get_metric(metric).exponential,
+            limit=limit,
         )
 
     def get_max_item_loss(self, metric: str, other: str | float) -> float | None:
-        """Return the largest loss of an unseen item against a role or a number; None if the metric has no limit.
-
-        The worst score of a binary metric limits its loss against a number.
-        """
-        definition = self.get_metric(metric)
-        if definition.is_binary and not isinstance(other, str):
-            return max(0.0, other if definition.better == "higher" else 1 - other)
-        return definition.get_max_item_loss()
+        """Return the largest loss of an unseen item against a role or a number; None if the metric has no limit."""
+        return self.get_metric(metric).get_max_item_loss(other)
 
     def compute_item_losses(self, metric: str, other: str) -> list[float]:
         """Return by how much each item is worse than that of a role, per unit of weight; negative if it is better."""

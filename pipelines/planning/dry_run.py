@@ -544,7 +544,9 @@ def _list_limits(survey: RunSurvey) -> list[str]:
         if few := describe_few_test_rows(items):
             warnings.append(few)
         names = [task.name for task in survey.config.evaluation.tasks if task.kind == "held_out"]
-        required = promotion_gate.compute_min_items_by_task(survey.config.evaluation)
+        required = promotion_gate.compute_min_items_by_task(
+            survey.config.evaluation, has_incumbent=find_champion(survey.config.model_registry.name) is not None
+        )
         minimum = max(required.get(name, 0) for name in names)
         if 0 < items < minimum:
             warnings.append(

@@ -247,17 +247,18 @@ SHAPES = {
 MAX_ITEM_LOSSES = {"bell": 4.0, "skewed": 5.0, "right or wrong": 1.0, "rare catastrophe": 5.0}
 
 
-def compute_bound(shape: str, differences: np.ndarray, samples: int = 500) -> float:
+def shows_gain(shape: str, differences: np.ndarray) -> bool:
     zeros = [0.0] * len(differences)
-    return significance.estimate_pessimistic_gain(
-        list(differences), zeros, [1.0] * len(zeros), max_item_loss=MAX_ITEM_LOSSES[shape], samples=samples, seed=1
-    ).compute_lower_bound(0.95)
+    gain = significance.estimate_pessimistic_gain(
+        list(differences), zeros, [1.0] * len(zeros), max_item_loss=MAX_ITEM_LOSSES[shape], samples=1, seed=1
+    )
+    return significance.is_within_level(gain.compute_p_value(0.0), 0.95)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_false_acceptance_rate_is_nominal(shape: str) -> None:
     generator = np.random.default_rng(11)
-    accepted = sum(compute_bound(shape, SHAPES[shape](generator, 60)) > 0 for _ in range(400))
+    accepted = sum(shows_gain(shape, SHAPES[shape](generator, 60)) for _ in range(400))
     assert stats.binomtest(accepted, 400).proportion_ci(0.95).high <= 0.08
 
 
@@ -267,7 +268,7 @@ def test_power_at_three_standard_errors_exceeds_half(shape: str) -> None:
     for _ in range(trials):
         noise = SHAPES[shape](generator, 400)
         shift = 3 * {"bell": 1.0, "skewed": 1.0, "right or wrong": 0.3**0.5, "rare catastrophe": 0.72}[shape] / 20
-        accepted += compute_bound(shape, noise + shift) > 0
+        accepted += shows_gain(shape, noise + shift)
     assert stats.binomtest(accepted, trials).proportion_ci(0.95).low > 0.5
 
 
@@ -285,7 +286,45 @@ def test_unset_min_items_follow_from_the_limit() -> None:
     assert promotion_gate.compute_min_items(Rule(max_loss=0.05, max_item_loss=1.0), 5.0, None) == 59
     assert promotion_gate.compute_min_items(Rule(max_loss=0.05), 5.0, 30) == 30
     assert promotion_gate.compute_min_items(Rule(min_gain=0.0), 5.0, None) == 10
-    assert promotion_gate.compute_min_items_by_task(EvaluationConfig()) == {"held_out": 29}
+    assert promotion_gate.compute_min_items_by_task(EvaluationConfig(), has_incumbent=False) == {"held_out": 29}
+
+
+@pytest.mark.parametrize(("has_incumbent", "items"), [(False, 10), (True, 59)])
+def test_rules_against_missing_incumbent_require_no_items(has_incumbent: bool, items: int) -> None:
+    gate = [Rule(min_gain=0.0), Rule(against="incumbent", max_harmed_share=0.05)]
+    required = promotion_gate.compute_min_items_by_task(EvaluationConfig(gate=gate), has_incumbent=has_incumbent)
+    assert required == {"held_out": items}
+
+
+def test_required_items_depend_on_the_number_to_reach() -> None:
+    tasks = [{"kind": "memorisation"}]
+    config = EvaluationConfig.model_validate(
+        {"tasks": tasks, "gate": [{"metric": "memorisation.reproduced", "against": 0.9, "max_loss": 0.01}]}
+    )
+    required = promotion_gate.compute_min_items_by_task(config, has_incumbent=False)
+    assert required == {"memorisation": 29}, "the largest loss is 0.1, a tenth of that against a model"
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99, 0.999])
+@pytest.mark.parametrize("max_loss", [0.02, 0.05, 0.1, 0.5])
+def test_model_without_loss_passes_with_the_required_items(max_loss: float, confidence: float) -> None:
+    rule = Rule(max_loss=max_loss, confidence=confidence)
+    items = promotion_gate.compute_min_items(rule, 5.0, None)
+    for gain in (0.0, 1e-9, 0.1):
+        candidate = [30.0 - gain] * (items - 1) + [30.0 - 2 * gain]
+        task = build_loss_scores({"candidate": candidate, "base": [30.0] * items}, [10] * items)
+        assert evaluate_rule(task, rule).passed
+
+
+def test_result_and_p_value_never_disagree() -> None:
+    generator = np.random.default_rng(17)
+    for trial in range(40):
+        candidate = [v - 2.25 + n for v, n in zip(BASE, generator.normal(0, 2, 60), strict=True)]
+        metric = ("held_out.loss", "held_out.perplexity")[trial % 2]
+        result = evaluate_loss_rule(candidate, Rule(metric=metric, min_gain=0.0))
+        assert result.acceptance_p_value is not None
+        assert result.lower_bound is not None
+        assert result.passed == (result.acceptance_p_value <= 0.05 * (1 + 1e-9)) == (result.lower_bound > 0)
 
 
 def test_harmed_items_are_limited_although_the_mean_is_better() -> None:

@@ -41,20 +41,62 @@ def test_paired_items_detect_small_difference() -> None:
 def test_bound_of_binary_scores_is_clopper_pearson(ones: int, items: int) -> None:
     scores = [1.0] * ones + [0.0] * (items - ones)
     gain = significance.estimate_pessimistic_gain(
-        scores, [0.0] * items, [1.0] * items, max_item_loss=0.0, samples=40_000, seed=2
+        scores, [0.0] * items, [1.0] * items, max_item_loss=0.0, samples=1, seed=2
     )
     low, _ = significance.compute_clopper_pearson_bounds(scores, 0.95)
-    assert gain.compute_lower_bound(0.95) == pytest.approx(low, abs=0.004)
+    assert gain.compute_lower_bound(0.95) == pytest.approx(low, abs=1e-8)
     for share in (0.3, 0.9):
         exact = stats.binom.sf(ones - 1, items, share)
-        assert gain.compute_p_value(share) == pytest.approx(exact, abs=0.01)
+        assert gain.compute_p_value(share) == pytest.approx(exact, rel=1e-10)
 
 
 def test_bound_without_any_difference_follows_the_rule_of_three() -> None:
     gain = significance.estimate_pessimistic_gain(
-        [1.0] * 60, [1.0] * 60, [1.0] * 60, max_item_loss=5.0, samples=40_000, seed=2
+        [1.0] * 60, [1.0] * 60, [1.0] * 60, max_item_loss=5.0, samples=1, seed=2
     )
-    assert gain.compute_lower_bound(0.95) == pytest.approx(-5 * (1 - 0.05 ** (1 / 60)), rel=0.03)
+    assert gain.compute_lower_bound(0.95) == pytest.approx(-5 * (1 - 0.05 ** (1 / 60)), rel=1e-8)
+
+
+@pytest.mark.parametrize("exponential", [False, True])
+def test_small_p_values_are_possible(exponential: bool) -> None:
+    """The registry requires p-values below 1e-4 after several failures."""
+    generator = np.random.default_rng(4)
+    other = generator.normal(3, 0.3, 400)
+    gain = significance.estimate_pessimistic_gain(
+        other, other - 0.5, [1] * 400, max_item_loss=1.0, samples=1000, seed=1, exponential=exponential
+    )
+    assert gain.compute_p_value(0.0) < 1e-5
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99, 0.999])
+@pytest.mark.parametrize("samples", [1000, 1999, 9999, 10_000])
+def test_bound_and_p_value_of_samples_agree(confidence: float, samples: int) -> None:
+    gain = significance.SampledGain(np.sort(np.random.default_rng(samples).normal(0, 1, samples)))
+    bound = gain.compute_lower_bound(confidence)
+    for limit in (np.nextafter(bound, -1e9), bound, np.nextafter(bound, 1e9)):
+        for inclusive in (False, True):
+            holds = limit < bound if inclusive else limit <= bound
+            p_value = gain.compute_p_value(limit, inclusive=inclusive)
+            assert significance.is_within_level(p_value, confidence) == holds
+
+
+def test_exact_and_sampled_distribution_agree() -> None:
+    generator = np.random.default_rng(9)
+    better, worse, weights = generator.normal(3, 1, 80), generator.normal(2.8, 1, 80), generator.integers(1, 9, 80)
+    exact = significance.estimate_pessimistic_gain(better, worse, weights, max_item_loss=2.0, samples=1, seed=1)
+    assert isinstance(exact, significance.LinearGain)
+    draws = generator.dirichlet(np.ones(81), 20_000)
+    sampled = (draws @ exact.differences) / (draws @ exact.weights)
+    for limit in (-0.1, 0.0, 0.05):
+        assert exact.compute_p_value(limit) == pytest.approx(np.mean(sampled <= limit), abs=0.012)
+    assert exact.compute_lower_bound(0.95) == pytest.approx(np.quantile(sampled, 0.05), abs=0.003)
+
+
+def test_item_without_weight_keeps_its_difference() -> None:
+    gain = significance.LinearGain(np.array([1.0, 1.0, -2.0, -0.5]), np.array([1.0, 1.0, 0.0, 1.0]))
+    bound = gain.compute_lower_bound(0.95)
+    assert bound < -0.5
+    assert gain.compute_p_value(bound) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.02, 0.05, 0.3])
