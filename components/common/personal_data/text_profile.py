@@ -57,7 +57,7 @@ class TextProfile:
 
     @property
     def can_contain_ip_address(self) -> bool:
-        """Whether there are the dots of an IPv4 address, each before a digit, or two colons and a digit."""
+        """Whether the text has three dots before digits, as an IPv4 address does, or a digit and two colons."""
         return self._classes.count(b".0") >= 3 or (self.has_digit and self._classes.count(b":") >= 2)
 
 
