@@ -47,8 +47,8 @@ def build_result(
         - `mcnemar`: {task: {metric: {base or incumbent: {only_candidate, only_other, p}}}} of the binary metrics. The
           first two values are the numbers of items that only one of two models answered correctly.
         - `figures`: {task: {role: {name: value}}} of the figures, such as a judge's errors. No rule compares them.
-        - `tasks`: {task: {sha256, items, items_sha256, metrics}}: the task's digest, its number of items, the digest of their
-          ids, and for each metric the direction of an improvement and whether the metric is an exponential.
+        - `tasks`: {task: {sha256, items, items_sha256, metrics}}: the task's digest, its number of items, the digest of
+          their ids, prompts and references, and for each metric the direction of an improvement and whether the metric is an exponential.
         - `verdict`: "accepted", "refused" or "unchanged".
         - `reasons`: one sentence per rule, after the sentence for an unchanged candidate.
         - `rules`: each rule's settings and result. `gain` is [estimate, low, high], `at_least` its lower bound, `p` the
@@ -113,7 +113,7 @@ def _summarize_task(result: TaskResult, config: EvaluationConfig, seed: int) -> 
         "tasks": {
             "sha256": result.digest,
             "items": len(result.items),
-            "items_sha256": hashing.digest(sorted(item.id for item in result.items)),
+            "items_sha256": hashing.digest(sorted([item.id, item.prompt, item.reference] for item in result.items)),
             "metrics": {
                 name: {"better": metric.better, "exponential": metric.exponential}
                 for name, metric in result.task.metrics.items()

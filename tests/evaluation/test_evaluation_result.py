@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -58,6 +59,19 @@ def test_mcnemar_is_reported_for_binary_metrics_only() -> None:
             "exact_match": {"base": {"only_candidate": 10, "only_other": 5, "p": pytest.approx(0.3018, abs=1e-4)}}
         }
     }
+
+
+@pytest.mark.parametrize("change", [{"id": "x"}, {"prompt": "another question"}, {"reference": "another answer"}])
+def test_digest_of_items_covers_their_content(change: dict[str, str]) -> None:
+    def compute_digest(results: dict[str, TaskResult]) -> str:
+        return str(build_verdict(results)[0]["tasks"]["held_out"]["items_sha256"])  # type: ignore[index]
+
+    results = build_task_results()
+    changed = [replace(results["held_out"].items[0], **change), *results["held_out"].items[1:]]
+    reordered = results["held_out"].items[::-1]
+    digest = compute_digest(results)
+    assert compute_digest({**results, "held_out": replace(results["held_out"], items=changed)}) != digest
+    assert compute_digest({**results, "held_out": replace(results["held_out"], items=reordered)}) == digest
 
 
 def test_slices_show_regressions() -> None:
