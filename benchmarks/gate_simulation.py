@@ -30,6 +30,9 @@ SIZES = (20, 50, 100, 279, 1000)
 ITEM_LOSSES = (5.0, 1.0)  # max_item_loss: the default of held_out.loss, and a stricter assumption
 SEED = 20
 REUSE_ITEMS = 1000  # with max_item_loss 1, of which the error is near 5%
+REUSE_CANDIDATES = 10
+REUSE_SAMPLES = 10_000  # the last of ten candidates needs a p-value of 1.5e-4
+REUSE_TRIALS_PER_CHUNK = 500  # limits the memory of the weighted sums
 
 
 @dataclass(frozen=True)
@@ -238,12 +241,12 @@ def simulate_reuse(candidates: int, items: int, trials: int, samples: int) -> di
 
     generator = np.random.Generator(np.random.PCG64(SEED))
     draws = draw_weights(generator, items, samples)
-    p_values = np.stack(
-        [
-            compute_gate_p_values(generator.normal(0, 0.3, (trials, items)).astype(np.float32), 1.0 - MAX_LOSS, draws)
-            for _ in range(candidates)
-        ]
-    )
+    p_values = np.empty((candidates, trials))
+    for candidate in range(candidates):
+        for start in range(0, trials, REUSE_TRIALS_PER_CHUNK):
+            size = min(REUSE_TRIALS_PER_CHUNK, trials - start)
+            values = generator.normal(0, 0.3, (size, items)).astype(np.float32)
+            p_values[candidate, start : start + size] = compute_gate_p_values(values, 1.0 - MAX_LOSS, draws)
     levels = np.array([(1 - CONFIDENCE) * split_reuse.compute_level_factor(failures) for failures in range(candidates)])
     plain, corrected = p_values <= 1 - CONFIDENCE, p_values <= levels[:, None]
     return {
@@ -310,7 +313,7 @@ def run(sizes: Sequence[int], trials: int, samples: int) -> Results:
         *tables,
         beyond,
         {items: simulate_harmed_share(items, MAX_HARMED_SHARE, 20_000) for items in sizes},
-        simulate_reuse(10, REUSE_ITEMS, trials, samples),
+        simulate_reuse(REUSE_CANDIDATES, REUSE_ITEMS, trials, REUSE_SAMPLES),
     )
 
 

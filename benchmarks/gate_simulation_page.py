@@ -23,9 +23,10 @@ the bounds.
 
 The rule is `max_loss: {max_loss}` with 95% confidence. False acceptance: the true mean difference is exactly
 −{max_loss}. Equal: 0. Better: +{better}. Each case has {trials:,} trials (a quarter as many for the models that may be
-accepted) and {samples:,} weightings of the items, so a measured 5% has a standard error of 0.7%. `max_item_loss` is
-{loss:g}, the default of `held_out.loss` in nats per token; it is 1 for right and wrong answers. A catastrophe is a loss
-of `max_item_loss` on one item; all other items are a little better, so that the mean is as stated.
+accepted) and {samples:,} weightings of the items, so a measured 5% has a standard error of 0.7%. The gate computes the
+bound exactly; the simulation approximates it with the weightings, which all trials share. `max_item_loss` is {loss:g},
+the default of `held_out.loss` in nats per token; it is 1 for right and wrong answers. A catastrophe is a loss of
+`max_item_loss` on one item; all other items are a little better, so that the mean is as stated.
 """
 
 GUARANTEE = """## Guarantee and limits
@@ -70,7 +71,8 @@ def write_page(results: Results, path: Path, facts: dict[str, Any]) -> None:
         f"## Share of harmed items\n\nAcceptance by `max_harmed_share: {MAX_HARMED_SHARE:g}` if exactly {MAX_HARMED_SHARE:.0%} of all items are harmed.\n",
         table_of([f"{items} items" for items in results.harmed], [[f"{v:.1%}" for v in results.harmed.values()]]),
         "## Reuse of a test split\n\nProbability that at least one of several inferior candidates passes on one test split "
-        f"of {gate_simulation.REUSE_ITEMS:,} items (normal differences, `max_item_loss: 1`). "
+        f"of {gate_simulation.REUSE_ITEMS:,} items (normal differences, `max_item_loss: 1`, {gate_simulation.REUSE_SAMPLES:,} "
+        "weightings). "
         "[registry.md](registry.md#reuse-of-a-test-split) describes the correction.\n",
         table_of(
             ["candidates", *next(iter(results.reuse.values()))],

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import gate_simulation, gate_simulation_page
 from benchmarks.gate_simulation import MAX_LOSS, SIZES
 from components.evaluation import significance
+from components.model_registry import split_reuse
 
 
 def test_simulated_bound_is_that_of_the_gate() -> None:
@@ -51,6 +52,23 @@ def test_harmed_share_at_the_limit_is_rarely_accepted(items: int) -> None:
     assert gate_simulation.simulate_harmed_share(items, 0.05, 4000) <= 0.06
 
 
+def test_uniform_p_values_exhaust_the_error_probability_of_a_split() -> None:
+    """Uniform p-values are the worst case of a valid test. The limit has three standard errors of 0.0006."""
+    generator, trials = np.random.default_rng(4), 200_000
+    levels = 0.05 * np.array([split_reuse.compute_level_factor(failures) for failures in range(20)])
+    accepted = np.mean((generator.random((trials, 20)) <= levels).any(axis=1))
+    assert 0.065 <= accepted <= 0.07 + 3 * 0.0006
+
+
+@pytest.mark.long
+def test_inferior_candidates_on_one_split_rarely_pass() -> None:
+    """The documented limit is 7%; its standard error in 4,000 trials is 0.4%."""
+    reuse = gate_simulation.simulate_reuse(10, gate_simulation.REUSE_ITEMS, 4000, gate_simulation.REUSE_SAMPLES)
+    assert reuse["10"]["every candidate at the rule's level"] > 0.25
+    assert reuse["1"]["with the correction"] <= 0.05 + 0.004
+    assert reuse["10"]["with the correction"] <= 0.07 + 0.004
+
+
 @pytest.mark.long
 def test_worst_false_acceptance_is_below_seven_percent(tmp_path: Path) -> None:
     results = gate_simulation.run(SIZES, 1000, 1000)
@@ -58,7 +76,7 @@ def test_worst_false_acceptance_is_below_seven_percent(tmp_path: Path) -> None:
     assert results.find_worst("gate") <= 0.07
     assert results.find_worst(gate_simulation.BOUND_ALONE) <= 0.07
     assert results.average_power("gate", 279) > 0.7
-    assert results.reuse["10"]["with the correction"] <= 0.09
+    assert results.reuse["10"]["with the correction"] <= 0.07
     facts = {"processor": "a", "cores": 1, "memory": 2**30, "python": "3", "command": "c", "commit": "d", "load": 0}
     gate_simulation_page.write_page(results, tmp_path / "page.md", {"trials": 1000, "samples": 1000, **facts})
     assert "**missed**" not in (tmp_path / "page.md").read_text()
