@@ -18,7 +18,13 @@ from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.history_audit import audit
 from components.model_registry.registry_history import Entry
 from components.model_registry.stage import Registration, auto_promote, promote, register
-from tests.model_registry.conftest import NAME, Customization, CustomizationArtifacts
+from tests.model_registry.conftest import (
+    NAME,
+    Customization,
+    CustomizationArtifacts,
+    kill_before_write,
+    open_registry,
+)
 
 CONFIG = ModelRegistryConfig(name=NAME)
 
@@ -118,6 +124,25 @@ def test_later_failures_do_not_count(registry: Any, submit_candidate: Submit) ->
     submit_candidate("b", 0.3)
     assert submit_candidate("a", 0.04)[1] == {"failures": "0", "result": "passed"}
     assert promote(NAME, "1", reporter=SilentReporter()).to == "1"
+
+
+@pytest.mark.mlflow
+def test_killed_registration_counts_its_failure_once(
+    empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, customize: Customization
+) -> None:
+    artifacts = customize("a", "refused", acceptance_p=0.3, split="5e7")
+    for write in range(6, 40, 3):
+        folder = tmp_path / str(write)
+        folder.mkdir()
+        client = open_registry(empty_store, folder, monkeypatch)
+        with kill_before_write(monkeypatch, write) as kills:
+            submit(artifacts)
+        assert submit(artifacts)[1] == {"failures": "0", "result": "failed"}
+        trials = [e for e in registry_history.read(client, NAME) if (e.kind, e.state) == ("trial", "done")]
+        assert len(trials) == 1
+        if not kills:
+            return
+    raise AssertionError("every registration was killed")
 
 
 def build_history(*trials: tuple[str, str, str]) -> list[Entry]:
