@@ -48,7 +48,7 @@ def check_results(content: Json, rows: Mapping[str, Sequence[Json]]) -> list[str
         elif figure == SLICES:
             problem = _check_slices(rule, rows[name], required)
         else:
-            problem = _check_gain(rule, items, settings["bootstrap_samples"])
+            problem = _check_gain(rule, items)
         if problem:
             objections.append(f"a rule on {rule['metric']} holds in its evaluation, but {problem}")
     return objections
@@ -168,7 +168,7 @@ def _check_slices(rule: Json, rows: Sequence[Json], min_items: int) -> str:
     return "" if rule["p"] >= 1 - rule["confidence"] else f"the p-value of its worst slice is {rule['p']}"
 
 
-def _check_gain(rule: Json, items: ScoredItems, samples: int) -> str:
+def _check_gain(rule: Json, items: ScoredItems) -> str:
     """Recompute the gain, and compare bound and p-value with the rule's limit and confidence."""
     gain, bound, p_value = items.gain, rule["at_least"], rule["acceptance_p"]
     if not is_within_limit(rule, gain):
@@ -182,8 +182,7 @@ def _check_gain(rule: Json, items: ScoredItems, samples: int) -> str:
         return f"its bound is {bound:+.4f}"
     if items.is_identical:  # nothing is estimated
         return ""
-    # The bound interpolates between two estimates, and the p-value counts the estimates up to the limit.
-    largest = 1 - rule["confidence"] + 2 / (1 + samples)
-    if p_value is None or not (1 - RELATIVE_TOLERANCE) / (1 + samples) <= p_value <= largest:
+    largest = 1 - rule["confidence"]
+    if p_value is None or not 0 <= p_value <= largest * (1 + RELATIVE_TOLERANCE):
         return f"its p-value is {p_value}; the bound requires at most {largest:.4g}"
     return ""

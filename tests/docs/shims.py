@@ -26,7 +26,7 @@ SMALL_SETTINGS = {
     "fine_tuning.max_length": "96",
     "fine_tuning.validation_rows": "0",
     "evaluation.generations": "0",
-    "evaluation.max_items": "20",
+    "evaluation.max_items": "40",
     "triton_packaging.golden_max_tokens": "2",
     "data_curation.near_duplicate_threshold": "0.95",
     "data_curation.answer_min_words": "1000",

@@ -78,7 +78,7 @@ def test_share_of_harmed_items_is_recomputed() -> None:
         ({"gain": [0.7, 0.6, 0.8]}, "its gain is +0.7000; its predictions have +0.5000"),
         ({"acceptance_p": None}, "its p-value is None; the bound requires at most 0.05"),
         ({"acceptance_p": 0.06}, "its p-value is 0.06; the bound requires at most 0.05"),
-        ({"acceptance_p": 0.0}, "its p-value is 0.0; the bound requires at most 0.05"),
+        ({"acceptance_p": -0.1}, "its p-value is -0.1; the bound requires at most 0.05"),
     ],
 )
 def test_result_that_contradicts_the_rule_is_refused(result: dict[str, Any], problem: str) -> None:
