@@ -404,9 +404,7 @@ def register_wrong_package(registered: RegisteredVersions, folder: Path, incumbe
     shutil.copytree(registered.packages[1].path, folder / "repository")
     for name in (artifact_folder.MANIFEST_FILENAME, ".unfinished"):
         (folder / "repository" / name).unlink(missing_ok=True)
-    model = model_loading.open_model_artifact(
-        publish_adapter(model_loading.open_model(tiny_model(folder / "base", seed=9)), folder / "model")
-    ).artifact
+    model = tune_model(folder, seed=9).artifact
     assert model is not None
     shutil.rmtree(folder / "repository" / SERVED_NAME / "1" / "weights")
     shutil.copytree(
