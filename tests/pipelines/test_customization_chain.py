@@ -140,7 +140,9 @@ def test_later_configuration_is_checked_before_the_first_run(tmp_path: Path, mon
 def test_sft_and_dpo_in_one_command(tmp_path: Path) -> None:
     project = write_project(tmp_path)
     rows = [json.loads(line) for line in (project / "raw.jsonl").read_text().splitlines()]
-    pairs = [{"prompt": row["instruction"], "chosen": row["output"], "rejected": "It is red."} for row in rows]
+    # In reversed word order: a promotion refuses test rows that an earlier model of the lineage was trained on.
+    texts = [[" ".join(reversed(row[name].split())) for name in ("instruction", "output")] for row in rows]
+    pairs = [{"prompt": prompt, "chosen": chosen, "rejected": "It is red."} for prompt, chosen in texts]
     (project / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
     values = yaml.safe_load(CONFIGURATION)
     values["data_curation"]["sources"] = ["pairs.jsonl"]
