@@ -52,7 +52,8 @@ def test_package_is_unproven_and_not_served_without_vllm(adapted_model: Loadable
     assert artifact.manifest.summary["proof"] is None
     assert artifact.manifest.summary["unproven_because"] == "vLLM is not installed"
     proof = json.loads((artifact.path / "proof.json").read_text())
-    assert proof == {"proof": None, "unproven_because": "vLLM is not installed"}
+    inputs = [[one.kind, one.content_sha256] for one in artifact.manifest.inputs]
+    assert proof == {"inputs": inputs, "proof": None, "unproven_because": "vLLM is not installed"}
     assert "cannot be promoted" in (artifact.path / "report.html").read_text()
     with (
         pytest.raises(ModelLoadError, match="vLLM is not installed"),
