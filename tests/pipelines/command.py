@@ -69,11 +69,13 @@ def refusal(code: int, *arguments: object, cwd: Path, **extra: str) -> dict[str,
 
 
 def run_in_process(*arguments: object, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in this process; restore signal handlers, folder and environment afterwards."""
+    """Run a command in this process; restore signal handlers, folder, umask and environment afterwards."""
     from pipelines.cli import main as cli_main
 
     out, err, inherited = io.StringIO(), io.StringIO(), dict(os.environ)
     command = ["tuneline", *map(str, arguments)]
+    umask = os.umask(0o022)  # of the caller; commands restrict it
+    os.umask(umask)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", command)
         patch.setattr(cli_main.process_control, "install_stop_handlers", lambda **_: None)
@@ -84,6 +86,7 @@ def run_in_process(*arguments: object, cwd: Path, **extra: str) -> subprocess.Co
             with pytest.raises(SystemExit) as exit_error:
                 cli_main.main()
         finally:
+            os.umask(umask)
             os.environ.clear()
             os.environ.update(inherited)
     return subprocess.CompletedProcess(command, int(exit_error.value.code or 0), out.getvalue(), err.getvalue())
