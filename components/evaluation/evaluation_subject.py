@@ -31,8 +31,10 @@ def describe_subject(
 
         - `model`: {content_sha256, inputs}. `inputs` are the [kind, content_sha256] pairs of the model's own manifest.
         - `base_model`, `incumbent`: content digests; `incumbent` is None without an incumbent.
-        - `dataset`: {content_sha256, splits}. `splits` are the digests of the files of the splits. A revision of the
-          dataset is a commit with this content; the commit's digest depends on the time and the data repository.
+        - `dataset`: {content_sha256, splits, near_duplicate_threshold}. `splits` are the digests of the files of the
+          splits. The threshold is that of the curation, which the dataset's digest does not cover; None if the dataset
+          states none. A revision of the dataset is a commit with this content; the commit's digest depends on the time
+          and the data repository.
         - `evaluation_sets`: sorted digests of the files that the tasks read.
         - `tasks`: {task: kind}.
         - `task_files`: {task: sorted digests of the files that the task reads}.
@@ -55,6 +57,7 @@ def describe_subject(
         "dataset": {
             "content_sha256": dataset.sha256,
             "splits": {file.path: file.sha256 for file in dataset.manifest.files if file.path in SPLIT_FILES},
+            "near_duplicate_threshold": dataset.manifest.config.get("near_duplicate_threshold"),
         },
         "evaluation_sets": sorted(file_digests.digest_task_files(config.tasks).values()),
         "tasks": {task.name: task.kind for task in config.tasks},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
 from components.common.models import model_loading
 from components.common.row_comparison import training_overlap
-from components.common.row_comparison.training_overlap import MAX_OVERLAPS, ComparedRow, Overlap
+from components.common.row_comparison.training_overlap import MAX_OVERLAPS, ComparedRow
 from components.common.runtime.errors import TunelineError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
@@ -23,7 +24,6 @@ HELD_OUT = "held_out"  # kind of the tasks that evaluate the dataset's test spli
 UNTUNED_PREFIXES = ("embedded:", "hf://")  # of the sources of base models that tuneline did not tune
 TRAINED_ON_PURPOSE = ("memorisation",)  # kinds of tasks that evaluate training rows
 ANCESTOR_KINDS = ("model", "base_model", "initial_adapter")
-THRESHOLD_KEY = "near_duplicate_threshold"  # in the configuration of a dataset
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,10 @@ def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -
         if problem := _check_coverage(content["measured"], task, evaluated, [row.id for row in split]):
             return [f"{problem} of dataset {dataset.sha256[:12]}"]
     objections = []
+    threshold = _get_threshold(content["measured"]["dataset"])
     for sha256, trained in lineage.datasets.items():
-        overlaps = _find_overlaps(rows, trained)
+        read_trained = partial(training_overlap.read_rows, trained.path / "train.parquet")
+        overlaps = training_overlap.find_overlaps(rows, read_trained, threshold)
         if overlaps:
             first = max(overlaps, key=lambda overlap: overlap.rank)
             relation = "equals" if first.similarity == 1 else f"has the similarity {first.similarity:.2f} to"
@@ -111,17 +113,15 @@ def _check_coverage(measured: Json, task: str, evaluated: Sequence[str], test_id
     return ""
 
 
-def _find_overlaps(rows: Sequence[ComparedRow], dataset: Artifact) -> list[Overlap]:
-    path, threshold = dataset.path / "train.parquet", _get_threshold(dataset.manifest)
-    return training_overlap.find_overlaps(rows, lambda: training_overlap.read_rows(path), threshold)
+def _get_threshold(measured: Json) -> float:
+    """Return the similarity of near-duplicates that the evaluation states for its dataset; equal rows are always found.
 
-
-def _get_threshold(dataset: Manifest) -> float:
-    """Return the threshold of the curation, at most the default: the dataset's identity does not cover the manifest."""
-    stated = dataset.config.get(THRESHOLD_KEY)
-    if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not stated > 0:
+    The curation separates the splits by this threshold. With a lower one, rows that it keeps apart would be refused.
+    """
+    stated = measured.get("near_duplicate_threshold")
+    if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not 0 < stated <= 1:
         return training_overlap.DEFAULT_THRESHOLD
-    return min(float(stated), training_overlap.DEFAULT_THRESHOLD)
+    return float(stated)
 
 
 def collect_lineage(model: Manifest, store_uri: str) -> TrainingLineage:

@@ -87,6 +87,7 @@ def build_evaluation(
     files: dict[str, str] | None = None,
     acceptance_p: float | None = None,
     split: str = "",
+    near_duplicate_threshold: float | None = None,
 ) -> Artifact:
     """Publish an evaluation whose verdict follows from its predictions.
 
@@ -153,6 +154,7 @@ def build_evaluation(
             "dataset": {
                 "content_sha256": dataset.sha256,
                 "splits": {file.path: file.sha256 for file in dataset.manifest.files},
+                "near_duplicate_threshold": near_duplicate_threshold,
             },
             "evaluation_sets": sorted((files or {}).values()),
             "tasks": {task: task},

@@ -222,11 +222,25 @@ def test_threshold_in_a_changed_manifest_allows_no_near_duplicates(candidate: Ca
         candidate.evaluation.path, candidate.model.manifest, candidate.dataset, rows=rows, task="generation",
         files={"rows.jsonl": "f" * 64},
     )  # fmt: skip
-    config = {training_rows.THRESHOLD_KEY: threshold}
+    config = {"near_duplicate_threshold": threshold}
     summary = read_fields(candidate.dataset.path)["summary"]
     reseal(candidate.dataset.path, config=config, summary=summary | {"rows_kind": "text"})
     [objection] = candidate.list_objections()
     assert objection.startswith("the model was trained on 2 of its evaluated rows: row row-3 has the similarity 0.9")
+
+
+def test_rows_are_near_duplicates_by_the_threshold_of_the_evaluated_dataset(candidate: Candidate) -> None:
+    test_row, near, equal = build_row(14), build_row(14), build_row(15)
+    near["messages"][1]["content"] += " indeed"
+    train = [*(build_row(n) for n in range(12)), near]
+    splits = {"train": train, "validation": [build_row(12)], "test": [test_row, equal]}
+    for extra, threshold, similar in (([], 0.99, 0), ([], 0.7, 1), ([equal], 0.99, 1), ([], None, 1), ([], 7, 1)):
+        dataset = build_dataset(candidate.folder / "near", {**splits, "train": [*train, *extra]}, topic="near")
+        model = build_model(candidate.model.path, dataset, content="near")
+        build_evaluation(candidate.evaluation.path, model.manifest, dataset, near_duplicate_threshold=threshold)
+        build_package(candidate.repository.path, model)
+        counted = [f"the model was trained on {similar} of its evaluated rows"] if similar else []
+        assert [each.partition(":")[0] for each in candidate.list_objections()] == counted
 
 
 def test_kind_of_rows_follows_from_the_columns(candidate: Candidate) -> None:
@@ -554,8 +568,7 @@ def test_every_changed_field_of_a_manifest_is_refused(candidate: Candidate, kind
 
 
 # Fields that another production of the same content may change. A change is detected unless the manifest's digest is
-# changed too. The checks rely on none of them, except that a lower near_duplicate_threshold in the dataset's `config` is
-# stricter. The `inputs` of the model are in the evaluation; those of the models that it was tuned from are not.
+# changed too. The checks rely on none of them. The `inputs` of the model are in the evaluation; those of the models that it was tuned from are not.
 UNBOUND = {
     "dataset": ("inputs", "config", "config_sha256", "seed", "produced_by", "summary"),
     "model": ("config", "config_sha256", "seed", "produced_by", "summary"),

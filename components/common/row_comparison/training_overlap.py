@@ -161,7 +161,9 @@ class _EvaluatedIndex:
         self._external = [number for number, row in enumerate(rows) if row.is_external]
         if self._external:
             questions = [self._hash_questions(rows[number])[0] for number in self._external]
-            self._questions = QuestionIndex(questions, [self._whole[number] for number in self._external], threshold)
+            texts = [self._whole[number] for number in self._external]
+            # Items of evaluation sets were not separated by the curation's threshold.
+            self._questions = QuestionIndex(questions, texts, min(threshold, DEFAULT_THRESHOLD))
 
     def find_overlaps(self, trained: ComparedRow) -> list[Overlap]:
         """Return the overlaps of the evaluated rows with a training row."""

@@ -46,7 +46,7 @@ def describe_validation_error(
     return f"{source}: " + "; ".join(problems)
 
 
-# Keys of transformers, TRL, LLaMA-Factory and Axolotl, and the key that has their meaning here.
+# Keys of transformers, TRL, LLaMA-Factory and Axolotl, and the key that is set here instead.
 KEYS_OF_OTHER_TOOLS = {
     "cutoff_len": "max_length",
     "dataset": "sources",
