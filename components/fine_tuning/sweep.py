@@ -50,7 +50,7 @@ from components.common.runtime.errors import (
 )
 from components.common.runtime.reporters import Reporter, SilentReporter
 from components.common.workspace import artifact_store, job_folders
-from components.fine_tuning import adapters, callbacks, recipe_defaults, report, stage
+from components.fine_tuning import adapters, callbacks, earlier_training, recipe_defaults, report, stage
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.report import SweepEntry
 from components.fine_tuning.sample_answers import SAMPLES_FILENAME
@@ -129,13 +129,16 @@ def tune(
     Also raises the errors of `stage.finetune`.
     """
     launcher_settings = launcher_settings or LauncherSettings()
+    stage.check_launcher(config, launcher_settings)
+    base = base or model_loading.resolve_base_model(config.base_model, reporter)
+    initial_adapter = initial_adapter or _open_initial_adapter(config, base)
+    for warning in earlier_training.describe_trained_test_rows(dataset, base, initial_adapter):
+        reporter.note(warning)
     train = partial(
         stage.finetune, dataset, seed=seed, state=state, dataset_uri=dataset_uri, launcher_settings=launcher_settings
     )
     if not config.sweep.vary:
         return train(output, config, reporter=reporter, base=base, initial_adapter=initial_adapter, overwrite=overwrite)
-    base = base or model_loading.resolve_base_model(config.base_model, reporter)
-    initial_adapter = initial_adapter or _open_initial_adapter(config, base)
     initial_sha256 = initial_adapter.sha256 if initial_adapter else None
     recipes = _plan_recipes(dataset, base, config, launcher_settings, reporter)
     keys = [

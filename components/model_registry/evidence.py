@@ -19,7 +19,6 @@ from typing import Any
 
 from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import Artifact, Manifest
-from components.common.runtime.errors import DiskFullError, EngineMissingError, NotWritableError
 from components.model_registry import rule_results, rule_strictness
 from components.model_registry.rule_results import RELATIVE_TOLERANCE
 
@@ -27,7 +26,6 @@ Json = dict[str, Any]
 EVALUATION_FILENAME, PREDICTIONS_FILENAME, PROOF_FILENAME = "evaluation.json", "predictions.parquet", "proof.json"
 EARLIER_EVALUATION = "its evaluation does not state what it measured; an earlier version of tuneline wrote it"
 EARLIER_PACKAGE = "its Triton package does not cover its proof; an earlier version of tuneline wrote it"
-TEMPORARY_ERRORS = (EngineMissingError, DiskFullError, NotWritableError)  # not an objection to a version
 MIN_SCHEMA_VERSION = 2  # of manifests whose identity covers the statement
 # In summary.proof and in proof.json; timings are only in the summary.
 PROOF_FIELDS = ("server_version", "golden_prompts", "matched")

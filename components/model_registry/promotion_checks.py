@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
-from components.common.runtime.errors import RegistryError, TunelineError
+from components.common.runtime.errors import TEMPORARY_ERRORS, RegistryError, TunelineError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 from components.model_registry import evidence, lineage_tags, model_files, registry_history, split_reuse, training_rows
@@ -114,7 +114,7 @@ def _open_artifacts(version: ModelVersion, stack: ExitStack) -> tuple[dict[str, 
             continue
         try:
             artifact = stack.enter_context(open_artifact(version, kind, sha256))
-        except evidence.TEMPORARY_ERRORS:
+        except TEMPORARY_ERRORS:
             raise
         except TunelineError as error:
             objections.append(f"its {kind} cannot be verified ({error.message})")
@@ -148,7 +148,7 @@ def open_artifact(version: ModelVersion, kind: str, sha256: str) -> Iterator[Art
                 continue
             artifact = artifact_folder.read(folder, kind)
         except TunelineError as error:
-            damage = damage if isinstance(damage, evidence.TEMPORARY_ERRORS) else error
+            damage = damage if isinstance(damage, TEMPORARY_ERRORS) else error
             continue
         yield artifact
         return

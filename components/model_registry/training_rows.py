@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from components.common.artifacts import artifact_folder
-from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
-from components.common.models import model_loading
+from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.common.models import training_lineage
 from components.common.row_comparison import training_overlap
 from components.common.row_comparison.training_overlap import MAX_OVERLAPS, ComparedRow
-from components.common.runtime.errors import TunelineError
-from components.common.workspace import artifact_store
-from components.common.workspace.artifact_store import Workdir
 from components.model_registry import evidence
 
 Json = dict[str, Any]
 
 HELD_OUT = "held_out"  # kind of the tasks that evaluate the dataset's test split
-UNTUNED_PREFIXES = ("embedded:", "hf://")  # of the sources of base models that tuneline did not tune
 TRAINED_ON_PURPOSE = ("memorisation",)  # kinds of tasks that evaluate training rows
-ANCESTOR_KINDS = ("model", "base_model", "initial_adapter")
-
-
-@dataclass(frozen=True)
-class TrainingLineage:
-    """The datasets of a model's lineage, and a clause for each artifact of the lineage that no store has."""
-
-    datasets: dict[str, Artifact]
-    missing: list[str]
 
 
 def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -> list[str]:
@@ -47,7 +32,7 @@ def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -
     """
     from pyarrow import parquet
 
-    lineage = collect_lineage(model, store_uri)
+    lineage = training_lineage.collect_datasets([model], store_uri)
     if lineage.missing:
         return lineage.missing
     content = evidence.read_content(evaluation)
@@ -78,7 +63,8 @@ def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -
         if problem := _check_coverage(content["measured"], task, evaluated, [row.id for row in split]):
             return [f"{problem} of dataset {dataset.sha256[:12]}"]
     objections = []
-    threshold = _get_threshold(content["measured"]["dataset"])
+    # The curation separates the splits by this threshold. With a lower one, rows that it keeps apart would be refused.
+    threshold = training_overlap.parse_threshold(content["measured"]["dataset"].get("near_duplicate_threshold"))
     for sha256, trained in lineage.datasets.items():
         read_trained = partial(training_overlap.read_rows, trained.path / "train.parquet")
         overlaps = training_overlap.find_overlaps(rows, read_trained, threshold)
@@ -111,84 +97,3 @@ def _check_coverage(measured: Json, task: str, evaluated: Sequence[str], test_id
             f"of {len(expected)} test rows"
         )
     return ""
-
-
-def _get_threshold(measured: Json) -> float:
-    """Return the similarity of near-duplicates that the evaluation states for its dataset; equal rows are always found.
-
-    The curation separates the splits by this threshold. With a lower one, rows that it keeps apart would be refused.
-    """
-    stated = measured.get("near_duplicate_threshold")
-    if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not 0 < stated <= 1:
-        return training_overlap.DEFAULT_THRESHOLD
-    return float(stated)
-
-
-def collect_lineage(model: Manifest, store_uri: str) -> TrainingLineage:
-    """Return the datasets on which the model, its tuned base models and its initial adapters were trained."""
-    lineage = TrainingLineage({}, [])
-    pending, seen = [model], {model.content_sha256}
-    while pending:
-        for source in pending.pop().inputs:
-            if source.content_sha256 in seen or source.kind not in ("dataset", *ANCESTOR_KINDS):
-                continue
-            seen.add(source.content_sha256)
-            folder = _find_folder(source, store_uri)
-            if folder is not None and source.kind == "dataset":
-                try:
-                    lineage.datasets[source.content_sha256] = artifact_folder.read(folder, "dataset")
-                except TunelineError as error:
-                    lineage.missing.append(f"a dataset of its lineage cannot be verified ({error.message})")
-            elif folder is not None:
-                pending.append(artifact_folder.read_manifest(folder))
-            elif source.kind != "base_model" or not _is_untuned(source):
-                lineage.missing.append(_describe_missing(source))
-    return lineage
-
-
-def _describe_missing(source: ArtifactInput) -> str:
-    name, is_folder = source.kind.replace("_", " "), source.kind == "base_model" and ":" not in source.uri
-    location = f"in {source.uri} or in the artifact store" if is_folder else "in the artifact store"
-    return (
-        f"the {name} {source.content_sha256[:12]} of its lineage is not {location}, so its "
-        "evaluated rows cannot be compared with all training rows"
-    )
-
-
-def _is_untuned(source: ArtifactInput) -> bool:
-    """Return whether a base model that is not an artifact was not tuned by tuneline: its training rows are unknown."""
-    if source.uri.startswith(UNTUNED_PREFIXES):
-        return True
-    if ":" in source.uri or not source.uri or (Path(source.uri) / artifact_folder.MANIFEST_FILENAME).exists():
-        return False
-    try:
-        return model_loading.resolve_base_model(source.uri).sha256 == source.content_sha256
-    except evidence.TEMPORARY_ERRORS:
-        raise
-    except TunelineError:
-        return False
-
-
-def _find_folder(source: ArtifactInput, store_uri: str) -> Path | None:
-    """Return the folder of an input: beside the model, in the workdir's store, or at the recorded path.
-
-    Raises:
-        EngineMissingError, DiskFullError, NotWritableError: a store is not available, and no other has the input.
-    """
-    sibling = artifact_store.build_sibling_uri(store_uri, source.content_sha256)
-    default = artifact_store.build_artifact_uri(Workdir.from_environment().store, source.content_sha256)
-    unavailable: TunelineError | None = None
-    for uri in filter(None, (sibling, default, "" if ":" in source.uri else source.uri)):
-        try:
-            folder = artifact_store.resolve_artifact_uri(uri) if "://" in uri else Path(uri).absolute()
-            if folder is None or not (folder / artifact_folder.MANIFEST_FILENAME).exists():
-                continue
-            if artifact_folder.read_manifest(folder).content_sha256 == source.content_sha256:
-                return folder
-        except evidence.TEMPORARY_ERRORS as error:
-            unavailable = unavailable or error
-        except (TunelineError, OSError):
-            continue
-    if unavailable:
-        raise unavailable
-    return None

@@ -30,6 +30,7 @@ from components.common.models import model_shape as shape_of
 from components.common.models.model_loading import ModelOutline
 from components.common.models.model_shape import ModelShape
 from components.common.reporting import stage_cost
+from components.common.row_comparison import training_overlap
 from components.common.runtime import filesystem
 from components.common.runtime.errors import InputError, TunelineError
 from components.common.runtime.reporters import Reporter
@@ -49,7 +50,7 @@ from components.evaluation import promotion_gate
 from components.evaluation.tasks import task_preflight
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
-from components.fine_tuning import acceleration, batch_order, mixing
+from components.fine_tuning import acceleration, batch_order, earlier_training, mixing
 from components.fine_tuning import training_plan as training
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.mixing import MAX_SHOWN_SOURCES, MixingSettings, SourceShare
@@ -57,6 +58,7 @@ from components.fine_tuning.model_support import check_model
 from components.fine_tuning.optimizers import OPTIMIZERS
 from components.fine_tuning.recipe_defaults import (
     MAX_SAMPLED_ROWS,
+    CompletedRecipe,
     check_memory,
     complete_recipe,
     describe_exceeded_context,
@@ -147,6 +149,7 @@ class RunSurvey:
         cached: the digests of the results in the store, by stage.
         missing_revisions: the tags of earlier revisions that the store lacks.
         examples_by_source: the number of training examples of each source.
+        trained_rows: a warning for each dataset of the base model's lineage that has test rows.
     """
 
     config: Customization
@@ -163,6 +166,7 @@ class RunSurvey:
     cached: dict[str, str]
     missing_revisions: list[str]
     examples_by_source: dict[str, int]
+    trained_rows: list[str]
 
     @property
     def steps(self) -> int:
@@ -363,35 +367,15 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
             ) as curated:
                 reading_seconds = time.monotonic() - started
                 reporter.step("tokenizing the training rows")
-                tuning, count, rows = config.fine_tuning, 0, []
-                rows_by_source: Counter[str] = Counter()
-                mapping = tuning.objective_spec.get_mapping(curated.kind, "the sources contain")
-                # Sample at most MAX_SAMPLED_ROWS rows, evenly spread.
-                interval = math.ceil(curated.verdicts.count_splits()["train"] / MAX_SAMPLED_ROWS) or 1
-                for content in curated.iterate_contents("train"):
-                    for row in mapping.expand(content):
-                        if count % interval == 0:
-                            rows.append({**row, "source": content["source"]})
-                        rows_by_source[content["source"]] += 1
-                        count += 1
-                for config_of_recipe in tuning.recipes.values():
-                    if rows_by_source and config_of_recipe.mixing.is_active:
-                        mixing.check_settings(config_of_recipe.mixing, rows_by_source)
-                measured = measure_lengths(rows, tuning, outline.tokenizer) if tuning.max_length is None else []
-                completed = complete_recipe(tuning, measured, outline.config, shape, _find_device(tuning))
-                sample = RowCounts()
-                examples = encode_rows(
-                    rows,
-                    tuning.objective_spec,
-                    outline.tokenizer,
-                    max_length=completed.recipe.max_length,
-                    counts=sample,
-                    reporter=reporter,
-                    total=len(rows),
+                completed, tokens, examples_by_source = _count_tokens(curated, config, outline, shape, reporter)
+                test_rows = (
+                    training_overlap.build_row(str(number), content)
+                    for number, content in enumerate(curated.iterate_contents("test"), start=1)
                 )
-                encoded = [(example["source"], example["length"]) for example in examples]
-                sampled = Counter(str(row["source"]) for row in rows)
-                found = Counter(source for source, _ in encoded)
+                models = _list_tuned_models(config, outline)
+                trained_rows = earlier_training.describe_trained_rows(
+                    test_rows, models, config.data_curation.near_duplicate_threshold
+                )
     compared = {revision.label for revision in earlier}
     return RunSurvey(
         config,
@@ -402,18 +386,69 @@ def survey_run(config: Customization, workdir: Workdir, reporter: Reporter) -> R
         outline,
         curated,
         reading_seconds,
-        TokenCounts(count, sample, [length for _, length in encoded], [source for source, _ in encoded]),
+        tokens,
         shape,
         workloads,
         cached,
         missing_revisions=[tag for tag, _ in inputs.earlier_revisions if tag not in compared],
-        # A source without a sampled row is estimated to have one example per row.
-        examples_by_source={
-            source: round(total * found[source] / sampled[source]) if sampled[source] else total
-            for source, total in rows_by_source.items()
-            if found[source] or not sampled[source]
-        },
+        examples_by_source=examples_by_source,
+        trained_rows=trained_rows,
     )
+
+
+def _count_tokens(
+    curated: CurationResult, config: Customization, outline: ModelOutline, shape: ModelShape, reporter: Reporter
+) -> tuple[CompletedRecipe, TokenCounts, dict[str, int]]:
+    """Return the completed recipe, the token counts of the training rows, and the number of examples of each source.
+
+    At most MAX_SAMPLED_ROWS rows, evenly spread, are tokenized.
+    """
+    tuning, count, rows = config.fine_tuning, 0, []
+    rows_by_source: Counter[str] = Counter()
+    mapping = tuning.objective_spec.get_mapping(curated.kind, "the sources contain")
+    interval = math.ceil(curated.verdicts.count_splits()["train"] / MAX_SAMPLED_ROWS) or 1
+    for content in curated.iterate_contents("train"):
+        for row in mapping.expand(content):
+            if count % interval == 0:
+                rows.append({**row, "source": content["source"]})
+            rows_by_source[content["source"]] += 1
+            count += 1
+    for recipe in tuning.recipes.values():
+        if rows_by_source and recipe.mixing.is_active:
+            mixing.check_settings(recipe.mixing, rows_by_source)
+    measured = measure_lengths(rows, tuning, outline.tokenizer) if tuning.max_length is None else []
+    completed = complete_recipe(tuning, measured, outline.config, shape, _find_device(tuning))
+    sample = RowCounts()
+    examples = encode_rows(
+        rows,
+        tuning.objective_spec,
+        outline.tokenizer,
+        max_length=completed.recipe.max_length,
+        counts=sample,
+        reporter=reporter,
+        total=len(rows),
+    )
+    encoded = [(example["source"], example["length"]) for example in examples]
+    tokens = TokenCounts(count, sample, [length for _, length in encoded], [source for source, _ in encoded])
+    sampled, found = Counter(str(row["source"]) for row in rows), Counter(tokens.sources)
+    # A source without a sampled row is estimated to have one example per row.
+    examples_by_source = {
+        source: round(total * found[source] / sampled[source]) if sampled[source] else total
+        for source, total in rows_by_source.items()
+        if found[source] or not sampled[source]
+    }
+    return completed, tokens, examples_by_source
+
+
+def _list_tuned_models(config: Customization, outline: ModelOutline) -> list[Manifest]:
+    """Return the manifests of the base model and of the initial adapter, if tuneline made them."""
+    models, sources = list[Manifest](), [config.fine_tuning.initial_adapter]
+    if outline.base is None:  # an adapter that a run merges into its base model
+        sources.append(config.fine_tuning.base_model)
+    elif (outline.base.path / artifact_folder.MANIFEST_FILENAME).exists():
+        models.append(artifact_folder.read_manifest(outline.base.path))
+    tuned = [model_loading.find_tuned_model(source) for source in sources if source]
+    return models + [artifact.manifest for artifact in tuned if artifact]
 
 
 def _check_services(config: Customization, workdir: Workdir, inputs: CurationInputs, reporter: Reporter) -> None:
@@ -513,6 +548,7 @@ def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> lis
         warnings.append(
             f"no training row has an answer within {tuning.max_length} tokens. Raise fine_tuning.max_length."
         )
+    warnings += survey.trained_rows
     warnings += _list_limits(survey)
     if warning := describe_exceeded_context(tuning, survey.outline.config):
         warnings.append(warning)

@@ -17,6 +17,7 @@ from components.common.runtime.errors import ArtifactDamagedError, Configuration
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
+from components.fine_tuning import sweep
 from components.fine_tuning.stage import finetune
 from tests.datasets import dataset_of, small_dataset
 from tests.fine_tuning.recipes import recipe
@@ -189,3 +190,16 @@ def test_adapter_is_not_merged_into_a_changed_base_model(trained: Trained) -> No
     with pytest.raises(ArtifactDamagedError, match="the digest of its files is"):
         model_loading.resolve_base_model(str(trained.adapter.path))
     config.write_text(text)
+
+
+def test_test_rows_that_the_base_model_was_trained_on_are_reported_before_the_training(
+    trained: Trained, workdir: Workdir, tmp_path: Path
+) -> None:
+    store(trained.sft_rows, workdir)
+    notes: list[str] = []
+    reporter = SilentReporter()
+    reporter.note = notes.append  # type: ignore[method-assign]
+    config = recipe(trained.merged.path, max_steps=1)
+    again = small_dataset(tmp_path / "again", start=-28)  # its test rows are training rows of the SFT model
+    sweep.tune(again, tmp_path / "model", config, seed=3, state=tmp_path / "state", reporter=reporter)
+    assert "a promotion will be refused: the base model was trained on 12 of the 12 test rows" in notes[0]

@@ -17,14 +17,13 @@ from pyarrow import parquet
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
-from components.common.models import model_loading
+from components.common.models import model_loading, training_lineage
 from components.common.runtime.errors import ArtifactDamagedError, EngineMissingError, RegistryError
 from components.common.workspace import artifact_store
 from components.model_registry import (
     evidence,
     lineage_tags,
     promotion_checks,
-    training_rows,
 )
 from components.model_registry.promotion_checks import Requirements
 from tests.manifests import read_fields, reseal
@@ -207,9 +206,9 @@ def test_unreachable_store_is_not_an_objection(candidate: Candidate, monkeypatch
     shutil.rmtree(candidate.dataset.path)
     monkeypatch.setattr(artifact_store, "resolve_artifact_uri", resolve)
     with pytest.raises(EngineMissingError, match="does not answer"):
-        training_rows.collect_lineage(candidate.model.manifest, candidate.model.path.as_uri())
+        training_lineage.collect_datasets([candidate.model.manifest], candidate.model.path.as_uri())
     build_dataset(candidate.dataset.path)
-    lineage = training_rows.collect_lineage(candidate.model.manifest, candidate.model.path.as_uri())
+    lineage = training_lineage.collect_datasets([candidate.model.manifest], candidate.model.path.as_uri())
     assert [*lineage.datasets] == [candidate.dataset.sha256]
 
 

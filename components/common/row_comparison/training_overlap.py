@@ -82,6 +82,13 @@ class _RecurringKeys(NamedTuple):
     common: np.ndarray
 
 
+def parse_threshold(stated: object) -> float:
+    """Return the similarity of near-duplicates that a dataset states, and the default for a value out of (0, 1]."""
+    if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not 0 < stated <= 1:
+        return DEFAULT_THRESHOLD
+    return float(stated)
+
+
 def build_row(row_id: str, content: Mapping[str, Any]) -> ComparedRow:
     """Return the row with the words of its content, such as `messages`."""
     prompt, answer = split_prompt(content)

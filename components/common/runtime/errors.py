@@ -123,6 +123,10 @@ class NotWritableError(TunelineError):
     kind = "not_writable"
 
 
+# The service, the disk or the permission is missing at the moment; not a finding about the files.
+TEMPORARY_ERRORS = (EngineMissingError, DiskFullError, NotWritableError)
+
+
 class InterruptedRunError(TunelineError):
     """An interruption; the same command resumes the work."""
 
