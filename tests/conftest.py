@@ -28,6 +28,8 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ.pop("MLFLOW_RUN_ID", None)
 
 
+MAX_FAILURE_LINES = 30
+
 # Files that take longest start first, so that no worker is left with one of them at the end.
 START_FIRST = (
     "docs/test_commands.py",
@@ -81,6 +83,27 @@ class FileScheduling(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
     """Replace the scheduler of --dist loadfile."""
     return FileScheduling(config, log)
+
+
+class FailureReporter:
+    """Prints each failure when it occurs, so that a stopped run shows it."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print the name, the duration and the end of the traceback of a failed test."""
+        if report.failed:
+            lines = report.longreprtext.splitlines()[-MAX_FAILURE_LINES:]
+            self.terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s)")
+            self.terminal.write_line("\n".join(lines))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Report failures at once. The terminal exists after all other plugins are configured; xdist workers have none."""
+    if terminal := config.pluginmanager.get_plugin("terminalreporter"):
+        config.pluginmanager.register(FailureReporter(terminal))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
