@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.common.runtime.errors import TrainingError
+from components.common.workspace import artifact_store
 from components.fine_tuning.config import FineTuningConfig
 
 if TYPE_CHECKING:
@@ -21,6 +26,7 @@ ZERO3_CONFIG: dict[str, object] = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
 }
+TORCH_LOCK_FILENAME = "lock"  # of torch.utils.cpp_extension, in the folder of each extension
 SHARDS_FOLDER = "shards"  # in a checkpoint of FSDP2: every process's part of the weights and of the optimizer's state
 
 
@@ -56,7 +62,30 @@ def prepare_loading(config: FineTuningConfig) -> None:
     if config.strategy == "zero3":
         import deepspeed
 
+        _compile_communication()
         deepspeed.init_distributed()
+
+
+def _compile_communication() -> None:
+    """Compile and load DeepSpeed's communication between the processes of a CPU training, once per machine.
+
+    torch's lock is a file, which a process that is killed while it compiles leaves behind: later processes would wait for
+    ever. Here the operating system's lock protects the folder, so a file that exists under it is such a leftover.
+    """
+    from deepspeed.comm.torch import build_shm_op
+
+    folder = artifact_store.get_cache_folder() / "torch_extensions" / platform.node()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a network file system may not support locks; torch's lock then remains
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            for lock in folder.glob(f"*/{TORCH_LOCK_FILENAME}"):
+                lock.unlink()
+        build_shm_op()  # the loaded module is used by `init_distributed`
+    finally:
+        os.close(descriptor)
 
 
 def end_sharded_loading(config: FineTuningConfig) -> None:

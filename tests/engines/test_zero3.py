@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import adapter_merging, model_loading
 from components.common.runtime import process_control
 from components.common.runtime.reporters import SilentReporter
+from components.common.workspace import artifact_store
+from components.fine_tuning.sharding import TORCH_LOCK_FILENAME
 from components.fine_tuning.stage import finetune
 from tests.datasets import small_dataset
 from tests.fine_tuning.loading_memory import measure_loading
@@ -21,7 +24,7 @@ from tests.fine_tuning.recipes import recipe
 from tests.fine_tuning.training_processes import TrainingRunner, start_training_runner
 from tests.tiny import tiny_model
 
-pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(1200)]  # DeepSpeed compiles its communication extension once
+pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(600)]  # DeepSpeed compiles its communication extension once
 TOLERANCE = 1e-4  # for losses; the order of summation differs
 
 
@@ -84,6 +87,17 @@ def test_sharded_adapter_is_merged(model_and_dataset: tuple[Path, Artifact], tmp
     assert not list((tmp_path / "True" / "model").glob("adapter_*"))
     logits = [adapter_merging._compute_logits(model) for model in (apart, merged)]
     assert adapter_merging.compute_relative_difference(*logits) <= adapter_merging.MAX_LOGIT_DIFFERENCE
+
+
+def test_lock_of_a_killed_compilation_does_not_stop_the_training(
+    model_and_dataset: tuple[Path, Artifact], tmp_path: Path
+) -> None:
+    folder = artifact_store.get_cache_folder() / "torch_extensions" / platform.node() / "deepspeed_shm_comm"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / TORCH_LOCK_FILENAME).touch()
+    summary = train(model_and_dataset, tmp_path, processes=2, strategy="zero3", max_steps=1).manifest.summary
+    assert summary["steps"] == 1
+    assert not (folder / TORCH_LOCK_FILENAME).exists()
 
 
 def test_best_checkpoint_is_the_result_when_not_the_last(
