@@ -451,13 +451,8 @@ def test_packaging_killed_during_proof_resumes_with_same_digest(
     child.kill()
     child.communicate()
     assert not (tmp_path / "out" / "manifest.json").exists()
-    resumed = package(base_model, tmp_path / "out", config, seed=1, reporter=SilentReporter())
-    uninterrupted = package(
-        base_model,
-        tmp_path / "elsewhere",
-        config.model_copy(update={"prove": False}),
-        seed=1,
-        reporter=SilentReporter(),
+    resumed, uninterrupted = (
+        package(base_model, tmp_path / name, config, seed=1, reporter=SilentReporter()) for name in ("out", "elsewhere")
     )
     assert resumed.sha256 == uninterrupted.sha256
     assert resumed.manifest.summary["proof"]["matched"] == 1
