@@ -716,16 +716,13 @@ def test_weights_without_a_tensor_are_refused_by_dry_run_and_resolve(fresh_proje
 
 
 def test_test_rows_that_the_base_model_was_trained_on_give_a_warning(
-    first: dict[str, Any], project: Path, fresh_project: Path, monkeypatch: pytest.MonkeyPatch
+    first: dict[str, Any], project: Path, estimate: Estimate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = Workdir(project / "wd")
-    monkeypatch.setenv("TUNELINE_WORKDIR", str(work.root))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", work.tracking_uri)
+    monkeypatch.setenv("TUNELINE_WORKDIR", str(project / "wd"))  # has the dataset, but the splits are new
     base = f"fine_tuning.base_model={first['artifacts']['model']}"
 
     def list_warnings(*overrides: str) -> list[str]:
-        estimate = estimate_run(load_settings(fresh_project, base, *overrides), work, SilentReporter())
-        return [text for text in estimate["warnings"] if "a promotion will be refused" in text]
+        return [text for text in estimate(base, *overrides)["warnings"] if "a promotion will be refused" in text]
 
     assert list_warnings() == []  # equal splits
     [warning] = list_warnings("data_curation.fractions={train: 0.4, validation: 0.1, test: 0.5}")
