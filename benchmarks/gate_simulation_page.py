@@ -9,8 +9,9 @@ from typing import Any
 from benchmarks import gate_simulation
 from benchmarks.gate_simulation import BETTER, BOUND_ALONE, ITEM_LOSSES, MAX_LOSS, METHODS, SIZES, Rates, Results
 from benchmarks.page import made_with, met, table_of
+from components.common.gate_rules import Rule
 from components.evaluation import promotion_gate
-from components.evaluation.config import MAX_HARMED_SHARE, Rule
+from components.evaluation.config import MAX_HARMED_SHARE
 
 GOAL = 0.07
 DEFAULT, STRICT = ITEM_LOSSES

@@ -14,10 +14,10 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from components.common.gate_rules import Rule
 from components.common.launch.kubernetes.pod_scheduling import Claim, NodeAffinity, Toleration
 from components.common.runtime.errors import ConfigurationError
 from components.data_curation.reading.source_settings import SourceEntry
-from components.evaluation.config import Rule
 from components.evaluation.tasks.task_registry import TaskConfig
 from components.fine_tuning import adapters, model_support
 from components.fine_tuning.config import FineTuningConfig

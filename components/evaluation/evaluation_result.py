@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from components.common.artifacts import hashing
+from components.common.gate_rules import SLICE_KINDS
 from components.evaluation import significance
-from components.evaluation.config import SLICE_KINDS, EvaluationConfig
+from components.evaluation.config import EvaluationConfig
 from components.evaluation.item_slices import iterate_slices
 from components.evaluation.promotion_gate import RuleResult
 from components.evaluation.task_results import ROLES, TaskResult

@@ -12,8 +12,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from components.common.gate_rules import Rule
 from components.evaluation import significance
-from components.evaluation.config import EvaluationConfig, Rule
+from components.evaluation.config import EvaluationConfig
 from components.evaluation.item_slices import iterate_slices
 from components.evaluation.significance import Interval
 from components.evaluation.task_results import TaskResult

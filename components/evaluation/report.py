@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from components.common.artifacts.artifact_folder import ArtifactInput
+from components.common.gate_rules import LIMIT_KEYS
 from components.common.reporting import html_report
-from components.evaluation.config import LIMIT_KEYS
 from components.evaluation.evaluation_result import UNCHANGED, UNCHANGED_REASON, JSONObject
 from components.evaluation.promotion_gate import RuleResult
 from components.evaluation.task_results import ROLES, TaskResult

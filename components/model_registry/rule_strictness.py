@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from components.common.gate_rules import LIMIT_KEYS
+
 Rule = dict[str, Any]
 
 GAIN, SHARE, SLICES = "gain", "share of harmed items", "slices"  # the figures that a rule limits
-LIMIT_KEYS = ("min_gain", "max_loss", "max_harmed_share")
 COMPARED_KEYS = {"confidence", "slices", "harm", "max_item_loss", *LIMIT_KEYS}
 MIN_ITEMS = 10  # default of evaluation.min_items
 # By kind of task and metric. A binary or similarity metric counts an item as harmed from a loss above 1/2; other metrics

@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
+from components.common.gate_rules import Rule
 from components.evaluation import evaluation_result, promotion_gate, report
-from components.evaluation.config import EvaluationConfig, Rule
+from components.evaluation.config import EvaluationConfig
 from components.evaluation.task_interface import Scores
 from components.evaluation.task_results import TaskResult
 from tests.evaluation.task_builders import ACCURACY, StubTask, build_items, build_loss_scores

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from components.common.gate_rules import Rule
 from components.evaluation import promotion_gate, significance
-from components.evaluation.config import EvaluationConfig, Rule
+from components.evaluation.config import EvaluationConfig
 from components.evaluation.task_interface import Metric, Scores
 from components.evaluation.task_results import TaskResult
 from tests.evaluation.task_builders import StubTask, build_binary_scores, build_items, build_loss_scores

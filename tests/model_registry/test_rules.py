@@ -11,8 +11,9 @@ import pytest
 from pyarrow import parquet
 
 from components.common.artifacts import hashing
+from components.common.gate_rules import SLICE_KINDS, Rule
 from components.evaluation import evaluation_result, promotion_gate, significance
-from components.evaluation.config import SLICE_KINDS, EvaluationConfig, Rule
+from components.evaluation.config import EvaluationConfig
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.model_registry import evidence, rule_results, rule_strictness
 from pipelines.cli.registry import _load_gate

@@ -1,0 +1,91 @@
+"""Rules of the promotion gate, in the configuration of an evaluation and in the release policy of a registered model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+LIMIT_KEYS = ("min_gain", "max_loss", "max_harmed_share")
+SliceKind = Literal["source", "category", "length"]
+SLICE_KINDS: tuple[SliceKind, ...] = ("source", "category", "length")
+
+
+class Rule(BaseModel):
+    """One rule of the promotion gate. A gain is an improvement of the metric: a lower loss or a higher score."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    metric: str = Field(
+        "held_out.loss",
+        pattern=r"^[a-z][a-z0-9_]*\.[A-Za-z0-9_,@.-]+$",
+        description="Metric to compare, as task.metric.",
+    )
+    against: Literal["base", "incumbent"] | float = Field(
+        "base", description="Comparison target: the base model, the incumbent, or a number that the metric must reach."
+    )
+    min_gain: float | None = Field(
+        None,
+        ge=0,
+        description="Minimum gain (exclusive) in the metric's unit, at the rule's confidence. "
+        "null: the rule uses max_loss or max_harmed_share.",
+    )
+    max_loss: float | None = Field(
+        None,
+        ge=0,
+        description="Maximum loss (inclusive) in the metric's unit, at the rule's confidence. "
+        "null: the rule uses min_gain or max_harmed_share.",
+    )
+    max_harmed_share: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        exclude_if=lambda share: share is None,
+        description="Maximum share of items that are worse by more than harm, at the rule's confidence (exact bound). "
+        "null: the rule uses min_gain or max_loss.",
+    )
+    harm: float | None = Field(
+        None,
+        gt=0,
+        exclude_if=lambda harm: harm is None,
+        description="Loss above which an item counts as harmed, for max_harmed_share. "
+        "null: the metric's default, such as 1 nat per token for held_out.loss.",
+    )
+    max_item_loss: float | None = Field(
+        None,
+        gt=0,
+        exclude_if=lambda loss: loss is None,
+        description="Largest loss of an unseen item that the bound of min_gain or max_loss allows for. "
+        "A smaller value needs fewer items and protects less against rare large losses. "
+        "null: the metric's default, such as 5 nats per token for held_out.loss.",
+    )
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="One-sided confidence of the rule's bound.")
+    slices: list[SliceKind] | None = Field(
+        None,
+        min_length=1,
+        description="Apply the rule to every slice by source, category or length. null: apply it to all items. "
+        "The rule fails if a slice is significantly worse by more than max_loss (Holm's correction over the slices).",
+    )
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Rule:
+        limits = {name: getattr(self, name) for name in LIMIT_KEYS if getattr(self, name) is not None}
+        if len(limits) != 1:
+            raise ValueError(
+                f"limits set: {', '.join(limits) or 'none'}; expected exactly one of {', '.join(LIMIT_KEYS)}"
+            )
+        if self.harm is not None and self.max_harmed_share is None:
+            raise ValueError(f"harm is {self.harm}; expected null in a rule without max_harmed_share")
+        if self.max_item_loss is not None and (self.slices or self.max_harmed_share is not None):
+            raise ValueError(
+                f"max_item_loss is {self.max_item_loss}; expected null in a rule with slices or max_harmed_share"
+            )
+        if self.max_harmed_share is not None and isinstance(self.against, float):
+            raise ValueError(f"max_harmed_share: against is {self.against}; expected base or incumbent")
+        if self.slices and self.max_loss is None:
+            raise ValueError(
+                f"slices: {next(iter(limits))} is set; expected max_loss, because a slice is too small to prove a gain"
+            )
+        if self.slices and isinstance(self.against, float):
+            raise ValueError(f"slices: against is {self.against}; expected base or incumbent")
+        return self
