@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 PENDING, DONE, VOID = "pending", "done", "void"
-Kind = Literal["register", "promote", "rollback", "foreign", "approval", "policy", "acknowledged", "trial"]
+Kind = Literal[
+    "register", "promote", "rollback", "foreign", "approval", "policy", "acknowledged", "trial", "evaluation"
+]
 MAX_TEXT_CHARACTERS = 4000  # MLflow limits a tag to 5000
 
 

@@ -25,7 +25,7 @@ from components.model_registry import (
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.model_versions import MODEL_SHA256_TAG, TAG_PREFIX
 from components.model_registry.promotion import CHAMPION, Promotion, promote, rollback
-from components.model_registry.registry_history import Entry
+from components.model_registry.registry_history import DONE, Entry
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -156,9 +156,9 @@ def register(
             version = _create_version(client, config, model, evaluation, tags)
         passed = split_reuse.record_candidate(client, version, evaluation, reporter)
         if CHAMPION not in version.aliases:
-            by, digest = get_user_name(), version.tags.get(MODEL_SHA256_TAG, "")
+            by, fields = get_user_name(), {"digest": model.sha256, "evaluation": evaluation.sha256}
             moves = [
-                Entry(kind="register", alias=alias, to=str(version.version), by=by, digest=digest)
+                Entry(kind="register", alias=alias, to=str(version.version), by=by, **fields)
                 for alias in (CANDIDATE, *([CHALLENGER] if verdict == "accepted" and passed else []))
                 if alias not in version.aliases
             ]
@@ -166,9 +166,20 @@ def register(
                 moves.append(Entry(kind="register", alias=CHALLENGER, by=by, reason="its new evaluation refuses it"))
             for move in moves:
                 alias_moves.move_alias(client, version.name, move)
+        if verdict != "unchanged":
+            _date_evaluation(client, version, evaluation)
         now = client.get_model_version(version.name, version.version)
     shown = {key: value for key, value in sorted(now.tags.items()) if key.startswith(TAG_PREFIX)}
     return Registration(name=now.name, version=str(now.version), aliases=sorted(now.aliases), tags=shown)
+
+
+def _date_evaluation(client: MlflowClient, version: ModelVersion, evaluation: Artifact) -> None:
+    """Record an evaluation that no entry of the history names, such as a new evaluation of the candidate."""
+    entries = registry_history.read(client, version.name)
+    if not any((entry.evaluation, entry.state) == (evaluation.sha256, DONE) for entry in entries):
+        digest = version.tags.get(MODEL_SHA256_TAG, "")
+        intent = Entry(kind="evaluation", to=str(version.version), digest=digest, evaluation=evaluation.sha256)
+        alias_moves.move_alias(client, version.name, intent.model_copy(update={"by": get_user_name()}))
 
 
 def _find_registered(client: MlflowClient, name: str, model_sha256: str) -> ModelVersion | None:
