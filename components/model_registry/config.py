@@ -38,7 +38,7 @@ class ModelRegistryConfig(BaseModel):
     approvers: list[str] = Field(
         [],
         description="Names of the people who may approve promotions, as passed with --by. Empty: everyone with write "
-        "access to the registry. A policy set with `tuneline registry policy` takes precedence.",
+        "access to the registry. A policy set with `tuneline policy set` takes precedence.",
     )
     approvals_required: int = Field(1, ge=1, le=2, description="Number of approvals that a promotion requires.")
 

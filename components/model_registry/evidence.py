@@ -251,42 +251,45 @@ def check_rules(
 
 
 def compare_rules(
-    content: Json, required: Sequence[Json], min_items: int | None, tasks: Mapping[str, Json] | None = None
+    content: Json,
+    required: Sequence[Json],
+    min_items: int | None,
+    tasks: Mapping[str, Json] | None = None,
+    source: str = "the configuration",
 ) -> list[str]:
-    """Return the objections of `check_rules` to the content of an evaluation.json."""
-    found = [_check_rule(content, wanted, min_items, tasks or {}) for wanted in required]
+    """Return the objections of `check_rules` to the content of an evaluation.json; `source` states the rules."""
+    found = [_check_rule(content, wanted, min_items, tasks or {}, source) for wanted in required]
     return [objection for objection in dict.fromkeys(found) if objection]
 
 
-def _check_rule(content: Json, wanted: Json, min_items: int | None, tasks: Mapping[str, Json]) -> str:
+def _check_rule(content: Json, wanted: Json, min_items: int | None, tasks: Mapping[str, Json], source: str) -> str:
     """Return the objection to an evaluation without a rule as strict as the wanted one; "" if it has such a rule."""
     measured, name = content["measured"], wanted["metric"].partition(".")[0]
-    rules, own_min_items = measured["settings"]["gate"], measured["settings"]["min_items"]
+    rules, own_min_items = measured["settings"]["gate"], measured["settings"].get("min_items")
     kind = measured["tasks"].get(name, "")
     if name in measured["tasks"] and name in tasks:
         task, files = tasks[name], measured.get("task_files", {}).get(name)
         if task["kind"] != kind:
-            return (
-                f"its evaluation measured {name} with a task of kind {kind}; the configuration requires {task['kind']}"
-            )
+            return f"{source} requires {name} to be a task of kind {task['kind']}; its evaluation measured kind {kind}"
         if not (set(task["files"]) <= set(measured["evaluation_sets"] if files is None else files)):
-            return f"its evaluation measured {name} on other files than those of the configuration"
+            return f"its evaluation measured {name} on other files than those of {source}"
     found = [rule for rule in rules if rule_strictness.is_as_strict(rule, wanted, kind)]
     if not found:
-        return f"its evaluation has no rule as strict as {_describe_rule(wanted)}"
+        return f"{source} requires a rule as strict as {describe_rule(wanted)}; its evaluation has none"
     if wanted.get("slices"):
         # More items per slice exclude slices; fewer items add slices to the correction.
         own, needed = own_min_items or rule_strictness.MIN_ITEMS, min_items or rule_strictness.MIN_ITEMS
         if own != needed:
-            return f"its evaluation judged slices from {own} items; the configuration requires {needed}"
+            return f"its evaluation judged slices from {own} items; {source} requires {needed}"
     if own_min_items == min_items and any(rule_strictness.requires_as_many_items(rule, wanted) for rule in found):
         return ""
     items, needed = content["tasks"][name]["items"], rule_strictness.compute_min_items(wanted, min_items, kind)
     if items < needed:
-        return f"its evaluation measured {wanted['metric']} on {items} items; the configuration requires {needed}"
+        return f"its evaluation measured {wanted['metric']} on {items} items; {source} requires {needed}"
     return ""
 
 
-def _describe_rule(rule: Json) -> str:
+def describe_rule(rule: Json) -> str:
+    """Return the settings of a rule that are not null."""
     shown = {name: value for name, value in rule.items() if value is not None}
     return ", ".join(f"{name}: {value}" for name, value in shown.items())

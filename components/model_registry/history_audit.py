@@ -9,7 +9,14 @@ from pydantic import BaseModel, Field
 
 from components.common.runtime.errors import TunelineError
 from components.common.runtime.reporters import Reporter
-from components.model_registry import alias_moves, model_files, model_versions, promotion_checks, registry_history
+from components.model_registry import (
+    alias_moves,
+    model_files,
+    model_versions,
+    promotion_checks,
+    promotion_policy,
+    registry_history,
+)
 from components.model_registry.model_versions import MODEL_SHA256_TAG
 from components.model_registry.promotion import CHAMPION
 from components.model_registry.registry_history import DONE, PENDING, Entry
@@ -127,9 +134,10 @@ def _check_champion(
     if number is None:
         return [], []
     version = model_versions.get_version(client, name, number)
-    repeated = promotion_checks.was_promoted(version, entries)
+    policy, _ = promotion_policy.find_policy(entries)  # an edited policy is a finding of its own
+    requirements = promotion_checks.build_repeated_requirements(version, entries, policy)
     try:
-        objections = promotion_checks.list_objections(version, promotion_checks.Requirements(was_promoted=repeated))
+        objections = promotion_checks.list_objections(version, requirements)
     except TunelineError as error:
         return [], [f"the evidence of version {number} was not checked: {error.message}"]
     overruled = registry_history.get_overruled(entries, CHAMPION, number)

@@ -15,8 +15,9 @@ from components.common.runtime.reporters import Reporter
 from components.common.runtime.user_name import get_user_name
 from components.model_registry import alias_moves, model_versions, promotion_checks, promotion_policy, registry_history
 from components.model_registry.model_versions import MODEL_SHA256_TAG, TAG_PREFIX
-from components.model_registry.promotion_policy import Policy
+from components.model_registry.policy_checks import PolicyInForce
 from components.model_registry.registry_history import Entry
+from components.model_registry.release_policy import Policy
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,10 +36,11 @@ REMEDIES = (
     ("of its lineage", "Mount the artifact store or the folder, or restore the artifact from a backup"),
     ("cannot be verified", "Promote where the artifact store is mounted, or restore the file"),
     ("^its evaluation used dataset", "Evaluate the model with the dataset of its training"),
-    (
-        "has no rule as strict|the configuration|of the configuration",
-        "Evaluate the model again with this configuration",
-    ),
+    ("the configuration", "Evaluate the model again with this configuration"),
+    ("allows evaluations of at most|limits the age", "Evaluate the model again, and register it"),
+    ("so the age of its evaluation", "Correct the clock, or check the history with `tuneline registry audit`"),
+    ("allows the licences", "Tune a base model with an allowed licence"),
+    ("policy entry", "Evaluate the model again with a configuration that meets the policy"),
     ("^its evaluation does not state|package does not cover", "Evaluate and package the model again"),
     (
         "^its evaluation (evaluated|compared|measured|repeats|cannot)|(of|in|at) its evaluation",
@@ -112,19 +114,19 @@ def promote(
         compared = present if present or not current else f"of version {current.version}"
         compared = compared if alias == CHAMPION else promotion_checks.SKIP_COMPARISON
         promotion_policy.check_unedited(entries)
-        requirements = promotion_checks.Requirements(
-            compared, rules, min_items, promotion_checks.was_promoted(target, entries), tasks or {}
-        )
+        in_force = promotion_policy.get_policy_in_force(entries, policy)
+        repeated = promotion_checks.was_promoted(target, entries)
+        requirements = promotion_checks.Requirements(compared, rules, min_items, repeated, tasks or {}, in_force)
         objections = promotion_checks.list_objections(target, requirements)
         _check_objections(target, objections, force=force, reason=reason)
         intent = _move_entry("promote", alias, target, by=by, reason=reason, forced=objections)
         approval = intent.model_copy(update={"from_": str(current.version) if current else None})
-        in_force = promotion_policy.get_effective_policy(entries, policy)
-        approved = promotion_policy.collect_approvals(client, name, entries, in_force, approval)
+        approved = promotion_policy.collect_approvals(client, name, entries, in_force.policy, approval)
         reporter.step(f"promoting {name} version {target.version}")
 
         def check_approvals(history: Sequence[Entry]) -> None:
             promotion_policy.recheck_approvals(history, policy, approval, approved)
+            promotion_policy.check_unchanged(history, in_force)
 
         approved_intent = intent.model_copy(update={"by": ", ".join(approved)})
         moved = _move(client, target, approved_intent, current, check_approvals, force=force)
@@ -253,9 +255,11 @@ def _find_rollback_target(
     return model_versions.get_version(client, name, usable[-1])
 
 
-def _check_rollback_target(version: ModelVersion, alias: str, entries: Sequence[Entry]) -> None:
+def _check_rollback_target(
+    version: ModelVersion, alias: str, entries: Sequence[Entry], in_force: PolicyInForce
+) -> None:
     """Raise RegistryError if the version must not be deployed. Objections that its promotion overruled are ignored."""
-    requirements = promotion_checks.Requirements(was_promoted=promotion_checks.was_promoted(version, entries))
+    requirements = promotion_checks.build_repeated_requirements(version, entries, in_force)
     overruled = registry_history.get_overruled(entries, alias, str(version.version))
     found = promotion_checks.list_objections(version, requirements)
     if objections := [clause for clause in found if clause not in overruled]:
@@ -298,18 +302,19 @@ def rollback(
                 hint=f"Promote a version: tuneline promote {name} --version N",
             )
 
-        def check_approver(history: Sequence[Entry]) -> None:
-            promotion_policy.check_approver(
-                promotion_policy.get_effective_policy(history, policy), by or get_user_name()
-            )
-
         promotion_policy.check_unedited(entries)
-        check_approver(entries)
+        in_force = promotion_policy.get_policy_in_force(entries, policy)
+        promotion_policy.check_approver(in_force.policy, by or get_user_name())
+
+        def check_permission(history: Sequence[Entry]) -> None:
+            effective = promotion_policy.get_effective_policy(history, policy)
+            promotion_policy.check_approver(effective, by or get_user_name())
+            promotion_policy.check_unchanged(history, in_force)
+
         target = _find_rollback_target(client, model, entries, current, alias, reporter)
         reporter.step(f"checking {name} version {target.version}")
-        _check_rollback_target(target, alias, entries)
+        _check_rollback_target(target, alias, entries, in_force)
         reporter.step(f"rolling {name} back to version {target.version}")
         reason = reason or f"rollback from version {current.version}"
-        return _move(
-            client, target, _move_entry("rollback", alias, target, by=by, reason=reason), current, check_approver
-        )
+        intent = _move_entry("rollback", alias, target, by=by, reason=reason)
+        return _move(client, target, intent, current, check_permission)

@@ -14,9 +14,18 @@ from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.errors import TEMPORARY_ERRORS, RegistryError, TunelineError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
-from components.model_registry import evidence, lineage_tags, model_files, registry_history, split_reuse, training_rows
+from components.model_registry import (
+    evidence,
+    lineage_tags,
+    model_files,
+    policy_checks,
+    registry_history,
+    split_reuse,
+    training_rows,
+)
 from components.model_registry.lineage_tags import PROVEN
 from components.model_registry.model_versions import TAG_PREFIX
+from components.model_registry.policy_checks import PolicyInForce, RequirementResult
 from components.model_registry.registry_history import DONE, Entry
 
 if TYPE_CHECKING:
@@ -39,6 +48,8 @@ class Requirements:
         was_promoted: whether the history records a promotion of the same model with the same evaluation. The
             evaluated rows are then not compared with the training rows again, and evidence of earlier versions of
             tuneline is accepted.
+        policy: the policy in force; None for no policy.
+        checks_age: whether the policy's maximum age of an evaluation applies.
     """
 
     incumbent_sha256: str | None = SKIP_COMPARISON
@@ -46,6 +57,8 @@ class Requirements:
     min_items: int | None = None
     was_promoted: bool = False
     tasks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    policy: PolicyInForce | None = None
+    checks_age: bool = True
 
 
 def list_objections(version: ModelVersion, requirements: Requirements) -> list[str]:
@@ -75,12 +88,27 @@ def list_objections(version: ModelVersion, requirements: Requirements) -> list[s
     return list(dict.fromkeys(objections))
 
 
-def was_promoted(version: ModelVersion, history: Sequence[Entry], unclosed: Sequence[Entry] = ()) -> bool:
+def build_repeated_requirements(
+    version: ModelVersion, history: Sequence[Entry], policy: PolicyInForce | None, unclosed: Sequence[Entry] = ()
+) -> Requirements:
+    """Return the requirements for a version that has, or had, its alias: for rollback, deployment and audit.
+
+    The maximum age of an evaluation applies to the decision, so a promoted version does not expire.
+    """
+    promoted = was_promoted(version, history, unclosed)
+    decided = was_promoted(version, history, unclosed, counts_forced=True)
+    return Requirements(was_promoted=promoted, policy=policy, checks_age=not decided)
+
+
+def was_promoted(
+    version: ModelVersion, history: Sequence[Entry], unclosed: Sequence[Entry] = (), *, counts_forced: bool = False
+) -> bool:
     """Return whether the history records an unforced promotion of the version with its present model and evaluation.
 
     Args:
         history: all entries, as read.
         unclosed: pending entries of the history whose moves count as completed.
+        counts_forced: count forced promotions too.
     """
     model, evaluation = _get_tag(version, "model_sha256"), _get_tag(version, "evaluation_sha256")
     edited = registry_history.list_edited(history)
@@ -88,7 +116,7 @@ def was_promoted(version: ModelVersion, history: Sequence[Entry], unclosed: Sequ
         (move.to, move.digest, move.evaluation) == (str(version.version), model, evaluation)
         for move in history
         if move.kind == "promote"
-        and not move.forced
+        and (counts_forced or not move.forced)
         and (move in unclosed or (move.state == DONE and move not in edited))
     )
 
@@ -104,11 +132,13 @@ def _check_comparison(compared: str | None, incumbent: str | None) -> list[str]:
     return [f"its evaluation compared it with {names[0]}, and the champion is {names[1]}"]
 
 
-def _open_artifacts(version: ModelVersion, stack: ExitStack) -> tuple[dict[str, Artifact], list[str]]:
+def _open_artifacts(
+    version: ModelVersion, stack: ExitStack, kinds: Sequence[str] = ("model", "evaluation", "repository")
+) -> tuple[dict[str, Artifact], list[str]]:
     """Return the version's intact artifacts by kind, and the objections to the others, as clauses."""
     artifacts: dict[str, Artifact] = {}
     objections: list[str] = []
-    for kind in ("model", "evaluation", "repository"):
+    for kind in kinds:
         sha256 = _get_tag(version, f"{kind}_sha256")
         if sha256 is None:  # `list_objections` reports the missing tag
             continue
@@ -124,6 +154,28 @@ def _open_artifacts(version: ModelVersion, stack: ExitStack) -> tuple[dict[str, 
         else:
             objections.append(f"its {kind} has the digest {artifact.sha256[:12]}; the version records {sha256[:12]}")
     return artifacts, objections
+
+
+def check_policy(version: ModelVersion, in_force: PolicyInForce) -> list[RequirementResult]:
+    """Compare a version with each requirement of the policy, as a promotion does.
+
+    Raises:
+        RegistryError: the evaluation or the model cannot be read.
+    """
+    with ExitStack() as stack:
+        artifacts, objections = _open_artifacts(version, stack, ("evaluation", "model"))
+        if len(artifacts) == 2:
+            try:
+                return policy_checks.check_version(
+                    in_force, artifacts["evaluation"], artifacts["model"], checks_age=True
+                )
+            except evidence.list_content_errors() as error:
+                objections.append(evidence.describe_content_error(error))
+        problem = " and ".join(objections) or "it has no evaluation"
+        raise RegistryError(
+            f"version {version.version} of {version.name} cannot be tested: {problem}",
+            hint="Mount the artifact store, or register the version again.",
+        )
 
 
 @contextmanager
@@ -187,10 +239,13 @@ def _check_content(
     found = evidence.check_evaluation(evaluation, model.manifest)
     if found and found != [evidence.EARLIER_EVALUATION]:
         return found
-    reuse = split_reuse.list_objections(version, evaluation)
+    other = split_reuse.list_objections(version, evaluation)
+    if policy := requirements.policy:
+        results = policy_checks.check_version(policy, evaluation, model, checks_age=requirements.checks_age)
+        other += [result.reason for result in results if not result.met]
     if found := found or evidence.check_dataset(evaluation, model.manifest):
-        return [*reuse, *found]
+        return [*other, *found]
     found = evidence.check_rules(evaluation, requirements.rules, requirements.min_items, requirements.tasks)
     if not requirements.was_promoted:
         found += training_rows.check_training_rows(evaluation, model.manifest, _get_tag(version, "store_uri") or "")
-    return [*reuse, *found]
+    return [*other, *found]

@@ -1,20 +1,18 @@
-"""Promotion policy: the approvers and the number of required approvals. Approvals are history entries."""
+"""Release policies and approvals in the history of a registered model."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
-from components.common.runtime.errors import ConfigurationError, RegistryError
-from components.common.runtime.validation_errors import describe_validation_error
-from components.common.runtime.yaml_loading import load_yaml
+from components.common.runtime.errors import RegistryError
 from components.model_registry import alias_moves, registry_history
-from components.model_registry.config import ModelRegistryConfig, check_approval_count
+from components.model_registry.config import ModelRegistryConfig
+from components.model_registry.policy_checks import PolicyInForce
 from components.model_registry.registry_history import DONE, Entry
+from components.model_registry.release_policy import Policy
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -27,49 +25,31 @@ class ApprovalNeededError(RegistryError):
     kind = "approval_needed"
 
 
-class Policy(BaseModel):
-    """The approvers of promotions and the number of required approvals."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    approvers: list[str] = Field(
-        [],
-        description="Names of the approvers, as passed with --by. Empty: everyone with write access to the registry.",
-    )
-    approvals_required: int = Field(1, ge=1, le=2, description="Number of approvals that a promotion requires.")
-
-    @model_validator(mode="after")
-    def _check_approval_count(self) -> Policy:
-        check_approval_count(self.approvers, self.approvals_required)
-        return self
-
-
-def read_policy(path: Path) -> Policy:
-    """Read a policy from a YAML file.
-
-    Raises:
-        ConfigurationError: the file is not a valid policy.
-    """
-    import yaml
-
-    try:
-        return Policy.model_validate(load_yaml(path.read_text(encoding="utf-8")) or {})
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read: {error}", hint="Pass a YAML file, such as mlflow/promotion-policy.yaml."
-        ) from None
-    except ValidationError as error:
-        raise ConfigurationError(
-            describe_validation_error(error, str(path), Policy),
-            hint="Correct the file; mlflow/promotion-policy.yaml is an example.",
-        ) from None
-
-
 def build_policy(config: ModelRegistryConfig) -> Policy | None:
     """Return the policy of a configuration; None if the configuration lists no approvers."""
     if not config.approvers:
         return None
     return Policy(approvers=config.approvers, approvals_required=config.approvals_required)
+
+
+def list_policies(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries that record a policy, oldest first."""
+    return [entry for entry in entries if (entry.kind, entry.state) == ("policy", DONE)]
+
+
+def parse_policy(entry: Entry) -> Policy:
+    """Return the policy of an entry.
+
+    Raises:
+        RegistryError: the recorded policy is invalid.
+    """
+    try:
+        return Policy.model_validate_json(entry.reason)
+    except ValidationError:
+        raise RegistryError(
+            f"the policy in entry {entry.number} of the history is invalid, because the entry was edited",
+            hint="Restore the entry's tag tuneline.reason; `tuneline registry audit` reports the change.",
+        ) from None
 
 
 def get_effective_policy(entries: Sequence[Entry], configured: Policy | None = None) -> Policy:
@@ -78,14 +58,38 @@ def get_effective_policy(entries: Sequence[Entry], configured: Policy | None = N
     Raises:
         RegistryError: the recorded policy is invalid.
     """
-    written = [entry for entry in entries if entry.kind == "policy" and entry.state == DONE]
+    return get_policy_in_force(entries, configured).policy
+
+
+def get_policy_in_force(entries: Sequence[Entry], configured: Policy | None = None) -> PolicyInForce:
+    """Return the policy as `get_effective_policy` does, with its entry and the history.
+
+    Raises:
+        RegistryError: the recorded policy is invalid.
+    """
+    recorded = list_policies(entries)
+    if not recorded:
+        return PolicyInForce(configured or Policy(), 0, entries)
+    return PolicyInForce(parse_policy(recorded[-1]), recorded[-1].number, entries)
+
+
+def find_policy(entries: Sequence[Entry]) -> tuple[PolicyInForce | None, str]:
+    """Return the recorded policy, or None; and the objection, as a clause, if its entry or an approval was edited."""
     try:
-        return Policy.model_validate_json(written[-1].reason) if written else configured or Policy()
-    except ValidationError:
+        check_unedited(entries)
+        return (get_policy_in_force(entries), "") if list_policies(entries) else (None, "")
+    except RegistryError as error:
+        return None, error.message
+
+
+def check_unchanged(entries: Sequence[Entry], in_force: PolicyInForce) -> None:
+    """Raise RegistryError if another policy is in force than the one with which the version was checked."""
+    number = max((entry.number for entry in list_policies(entries)), default=0)
+    if number != in_force.number:
         raise RegistryError(
-            f"the policy in entry {written[-1].number} of the history is invalid, because the entry was edited",
-            hint="Restore the entry's tag tuneline.reason; `tuneline registry audit` reports the change.",
-        ) from None
+            f"the policy changed before the alias moved: entry {number} of the history is in force",
+            hint="Run the same command again to check the version with the new policy.",
+        )
 
 
 def set_policy(client: MlflowClient, model: str, policy: Policy, by: str) -> Entry:
@@ -95,15 +99,15 @@ def set_policy(client: MlflowClient, model: str, policy: Policy, by: str) -> Ent
         RegistryError: the policy is too long to store, or the current policy was edited without an acknowledgement.
         ApprovalNeededError: `by` is not an approver.
     """
-    text = json.dumps(policy.model_dump())
+    text = policy.model_dump_json(exclude_none=True)
     if len(text) > registry_history.MAX_TEXT_CHARACTERS:
         raise RegistryError(
             f"the policy has {len(text)} characters; the limit is {registry_history.MAX_TEXT_CHARACTERS}",
-            hint="List fewer approvers.",
+            hint="List fewer approvers, tasks or rules.",
         )
 
     def check_authority(_: ModelVersion | None, earlier: Sequence[Entry]) -> None:
-        policies = [entry for entry in earlier if (entry.kind, entry.state) == ("policy", DONE)]
+        policies = list_policies(earlier)
         if policies and policies[-1] in _list_unverified(earlier):
             # Anyone may replace a policy whose approvers are unknown; the acknowledgement records who accepted that.
             if registry_history.describe_edit(policies[-1].number) not in _list_acknowledged(earlier):
@@ -137,7 +141,7 @@ def check_unedited(entries: Sequence[Entry]) -> None:
                 hint="Check the model with `tuneline registry audit`, set the policy again, and acknowledge the finding "
                 "with --repair.",
             )
-    in_force = max((entry.number for entry in entries if (entry.kind, entry.state) == ("policy", DONE)), default=0)
+    in_force = max((entry.number for entry in list_policies(entries)), default=0)
     for entry in _list_unverified(entries):
         if entry.number >= in_force and entry.kind in ("policy", "approval"):
             raise _edited_error(entry)
@@ -160,12 +164,12 @@ def _edited_error(entry: Entry) -> RegistryError:
     return RegistryError(
         f"{title} in entry {entry.number} of the history is invalid, because the entry was edited",
         hint="Check the change with `tuneline registry audit`. Restore the entry's tags, or acknowledge the finding with "
-        "--repair and set the policy again with `tuneline registry policy NAME --set FILE`.",
+        "--repair and set the policy again with `tuneline policy set NAME FILE`.",
     )
 
 
 def count_approvals(entries: Sequence[Entry], policy: Policy, intent: Entry) -> list[str]:
-    """Return the names of the people who have approved this move since the alias last moved; `intent.by` is the last.
+    """Return the names of the people who have approved this move, as `collect_approvals` counts; `intent.by` is the last.
 
     Raises:
         ApprovalNeededError: `intent.by` is not an approver.
@@ -195,7 +199,7 @@ def collect_approvals(
     """Return the names of the people who have approved this move; `intent.by` is the last.
 
     An approval applies to one version with one evaluation, one replaced version, and one setting of `force`. It expires
-    with the next move of the alias.
+    with the next move of the alias and with the next policy.
 
     Raises:
         ApprovalNeededError: more approvals are needed; the approval of `intent.by` is recorded.
@@ -214,8 +218,9 @@ def collect_approvals(
 
 
 def _list_approvals(entries: Sequence[Entry], intent: Entry) -> list[Entry]:
-    """Return the approvals of this move since the alias last moved."""
-    last_move = max((entry.number for entry in registry_history.list_completed_moves(entries, intent.alias)), default=0)
+    """Return the approvals of this move since the alias last moved and the policy was set."""
+    ends = [*registry_history.list_completed_moves(entries, intent.alias), *list_policies(entries)]
+    start = max((entry.number for entry in ends), default=0)
 
     def get_identity(entry: Entry) -> tuple[str | bool | None, ...]:
         return entry.alias, entry.from_, entry.to, entry.digest, entry.evaluation, bool(entry.forced)
@@ -224,7 +229,7 @@ def _list_approvals(entries: Sequence[Entry], intent: Entry) -> list[Entry]:
     return [
         entry
         for entry in entries
-        if entry.number > last_move
+        if entry.number > start
         and entry.number not in edited
         and (entry.kind, entry.state) == ("approval", DONE)
         and get_identity(entry) == get_identity(intent)

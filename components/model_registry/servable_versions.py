@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.errors import RegistryError
-from components.model_registry import mlflow_retry, model_versions, promotion_checks, registry_history
+from components.model_registry import (
+    mlflow_retry,
+    model_versions,
+    promotion_checks,
+    promotion_policy,
+    registry_history,
+)
 from components.model_registry.model_versions import MODEL_SHA256_TAG, TAG_PREFIX
 from components.model_registry.promotion import CHAMPION
 from components.model_registry.registry_history import DONE, PENDING, Entry
@@ -87,9 +93,12 @@ def list_serving_objections(name: str, version: str, alias: str, in_service: str
         completed = [entry for entry in history if entry.state == DONE or entry in unclosed]
         entries = [entry.model_copy(update={"state": DONE}) for entry in completed]
         incumbent = _get_expected_incumbent(client, target, alias, entries, in_service)
-        repeated = promotion_checks.was_promoted(target, history, unclosed)
-        requirements = promotion_checks.Requirements(incumbent, was_promoted=repeated)
+        policy, edited = promotion_policy.find_policy(history)
+        requirements = promotion_checks.build_repeated_requirements(target, history, policy, unclosed)
+        requirements = replace(requirements, incumbent_sha256=incumbent)
         objections = promotion_checks.list_objections(target, requirements)
+        if edited and requirements.checks_age:  # `promote` did not check the version with the policy
+            objections.append(edited)
     moves = registry_history.list_completed_moves(entries, alias)
     if not moves or moves[-1].kind == "foreign" or moves[-1].to != str(target.version):
         return objections

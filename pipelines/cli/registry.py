@@ -25,9 +25,9 @@ from pipelines.cli.tables import format_history
 
 if TYPE_CHECKING:
     from components.model_registry.config import ModelRegistryConfig
-    from components.model_registry.promotion_policy import Policy
+    from components.model_registry.release_policy import Policy
 
-registry_app = typer.Typer(no_args_is_help=True, help="History of a registered model, and its promotion policy.")
+registry_app = typer.Typer(no_args_is_help=True, help="History of a registered model.")
 app.add_typer(registry_app, name="registry")
 NameArgument = Annotated[str, typer.Argument(help="Name of the registered model.")]
 ByOption = Annotated[
@@ -217,47 +217,6 @@ def history(
                 entry.get_public_fields() for entry in registry_history.read(client, name) if alias in ("", entry.alias)
             ]
     print_result({"name": name, "entries": entries}, as_json, format_history(name, entries))
-
-
-@registry_app.command()
-def policy(
-    name: NameArgument,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--set",
-            help="File with a new policy to enforce; see mlflow/promotion-policy.yaml. Default: show the policy.",
-        ),
-    ] = None,
-    by: Annotated[
-        str,
-        typer.Option(
-            "--by",
-            help="User name recorded in the history; an approver, if the policy lists any. Default: the user of this "
-            "process.",
-        ),
-    ] = "",
-    tracking_uri: TrackingUriOption = "",
-    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the promotion policy of the model, or set a new policy; the history records the user."""
-    from components.common.runtime.user_name import get_user_name
-    from components.model_registry import model_versions, promotion_policy, registry_history
-
-    new = promotion_policy.read_policy(file) if file else None
-    with open_workdir("registry policy", as_json, workdir, tracking_uri):
-        model_versions.require_store(name)
-        with model_versions.registry_client() as client:
-            model_versions.require_model(client, name)
-            if new:
-                promotion_policy.set_policy(client, name, new, by or get_user_name())
-            current = promotion_policy.get_effective_policy(registry_history.read(client, name))
-    approvers = ", ".join(current.approvers)
-    approval_rule = (
-        f"{current.approvals_required} of {approvers}" if approvers else "anyone with write access to the registry"
-    )
-    print_result({"name": name, **current.model_dump()}, as_json, [f"{name} is promoted by {approval_rule}"])
 
 
 @app.command()

@@ -32,7 +32,7 @@ from components.common.runtime.process_control import until_signal
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders
 from components.model_registry import promotion, promotion_checks, servable_versions
-from components.model_registry.promotion_policy import Policy
+from components.model_registry.release_policy import Policy
 from components.model_registry.servable_versions import AliasTarget
 from components.triton_packaging.deployment import deployment_state, repository_api, version_switch
 from components.triton_packaging.deployment import serving_folder as layout

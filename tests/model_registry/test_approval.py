@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import ConfigurationError, RegistryError
 from components.common.runtime.reporters import SilentReporter
-from components.model_registry import alias_moves, promotion_policy, registry_history
+from components.model_registry import alias_moves, promotion_policy, registry_history, release_policy
 from components.model_registry.config import ModelRegistryConfig
-from components.model_registry.promotion_policy import ApprovalNeededError, Policy
+from components.model_registry.promotion_policy import ApprovalNeededError
 from components.model_registry.registry_history import Entry
+from components.model_registry.release_policy import Policy
 from components.model_registry.stage import auto_promote, find_champion, promote, register, rollback
 from tests.model_registry.conftest import NAME, Customization
 from tests.model_registry.evidence_builder import build_evaluation
@@ -192,14 +193,14 @@ def test_policy_with_too_few_approvers_is_rejected() -> None:
 
 
 def test_shipped_policy_is_valid(tmp_path: Path) -> None:
-    shipped = promotion_policy.read_policy(ROOT / "mlflow" / "promotion-policy.yaml")
+    shipped = release_policy.read_policy(ROOT / "mlflow" / "promotion-policy.yaml")
     assert shipped.approvals_required <= len(shipped.approvers)
 
 
 def test_policy_file_in_another_encoding_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_bytes("approvers: [Jürgen]".encode("latin-1"))
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        promotion_policy.read_policy(tmp_path / "policy.yaml")
+        release_policy.read_policy(tmp_path / "policy.yaml")
 
 
 @pytest.mark.parametrize(
@@ -213,5 +214,5 @@ def test_policy_file_in_another_encoding_is_rejected(tmp_path: Path) -> None:
 def test_invalid_policy_file_is_rejected_with_its_name(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "policy.yaml").write_text(text)
     with pytest.raises(ConfigurationError, match=message) as error:
-        promotion_policy.read_policy(tmp_path / "policy.yaml")
+        release_policy.read_policy(tmp_path / "policy.yaml")
     assert "policy.yaml" in error.value.message

@@ -13,7 +13,8 @@ from components.common.runtime.reporters import SilentReporter
 from components.model_registry import promotion_policy, registry_history, servable_versions
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.history_audit import audit
-from components.model_registry.promotion_policy import ApprovalNeededError, Policy
+from components.model_registry.promotion_policy import ApprovalNeededError
+from components.model_registry.release_policy import Policy
 from components.model_registry.stage import find_champion, promote, register, rollback
 from tests.model_registry.conftest import NAME, Customization
 

@@ -75,7 +75,17 @@ def test_move_that_is_not_closed_yet_counts_as_a_promotion(
             "its evaluation used dataset 1; the model was trained on 2",
             "Evaluate the model with the dataset of its training",
         ),
-        ("its evaluation has no rule as strict as metric: a", "Evaluate the model again with this configuration"),
+        (
+            "the configuration requires a rule as strict as metric: a",
+            "Evaluate the model again with this configuration",
+        ),
+        (
+            "policy entry 3 requires task a; its evaluation has none",
+            "Evaluate the model again with a configuration that",
+        ),
+        ("policy entry 3 allows evaluations of at most 3 days; its", "Evaluate the model again, and register it"),
+        ("policy entry 3 allows the licences mit; the base model has a", "Tune a base model with an allowed licence"),
+        ("entry 2 of the history was edited, so the age of its evaluation is unknown", "Correct the clock"),
         ("its evaluation measured a on 4 items; the configuration requires 5", "Evaluate the model again with this"),
         (evidence.EARLIER_EVALUATION, "Evaluate and package the model again"),
         ("a rule on held_out.loss holds in its evaluation, but the gain is -1.0000", "Evaluate the model again"),
