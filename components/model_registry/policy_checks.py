@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import licences
-from components.common.runtime.errors import TunelineError
+from components.common.runtime.errors import TEMPORARY_ERRORS, TunelineError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 from components.model_registry import evidence, registry_history, rule_strictness
@@ -174,7 +174,7 @@ def _read_imported_licence(sha256: str) -> str:
     """Return the licence that `tuneline models import` recorded, or "". The lineage checks report damaged artifacts."""
     try:
         manifest = artifact_store.read_manifest(Workdir.from_environment().store, sha256)
-    except evidence.TEMPORARY_ERRORS:
+    except TEMPORARY_ERRORS:
         raise
     except TunelineError:
         return ""

@@ -70,7 +70,7 @@ from components.fine_tuning.training import count_parameters
 from components.model_registry.stage import find_champion
 from pipelines.config.customization_config import Customization
 from pipelines.planning import resource_formulas
-from pipelines.steps import curation_inputs
+from pipelines.steps import curation_inputs, policy_preflight
 from pipelines.steps.curation_inputs import CurationInputs
 from pipelines.steps.input_resolution import (
     build_plans,
@@ -537,6 +537,8 @@ def _list_warnings(survey: RunSurvey, memory: Json, disk: dict[str, int]) -> lis
         )
     if reason := get_unproven_reason(survey.config):
         warnings.append(format_unproven_warning(reason))
+    objections = policy_preflight.list_objections(survey.config, survey.outline.base, survey.task_checks)
+    warnings += [policy_preflight.format_warning(objection) for objection in objections]
     for task in survey.config.evaluation.tasks:
         row_kind = TASK_KINDS[task.kind].row_kind
         if row_kind not in ("", survey.curated.kind) and "data" not in task.list_file_paths():

@@ -24,7 +24,7 @@ from components.fine_tuning import adapters, model_support
 from components.model_registry.stage import RegisteredModel, find_by_digest, find_champion
 from components.triton_packaging import triton_installation
 from pipelines.config.customization_config import Customization, check_consistency
-from pipelines.steps import curation_inputs
+from pipelines.steps import curation_inputs, policy_preflight
 from pipelines.steps.curation_inputs import CurationInputs
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     """Resolve all inputs and return the plans of the stages.
 
     Raises:
-        ConfigurationError: a source or a model does not exist, or the base model cannot be trained with the recipe.
+        ConfigurationError: a source or a model does not exist, the base model cannot be trained with the recipe, or the
+            run would promote a model that the release policy refuses.
     """
     check_consistency(config)
     reporter.step("resolving the sources")
@@ -73,6 +74,7 @@ def resolve_plans(config: Customization, workdir: Workdir, reporter: Reporter) -
     reason = get_unproven_reason(config)
     if reason:
         reporter.note(format_unproven_warning(reason))
+    policy_preflight.check_policy(config, base, workloads, reporter)
 
     def find_incumbent(finetune_key: str) -> str | None:
         return _fetch_incumbent(config, workdir, finetune_key, reporter)

@@ -24,6 +24,9 @@ from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.stage import curate, list_sources
 from components.fine_tuning.stage import finetune
+from components.model_registry import policy_report
+from components.model_registry.policy_checks import PolicyInForce
+from components.model_registry.release_policy import Policy
 from pipelines.config.customization_config import Customization, load_customization
 from pipelines.planning import dry_run
 from pipelines.planning.dry_run import estimate_run, format_estimate
@@ -438,6 +441,20 @@ def test_unprovable_package_gives_a_warning(estimate: Estimate) -> None:
         w.startswith("the model will be packaged unproven and not be promoted: triton_packaging.prove is off")
         for w in warnings
     )
+
+
+def test_requirement_that_the_run_cannot_meet_gives_a_warning(
+    fresh_project: Path, estimate: Estimate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy.model_validate({"tasks": [{"name": "gsm8k"}], "licences": ["mit"]})
+    monkeypatch.setattr(policy_report, "find_policy_in_force", lambda _: PolicyInForce(policy, 7))
+    unmet = "policy entry 7 requires task gsm8k; its evaluation has none"
+    licence = "policy entry 7 allows the licences mit; the model states no licence of its base model"
+    warnings = estimate()["warnings"]
+    assert {f"the model will not be promoted: {clause}" for clause in (unmet, licence)} <= set(warnings)
+    config = load_settings(fresh_project, "model_registry.auto_promote=true")
+    with pytest.raises(ConfigurationError, match=unmet):
+        resolve_plans(config, Workdir(fresh_project / "nowhere"), SilentReporter())
 
 
 def test_dropped_and_unreadable_rows_are_counted_by_reason_and_format(fresh_project: Path, estimate: Estimate) -> None:
