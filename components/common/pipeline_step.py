@@ -38,6 +38,14 @@ from components.common.runtime.reporters import (
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 
+# The stage that creates each kind of artifact.
+STAGE_BY_ARTIFACT = {
+    "dataset": "data_curation",
+    "model": "fine_tuning",
+    "evaluation": "evaluation",
+    "repository": "triton_packaging",
+}
+
 
 class KfpMetrics(Protocol):
     """The part of kfp.dsl.Metrics that this module needs."""
@@ -189,6 +197,8 @@ def produce_artifact(
         if not step.cached:
             stage_cost.record_cost(step.workdir.store, stage, artifact.sha256, clock.read())
         if step.mlflow_run:
+            if step.cached:
+                step.mlflow_run.log_reuse(stage, artifact)
             step.mlflow_run.log_result(artifact)
         step.write_links(links, **{artifact.manifest.kind: artifact.sha256})
     return artifact

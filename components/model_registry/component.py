@@ -35,22 +35,24 @@ def registration(
 
     from components.common import pipeline_step
     from components.common.reporting import mlflow_tracking
+    from components.model_registry import run_summary
     from components.model_registry.config import ModelRegistryConfig
     from components.model_registry.stage import register
 
     p, revision = json.loads(plan), json.loads(version)
     with pipeline_step.step_context("registration") as step:
-        data = step.load_artifact(dataset, "dataset")
+        digests = {"dataset": dataset, "model": model, "evaluation": evaluation, "repository": repository}
+        artifacts = {kind: step.load_artifact(sha256, kind) for kind, sha256 in digests.items() if sha256}
         registered = register(
-            step.load_artifact(model, "model"),
-            step.load_artifact(evaluation, "evaluation"),
-            step.load_artifact(repository, "repository") if repository else None,
+            artifacts["model"],
+            artifacts["evaluation"],
+            artifacts.get("repository"),
             ModelRegistryConfig(**p["config"]),
             reporter=step.reporter,
             dataset_version=revision,
             finetune_key=p["finetune_key"],
         )
-        mlflow_tracking.log_dataset(data, revision)
+        run_summary.log_summary(step.mlflow_run, registered, artifacts, revision)
         step.report_result(**registered.model_dump(), repository=repository)
         link = mlflow_tracking.format_version_link(registered.name, registered.version)
         step.write_links(links.path, registered=link)

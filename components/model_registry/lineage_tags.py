@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.reporting import mlflow_tracking
 from components.common.runtime.errors import RegistryError, UsageError
 from components.common.workspace import artifact_store
 from components.model_registry import evidence
@@ -95,6 +96,17 @@ def build_version_tags(
             "proof": PROVEN if repository.manifest.summary.get("proof") else UNPROVEN,
         }
     return {TAG_PREFIX + name: value for name, value in tags.items() if value}
+
+
+def list_recipe_params(model: Artifact) -> dict[str, object]:
+    """Return the completed recipe of a model by configuration key, with its seed and the digests of its inputs."""
+    manifest = model.manifest
+    inputs = {kind: manifest.find_input(kind) for kind in ("base_model", "dataset")}
+    return {
+        **mlflow_tracking.flatten(manifest.config, "fine_tuning."),
+        "seed": manifest.seed,
+        **{f"{kind}_sha256": found.content_sha256 for kind, found in inputs.items() if found},
+    }
 
 
 def _build_score_tags(evaluation: Artifact) -> dict[str, str]:

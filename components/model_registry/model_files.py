@@ -17,7 +17,7 @@ from components.common.artifacts.artifact_folder import Artifact, Manifest
 from components.common.reporting import mlflow_tracking
 from components.common.runtime.errors import ArtifactDamagedError, RegistryError, translate_system_error
 from components.common.workspace import artifact_store
-from components.model_registry import mlflow_retry
+from components.model_registry import lineage_tags, mlflow_retry
 from components.model_registry.model_versions import MODEL_SHA256_TAG, TAG_PREFIX
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def log_model(
     for unfinished in earlier:
         if unfinished.creation_timestamp < (time.time() - MAX_UPLOAD_SECONDS) * 1000:
             client.delete_logged_model(unfinished.model_id)
-    logged = _create_logged_model(client, experiment, name, model.sha256)
+    logged = _create_logged_model(client, experiment, name, model)
     if sum(file.bytes for file in model.manifest.files) <= copy_limit_mb * 10**6:
         client.log_model_artifacts(logged.model_id, str(model.path))
         _check_upload(client, logged.model_id, [file.path for file in model.manifest.files], "model")
@@ -91,14 +91,20 @@ def log_evaluation(client: MlflowClient, model_id: str, evaluation: Artifact) ->
     client.set_logged_model_tags(model_id, {EVALUATION_TAG: evaluation.sha256})
 
 
-def _create_logged_model(client: MlflowClient, experiment: str, name: str, model_sha256: str) -> LoggedModel:
+def _create_logged_model(client: MlflowClient, experiment: str, name: str, model: Artifact) -> LoggedModel:
     """Create a logged model without files. If the response is lost, a retry finds the model by its token."""
     token = uuid.uuid4().hex
-    tags = {MODEL_SHA256_TAG: model_sha256, f"{TAG_PREFIX}token": token, **mlflow_tracking.build_owner_tags()}
+    tags = {
+        MODEL_SHA256_TAG: model.sha256,
+        f"{TAG_PREFIX}token": token,
+        **mlflow_tracking.build_owner_tags(),
+        **mlflow_tracking.build_source_tags(),
+    }
+    params = mlflow_tracking.format_params(lineage_tags.list_recipe_params(model))
 
     def create() -> LoggedModel:
         run = os.environ.get("MLFLOW_RUN_ID")
-        return client.create_logged_model(experiment, name=name, source_run_id=run, tags=tags)
+        return client.create_logged_model(experiment, name=name, source_run_id=run, tags=tags, params=params)
 
     def find_created() -> LoggedModel | None:
         condition = f"tags.`{TAG_PREFIX}token` = '{token}'"

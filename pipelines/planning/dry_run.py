@@ -81,11 +81,10 @@ from pipelines.steps.input_resolution import (
     get_unproven_reason,
     select_incumbent,
 )
-from pipelines.steps.stage_names import STAGE_BY_ARTIFACT
 
 GB = 10**9
 DAFT_START_SECONDS = 5.0  # the engine's child process starts and compares some thousand rows
-ESTIMATED_STAGES = tuple(STAGE_BY_ARTIFACT.values())
+ESTIMATED_STAGES = tuple(pipeline_step.STAGE_BY_ARTIFACT.values())
 Json = dict[str, Any]
 
 

@@ -13,12 +13,11 @@ from typing import Any
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.personal_data import mask
-from components.common.pipeline_step import Step
+from components.common.pipeline_step import STAGE_BY_ARTIFACT, Step
 from components.common.reporting import mlflow_tracking, stage_cost
 from components.common.runtime import reporters
 from components.common.workspace import artifact_store
 from pipelines.steps import registry_outcome, report_page
-from pipelines.steps.stage_names import STAGE_BY_ARTIFACT
 
 REPORT_SCHEMA = "tuneline/report/v1"
 EXAMPLES_PER_REASON = 2

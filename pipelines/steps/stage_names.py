@@ -1,4 +1,4 @@
-"""Names and display labels of the pipeline's steps, and the stage that creates each kind of artifact."""
+"""Names and display labels of the pipeline's steps."""
 
 from __future__ import annotations
 
@@ -30,10 +30,4 @@ STEP_TITLES = {
     "deploy": "Deploy to Triton",
 }
 CONDITIONAL_STAGES = ("triton_packaging", "promotion")
-STAGE_BY_ARTIFACT = {
-    "dataset": "data_curation",
-    "model": "fine_tuning",
-    "evaluation": "evaluation",
-    "repository": "triton_packaging",
-}
 REPORTED_STAGES = tuple(stage for stage in STAGE_LABELS if stage != "report")  # the report step is still running

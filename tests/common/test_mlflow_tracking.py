@@ -21,6 +21,7 @@ from components.common.artifacts.code_digest import ROOT
 from components.common.reporting import mlflow_tracking
 from components.common.runtime.errors import EngineMissingError, InterruptedRunError, UsageError
 from components.common.runtime.reporters import SilentReporter
+from components.common.runtime.user_name import get_user_name
 from components.common.workspace.artifact_store import Workdir
 from tests.mlflow_server import free_port, mlflow_server
 
@@ -54,7 +55,13 @@ def artifact(tmp_path: Path) -> Artifact:
     (folder / "train.parquet").write_bytes(b"rows")
     (folder / "report.html").write_text("<p>report</p>")
     config = {"sources": ["a", "b"], "filters": {"min_chars": 3}, "wide": {f"knob{i}": i for i in range(150)}}
-    summary = {"rows": {"in": 5, "kept": 4}, "verdict": "accepted", "loss (test)": 1.5, "flag": True}
+    summary = {
+        "rows": {"in": 5, "kept": 4},
+        "splits": {"train": 4},
+        "verdict": "accepted",
+        "loss (test)": 1.5,
+        "flag": True,
+    }
     return artifact_folder.publish(
         folder, "dataset", payload=["train.parquet"], inputs=[], config=config, seed=1, key="key", summary=summary
     )
@@ -109,20 +116,27 @@ def test_result_logs_params_metrics_manifest_and_report(store: str, artifact: Ar
     assert run.data.params["filters.min_chars"] == "3"
     assert run.data.params["sources"] == "['a', 'b']"
     assert run.data.params["wide.knob149"] == "149"
-    assert run.data.metrics == {"rows.in": 5.0, "rows.kept": 4.0, "loss _test_": 1.5}
+    assert run.data.metrics == {"rows.in": 5.0, "rows.kept": 4.0, "splits.train": 4.0, "loss _test_": 1.5}
     assert run.data.tags["tuneline.dataset_sha256"] == artifact.sha256
     assert sorted(f.path for f in client().list_artifacts(reporter.run_id)) == ["manifest.json", "report.html"]
     downloaded = Path(client().download_artifacts(reporter.run_id, "manifest.json", str(tmp_path)))
     assert downloaded.read_bytes() == (artifact.path / "manifest.json").read_bytes()
 
 
-def test_dataset_version_is_logged_as_dvc_input(store: str, artifact: Artifact) -> None:
+def test_splits_are_logged_as_dvc_inputs(store: str, artifact: Artifact) -> None:
     with mlflow_tracking.stage_run("data_versioning") as reporter:
         reporter.log_dataset(artifact, name="dataset-v1", source=SOURCE)
-    [logged] = client().get_run(reporter.run_id).inputs.dataset_inputs
-    assert (logged.dataset.source_type, logged.dataset.name) == ("dvc", "dataset-v1")
-    assert json.loads(logged.dataset.source) == SOURCE
-    assert artifact.sha256.startswith(logged.dataset.digest)
+        reporter.log_dataset(artifact, name="dataset-v1", source=SOURCE)
+    inputs = client().get_run(reporter.run_id).inputs.dataset_inputs
+    by_context = {one.tags[0].value: one.dataset for one in inputs}
+    assert len(inputs) == 3
+    assert set(by_context) == {"train", "validation", "test"}
+    for split, dataset in by_context.items():
+        assert (dataset.source_type, dataset.name) == ("dvc", f"dataset-v1/{split}")
+        assert artifact.sha256.startswith(dataset.digest)
+        store_uri = f"{artifact.path.as_uri()}/{split}.parquet"
+        assert json.loads(dataset.source) == {**SOURCE, "store_uri": store_uri}
+    assert json.loads(by_context["train"].profile) == {"num_rows": 4}
 
 
 def test_dvc_input_is_returned_by_rest_api(server: str, artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +145,74 @@ def test_dvc_input_is_returned_by_rest_api(server: str, artifact: Artifact, monk
         reporter.log_dataset(artifact, name="dataset-v1", source=SOURCE)
     query = urllib.parse.urlencode({"run_id": reporter.run_id})
     with urllib.request.urlopen(f"{server}/api/2.0/mlflow/runs/get?{query}", timeout=60) as response:
-        [logged] = json.load(response)["run"]["inputs"]["dataset_inputs"]
-    assert (logged["dataset"]["source_type"], json.loads(logged["dataset"]["source"])) == ("dvc", SOURCE)
-    assert logged["tags"] == [{"key": "mlflow.data.context", "value": "training"}]
+        inputs = json.load(response)["run"]["inputs"]["dataset_inputs"]
+    assert {one["dataset"]["source_type"] for one in inputs} == {"dvc"}
+    contexts = sorted(tag["value"] for one in inputs for tag in one["tags"] if tag["key"] == "mlflow.data.context")
+    assert contexts == ["test", "train", "validation"]
+
+
+def test_runs_name_user_program_and_commit(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    provenance = {"tuneline": "0.1.0", "git_commit": f"{'c0ffee' * 6}c0ff+changes"}
+    monkeypatch.setattr(artifact_folder, "collect_provenance", lambda: provenance)
+    with mlflow_tracking.stage_run("fine_tuning") as stage, mlflow_tracking.nested_run(stage, "recipe") as nested:
+        pass
+    for reporter in (stage, nested):
+        run = client().get_run(reporter.run_id)
+        assert run.data.tags["mlflow.user"] == get_user_name()
+        assert run.data.tags["mlflow.source.name"] == "tuneline 0.1.0"
+        assert run.data.tags["mlflow.source.type"] == "LOCAL"
+        assert run.data.tags["mlflow.source.git.commit"] == f"{'c0ffee' * 6}c0ff"
+        assert run.data.tags["mlflow.git.dirty"] == "true"
+
+
+def test_reused_result_links_the_run_that_built_it(store: str, artifact: Artifact) -> None:
+    with mlflow_tracking.stage_run("data_curation") as first:
+        first.metrics({"rows_per_second": 5.0}, step=1)
+        first.log_result(artifact)
+    runs = []
+    for _ in range(2):
+        with mlflow_tracking.stage_run("data_curation") as reporter:
+            reporter.log_reuse("data_curation", artifact)
+            reporter.log_result(artifact)
+        runs.append(client().get_run(reporter.run_id))
+    original = min(find_original(artifact), key=lambda run: run.info.start_time).info.run_id
+    for run in runs:
+        assert (run.data.tags["tuneline.reused"], run.data.tags["tuneline.original_run"]) == ("true", original)
+        assert original in run.data.tags["mlflow.note.content"]
+        assert "rows_per_second" not in run.data.metrics
+        assert run.data.metrics["rows.kept"] == 4.0
+
+
+def find_original(artifact: Artifact) -> list[Any]:
+    experiment = client().get_experiment_by_name(mlflow_tracking.EXPERIMENT).experiment_id
+    return list(client().search_runs([experiment], f"tags.`tuneline.dataset_sha256` = '{artifact.sha256}'"))
+
+
+def test_reused_result_without_original_run_is_marked(store: str, artifact: Artifact) -> None:
+    with mlflow_tracking.stage_run("evaluation") as reporter:
+        reporter.log_reuse("another_stage", artifact)
+    tags = client().get_run(reporter.run_id).data.tags
+    assert (tags["tuneline.stage"], tags["tuneline.reused"]) == ("another_stage", "true")
+    assert "tuneline.original_run" not in tags
+
+
+def test_logged_parameter_keeps_its_first_value(store: str) -> None:
+    with mlflow_tracking.stage_run("evaluation") as reporter:
+        reporter.log_params({"seed": 1})
+        reporter.log_params({"seed": 2, "rate": 0.5})
+    assert client().get_run(reporter.run_id).data.params == {"seed": "1", "rate": "0.5"}
+
+
+def test_interval_gives_two_metrics() -> None:
+    scores = {"held_out": {"loss": {"candidate": 1.0, "base": 2, "incumbent": None, "ci95": [-1.5, -0.5], "n": 9}}}
+    assert mlflow_tracking.extract_metrics(scores) == {
+        "held_out.loss.candidate": 1.0,
+        "held_out.loss.base": 2.0,
+        "held_out.loss.ci95.low": -1.5,
+        "held_out.loss.ci95.high": -0.5,
+        "held_out.loss.n": 9.0,
+    }
+    assert mlflow_tracking.extract_metrics({"loss": {"ci95": None}}) == {}
 
 
 def test_unknown_parent_run_is_usage_error(store: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from components.common.pipeline_step import STAGE_BY_ARTIFACT
 from pipelines.planning import resource_formulas
 from pipelines.steps import registry_outcome
-from pipelines.steps.stage_names import CONDITIONAL_STAGES, STAGE_BY_ARTIFACT, STAGE_LABELS
+from pipelines.steps.stage_names import CONDITIONAL_STAGES, STAGE_LABELS
 
 
 def test_champion_at_registration_is_unchanged() -> None:

@@ -87,9 +87,16 @@ def test_mlflow_run_has_stage_runs_metrics_and_dataset_version(first: dict[str, 
     client = mlflow.MlflowClient(first["mlflow"]["tracking_uri"])
     parent = client.get_run(first["mlflow"]["run_id"])
     assert parent.info.status == "FINISHED"
-    [dataset] = parent.inputs.dataset_inputs
-    assert dataset.dataset.source_type == "dvc"
-    assert {"repo", "path", "rev", "md5"} <= set(json.loads(dataset.dataset.source))
+    contexts = {one.tags[0].value: one.dataset for one in parent.inputs.dataset_inputs}
+    assert set(contexts) == {"train", "validation", "test"}
+    for dataset in contexts.values():
+        assert dataset.source_type == "dvc"
+        assert {"repo", "path", "rev", "md5", "store_uri"} <= set(json.loads(dataset.source))
+    assert parent.data.params["fine_tuning.learning_rate"] == "0.005"
+    assert {"validation_loss", "tokens_per_second", "held_out.loss.candidate", "held_out.loss.ci95.low"} <= set(
+        parent.data.metrics
+    )
+    assert "evaluation_items.json" in {file.path for file in client.list_artifacts(parent.info.run_id)}
     nested = client.search_runs([parent.info.experiment_id], f"tags.mlflow.parentRunId = '{parent.info.run_id}'")
     by_stage = {r.data.tags["tuneline.stage"]: r for r in nested}
     assert STAGES | {"resolve", "registration", "promotion", "report"} == set(by_stage)
@@ -127,11 +134,20 @@ def test_package_is_served_until_sigterm(first: dict[str, Any], project: Path) -
 
 @pytest.mark.long
 def test_second_run_is_cached_and_unchanged(first: dict[str, Any], project: Path) -> None:
+    import mlflow
+
     second = run(project, "wd")
     assert second["verdict"] == "unchanged"
     assert get_cached_stages(second) == STAGES
     assert read_digests(second) == read_digests(first)
     assert second["mlflow"]["model_version"] == "1"
+    client = mlflow.MlflowClient(second["mlflow"]["tracking_uri"])
+    parent = client.get_run(second["mlflow"]["run_id"])
+    nested = client.search_runs([parent.info.experiment_id], f"tags.mlflow.parentRunId = '{parent.info.run_id}'")
+    by_stage = {run.data.tags["tuneline.stage"]: run for run in nested}
+    original = client.get_run(by_stage["fine_tuning"].data.tags["tuneline.original_run"])
+    assert original.data.tags["mlflow.parentRunId"] == first["mlflow"]["run_id"]
+    assert set(by_stage) >= STAGES
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ is not set, neither pipeline steps nor single stages started from the shell are 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime import url_credentials
 from components.common.runtime.errors import (
@@ -27,18 +29,25 @@ from components.common.runtime.errors import (
     translate_system_error,
 )
 from components.common.runtime.reporters import SilentReporter
+from components.common.runtime.user_name import get_user_name
 from components.common.workspace import artifact_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.data.dataset_source import DatasetSource
     from mlflow.entities import Run
 
 EXPERIMENT = "tuneline"
 OWNER_TAG = "tuneline.workdir"  # on runs and logged models: the ID of the workdir that created them
 KFP_RUN_TAG = "tuneline.kfp_run"  # on runs: the ID of the Kubeflow Pipelines run that contains the step
+STAGE_TAG = "tuneline.stage"
+ORIGINAL_RUN_TAG = "tuneline.original_run"  # on the run of a reused stage: the ID of the run that built the artifact
+REUSED_TAG = "tuneline.reused"
+SPLITS = ("train", "validation", "test")
+DATASET_DIGEST_LENGTH = 36  # limit of MLflow
+MAX_PARAM_CHARACTERS = 6000  # limit of MLflow
 PROBE_TIMEOUT_SECONDS = 20.0
 MAX_PARAMS_PER_REQUEST = 100  # limit of MLflow
+MAX_METRICS_PER_REQUEST = 1000  # limit of MLflow
 TRACKING_URI_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 
 
@@ -268,10 +277,25 @@ def build_owner_tags() -> dict[str, str]:
     return {name: value for name, value in tags.items() if value}
 
 
+def build_source_tags() -> dict[str, str]:
+    """Return MLflow's own tags for the user, the program and the commit of a run or logged model."""
+    produced_by = artifact_folder.collect_provenance()
+    commit, _, changes = (produced_by["git_commit"] or "").partition("+")
+    tags = {
+        "mlflow.user": get_user_name(),
+        "mlflow.source.name": f"tuneline {produced_by['tuneline']}",
+        "mlflow.source.type": "JOB" if os.environ.get("KFP_RUN_ID") else "LOCAL",
+        "mlflow.source.git.commit": commit,
+        "mlflow.git.dirty": "true" if changes else "",
+    }
+    return {name: value for name, value in tags.items() if value}
+
+
 def _create_run(name: str, tags: Mapping[str, str], artifact_root: Path | None = None) -> tuple[MlflowClient, Run]:
     """Open a run, nested under MLFLOW_RUN_ID if the variable is set."""
     client, parent = connect().MlflowClient(), os.environ.get("MLFLOW_RUN_ID")
-    all_tags = {**tags, **({"mlflow.parentRunId": parent} if parent else {}), **build_owner_tags()}
+    parent_tags = {"mlflow.parentRunId": parent} if parent else {}
+    all_tags = {**tags, **parent_tags, **build_owner_tags(), **build_source_tags()}
     with _translate_errors():
         experiment_id = get_experiment_id(client, artifact_root)
         return client, client.create_run(experiment_id, run_name=name, tags=all_tags)
@@ -294,17 +318,31 @@ class MlflowReporter(SilentReporter):
     def __init__(self, client: MlflowClient, run_id: str) -> None:
         self._client, self.run_id = client, run_id
 
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
+    def metrics(self, values: Mapping[str, float], step: int, model_id: str | None = None) -> None:
+        """Log metrics to the run, and to a logged model if `model_id` is its ID."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(_sanitize_name(name), float(value), now, step) for name, value in values.items()]
+        metrics = [
+            Metric(_sanitize_name(name), float(value), now, step, model_id=model_id) for name, value in values.items()
+        ]
         with _translate_errors():
-            self._client.log_batch(self.run_id, metrics=metrics)
+            for first in range(0, len(metrics), MAX_METRICS_PER_REQUEST):
+                self._client.log_batch(self.run_id, metrics=metrics[first : first + MAX_METRICS_PER_REQUEST])
 
     def note(self, text: str) -> None:
         with _translate_errors():
             self._client.set_tag(self.run_id, "tuneline.note", text[:5000])
+
+    def log_params(self, values: Mapping[str, object]) -> None:
+        """Log parameters by flat name. A parameter that the run already has keeps its value: MLflow forbids a change."""
+        from mlflow.entities import Param
+
+        with _translate_errors():
+            present = self._client.get_run(self.run_id).data.params
+            params = [Param(name, value) for name, value in format_params(values).items() if name not in present]
+            for first in range(0, len(params), MAX_PARAMS_PER_REQUEST):
+                self._client.log_batch(self.run_id, params=params[first : first + MAX_PARAMS_PER_REQUEST])
 
     def log_result(self, artifact: Artifact) -> None:
         """Log an artifact: configuration as parameters, digest and verdict as tags, figures as metrics, and reports.
@@ -312,14 +350,10 @@ class MlflowReporter(SilentReporter):
         Raises:
             EngineMissingError: the server does not answer or rejects the request.
         """
-        from mlflow.entities import Param
-
         manifest = artifact.manifest
-        params = [Param(_sanitize_name(name), str(value)[:6000]) for name, value in flatten(manifest.config).items()]
+        self.log_params(flatten(manifest.config))
         self.metrics(extract_metrics(manifest.summary), 0)
         with _translate_errors():
-            for first in range(0, len(params), MAX_PARAMS_PER_REQUEST):
-                self._client.log_batch(self.run_id, params=params[first : first + MAX_PARAMS_PER_REQUEST])
             self._client.set_tag(self.run_id, f"tuneline.{manifest.kind}_sha256", manifest.content_sha256)
             if "verdict" in manifest.summary:
                 self._client.set_tag(self.run_id, "tuneline.verdict", str(manifest.summary["verdict"]))
@@ -329,41 +363,69 @@ class MlflowReporter(SilentReporter):
                 if (artifact.path / name).exists():
                     self._client.log_artifact(self.run_id, str(artifact.path / name))
 
+    def log_reuse(self, stage: str, artifact: Artifact) -> None:
+        """Mark the run as one that reused an artifact, and link the run of the stage that built the artifact.
+
+        The run gets the tags REUSED_TAG and, unless the original run was deleted, ORIGINAL_RUN_TAG. Call this method
+        before `log_result`, which gives the run the digest by which an original run is found.
+
+        Raises:
+            EngineMissingError: the server does not answer or rejects the request.
+        """
+        digest_tag = f"tuneline.{artifact.manifest.kind}_sha256"
+        condition = f"tags.`{digest_tag}` = '{artifact.sha256}' and tags.`{STAGE_TAG}` = '{stage}'"
+        with _translate_errors():
+            experiment = self._client.get_run(self.run_id).info.experiment_id
+            found = self._client.search_runs(
+                [experiment], condition, max_results=1, order_by=["attributes.start_time ASC"]
+            )
+            tags = {STAGE_TAG: stage, REUSED_TAG: "true"}
+            if found:
+                # The original run may be deleted; a run that reused its artifact then still has its ID.
+                original = found[0].data.tags.get(ORIGINAL_RUN_TAG, found[0].info.run_id)
+                link = f"#/experiments/{experiment}/runs/{original}"
+                tags |= {ORIGINAL_RUN_TAG: original, "mlflow.note.content": f"Reused the result of [this run]({link})."}
+            for name, value in tags.items():
+                self._client.set_tag(self.run_id, name, value)
+
     def log_dataset(self, artifact: Artifact, *, name: str, source: Mapping[str, str]) -> None:
-        """Log a dataset version as a dataset input of type dvc.
+        """Log the splits of a dataset version as dataset inputs of type dvc, each with its split as the context.
 
         Args:
             name: tag of the version.
             source: {"repo", "path", "rev", "md5", "tag", "remote"}.
         """
-        from mlflow.data.meta_dataset import MetaDataset
-        from mlflow.entities import DatasetInput, InputTag
+        from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        dataset = MetaDataset(_create_dvc_source(dict(source)), name=name, digest=artifact.sha256[:36])
-        entity = DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", "training")])
-        self._client.log_inputs(self.run_id, [entity])
+        store_uri = artifact_store.get_artifact_uri(artifact)
+        rows = artifact.manifest.summary.get("splits", {})
+        inputs = []
+        for split in SPLITS:
+            location = {**source, "store_uri": f"{store_uri}/{split}.parquet"}
+            dataset = Dataset(
+                name=f"{name}/{split}",
+                digest=artifact.sha256[:DATASET_DIGEST_LENGTH],
+                source_type="dvc",
+                source=json.dumps(location),
+                profile=json.dumps({"num_rows": rows[split]}) if split in rows else None,
+            )
+            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", split)]))
+        with _translate_errors():
+            self._client.log_inputs(self.run_id, inputs)
 
 
-def log_dataset(artifact: Artifact, version: Mapping[str, str]) -> None:
-    """Log a dataset version as an input of the run in MLFLOW_RUN_ID, if the variable is set.
-
-    Args:
-        version: {"repo", "path", "rev", "md5", "tag", "remote"}.
-    """
-    parent = os.environ.get("MLFLOW_RUN_ID")
-    if parent and is_enabled():
-        source = {name: version[name] for name in ("repo", "path", "rev", "md5", "tag", "remote")}
-        MlflowReporter(connect().MlflowClient(), parent).log_dataset(artifact, name=version["tag"], source=source)
-
-
-def log_files(own: MlflowReporter | None, *files: Path) -> None:
-    """Log files to the run in MLFLOW_RUN_ID, or else to the stage's own run.
+def get_summary_run_id(own: MlflowReporter | None) -> str | None:
+    """Return the ID of the run that summarizes a customization: MLFLOW_RUN_ID, or else the stage's own run.
 
     Args:
         own: reporter of the stage's own run; None if the stage is not tracked.
     """
-    run_id = os.environ.get("MLFLOW_RUN_ID") or (own.run_id if own else None)
-    if run_id and is_enabled():
+    return (os.environ.get("MLFLOW_RUN_ID") or (own.run_id if own else None)) if is_enabled() else None
+
+
+def log_files(own: MlflowReporter | None, *files: Path) -> None:
+    """Log files to the run of `get_summary_run_id`."""
+    if run_id := get_summary_run_id(own):
         client = connect().MlflowClient()
         for file in files:
             client.log_artifact(run_id, str(file))
@@ -388,42 +450,6 @@ def _format_link(text: str, page: str) -> str:
     return f"[{text}]({address.rstrip('/')}/#/{page})" if address.startswith(("http://", "https://")) else text
 
 
-def _create_dvc_source(source: dict[str, str]) -> DatasetSource:
-    from mlflow.data.dataset_source import DatasetSource
-
-    class DvcSource(DatasetSource):  # type: ignore[misc] # mlflow is untyped
-        """A dataset version: {"repo", "path", "rev", "md5"}. Fetch it with `tuneline data fetch` or dvc."""
-
-        @staticmethod
-        def _get_source_type() -> str:
-            return "dvc"
-
-        def load(self, **_: object) -> object:
-            raise EngineMissingError(
-                "MLflow cannot load a DVC source", hint=f"Run: tuneline data fetch {source['rev']} -o DIR"
-            )
-
-        @staticmethod
-        def _can_resolve(raw_source: object) -> bool:
-            return False
-
-        @classmethod
-        def _resolve(cls, raw_source: object) -> DatasetSource:
-            raise EngineMissingError(
-                "MLflow cannot resolve a DVC source; its repository and revision are required",
-                hint="Run: tuneline data fetch REVISION -o DIR",
-            )
-
-        def to_dict(self) -> dict[str, str]:
-            return source
-
-        @classmethod
-        def from_dict(cls, source_dict: dict[str, str]) -> DatasetSource:
-            return _create_dvc_source(source_dict)
-
-    return DvcSource()
-
-
 @contextmanager
 def stage_run(stage: str) -> Iterator[MlflowReporter]:
     """Open a run for a stage, nested under MLFLOW_RUN_ID, and close the run with the status of the block.
@@ -434,7 +460,7 @@ def stage_run(stage: str) -> Iterator[MlflowReporter]:
         UsageError: the tracking URI is invalid, or the tracking server does not return the run MLFLOW_RUN_ID.
         EngineMissingError: the server does not answer or rejects the request.
     """
-    with _close_at_end(*_create_run(stage, {"tuneline.stage": stage})) as reporter:
+    with _close_at_end(*_create_run(stage, {STAGE_TAG: stage})) as reporter:
         yield reporter
 
 
@@ -448,7 +474,7 @@ def nested_run(parent: MlflowReporter, name: str) -> Iterator[MlflowReporter]:
     client = connect().MlflowClient()
     with _translate_errors():
         experiment = client.get_run(parent.run_id).info.experiment_id
-        tags = {"mlflow.parentRunId": parent.run_id, **build_owner_tags()}
+        tags = {"mlflow.parentRunId": parent.run_id, **build_owner_tags(), **build_source_tags()}
         run = client.create_run(experiment, run_name=name, tags=tags)
     with _close_at_end(client, run) as reporter:
         yield reporter
@@ -476,11 +502,22 @@ def _sanitize_name(name: str) -> str:
     return re.sub(r"[^\w\-. /]", "_", name.replace(":", "/"))[:250]
 
 
+def format_params(values: Mapping[str, object]) -> dict[str, str]:
+    """Return parameters by flat name with names and lengths that MLflow accepts."""
+    return {_sanitize_name(name): str(value)[:MAX_PARAM_CHARACTERS] for name, value in values.items()}
+
+
 def extract_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers in a summary by flat name."""
+    """Return the numbers in a summary by flat name. An interval `ci95` gives two numbers, `ci95.low` and `ci95.high`."""
+    values: dict[str, Any] = {}
+    for name, value in flatten(summary).items():
+        if name.rpartition(".")[2] == "ci95" and isinstance(value, (list, tuple)):
+            values[f"{name}.low"], values[f"{name}.high"] = value
+        else:
+            values[name] = value
     return {
         name: float(value)
-        for name, value in flatten(summary).items()
+        for name, value in values.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
 
