@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.common.models import chat_templates
+from components.common.models import answer_generation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,21 +35,11 @@ def log_answers(
         prompts: The prompts.
         max_new_tokens: Maximum length of an answer in tokens.
     """
-    import torch
-
     lines = []
     for prompt in prompts:
-        ids = chat_templates.encode_prompt(tokenizer, [{"role": "user", "content": prompt}])
-        inputs = torch.tensor([ids], device=model.device)
-        with torch.inference_mode():
-            output = model.generate(
-                input_ids=inputs,
-                attention_mask=torch.ones_like(inputs),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                pad_token_id=tokenizer.pad_token_id,
-            )
-        answer = tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
+        answer = answer_generation.generate_answer(
+            model, tokenizer, [{"role": "user", "content": prompt}], max_new_tokens
+        )
         lines.append(json.dumps({"step": step, "prompt": prompt, "answer": answer}, ensure_ascii=False) + "\n")
     with path.open("a", encoding="utf-8") as file:
         file.writelines(lines)

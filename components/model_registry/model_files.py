@@ -17,7 +17,7 @@ from components.common.artifacts.artifact_folder import Artifact, Manifest
 from components.common.reporting import mlflow_tracking
 from components.common.runtime.errors import ArtifactDamagedError, RegistryError, translate_system_error
 from components.common.workspace import artifact_store
-from components.model_registry import lineage_tags, mlflow_retry
+from components.model_registry import lineage_tags, mlflow_retry, mlmodel_files
 from components.model_registry.model_versions import MODEL_SHA256_TAG, TAG_PREFIX
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 POINTER_FILENAME = "pointer.json"
 MAX_UPLOAD_SECONDS = 86_400.0  # an older unfinished upload is abandoned
 EVALUATION_TAG = f"{TAG_PREFIX}evaluation_sha256"  # tag of a logged model: digest of its evaluation
+MLMODEL_TAG = f"{TAG_PREFIX}mlmodel"  # tag of a logged model with MLmodel: location of the weights in MLmodel
 UPLOAD_IN_PROGRESS = "uploading"
 UNAVAILABLE = "is not on this machine"  # in the error for a package whose store is elsewhere
 EVALUATION_FOLDER = "evaluation"  # folder of the evaluation within the logged model
@@ -53,6 +54,7 @@ def log_model(
     finished = next((logged for logged in earlier if str(logged.status) == "READY"), None)
     if finished:
         log_evaluation(client, finished.model_id, evaluation)
+        log_mlmodel(client, finished.model_id, model)
         return finished
     # Killed uploads leave unfinished models. A recent unfinished model may belong to an upload in progress.
     for unfinished in earlier:
@@ -72,7 +74,24 @@ def log_model(
             client.log_model_artifacts(logged.model_id, folder)
         _check_upload(client, logged.model_id, [POINTER_FILENAME], "model")
     log_evaluation(client, logged.model_id, evaluation)
+    log_mlmodel(client, logged.model_id, model)
     return client.finalize_logged_model(logged.model_id, "READY")
+
+
+def log_mlmodel(client: MlflowClient, model_id: str, model: Artifact) -> None:
+    """Upload the files by which MLflow loads the model, unless the logged model has them for the same artifact store.
+
+    Raises:
+        RegistryError: MLflow does not list the files after the upload.
+    """
+    store_uri = artifact_store.get_artifact_uri(model)
+    if client.get_logged_model(model_id).tags.get(MLMODEL_TAG) == store_uri:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        mlmodel_files.write_mlmodel_files(Path(folder), model, model_id)
+        client.log_model_artifacts(model_id, folder)
+    _check_upload(client, model_id, mlmodel_files.FILENAMES, "model")
+    client.set_logged_model_tags(model_id, {MLMODEL_TAG: store_uri})
 
 
 def log_evaluation(client: MlflowClient, model_id: str, evaluation: Artifact) -> None:
@@ -143,17 +162,9 @@ def fetch_model(name: str, version: str, sha256: str, store_uri: str, folder: Pa
     _download(name, version, part)
     if (part / POINTER_FILENAME).exists():
         shutil.rmtree(part)
-        path = artifact_store.resolve_artifact_uri(store_uri)
-        if path is None or not (path / artifact_folder.MANIFEST_FILENAME).exists():
-            raise RegistryError(
-                f"the files of {name} version {version} are neither in MLflow nor at "
-                f"{store_uri or 'a recorded artifact store'}",
-                hint="Mount the artifact store of the model, or register the model again with a higher "
-                "model_registry.copy_limit_mb.",
-            )
-        shutil.copytree(path, part)
-    shutil.rmtree(part / EVALUATION_FOLDER, ignore_errors=True)
+        shutil.copytree(find_in_store(store_uri, f"{name} version {version}"), part)
     found = artifact_folder.read(part, "model")
+    _remove_unlisted_entries(found)
     if found.sha256 != sha256:
         raise ArtifactDamagedError(
             f"the files of {name} version {version} have the digest {found.sha256}; the version records {sha256}",
@@ -162,6 +173,38 @@ def fetch_model(name: str, version: str, sha256: str, store_uri: str, folder: Pa
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     return Artifact(folder, found.manifest)
+
+
+def _remove_unlisted_entries(artifact: Artifact) -> None:
+    """Remove what MLflow stores beside a model: its evaluation, MLmodel and the files that a download adds."""
+    listed = {artifact_folder.MANIFEST_FILENAME, *(Path(file.path).parts[0] for file in artifact.manifest.files)}
+    for path in artifact.path.iterdir():
+        if path.name in listed:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def find_in_store(store_uri: str, described: str) -> Path:
+    """Return the folder in the artifact store of a model of which MLflow stores only a pointer.
+
+    Args:
+        store_uri: location of the model in the artifact store.
+        described: the model as the error names it.
+
+    Raises:
+        RegistryError: the model is not at this location.
+    """
+    path = artifact_store.resolve_artifact_uri(store_uri)
+    if path is None or not (path / artifact_folder.MANIFEST_FILENAME).exists():
+        raise RegistryError(
+            f"the files of {described} are neither in MLflow nor at {store_uri or 'a recorded artifact store'}",
+            hint="Mount the artifact store of the model, or register the model again with a higher "
+            "model_registry.copy_limit_mb.",
+        )
+    return path
 
 
 def fetch_evaluation(name: str, version: str, folder: Path) -> Artifact:

@@ -150,7 +150,7 @@ def register(
         if version:
             reporter.note(f"{config.name} version {version.version} already contains this model")
             if verdict != "unchanged":
-                _refresh_version(client, version, tags, evaluation)
+                _refresh_version(client, version, tags, model, evaluation)
         else:
             reporter.step(f"registering {config.name}")
             version = _create_version(client, config, model, evaluation, tags)
@@ -191,12 +191,14 @@ def _find_registered(client: MlflowClient, name: str, model_sha256: str) -> Mode
 
 
 def _refresh_version(
-    client: MlflowClient, version: ModelVersion, tags: Mapping[str, str], evaluation: Artifact
+    client: MlflowClient, version: ModelVersion, tags: Mapping[str, str], model: Artifact, evaluation: Artifact
 ) -> None:
-    """Replace the evaluation and the tags."""
+    """Replace the evaluation and the tags, and add the MLmodel file that versions of earlier releases lack."""
     # The evaluation is uploaded before the tags that refer to it: a promotion elsewhere reads it from MLflow.
     if str(version.source).startswith(LOGGED_MODEL_PREFIX):
-        model_files.log_evaluation(client, str(version.source).removeprefix(LOGGED_MODEL_PREFIX), evaluation)
+        model_id = str(version.source).removeprefix(LOGGED_MODEL_PREFIX)
+        model_files.log_evaluation(client, model_id, evaluation)
+        model_files.log_mlmodel(client, model_id, model)
     description = lineage_tags.format_description(tags)
     if version.description != description:
         client.update_model_version(version.name, version.version, description=description)

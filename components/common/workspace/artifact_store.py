@@ -190,6 +190,14 @@ def build_sibling_uri(uri: str, sha256: str) -> str:
     return f"{bucket}/{sha256}" if object_storage.S3_ADDRESS_PATTERN.fullmatch(bucket) else ""
 
 
+def get_store_address(uri: str) -> str:
+    """Return the store of an artifact's URI as a value of TUNELINE_STORE; "" if `uri` does not refer to a store."""
+    if uri.startswith("file://"):
+        return str(Path(unquote(urlparse(uri).path)).parent)
+    bucket = uri.rpartition("/")[0]
+    return bucket if object_storage.S3_ADDRESS_PATTERN.fullmatch(bucket) else ""
+
+
 def has_local_copy(store: Path, sha256: str) -> bool:
     """Return whether the artifact or a copy of it is on this machine."""
     return (store / sha256 / artifact_folder.MANIFEST_FILENAME).exists()
