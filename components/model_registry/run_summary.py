@@ -30,6 +30,10 @@ MAX_CELL_CHARACTERS = 2000
 TABLES_TAG = "mlflow.loggedArtifacts"  # MLflow's tag for the tables of a run
 SOURCE_FIELDS = ("repo", "path", "rev", "md5", "tag", "remote")
 ROLES = ("candidate", "base", "incumbent")
+# Figures of the training to compare runs by; the run of the training has all of them.
+TRAINING_FIGURES = (
+    "train_loss", "validation_loss_before", "validation_loss", "steps", "best_step", "epochs", "tokens", "tokens_per_second", "peak_memory",
+)  # fmt: skip
 Json = dict[str, Any]
 
 
@@ -76,8 +80,9 @@ def log_summary(
 
 def collect_metrics(model: Artifact, evaluation: Artifact) -> dict[str, float]:
     """Return the figures of the training, and the scores as TASK.METRIC.ROLE with the ends of their intervals."""
+    figures = mlflow_tracking.extract_metrics(model.manifest.summary)
     return {
-        **mlflow_tracking.extract_metrics(model.manifest.summary),
+        **{name: figures[name] for name in TRAINING_FIGURES if name in figures},
         **mlflow_tracking.extract_metrics(evaluation.manifest.summary.get("metrics", {})),
     }
 

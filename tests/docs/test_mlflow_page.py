@@ -40,3 +40,5 @@ def test_page_states_the_limits() -> None:
     assert f"cut to {run_summary.MAX_CELL_CHARACTERS:,} characters" in PAGE
     assert f"`max_new_tokens`, default {mlmodel_files.DEFAULT_MAX_NEW_TOKENS}" in PAGE
     assert f"`{mlmodel_files.LOADER_MODULE}`" in PAGE
+    for name in run_summary.TRAINING_FIGURES:
+        assert f"`{name}`" in PAGE

@@ -69,6 +69,7 @@ def test_run_and_logged_model_have_recipe_and_scores(
     registry: Any, artifacts: dict[str, Artifact], parent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifacts["model"].manifest.config.update(base_model="tiny", learning_rate=1e-4, lora={"rank": 8})
+    artifacts["model"].manifest.summary.update(startup={"load": 0.3})
     registered = register_and_log(artifacts)
     run = registry.get_run(parent)
     recipe = {
