@@ -17,8 +17,8 @@ from components.common.runtime.errors import ConfigurationError, UsageError
 from components.common.runtime.validation_errors import describe_validation_error
 from components.common.runtime.yaml_loading import MAX_CHARACTERS, LimitedLoader, load_yaml
 from components.data_curation.config import DataCurationConfig
-from components.data_curation.databases.database_registry import is_table_address
-from components.data_curation.databases.table_request import check_no_password
+from components.data_curation.databases.database_registry import check_request, is_table_address
+from components.data_curation.databases.table_request import TableRequest, check_no_password
 from components.data_curation.reading.table_settings import is_query_file
 from components.data_versioning.config import DataVersioningConfig
 from components.evaluation.config import EvaluationConfig
@@ -123,10 +123,14 @@ def check_consistency(config: Customization) -> None:
 
     Raises:
         ConfigurationError: the packaging cannot represent the trained parameters of a recipe; or the address of a
-            source contains a password, which compiled pipelines and manifests would repeat.
+            source contains a password, which compiled pipelines and manifests would repeat; or the settings of a
+            table do not fit its database.
     """
     for entry in config.data_curation.sources:
-        check_no_password(entry.path, *([] if is_table_address(entry.path) else [FILE_CREDENTIALS_HINT]))
+        is_table = is_table_address(entry.path)
+        check_no_password(entry.path, *([] if is_table else [FILE_CREDENTIALS_HINT]))
+        if is_table:
+            check_request(TableRequest(entry.path, entry.table_settings, Path()))
     packaging, is_vllm = config.triton_packaging, config.triton_packaging.backend == "vllm"
     for tuning in config.fine_tuning.recipes.values():
         adaptation = tuning.adaptation_spec

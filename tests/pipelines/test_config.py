@@ -211,6 +211,20 @@ def test_unpackageable_configuration_is_refused(overrides: list[str], message: s
 
 
 @pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("table: tickets", "has no order_by; a server returns rows in no defined order"),
+        ("order_by: [id]", "has neither table nor query; expected one of them"),
+        ("table: tickets, order_by: [id], snapshot: '3'", "has the key snapshot; PostgreSQL cannot read an earlier"),
+    ],
+)
+def test_settings_that_do_not_fit_a_server_are_refused_without_a_connection(settings: str, message: str) -> None:
+    source = f"data_curation.sources=[{{path: 'sql+postgresql://reader@nowhere.example/desk', {settings}}}]"
+    with pytest.raises(ConfigurationError, match=message):
+        check_consistency(load_customization(None, [source]))
+
+
+@pytest.mark.parametrize(
     "overrides",
     [
         ["fine_tuning.adaptation=p_tuning"],

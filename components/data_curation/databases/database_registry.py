@@ -100,12 +100,11 @@ def _find_kind(address: str) -> DatabaseKind | None:
     return None
 
 
-def find_kind(request: TableRequest) -> DatabaseKind:
-    """Return the kind of a database, after checking the request and that the driver is installed.
+def check_request(request: TableRequest) -> DatabaseKind:
+    """Return the kind of a database, after checking the settings. Of a database, only the tables of a file are read.
 
     Raises:
         ConfigurationError: the scheme is unknown, or the settings do not fit the kind.
-        EngineMissingError: the driver's package is not installed.
     """
     kind, settings = _find_kind(request.address), request.settings
     if kind is None:
@@ -120,8 +119,6 @@ def find_kind(request: TableRequest) -> DatabaseKind:
             f"is a {kind.title} table; {key} does not apply",
             f"Omit {key}; select rows and columns with where and columns.",
         )
-    if settings.query and (problem := sql_text.find_problem(settings.query)):
-        raise request.error(problem, "Set query to one SELECT statement; tuneline only reads.")
     if kind.is_server and not settings.order_by:
         raise request.error(
             "has no order_by; a server returns rows in no defined order",
@@ -129,6 +126,19 @@ def find_kind(request: TableRequest) -> DatabaseKind:
         )
     if settings.snapshot and not kind.reads_snapshots:
         raise request.error(f"has the key snapshot; {kind.title} cannot read an earlier version", "Omit snapshot.")
+    return kind
+
+
+def find_kind(request: TableRequest) -> DatabaseKind:
+    """Return the kind of a database, after checking the request with its query, and that the driver is installed.
+
+    Raises:
+        ConfigurationError: the scheme is unknown, or the settings do not fit the kind.
+        EngineMissingError: the driver's package is not installed.
+    """
+    kind, settings = check_request(request), request.settings
+    if settings.query and (problem := sql_text.find_problem(settings.query)):
+        raise request.error(problem, "Set query to one SELECT statement; tuneline only reads.")
     if kind.module and importlib.util.find_spec(kind.module) is None:
         raise EngineMissingError(
             f"{SOURCES_KEY}: {request.address!r} requires the package {kind.distribution}, which is not installed",
