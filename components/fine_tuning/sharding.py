@@ -74,14 +74,14 @@ def _compile_communication() -> None:
     """
     from deepspeed.comm.torch import build_shm_op
 
-    folder = artifact_store.get_cache_folder() / "torch_extensions" / platform.node()
+    own = artifact_store.get_cache_folder() / "torch_extensions" / platform.node()
+    folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(own)))
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a network file system may not support locks; torch's lock then remains
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            for lock in folder.glob(f"*/{TORCH_LOCK_FILENAME}"):
+            for lock in own.glob(f"*/{TORCH_LOCK_FILENAME}"):  # other programs may use another folder
                 lock.unlink()
         build_shm_op()  # the loaded module is used by `init_distributed`
     finally:

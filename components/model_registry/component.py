@@ -35,6 +35,7 @@ def registration(
 
     from components.common import pipeline_step
     from components.common.reporting import mlflow_tracking
+    from components.common.runtime.errors import TunelineError
     from components.model_registry import run_summary
     from components.model_registry.config import ModelRegistryConfig
     from components.model_registry.stage import register
@@ -52,7 +53,10 @@ def registration(
             dataset_version=revision,
             finetune_key=p["finetune_key"],
         )
-        run_summary.log_summary(step.mlflow_run, registered, artifacts, revision)
+        try:
+            run_summary.log_summary(step.mlflow_run, registered, artifacts, revision)
+        except TunelineError as error:  # the version is registered
+            step.reporter.note(f"the MLflow run has no summary of the customization: {error.message}")
         step.report_result(**registered.model_dump(), repository=repository)
         link = mlflow_tracking.format_version_link(registered.name, registered.version)
         step.write_links(links.path, registered=link)

@@ -140,8 +140,7 @@ def _check_champion(
         objections = promotion_checks.list_objections(version, requirements)
     except TunelineError as error:
         return [], [f"the evidence of version {number} was not checked: {error.message}"]
-    overruled = registry_history.get_overruled(entries, CHAMPION, number)
-    open_objections = [clause for clause in objections if clause not in overruled]
+    open_objections = registry_history.list_open_objections(entries, CHAMPION, number, objections)
     unavailable = [clause for clause in open_objections if model_files.UNAVAILABLE in clause]
     findings = [
         Finding(kind=EVIDENCE, alias=CHAMPION, what=f"version {number} must not be {CHAMPION}: {clause}")

@@ -201,8 +201,7 @@ def find_in_store(store_uri: str, described: str) -> Path:
     if path is None or not (path / artifact_folder.MANIFEST_FILENAME).exists():
         raise RegistryError(
             f"the files of {described} are neither in MLflow nor at {store_uri or 'a recorded artifact store'}",
-            hint="Mount the artifact store of the model, or register the model again with a higher "
-            "model_registry.copy_limit_mb.",
+            hint="Mount the artifact store of the model, or restore the model in it.",
         )
     return path
 

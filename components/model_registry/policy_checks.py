@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from components.common.artifacts.artifact_folder import Artifact
-from components.common.models import licences
+from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
+from components.common.models import licences, training_lineage
 from components.common.runtime.errors import TEMPORARY_ERRORS, TunelineError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
@@ -159,27 +159,44 @@ def check_licences(in_force: PolicyInForce, found: Sequence[str]) -> Requirement
 
 
 def list_base_licences(model: Artifact) -> list[str]:
-    """Return the licences of the base model in the model's card and in the record of its import, if the store has it.
+    """Return the licences in the model's card and in the records of the imports of its lineage.
 
     The card alone does not suffice: its author can set the licence with fine_tuning.card.base_licence.
     """
     is_listed = any(file.path == licences.MODEL_CARD_FILENAME for file in model.manifest.files)
-    found = [licences.read_model_card(model.path).id] if is_listed else []
-    if base := model.manifest.find_input("base_model"):
-        found.append(_read_imported_licence(base.content_sha256))
-    return sorted({licence.lower() for licence in found if licence})
+    card = licences.read_model_card(model.path).id if is_listed else ""
+    return sorted({*([card.lower()] if card else []), *list_imported_licences(model.manifest.inputs)})
 
 
-def _read_imported_licence(sha256: str) -> str:
-    """Return the licence that `tuneline models import` recorded, or "". The lineage checks report damaged artifacts."""
-    try:
-        manifest = artifact_store.read_manifest(Workdir.from_environment().store, sha256)
-    except TEMPORARY_ERRORS:
-        raise
-    except TunelineError:
-        return ""
-    licence = manifest.summary.get("licence") if manifest else None
-    return str(licence.get("id") or "") if isinstance(licence, dict) else ""
+def list_imported_licences(inputs: Sequence[ArtifactInput]) -> list[str]:
+    """Return the licences that `tuneline models import` recorded for base models, and for those they were tuned from.
+
+    Artifacts that the store lacks have none; the comparison with the training rows reports them.
+
+    Args:
+        inputs: inputs of a model.
+
+    Raises:
+        EngineMissingError, DiskFullError, NotWritableError: the artifact store is not available.
+    """
+    store, found, seen = Workdir.from_environment().store, set[str](), set[str]()
+    pending = list(inputs)
+    while pending:
+        source = pending.pop()
+        if source.kind not in training_lineage.ANCESTOR_KINDS or source.content_sha256 in seen:
+            continue
+        seen.add(source.content_sha256)
+        try:
+            manifest = artifact_store.read_manifest(store, source.content_sha256)
+        except TEMPORARY_ERRORS:
+            raise
+        except TunelineError:  # damaged
+            continue
+        if manifest:
+            pending += manifest.inputs
+            licence = manifest.summary.get("licence")
+            found.add(str(licence.get("id") or "").lower() if isinstance(licence, dict) else "")
+    return sorted(found - {""})
 
 
 def _check_age(in_force: PolicyInForce, evaluation_sha256: str) -> str:

@@ -37,7 +37,10 @@ REMEDIES = (
     ("cannot be verified", "Promote where the artifact store is mounted, or restore the file"),
     ("^its evaluation used dataset", "Evaluate the model with the dataset of its training"),
     ("the configuration", "Evaluate the model again with this configuration"),
-    ("allows evaluations of at most|limits the age", "Evaluate the model again, and register it"),
+    (
+        "allows evaluations of at most|limits the age",
+        "Evaluate the model with new test rows or other settings, and register it",
+    ),
     ("so the age of its evaluation", "Correct the clock, or check the history with `tuneline registry audit`"),
     ("allows the licences", "Tune a base model with an allowed licence"),
     ("policy entry", "Evaluate the model again with a configuration that meets the policy"),
@@ -144,7 +147,7 @@ def _move_entry(
         to=str(to.version),
         by=by or get_user_name(),
         reason=reason,
-        forced=" and ".join(forced),
+        forced=registry_history.join_objections(forced),
         digest=to.tags.get(MODEL_SHA256_TAG, ""),
         evaluation=to.tags.get(f"{TAG_PREFIX}evaluation_sha256", ""),
     )
@@ -155,6 +158,13 @@ def _check_objections(version: ModelVersion, objections: list[str], *, force: bo
         raise RegistryError(
             "a forced promotion requires a reason, but the reason is empty",
             hint="Pass --reason TEXT; the text is recorded in the history.",
+        )
+    length, limit = len(registry_history.join_objections(objections)), registry_history.MAX_TEXT_CHARACTERS
+    if force and length > limit:
+        raise RegistryError(
+            f"the history cannot record the {len(objections)} objections that the promotion overrules: {length} "
+            f"characters; the limit is {limit}",
+            hint="Meet some of the requirements, or set a policy with fewer of them.",
         )
     if objections and not force:
         raise RegistryError(
@@ -260,9 +270,8 @@ def _check_rollback_target(
 ) -> None:
     """Raise RegistryError if the version must not be deployed. Objections that its promotion overruled are ignored."""
     requirements = promotion_checks.build_repeated_requirements(version, entries, in_force)
-    overruled = registry_history.get_overruled(entries, alias, str(version.version))
     found = promotion_checks.list_objections(version, requirements)
-    if objections := [clause for clause in found if clause not in overruled]:
+    if objections := registry_history.list_open_objections(entries, alias, str(version.version), found):
         raise RegistryError(
             f"{alias} cannot be rolled back to version {version.version} of {version.name}: {' and '.join(objections)}",
             hint=f"Promote another version: tuneline promote {version.name} --version N",

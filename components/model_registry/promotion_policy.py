@@ -110,7 +110,9 @@ def set_policy(client: MlflowClient, model: str, policy: Policy, by: str) -> Ent
         policies = list_policies(earlier)
         if policies and policies[-1] in _list_unverified(earlier):
             # Anyone may replace a policy whose approvers are unknown; the acknowledgement records who accepted that.
-            if registry_history.describe_edit(policies[-1].number) not in _list_acknowledged(earlier):
+            number = policies[-1].number
+            findings = {registry_history.describe_edit(number), registry_history.describe_gap(number - 1)}
+            if not findings & _list_acknowledged(earlier):
                 raise _edited_error(policies[-1])
             return
         check_approver(get_effective_policy(earlier), by)

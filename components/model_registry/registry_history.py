@@ -10,6 +10,7 @@ The server's database assigns the numbers, without duplicates or gaps, and never
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
+OBJECTION_SEPARATOR = " and "  # between the objections in `forced`
 PENDING, DONE, VOID = "pending", "done", "void"
 Kind = Literal[
     "register", "promote", "rollback", "foreign", "approval", "policy", "acknowledged", "trial", "evaluation"
@@ -170,10 +172,27 @@ def compute_seal(entry: Entry, before: str) -> str:
     return hashing.digest({"before": before, **entry.model_dump(by_alias=True, exclude={"seal"})})
 
 
-def get_overruled(entries: Iterable[Entry], alias: str, version: str) -> str:
-    """Return the objections that the last promotion of a version overruled; "" if it was not forced."""
+def join_objections(objections: Iterable[str]) -> str:
+    """Return the text of the objections that a forced promotion overrules."""
+    return OBJECTION_SEPARATOR.join(objections)
+
+
+def list_open_objections(entries: Iterable[Entry], alias: str, version: str, objections: Iterable[str]) -> list[str]:
+    """Return the objections that the last promotion of a version did not overrule.
+
+    The number of the policy's entry does not count: another policy with the same requirement gives the same objection.
+    """
     own = [move for move in list_completed_moves(entries, alias) if move.kind == "promote" and move.to == version]
-    return own[-1].forced if own else ""
+    overruled = join_objections(["", own[-1].forced if own else "", ""])
+
+    def drop_entry_number(text: str) -> str:
+        return re.sub(r"policy entry \d+", "policy entry", text)
+
+    return [
+        objection
+        for objection in objections
+        if drop_entry_number(join_objections(["", objection, ""])) not in drop_entry_number(overruled)
+    ]
 
 
 def list_gaps(entries: Iterable[Entry]) -> list[int]:

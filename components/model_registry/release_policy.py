@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from components.common.gate_rules import Rule
 from components.common.runtime.errors import ConfigurationError
@@ -17,7 +17,8 @@ from components.common.runtime.validation_errors import describe_validation_erro
 from components.common.runtime.yaml_loading import load_yaml
 from components.model_registry.config import check_approval_count
 
-Name = Annotated[str, Field(pattern=r"\S")]
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, pattern=r"^[^\n]*$")]
+MAX_ITEMS, MAX_DAYS = 10**9, 36_500
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Metric = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\.[A-Za-z0-9_,@.-]+$")]
 
@@ -36,7 +37,7 @@ class RequiredTask(BaseModel):
     files_sha256: list[Digest] = Field(
         [], description="SHA-256 digests of files that the task must read. Empty: any files."
     )
-    min_items: int | None = Field(None, ge=2, description="Minimum number of items. null: any number.")
+    min_items: int | None = Field(None, ge=2, le=MAX_ITEMS, description="Minimum number of items. null: any number.")
 
 
 class Policy(BaseModel):
@@ -56,12 +57,14 @@ class Policy(BaseModel):
     slice_min_items: int | None = Field(
         None,
         ge=2,
+        le=MAX_ITEMS,
         description="Number of items from which the required rules over slices judge a slice; the evaluation must use the "
         "same number. null: 10.",
     )
     min_items: int | None = Field(
         None,
         ge=2,
+        le=MAX_ITEMS,
         description="Minimum number of items of every task that a rule of the gate compares. null: any number.",
     )
     confidence: float | None = Field(
@@ -77,7 +80,7 @@ class Policy(BaseModel):
         None, min_length=1, description="Allowed licences of the base model, such as apache-2.0. null: any licence."
     )
     max_evaluation_age_days: int | None = Field(
-        None, ge=1, description="Maximum age of the evaluation at the promotion, in days. null: any age."
+        None, ge=1, le=MAX_DAYS, description="Maximum age of the evaluation at the promotion, in days. null: any age."
     )
 
     @model_validator(mode="after")
@@ -111,7 +114,12 @@ def read_policy(path: Path) -> Policy:
     import yaml
 
     try:
-        return Policy.model_validate(load_yaml(path.read_text(encoding="utf-8")) or {})
+        values = load_yaml(path.read_text(encoding="utf-8"))
+        if values is None or values == {}:  # an empty file would remove every requirement and approver
+            raise ConfigurationError(
+                f"{path} has no key; expected a policy", hint="To remove all requirements, write approvers: []."
+            )
+        return Policy.model_validate(values)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(
             f"{path} cannot be read: {error}", hint="Pass a YAML file, such as mlflow/promotion-policy.yaml."

@@ -105,8 +105,7 @@ def list_serving_objections(name: str, version: str, alias: str, in_service: str
     digest, model = moves[-1].digest, target.tags.get(MODEL_SHA256_TAG, "")
     if digest not in ("", model):
         objections.append(f"it was promoted with model {digest[:12]}, but now records model {model[:12]}")
-    overruled = registry_history.get_overruled(entries, alias, str(target.version))
-    return [clause for clause in objections if clause not in overruled]
+    return registry_history.list_open_objections(entries, alias, str(target.version), objections)
 
 
 def _get_expected_incumbent(

@@ -58,7 +58,8 @@ def list_objections(config: Customization, base: LocalBaseModel | None, workload
     results = policy_checks.check_content(in_force, _predict_content(config, workloads, in_force.policy))
     if in_force.policy.licences and base is not None:
         licence = model_card.find_base_licence(config.fine_tuning, base)
-        results.append(policy_checks.check_licences(in_force, [licence] if licence != model_card.UNSTATED else []))
+        found = {*policy_checks.list_imported_licences([base.as_input()]), licence.lower()} - {model_card.UNSTATED}
+        results.append(policy_checks.check_licences(in_force, sorted(found)))
     return [result.reason for result in results if not result.met]
 
 

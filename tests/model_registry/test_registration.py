@@ -98,7 +98,7 @@ def test_large_model_is_registered_by_manifest_and_pointer(
     shutil.rmtree(artifacts.model.path)
     with pytest.raises(RegistryError, match="are neither in MLflow nor at") as error:
         find_champion("helper").fetch(tmp_path / "again")
-    assert "copy_limit_mb" in error.value.hint
+    assert "or restore the model in it" in error.value.hint
 
 
 def test_same_model_keeps_its_version_and_gets_new_evaluation_tags(registry: Any, customize: Customization) -> None:

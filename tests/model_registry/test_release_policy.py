@@ -125,7 +125,7 @@ def test_evaluation_of_an_earlier_release_meets_no_requirement() -> None:
     ("policy", "message"),
     [
         ({"approvers": ["ann"], "approvals_required": 2}, "approvals_required is 2; expected at most 1"),
-        ({"approvers": [" "]}, "String should match pattern"),
+        ({"approvers": [" "]}, "String should have at least 1 character"),
         ({"tasks": [{"name": "a"}, {"name": "a", "min_items": 4}]}, "tasks: duplicate name a"),
         ({"licences": []}, "at least 1 item"),
         ({"confidence": 1}, "less than 1"),
@@ -137,6 +137,8 @@ def test_evaluation_of_an_earlier_release_meets_no_requirement() -> None:
         ({"max_loss": {"held_out.loss": -1}}, "greater than or equal to 0"),
         ({"max_loss": {"held_out": 0.1}}, "String should match pattern"),
         ({"max_evaluation_age_days": 0}, "greater than or equal to 1"),
+        ({"max_evaluation_age_days": 10**12}, "less than or equal to 36500"),
+        ({"min_items": 10**400}, "less than or equal to 1000000000"),
         ({"tasks": [{"name": "a", "items_sha256": "12"}]}, "String should match pattern"),
         ({"min_item": 3}, "Extra inputs are not permitted"),
     ],
@@ -205,7 +207,28 @@ def test_policy_is_enforced_by_promotion_rollback_deployment_and_audit(versions:
     ]
     promote(NAME, "3", force=True, reason="the exam is not ready", reporter=QUIET)
     assert registry_history.read(versions, NAME)[-1].forced == objection
+    promotion_policy.set_policy(versions, NAME, UNMEASURED.model_copy(update={"approvers": ["ann"]}), "admin")
     assert servable_versions.list_serving_objections(NAME, "3", "champion") == []
+
+
+@pytest.mark.mlflow
+def test_forced_promotion_whose_objections_the_history_cannot_record_is_refused(versions: Any) -> None:
+    tasks = [{"name": f"task_{number}"} for number in range(90)]
+    promotion_policy.set_policy(versions, NAME, Policy.model_validate({"tasks": tasks}), "admin")
+    with pytest.raises(RegistryError, match=r"cannot record the 9[01] objections that the promotion overrules"):
+        promote(NAME, "3", force=True, reason="the exams are not ready", reporter=QUIET)
+
+
+@pytest.mark.mlflow
+def test_policy_after_a_deleted_entry_can_be_replaced_once_the_gap_is_acknowledged(versions: Any) -> None:
+    promotion_policy.set_policy(versions, NAME, STRICT, "admin")
+    second = promotion_policy.set_policy(versions, NAME, UNMEASURED, "admin")
+    versions.delete_model_version(HISTORY, str(second.number - 1))
+    with pytest.raises(RegistryError, match="entry was edited"):
+        promotion_policy.set_policy(versions, NAME, STRICT, "admin")
+    audit(NAME, repair=True, reporter=QUIET)
+    third = promotion_policy.set_policy(versions, NAME, STRICT, "admin")
+    assert promotion_policy.get_policy_in_force(registry_history.read(versions, NAME)).number == third.number
 
 
 @pytest.mark.mlflow
@@ -302,7 +325,7 @@ def test_evaluation_expires_and_its_next_registration_does_not_renew_it(
     objection = f"policy entry {number} allows evaluations of at most 30 days; its evaluation was registered on {date}"
     with pytest.raises(RegistryError, match=objection) as refused:
         promote(NAME, "2", reporter=QUIET)
-    assert refused.value.hint.startswith("Evaluate the model again, and register it")
+    assert refused.value.hint.startswith("Evaluate the model with new test rows or other settings")
     dataset = artifact_folder.read(Path(made.model.manifest.find_input("dataset").uri))
     again = build_evaluation(made.model.path.parent / "again", made.model.manifest, dataset, min_items=3)
     register(made.model, again, made.repository, config, reporter=QUIET)
@@ -374,6 +397,39 @@ def test_licence_of_the_import_counts_beside_the_model_card(tmp_path: Path, monk
         artifact_store.add_artifact(tmp_path / "store", base)
     model = build_model(tmp_path / "model", "license: mit", base.sha256)
     assert policy_checks.list_base_licences(model) == ["llama3.1", "mit"]
+
+
+def test_licence_of_the_import_counts_for_a_model_tuned_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNELINE_STORE", str(tmp_path / "store"))
+    with artifact_store.job_folder(tmp_path / "store") as folder:
+        base = build(folder / "base", "base_model", "base", [], {"licence": {"id": "llama3.1"}})
+        base = artifact_store.add_artifact(tmp_path / "store", base)
+        first = artifact_store.add_artifact(
+            tmp_path / "store", build_model(folder / "one", "license: mit", base.sha256)
+        )
+    model = build_model(tmp_path / "model", "license: mit", first.sha256)
+    assert policy_checks.list_base_licences(model) == ["llama3.1", "mit"]
+
+
+@pytest.mark.parametrize("content", ["", "# approvers: [ann]\n", "{}"])
+def test_policy_without_a_key_does_not_remove_the_requirements(tmp_path: Path, content: str) -> None:
+    (tmp_path / "policy.yaml").write_text(content)
+    with pytest.raises(ConfigurationError, match="has no key; expected a policy") as refused:
+        release_policy.read_policy(tmp_path / "policy.yaml")
+    assert refused.value.hint == "To remove all requirements, write approvers: []."
+
+
+def test_overruled_objection_stays_overruled_under_another_entry_of_the_policy() -> None:
+    clauses = ["policy entry 7 requires 15 items of task a", "it has no Triton package"]
+    forced = registry_history.join_objections(clauses)
+    move = Entry(kind="promote", alias="champion", to="2", forced=forced, state=registry_history.DONE, number=8)
+
+    def list_open(objection: str) -> list[str]:
+        return registry_history.list_open_objections([move], "champion", "2", [objection])
+
+    assert list_open("policy entry 12 requires 15 items of task a") == list_open(clauses[1]) == []
+    for other in ("policy entry 7 requires 1", "policy entry 7 requires 16 items of task a"):
+        assert list_open(other) == [other]
 
 
 @pytest.mark.mlflow
