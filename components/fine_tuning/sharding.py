@@ -69,8 +69,8 @@ def prepare_loading(config: FineTuningConfig) -> None:
 def _compile_communication() -> None:
     """Compile and load DeepSpeed's communication between the processes of a CPU training, once per machine.
 
-    torch's lock is a file, which a process that is killed while it compiles leaves behind: later processes would wait for
-    ever. Here the operating system's lock protects the folder, so a file that exists under it is such a leftover.
+    torch's lock is a file. A process that is killed while it compiles leaves the file, and later processes would wait for
+    it without end. Here a lock of the operating system protects the folder, so an existing file is such a leftover.
     """
     from deepspeed.comm.torch import build_shm_op
 
