@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-all quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-gate bench-serving soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-all test-gpu quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-gate bench-gpu bench-serving soak vllm-package lint ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -65,8 +65,15 @@ bench-fine-tuning: $(VENV)/.ready ## Compare fine-tuning with TRL and LLaMA-Fact
 bench-evaluation: $(VENV)/.ready ## Compare likelihood tasks with lm-eval, and an adapter with its base; DATA=folder of ICL files; writes docs/benchmarks-evaluation.md
 	@$(BIN)/python -P -m benchmarks.evaluation --data $(DATA) --workdir $(WORKDIR)/benchmark-evaluation --markdown docs/benchmarks-evaluation.md $(ARGS)
 
+test-gpu: ## Run the tests that need an NVIDIA GPU with PYTHON (5 minutes)
+	@PYTHONPATH=. $(PYTHON) -m pytest --noconftest -o addopts= -m gpu tests/fine_tuning tests/triton_packaging/test_gpu_attention.py
+
 bench-gate: $(VENV)/.ready ## Simulate the promotion gate over 16 distributions (5 minutes); writes docs/benchmarks-gate.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.gate_simulation --markdown docs/benchmarks-gate.md $(ARGS)
+
+bench-gpu: ## Measure training, serving and scoring on one NVIDIA GPU with PYTHON (15 minutes); writes docs/benchmarks-gpu.md
+	@PYTHONPATH=. $(PYTHON) -m benchmarks.gpu --workdir $(WORKDIR)/benchmark-gpu --output $(WORKDIR)/benchmark-gpu/results $(ARGS)
+	@PYTHONPATH=. $(PYTHON) -m benchmarks.gpu.page $(WORKDIR)/benchmark-gpu/results/results.json --markdown docs/benchmarks-gpu.md --commit $$(git describe --always --dirty)
 
 bench-serving: $(VENV)/.ready ## Measure a served package with 1 to 16 clients (15 minutes; ARGS="--vllm-python PYTHON": compare with vLLM); writes docs/benchmarks-serving.md
 	@$(BIN)/python -P -m benchmarks.serving --workdir $(WORKDIR)/benchmark-serving --markdown docs/benchmarks-serving.md $(ARGS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from components.common.models import compute_devices
 from components.common.models.model_shape import ModelShape, estimate_training_memory
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
-from components.fine_tuning import model_support
+from components.fine_tuning import model_support, varlen_attention
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.optimizers import OPTIMIZERS
 
@@ -44,7 +44,7 @@ def has_machine_requirements(config: FineTuningConfig) -> bool:
         or config.adaptation_spec.holds_4bit_weights
         or OPTIMIZERS[config.optimizer].requires_bitsandbytes
         or config.is_sharded
-        or config.attention == "flash_attention_2"
+        or config.attention in ("flash_attention_2", varlen_attention.NAME)
         or config.fused_kernels == "on"
         or config.precision == "bfloat16"
     )
@@ -211,6 +211,8 @@ def estimate_memory_parts(
         gpu=gpu,
         checkpointing=checkpointing,
         optimizer_bytes=OPTIMIZERS[config.optimizer].state_bytes,
+        four_bit=gpu and config.adaptation_spec.holds_4bit_weights,
+        whole_logits=not config.objective_spec.is_causal,
     )
     if config.is_sharded:  # each process has its own micro-batches
         parts |= {name: parts[name] // config.processes for name in ("weights", "gradients", "optimizer")}
@@ -222,28 +224,40 @@ def _choose_attention(
     config: FineTuningConfig, device: str, bfloat16: bool, model_class: type[PreTrainedModel] | None = None
 ) -> tuple[str, str]:
     """Return the attention kernel and the reason; without a model class, only check the machine."""
-    missing = ""
+    is_padding_free = config.objective_spec.is_causal and not config.adaptation_spec.is_prompt_based
+    missing_for_gpu = ""
     if device != "cuda":
-        missing = f"an NVIDIA GPU; the device is {device}"
+        missing_for_gpu = f"an NVIDIA GPU; the device is {device}"
     elif not bfloat16:
-        missing = f"bfloat16; fine_tuning.precision is {config.precision}"
-    elif util.find_spec("flash_attn") is None:
-        missing = "the package flash-attn, which is not installed"
-    if config.attention == "flash_attention_2" and missing:
+        missing_for_gpu = f"bfloat16; fine_tuning.precision is {config.precision}"
+    missing = {
+        "flash_attention_2": missing_for_gpu
+        or ("" if util.find_spec("flash_attn") else "the package flash-attn, which is not installed"),
+        varlen_attention.NAME: missing_for_gpu
+        or ("" if varlen_attention.is_available() else "torch 2.10 or later")
+        or (
+            "" if is_padding_free else f"rows without padding, which {config.objective} with {config.adaptation} lacks"
+        ),
+    }
+    if reason := missing.get(config.attention):
         raise ConfigurationError(
-            f"fine_tuning.attention: flash_attention_2 requires {missing}", hint="Set fine_tuning.attention to auto."
+            f"fine_tuning.attention: {config.attention} requires {reason}", hint="Set fine_tuning.attention to auto."
         )
     if config.attention != "auto":
         return config.attention, f"attention {config.attention}: as configured"
     kernels = model_support.list_attention_kernels(model_class) if model_class else model_support.ATTENTION_KERNELS
-    if not missing and "flash_attention_2" in kernels:
+    if not missing["flash_attention_2"] and "flash_attention_2" in kernels:
         return "flash_attention_2", "attention flash_attention_2: flash-attn is installed"
+    if not missing[varlen_attention.NAME] and varlen_attention.NAME in kernels:
+        return varlen_attention.NAME, "attention varlen: PyTorch's FlashAttention for rows of different lengths"
     if "sdpa" not in kernels:
         return "eager", "attention eager: the model does not support sdpa"
     if device != "cuda":
         return "sdpa", f"attention sdpa: PyTorch's kernel on {device}"
-    missing = missing or "a model that supports it"
-    return "sdpa", f"attention sdpa: flash_attention_2 requires {missing}"
+    return (
+        "sdpa",
+        f"attention sdpa: flash_attention_2 requires {missing['flash_attention_2'] or 'a model that supports it'}",
+    )
 
 
 def _choose_liger(config: FineTuningConfig, device: str, model_type: str) -> tuple[bool, str]:
@@ -251,6 +265,8 @@ def _choose_liger(config: FineTuningConfig, device: str, model_type: str) -> tup
     missing = ""
     if device != "cuda":
         missing = f"an NVIDIA GPU; the device is {device}"
+    elif config.compile:  # torch 2.11 fails to trace Liger's functions, and fuses the same layers
+        missing = "fine_tuning.compile false"
     elif util.find_spec("liger_kernel") is None:
         missing = "liger-kernel, which is not installed"
     else:
@@ -278,3 +294,17 @@ def choose_dtype(config: FineTuningConfig, settings: ComputeSettings) -> torch.d
     import torch
 
     return torch.bfloat16 if settings.bfloat16 and not config.adaptation_spec.trains_all_weights else torch.float32
+
+
+def compile_layers(model: torch.nn.Module) -> None:
+    """Compile the repeated layers of a model in place, each on its first call.
+
+    Equal layers share the compiled code, which is therefore built once; the whole model as one graph would take minutes.
+    The names of the weights stay as they are.
+    """
+    from torch.nn import ModuleList
+
+    for module in model.modules():
+        if isinstance(module, ModuleList) and len({type(layer) for layer in module}) == 1 and len(module) > 1:
+            for layer in module:
+                layer.compile(dynamic=True)

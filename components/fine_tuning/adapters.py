@@ -146,6 +146,17 @@ def keep_trained_weights_in_float32(model: torch.nn.Module) -> None:
             parameter.data = parameter.data.float()
 
 
+def keep_inputs_in_compute_precision(model: torch.nn.Module) -> None:
+    """Leave the inputs of low-rank updates in bfloat16, to which autocast converts the float32 matrices.
+
+    PEFT would convert the inputs to float32, and autocast back: the same values, with a copy of every input in memory
+    and six times the reads and writes.
+    """
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False
+
+
 def open_initial_adapter(
     config: FineTuningConfig,
     base_sha256: str | None,

@@ -437,10 +437,11 @@ class FineTuningConfig(Section):
         description="Compute precision. auto: bfloat16 on NVIDIA and Gaudi, "
         "float32 elsewhere (bfloat16 is many times slower on a CPU).",
     )
-    attention: Literal["auto", "sdpa", "flash_attention_2", "eager"] = Field(
+    attention: Literal["auto", "sdpa", "varlen", "flash_attention_2", "eager"] = Field(
         "auto",
-        description="Attention kernel. auto: flash_attention_2 on an NVIDIA GPU if it is installed, "
-        "otherwise PyTorch's kernel (sdpa). If the model supports neither, eager.",
+        description="Attention kernel. auto: on an NVIDIA GPU flash_attention_2 if it is installed, otherwise varlen "
+        "(PyTorch's FlashAttention for rows of different lengths) for objectives without padding; elsewhere PyTorch's "
+        "kernel sdpa. If the model supports none of them, eager.",
     )
     fused_kernels: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -449,8 +450,8 @@ class FineTuningConfig(Section):
     )
     compile: bool = Field(
         False,
-        description="Use torch.compile: the start takes minutes longer, then steps are faster. "
-        "Suited to long training runs with packing on GPUs.",
+        description="Compile the layers with torch.compile: the start takes about a minute longer, then steps are "
+        "faster. Suited to long training runs on GPUs.",
     )
     activation_checkpointing: Literal["auto", "on", "off"] = Field(
         "auto",

@@ -6,14 +6,14 @@ import inspect
 from typing import TYPE_CHECKING
 
 from components.common.runtime.errors import ConfigurationError
-from components.fine_tuning import adapters, context_extension, muon
+from components.fine_tuning import adapters, context_extension, muon, varlen_attention
 from components.fine_tuning.config import FineTuningConfig
 from components.fine_tuning.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-ATTENTION_KERNELS = ("flash_attention_2", "sdpa", "eager")  # the fastest first
+ATTENTION_KERNELS = ("flash_attention_2", varlen_attention.NAME, "sdpa", "eager")  # the fastest first
 
 
 def find_class(model_config: PretrainedConfig) -> type[PreTrainedModel]:
@@ -38,7 +38,14 @@ def list_attention_kernels(model_class: type[PreTrainedModel]) -> tuple[str, ...
     """Return the kernels of ATTENTION_KERNELS that a model class supports."""
     compatible = model_class._compatible_flash_implementations  # None: every version of FlashAttention
     has_flash = model_class._supports_flash_attn and (compatible is None or "flash_attention_2" in compatible)
-    is_supported = {"flash_attention_2": has_flash, "sdpa": model_class._supports_sdpa, "eager": True}
+    has_sdpa = model_class._supports_sdpa
+    # varlen uses sdpa for generation and for layers with a sliding window.
+    is_supported = {
+        "flash_attention_2": has_flash,
+        varlen_attention.NAME: has_flash and has_sdpa,
+        "sdpa": has_sdpa,
+        "eager": True,
+    }
     return tuple(name for name in ATTENTION_KERNELS if is_supported[name])
 
 

@@ -35,6 +35,7 @@ from components.fine_tuning import (
     trainers,
     training_health,
     training_plan,
+    varlen_attention,
 )
 from components.fine_tuning.acceleration import ComputeSettings
 from components.fine_tuning.callbacks import TrainingEvents
@@ -170,7 +171,7 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
             state, reporter, lambda saved: config.strategy != "zero3" or not _is_finished(saved, config)
         )
         events = callbacks.build_callback(config, state, reporter, stop, _build_row_lookup(splits, config, job.seed))
-        trainer = _build_trainer(model, reference, tokenizer, splits, config, arguments, job, events)
+        trainer = _build_trainer(model, reference, tokenizer, splits, config, settings, arguments, job, events)
 
     def verify_first_step() -> None:
         timer.seconds["total"] = round(time.time() - psutil.Process().create_time(), 3)
@@ -181,6 +182,8 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         events.on_wrapped = lambda: _check_row_isolation(trainer, trainer.model_wrapped, config)
     else:
         _check_row_isolation(trainer, trainer.model, config)
+    if settings.compile:
+        acceleration.compile_layers(trainer.model)
     events.on_first_step = verify_first_step
     reporter.step("training")
     with process_control.handle_stop_signals(stop):  # on preemption or requeue the current step is finished and saved
@@ -208,6 +211,8 @@ def _load_model(
     """Load the base model for training, with the initial adapter if the job has one."""
     from transformers import BitsAndBytesConfig
 
+    if settings.attention == varlen_attention.NAME:
+        varlen_attention.register()
     base, dtype = (
         LocalBaseModel(Path(job.base_path), job.base_sha256, job.base_uri),
         acceleration.choose_dtype(config, settings),
@@ -323,7 +328,6 @@ def _build_arguments(
         use_cpu=settings.device == "cpu",
         bf16=settings.bfloat16,
         gradient_checkpointing=settings.activation_checkpointing,
-        torch_compile=settings.compile,
         use_liger_kernel=settings.liger,
         dataloader_num_workers=0,
         ddp_find_unused_parameters=False,
@@ -342,6 +346,7 @@ def _build_trainer(
     tokenizer: PreTrainedTokenizerBase,
     splits: TokenizedDataset,
     config: Recipe,
+    settings: ComputeSettings,
     arguments: TrainingArguments,
     job: TrainingJob,
     events: TrainingEvents,
@@ -364,6 +369,8 @@ def _build_trainer(
         adapters.keep_trained_weights_in_float32(trainer.model)
     if getattr(trainer, "ref_model", None) is not None:  # TRL loads it separately
         model_support.align_with_trl(trainer.ref_model)
+    if settings.bfloat16:
+        adapters.keep_inputs_in_compute_precision(trainer.model)
     trainer.args.save_only_model = False  # as for every strategy: a checkpoint has the optimizer's state
     trainer.remove_callback(PrinterCallback)  # the reporter prints progress
     events.trainer = trainer

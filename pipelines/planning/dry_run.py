@@ -55,7 +55,6 @@ from components.fine_tuning import training_plan as training
 from components.fine_tuning.config import FineTuningConfig, Recipe
 from components.fine_tuning.mixing import MAX_SHOWN_SOURCES, MixingSettings, SourceShare
 from components.fine_tuning.model_support import check_model
-from components.fine_tuning.optimizers import OPTIMIZERS
 from components.fine_tuning.recipe_defaults import (
     MAX_SAMPLED_ROWS,
     CompletedRecipe,
@@ -652,15 +651,15 @@ def _estimate_memory(survey: RunSurvey) -> Json:
     for recipe in survey.recipes:
         tuning, lengths = recipe.recipe, recipe.tokens.lengths
         length = tuning.max_length if tuning.packing else max(lengths, default=tuning.max_length)
+        length = math.ceil(length / (2 if tuning.objective_spec.is_paired else 1))  # of one sequence of a pair
         for checkpointing in (False, True):
-            parts = shape_of.estimate_training_memory(
+            parts = acceleration.estimate_memory_parts(
+                tuning,
                 recipe.shape,
                 rows=tuning.micro_batch_size,
                 length=length,
-                dropout=tuning.has_lora_dropout,
                 gpu=gpu,
                 checkpointing=checkpointing or tuning.activation_checkpointing == "on",
-                optimizer_bytes=OPTIMIZERS[tuning.optimizer].state_bytes,
             )
             is_short = parts["total"] > acceleration.MAX_MEMORY_FRACTION * free
             if tuning.activation_checkpointing != "auto" or not is_short:

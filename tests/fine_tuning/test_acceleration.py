@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -113,10 +114,16 @@ def test_trained_weights_are_float32_and_frozen_ones_compute_dtype(
     assert acceleration.choose_dtype(recipe(adaptation=adaptation), settings) is dtype
 
 
-def test_flash_attention_is_used_only_where_installed_on_a_gpu(machine: FakeMachine) -> None:
+def test_attention_on_a_gpu_is_flash_attention_or_varlen(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine("cuda")
-    assert choose_settings("cuda").attention == "sdpa"
-    assert "flash-attn, which is not installed" in find_reason(choose_settings("cuda"), "attention")
+    assert choose_settings("cuda").attention == "varlen"
+    assert choose_settings("cuda", attention="varlen").attention == "varlen"
+    for padded in ({"objective": "dpo"}, {"adaptation": "p_tuning"}):
+        assert choose_settings("cuda", **padded).attention == "sdpa"
+        assert "flash-attn, which is not installed" in find_reason(choose_settings("cuda", **padded), "attention")
+    with monkeypatch.context() as patch:
+        patch.setattr("components.fine_tuning.varlen_attention.is_available", lambda: False)  # torch 2.9
+        assert choose_settings("cuda").attention == "sdpa"
     machine("cuda", "flash_attn")
     assert choose_settings("cuda").attention == "flash_attention_2"
     assert "flash-attn is installed" in find_reason(choose_settings("cuda"), "attention")
@@ -219,6 +226,28 @@ def test_sharding_reduces_memory_per_process(machine: FakeMachine) -> None:
     assert not choose_settings("cuda", **settings, strategy="fsdp2").activation_checkpointing
 
 
+def test_memory_of_a_gpu_is_within_two_percent_of_measured_peaks() -> None:
+    """Peaks of an H200, 8B with LoRA of rank 16 on all linear layers, rows of 2,048 tokens (docs/benchmarks-gpu.md)."""
+    shape = replace(LARGE_MODEL, parameters=8_072_204_288, trainable=41_943_040, embedding=525_336_576, key_width=1024)
+    options: dict[str, Any] = {"length": 2048, "dropout": False, "gpu": True}
+    peaks = {(4, False): 53_857_293_824, (8, False): 92_275_078_656, (4, True): 43_504_704_000}
+    for (rows, four_bit), measured in peaks.items():
+        estimate = estimate_training_memory(shape, rows=rows, four_bit=four_bit, **options)
+        assert estimate["total"] == pytest.approx(measured, rel=0.02), (rows, four_bit, estimate)
+
+
+def test_compiled_layers_keep_names_and_losses() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=3, **sizes))
+    names = list(model.state_dict())
+    acceleration.compile_layers(model)
+    assert list(model.state_dict()) == names
+    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
+    assert compiled == list(model.model.layers), "each layer is compiled, and nothing else"
+
+
 def test_compile_follows_configuration(machine: FakeMachine) -> None:
     machine("cuda")
     assert (choose_settings("cuda").compile, choose_settings("cuda", compile=True).compile) == (False, True)
@@ -247,6 +276,9 @@ def test_compile_follows_configuration(machine: FakeMachine) -> None:
             "flash_attention_2 requires bfloat16; fine_tuning.precision is float32",
         ),
         ("cuda", [], {"attention": "flash_attention_2"}, "flash_attention_2 requires the package flash-attn"),
+        ("cpu", [], {"attention": "varlen"}, "attention: varlen requires an NVIDIA GPU"),
+        ("cuda", [], {"attention": "varlen", "objective": "dpo"}, "rows without padding, which dpo with lora lacks"),
+        ("cuda", ["liger_kernel"], {"fused_kernels": "on", "compile": True}, "requires fine_tuning.compile false"),
         ("cpu", ["liger_kernel"], {"fused_kernels": "on"}, "fused_kernels: on requires an NVIDIA GPU; the device"),
         ("cuda", [], {"fused_kernels": "on"}, "fused_kernels: on requires liger-kernel, which is not installed"),
     ],

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Tokens per step and per page of the cache. A longer prompt is processed in several steps.
 STEP_TOKENS, PAGE_TOKENS = 512, 32
+GPU_STEP_TOKENS = 2048  # a GPU computes a step of 512 tokens about as fast as one of 100
 GREEDY_SETTINGS: dict[str, bool | None] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
 TRIAL_TIMEOUT_SECONDS = 300.0
 STOP_GRACE_SECONDS = 20.0
@@ -72,7 +73,7 @@ class BatchedGenerator:
 
     def __init__(self, model: PreTrainedModel, capacity: BatchCapacity, loop: asyncio.AbstractEventLoop) -> None:
         # Both modules use internals of transformers. If an import fails, requests are answered one by one.
-        from . import cpu_attention
+        from . import cpu_attention, gpu_attention
         from .batch_sampling import BatchSampler
 
         self._loop, self._ids, self._is_open = loop, itertools.count(), True
@@ -81,6 +82,8 @@ class BatchedGenerator:
         self._manager = create_manager(model, capacity)
         self._sampler.install(self._manager)
         cpu_attention.install()
+        if gpu_attention.supports(model):
+            gpu_attention.install(model)
         self._manager.start()
         try:
             run_trial(self._manager)
@@ -154,11 +157,12 @@ def create_manager(model: PreTrainedModel, capacity: BatchCapacity) -> Continuou
     config = transformers.ContinuousBatchingConfig(
         page_size=PAGE_TOKENS,
         num_blocks=-(-capacity.cache_tokens // PAGE_TOKENS),
-        max_batch_tokens=STEP_TOKENS,
+        max_batch_tokens=GPU_STEP_TOKENS if model.device.type == "cuda" else STEP_TOKENS,
         max_requests_per_batch=capacity.slots,
         allow_block_sharing=False,
         use_async_batching=False,
-        use_cuda_graph=False,
+        use_cuda_graph=False,  # a graph would contain the samplers of the requests that it was captured with
+        max_blocks_per_request=0,  # the fast path for single tokens requires the package flash-attn
         auto_switch_to_flash=False,  # it would download kernels
         drop_unsupported_processors=False,
     )

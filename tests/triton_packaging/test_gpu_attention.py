@@ -1,0 +1,73 @@
+"""GPU attention over the paged cache of continuous batching: batched answers equal those of transformers' generate.
+
+Fast tier: the tiny model, on a CPU with a reference kernel. The case with `cuda` runs the real kernel in float16, where
+a GPU exists; there a rounding may change a token, after which an answer differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import varlen
+
+from components.common.models import model_loading
+from components.triton_packaging.python_backend import gpu_attention
+from components.triton_packaging.python_backend.generation_request import GenerationRequest
+from components.triton_packaging.python_backend.token_generation import (
+    BatchCapacity,
+    BatchedGenerator,
+    SequentialGenerator,
+    TokenGenerator,
+)
+from tests import tiny, varlen_kernel
+
+LENGTHS, ANSWER = [1, 2, 31, 32, 33, 300, 513, 7], 10
+
+
+def request_tokens(length: int) -> GenerationRequest:
+    return GenerationRequest([3 + (7 * number + length) % 300 for number in range(length)], ANSWER, 0.0, 1.0, 0, 0, ())
+
+
+async def collect(generator: TokenGenerator, length: int) -> list[int]:
+    chunks = generator.generate(request_tokens(length), None, stream=True)
+    return [token async for tokens in chunks for token in tokens]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_batched_answers_match_generate(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    if device == "cpu":
+        monkeypatch.setattr(varlen, "varlen_attn", varlen_kernel.varlen_attn)
+        monkeypatch.setattr(gpu_attention, "supports", lambda model: True)
+
+    def load() -> Any:
+        return model_loading.load_model(model_loading.open_model(tiny.tiny_model(tmp_path / "model")), dtype=dtype)
+
+    async def answer_alone() -> list[list[int]]:
+        generator = SequentialGenerator(load(), 0, asyncio.get_running_loop())
+        try:
+            return [await collect(generator, length) for length in LENGTHS]
+        finally:
+            generator.close()
+
+    async def answer_together() -> list[list[int]]:
+        model = load()
+        generator = BatchedGenerator(model, BatchCapacity(8, 4096), asyncio.get_running_loop())
+        assert model.config._attn_implementation == gpu_attention.NAME
+        try:
+            return list(await asyncio.gather(*(collect(generator, length) for length in LENGTHS)))
+        finally:
+            generator.close()
+
+    alone, together = asyncio.run(answer_alone()), asyncio.run(answer_together())
+    equal = sum(one == two for one, two in zip(alone, together, strict=True))
+    assert equal == len(LENGTHS) if device == "cpu" else equal >= len(LENGTHS) - 1, (alone, together)
+
+
+def test_models_with_other_attention_keep_the_masks(tmp_path: Path) -> None:
+    model = model_loading.load_model(model_loading.open_model(tiny.tiny_model(tmp_path / "model")))
+    assert not gpu_attention.supports(model), "the model is on a CPU"
