@@ -1,0 +1,1 @@
+"""Benchmark of training, evaluation and serving on one NVIDIA GPU; see `benchmarks.gpu.__main__`."""

@@ -1,0 +1,224 @@
+"""The page of the GPU benchmark, docs/benchmarks-gpu.md, and its plot.
+
+python -m benchmarks.gpu.page RESULTS.json… --markdown docs/benchmarks-gpu.md
+
+Several result files are runs on machines of the same kind; the last file that has a stage counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu import plan
+from benchmarks.gpu.stages import PEAK_FLOPS, WARMUP_STEPS
+from benchmarks.page import met, table_of
+
+Results = dict[str, dict[str, Any]]
+MFU_GOAL, MEMORY_GOAL, USE_GOAL, SERVING_GOAL = 0.55, 0.10, 0.70, 5.0
+GB = 10**9
+
+HEAD = """# One NVIDIA GPU, measured
+
+`make bench-gpu` measures training, serving and scoring on one NVIDIA GPU and writes this page; it needs the packages that
+`benchmarks/gpu/__main__.py` lists and downloads nothing. The model has the shape of Llama 3 8B (`1b`: Llama 3.2 1B) and
+random weights, which cost the same as trained ones. Texts are the documentation of Python's standard library: rows of
+{mean:.0f} tokens on average in the packed cases, and answers joined to rows of full length in the others. LoRA has rank 16
+on all linear layers, without dropout, in bfloat16.
+
+Tokens are those of the rows, without padding. A rate is the median over the steps after the first {warmup}. MFU is
+4(N−E) + 4·L·d·T floating-point operations per token, and 6 per trained parameter ([devices](fine-tuning.md#devices-and-what-was-proven-on-which)), over
+{peak:.1f} TFLOP/s. Memory is the peak that PyTorch allocates; "predicted" is the dry run's estimate.
+"""
+
+
+def write_page(results: Results, path: Path, commit: str) -> None:
+    """Write the page and its plot."""
+    machine = results["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    packed = results["lora-packed"]
+    parts = [
+        HEAD.format(mean=packed["mean_row_tokens"], warmup=WARMUP_STEPS, peak=PEAK_FLOPS / 1e12),
+        f"Measured with the code of commit `{commit}` on one {machine['gpu']}: a bfloat16 product of 8,192³ ran at\n"
+        f"{machine['product_flops'] / 1e12:.0f} TFLOP/s ({machine['product_flops'] / PEAK_FLOPS:.0%} of the peak), a copy at "
+        f"{machine['copy_bytes_per_second'] / 1e12:.1f} TB/s.\nPython {machine['python']}, {versions}.\n"
+        f"The package flash-attn was not installed. {_list_runs(results)}\n",
+        "## Goals\n\n" + _list_goals(results),
+        "![tokens per second, and the time of a step by kind of kernel](images/benchmarks-gpu.svg)\n",
+        "## Training\n\n" + _tabulate_training(results),
+        "## Time of a step\n\nGPU seconds by kind of kernel, of one step under PyTorch's profiler.\n\n"
+        + _tabulate_profiles(results),
+        "## Serving\n\n" + _describe_serving(results),
+        "## Scoring\n\n" + _describe_scoring(results),
+        "## Interruption\n\n" + _describe_resume(results),
+    ]
+    _plot(results, path.parent / "images" / "benchmarks-gpu.svg")
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+def compute_rate(result: dict[str, Any]) -> float:
+    """Return the median tokens per second of the steps after the warm-up."""
+    tokens, seconds = result["tokens_per_step"], result["step_seconds"]
+    seconds = seconds[len(seconds) - len(tokens) :]  # tokens of the first step are not listed
+    rates = [count / second for count, second in zip(tokens, seconds, strict=True)]
+    return median(rates[WARMUP_STEPS - 1 :])
+
+
+def _list_runs(results: Results) -> str:
+    """Return the sentences on several runs, and on stages without a result."""
+    runs = sorted({result["run"] for result in results.values()})
+    missing = [f"`{stage.name}`" for stage in plan.list_stages("gpu") if stage.name not in results]
+    sentences = (
+        ["One run."] if len(runs) == 1 else [f"{len(runs)} runs on machines of this kind; compare cases of one run."]
+    )
+    if missing:
+        sentences.append(f"Not measured yet: {', '.join(missing)}.")
+    return " ".join(sentences)
+
+
+def find_step_seconds(result: dict[str, Any]) -> float:
+    """Return the median duration of the steps after the warm-up."""
+    return median(result["step_seconds"][WARMUP_STEPS:])
+
+
+def _list_goals(results: Results) -> str:
+    trained = {name: result for name, result in results.items() if "mfu" in result and name.startswith("lora")}
+    mfu = {name: compute_rate(result) * result["flops_per_token"] / PEAK_FLOPS for name, result in trained.items()}
+    best = max(mfu, key=mfu.__getitem__)
+    errors = {name: _predict(result) / result["peak_memory"] - 1 for name, result in _list_same_length(results).items()}
+    worst = max(errors.values(), key=abs)
+    use = min(results[name]["usage"] for name in ("lora-packed", "lora-compiled-8"))
+    serving = results["serve"]
+    rows = [
+        ["LoRA 8B at 2,048 tokens: MFU of at least 55%", f"{mfu[best]:.1%} (`{best}`)", met(mfu[best] >= MFU_GOAL)],
+        ["predicted memory within 10%", f"largest error {worst:+.1%} of {len(errors)} recipes", met(abs(worst) <= MEMORY_GOAL)],
+        ["GPU in use for 70% of the time: training", f"{use:.0%}", met(use >= USE_GOAL)],
+        ["the same: serving, 16 clients", f"{serving['rates']['16']['usage']:.0%}", met(serving["rates"]["16"]["usage"] >= USE_GOAL)],
+        ["serving at 16 clients: 5 × plain generate", f"{serving['ratio']['16']:.1f} ×", met(serving["ratio"]["16"] >= SERVING_GOAL)],
+    ]  # fmt: skip
+    return table_of(["goal", "measured", ""], rows)
+
+
+def _list_same_length(results: Results) -> Results:
+    """Return the trainings whose rows have the length that the estimate assumes."""
+    return {name: result for name, result in results.items() if name.startswith(("lora", "qlora")) and "mfu" in result}
+
+
+def _predict(result: dict[str, Any]) -> float:
+    return float(result["predicted_memory"])
+
+
+def _tabulate_training(results: Results) -> str:
+    rows = []
+    for name, result in results.items():
+        if "step_seconds" not in result or "tokens_per_step" not in result or "peak_memory" not in result:
+            continue
+        rate = compute_rate(result)
+        is_ours = "mfu" in result
+        mfu = f"{rate * result['flops_per_token'] / PEAK_FLOPS:.1%}" if is_ours else ""
+        predicted = f"{_predict(result) / GB:.1f}" if name in _list_same_length(results) else ""
+        rows.append(
+            [
+                f"`{name}`",
+                str(result["run"]),
+                result["about"],
+                f"{rate:,.0f}",
+                mfu,
+                f"{result['peak_memory'] / GB:.1f}",
+                predicted,
+            ]
+        )
+    table = table_of(["case", "run", "", "tokens/s", "MFU", "peak GB", "predicted GB"], rows)
+    full, packed = (
+        compute_rate(results[ours]) / compute_rate(results[theirs])
+        for ours, theirs in (("lora-compiled-8", "trl-liger"), ("lora-packed", "trl-packed"))
+    )
+    return (
+        f"{table}\nBeside plain TRL in the same run: {full:.2f} × with rows of full length, {packed:.2f} × with packed rows. Without\n"
+        "flash-attn, transformers separates packed rows by a mask, which TRL inherits and tuneline's `varlen` attention avoids.\n"
+    )
+
+
+def _tabulate_profiles(results: Results) -> str:
+    kinds = ["matrix products", "attention", "copies and casts", "optimizer", "other"]
+    rows = [
+        [f"`{name}`", *(f"{result['profile']['kinds'].get(kind, 0.0):.3f}" for kind in kinds), f"{find_step_seconds(result):.3f}"]
+        for name, result in results.items()
+        if result.get("profile")
+    ]  # fmt: skip
+    return table_of(["case", *kinds, "step"], rows)
+
+
+def _describe_serving(results: Results) -> str:
+    serving = results["serve"]
+    rows = [
+        [clients, f"{rate['tokens_per_second']:,.0f}", f"{serving['ratio'][clients]:.1f} ×", f"{rate['usage']:.0%}"]
+        for clients, rate in serving["rates"].items()
+    ]
+    return (
+        "The python backend's generator beside transformers' `generate`, which answers one request at a time with\n"
+        f"{serving['plain_tokens_per_second']:.0f} tokens/s: prompts of 256 tokens, answers of 128, both in one process\n"
+        f"without Triton. The cache holds {serving['cache_tokens']:,} tokens, half of the "
+        f"{serving['free_bytes_before'] / GB:.0f} GB that the weights leave free.\n\n"
+        + table_of(["clients", "tokens/s", "of generate", "GPU use"], rows)
+        + "\nThe GPU waits for Python most of the time: a step launches hundreds of kernels. CUDA graphs would remove these\n"
+        "launches. They are not used, because a graph would contain the samplers of the requests that it was captured with.\n"
+    )
+
+
+def _describe_scoring(results: Results) -> str:
+    score = results["score"]
+    rows = [[name, f"{engine['seconds']:.3f}"] for name, engine in score["engines"].items()]
+    return (
+        f"{score['requests']:,} likelihoods of four continuations per question, 8B, bfloat16, beside lm-eval's HFLM with the\n"
+        f"same loaded model: {score['ratio']:.2f} × as fast as its best batch size, in a run of less than a second. The\n"
+        f"log-likelihoods differ by {score['median_difference']:.2f} nats in the median; neither was compared with float32.\n\n"
+        + table_of(["engine", "seconds"], rows)
+    )
+
+
+def _describe_resume(results: Results) -> str:
+    found = results["resume"]["difference"]
+    return (
+        "LoRA of the 1B shape, killed by SIGKILL after step 3 of 6 and resumed: the losses differ from those of an\n"
+        f"uninterrupted training by at most {found['resumed']:.1e} nats; two uninterrupted trainings differ by\n"
+        f"{found['repeated']:.1e}. FlashAttention's backward pass adds in an order that varies. On a GPU the tolerance of a\n"
+        "resumed training is therefore 1e-3 nats, whereas on a CPU its weights are bit-identical.\n"
+    )
+
+
+def _plot(results: Results, path: Path) -> None:
+    from benchmarks.gpu import plot
+
+    profiles = {
+        name: {**result["profile"]["kinds"], "step": find_step_seconds(result)}
+        for name, result in results.items()
+        if result.get("profile")
+    }
+    rates = {
+        name: compute_rate(result)
+        for name, result in results.items()
+        if "tokens_per_step" in result and "peak_memory" in result and name != "dpo"
+    }
+    plot.draw(rates, profiles, path)
+
+
+def main() -> None:
+    """Merge the results and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.page", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("results", type=Path, nargs="+", metavar="FILE", help="results.json of one or several runs")
+    parser.add_argument("--markdown", type=Path, required=True, metavar="FILE", help="the page")
+    parser.add_argument("--commit", required=True, help="commit of the measured code")
+    args = parser.parse_args()
+    merged: Results = {}
+    for run, file in enumerate(args.results, start=1):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        merged |= {name: {**result, "run": run} for name, result in found.items() if "error" not in result}
+    write_page(merged, args.markdown, args.commit)
+
+
+if __name__ == "__main__":
+    main()
