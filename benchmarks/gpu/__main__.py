@@ -3,8 +3,8 @@
     python -m benchmarks.gpu --workdir DIR --output DIR
     python -m benchmarks.gpu --workdir DIR --output DIR --only machine,lora-packed --scale tiny
 
-Requires torch, transformers, peft, accelerate, and trl, datasets, pydantic, liger-kernel, bitsandbytes and lm-eval. A
-stage that fails or exceeds its time is recorded with the end of its output, and the others still run.
+Requires torch, transformers, peft, accelerate, trl, datasets, pydantic, tensorboardX, liger-kernel, bitsandbytes and
+lm-eval. A stage that fails or exceeds its time is recorded with the end of its output, and the others still run.
 """
 
 from __future__ import annotations

@@ -212,6 +212,7 @@ def estimate_memory_parts(
         checkpointing=checkpointing,
         optimizer_bytes=OPTIMIZERS[config.optimizer].state_bytes,
         four_bit=gpu and config.adaptation_spec.holds_4bit_weights,
+        fused=config.compile or (config.fused_kernels != "off" and util.find_spec("liger_kernel") is not None),
         whole_logits=not config.objective_spec.is_causal,
     )
     if config.is_sharded:  # each process has its own micro-batches

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+MAX_HEAD_WIDTH = 256  # of FlashAttention 2, which also requires a multiple of 8
 NAME = "varlen"  # of the attention kernel in a recipe and in transformers
 
 
@@ -74,6 +75,8 @@ def attend(
         and query.dtype in (torch.bfloat16, torch.float16)
         and attention_mask is None
         and query.shape[-1] == value.shape[-1]
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= MAX_HEAD_WIDTH
         and not kwargs.get("sliding_window")
         and kwargs.get("softcap") is None
         and kwargs.get("s_aux") is None

@@ -81,6 +81,7 @@ def estimate_training_memory(
     checkpointing: bool = False,
     optimizer_bytes: float = 8.0,
     four_bit: bool = False,
+    fused: bool = True,
     whole_logits: bool = False,
 ) -> dict[str, int]:
     """Estimate the peak memory of a training step, in bytes.
@@ -91,7 +92,8 @@ def estimate_training_memory(
 
     Activations on a CPU follow Korthikanti et al. (arXiv 2205.05198): 9h + 4i numbers per token and layer with a gated
     MLP. With fused or compiled layers on a GPU they are 6h + 2k + 3i: input and output of two norms, queries, keys,
-    values and output of the attention, and three of the MLP. The attention matrix is left out, because scaled
+    values and output of the attention, and three of the MLP. Other layers on a GPU add the float32 values of the norms
+    and the gate's activation, 6h + i; this was not measured. The attention matrix is left out, because scaled
     dot-product attention does not store it. Dropout before a low-rank update adds the adapted inputs and their masks:
     12h + 2i. With activation checkpointing, every layer keeps its input only, h numbers per token, and one layer at a
     time has all.
@@ -106,6 +108,7 @@ def estimate_training_memory(
         checkpointing: whether activations are recomputed in the backward pass.
         optimizer_bytes: bytes of the optimizer's state for each trained parameter; 8 for AdamW.
         four_bit: whether the frozen matrices of the layers have 4 bits per weight.
+        fused: whether the layers on a GPU are fused or compiled.
         whole_logits: whether the loss needs the logits of all tokens at once on a GPU too.
 
     Returns:
@@ -113,6 +116,8 @@ def estimate_training_memory(
     """
     width = BFLOAT16_BYTES if gpu else FLOAT32_BYTES
     gpu_numbers = 6 * shape.hidden + 2 * (shape.key_width or shape.hidden) + 3 * shape.intermediate
+    if not fused:
+        gpu_numbers += 6 * shape.hidden + shape.intermediate
     numbers = gpu_numbers if gpu else 9 * shape.hidden + 4 * shape.intermediate
     if dropout:
         numbers += 12 * shape.hidden + 2 * shape.intermediate

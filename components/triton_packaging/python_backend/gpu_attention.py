@@ -17,17 +17,21 @@ import torch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+MAX_HEAD_WIDTH = 256  # of FlashAttention 2, which also requires a multiple of 8
 NAME = "varlen_cache"  # of the attention implementation in transformers
 
 
 def supports(model: PreTrainedModel) -> bool:
     """Return whether every layer of the model can be computed: full attention in half precision on an NVIDIA GPU."""
     config = model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return (
         model.device.type == "cuda"
         and model.dtype in (torch.bfloat16, torch.float16)
         and kinds == {"full_attention"}
+        and width % 8 == 0
+        and width <= MAX_HEAD_WIDTH
         and not getattr(config, "sliding_window", None)
         and not getattr(config, "attn_logit_softcapping", None)
         and bool(model._supports_flash_attn)
