@@ -6,7 +6,7 @@ complete the sentence "version N cannot be promoted: …".
 
 # The digest of an artifact covers its payload, not its manifest. The evaluation therefore states in evaluation.json, and
 # a package in proof.json, on what it was made. Without signatures, a consistent forgery of all files remains possible;
-# see docs/security.md.
+# see docs/signing.md.
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_evaluation(evaluation: Artifact, model: Manifest) -> list[str]:
     content = read_content(evaluation)
     try:
         return [
-            *_check_subject(content["measured"], model),
+            *check_subject(content["measured"], model),
             *_check_manifest(evaluation.manifest, content),
             *_check_verdict(content),
             *_check_metrics(evaluation, content),
@@ -97,7 +97,7 @@ def describe_content_error(error: BaseException) -> str:
     return f"its evaluation cannot be read ({type(error).__name__}: {error})"
 
 
-def _check_subject(measured: Json, model: Manifest) -> list[str]:
+def check_subject(measured: Json, model: Manifest) -> list[str]:
     """Compare the measured model, its inputs and its base model with the manifest of the model."""
     stated, objections = measured["model"]["content_sha256"], []
     if stated != model.content_sha256:
@@ -115,7 +115,12 @@ def _check_subject(measured: Json, model: Manifest) -> list[str]:
 
 def check_dataset(evaluation: Artifact, model: Manifest) -> list[str]:
     """Return an objection to an evaluation on another dataset than the one that the model was trained on."""
-    used = read_content(evaluation)["measured"]["dataset"]["content_sha256"]
+    return compare_dataset(read_content(evaluation)["measured"], model)
+
+
+def compare_dataset(measured: Json, model: Manifest) -> list[str]:
+    """Return the objection of `check_dataset` to the statement in an evaluation.json."""
+    used = measured["dataset"]["content_sha256"]
     source = model.find_input("dataset")
     if source is not None and source.content_sha256 == used:
         return []

@@ -11,6 +11,8 @@ from components.common.runtime.errors import TunelineError
 from components.common.runtime.reporters import Reporter
 from components.model_registry import (
     alias_moves,
+    checkpoints,
+    history_signatures,
     model_files,
     model_versions,
     promotion_checks,
@@ -32,7 +34,7 @@ class Finding(BaseModel):
     """A discrepancy.
 
     Attributes:
-        kind: moved, deleted, edited, gap, digest or evidence.
+        kind: moved, deleted, edited, gap, digest, signature or evidence.
         what: description. It identifies an acknowledged finding in the history, so its wording must not change.
         alias: the alias; "" if the finding concerns no alias.
         entry: number of the history entry; 0 if the finding concerns no entry.
@@ -68,8 +70,9 @@ def audit(name: str, *, repair: bool = False, by: str = "", reporter: Reporter) 
     """Compare a model's aliases with its history, and verify the seals of the history.
 
     Args:
-        repair: close interrupted moves, record moves made outside of tuneline, and acknowledge the remaining findings
-            in the history, except those about the champion's evidence. The repair deletes nothing and moves no alias.
+        repair: close interrupted moves, record moves made outside of tuneline, acknowledge the remaining findings in
+            the history, except those about the champion's evidence, and write a missing checkpoint. The repair deletes
+            nothing and moves no alias.
         by: name of the person who repairs the history.
 
     Raises:
@@ -89,14 +92,26 @@ def audit(name: str, *, repair: bool = False, by: str = "", reporter: Reporter) 
                     continue
                 entry = Entry(kind="acknowledged", alias=finding.alias, by=by, reason=finding.what)
                 alias_moves.move_alias(client, name, entry)
+            _restore_checkpoint(client, name)
         reporter.step(f"auditing {name}")
         return _audit(client, name)
 
 
+def _restore_checkpoint(client: MlflowClient, name: str) -> None:
+    """Write a lost checkpoint, or the first one of a history from before the checkpoints."""
+    if checkpoints.is_writing() and checkpoints.read(name) is None:
+        closed = [entry for entry in registry_history.read(client, name) if entry.state != PENDING]
+        if closed:
+            checkpoints.write(name, closed[-1].number, closed[-1].seal, closed[-1].signature)
+
+
 def _audit(client: MlflowClient, name: str) -> Audit:
     entries, aliases = _read_snapshot(client, name)
+    trust = history_signatures.load_trust()
+    unverified = history_signatures.list_history_findings(client, name, entries, trust)
     findings = [
         *_find_tampering(entries),
+        *(Finding(kind="signature", entry=number, what=what) for number, what in unverified),
         *_find_chain_breaks(entries),
         *_find_alias_mismatches(entries, aliases),
         *_find_digest_mismatches(client, name, entries, aliases),
@@ -105,9 +120,13 @@ def _audit(client: MlflowClient, name: str) -> Audit:
     if not any(finding.kind in ("digest", "deleted") for finding in findings):
         evidence_findings, unchecked = _check_champion(client, name, entries, aliases)
         findings += evidence_findings
-    acknowledged = {entry.reason for entry in entries if entry.kind == "acknowledged" and entry.state == DONE}
+    acknowledged = history_signatures.list_acknowledged(entries, name, trust)
     open_findings = [f for f in findings if f.kind == EVIDENCE or f.what not in acknowledged]
     notes = [f"acknowledged: {finding.what}" for finding in findings if finding not in open_findings] + unchecked
+    if trust and not any(entry.signature for entry in entries):
+        notes.append("the history is not signed; the first entry of a process with a signing key signs it")
+    if trust and checkpoints.read(name) is None:
+        notes.append(f"the history has no checkpoint in {checkpoints.describe_location(name)}")
     for entry in entries:
         if entry.state == PENDING:
             earlier = [each for each in entries if each.number < entry.number]

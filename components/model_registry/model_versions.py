@@ -143,10 +143,13 @@ def find_model(client: MlflowClient, name: str) -> MlflowModel | None:
         raise
 
 
-def ensure_model(client: MlflowClient, name: str, description: str | None = None) -> None:
-    """Create the registered model if it does not exist. Safe if another job creates it at the same time."""
-    if find_model(client, name) is not None:
-        return
+def ensure_model(client: MlflowClient, name: str, description: str | None = None) -> MlflowModel | None:
+    """Create the registered model if it does not exist, else return it.
+
+    Safe if another job creates it at the same time.
+    """
+    if found := find_model(client, name):
+        return found
     try:
         mlflow_retry.retry(
             lambda: client.create_registered_model(name, description=description), lambda: find_model(client, name)
@@ -154,6 +157,7 @@ def ensure_model(client: MlflowClient, name: str, description: str | None = None
     except Exception:
         if find_model(client, name) is None:
             raise
+    return None
 
 
 def require_model(client: MlflowClient, name: str) -> MlflowModel:

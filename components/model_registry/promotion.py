@@ -13,7 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from components.common.runtime.errors import RegistryError
 from components.common.runtime.reporters import Reporter
 from components.common.runtime.user_name import get_user_name
-from components.model_registry import alias_moves, model_versions, promotion_checks, promotion_policy, registry_history
+from components.model_registry import (
+    alias_moves,
+    history_signatures,
+    model_versions,
+    promotion_checks,
+    promotion_policy,
+    registry_history,
+)
 from components.model_registry.model_versions import MODEL_SHA256_TAG, TAG_PREFIX
 from components.model_registry.policy_checks import PolicyInForce
 from components.model_registry.registry_history import Entry
@@ -42,6 +49,11 @@ REMEDIES = (
         "Evaluate the model with new test rows or other settings, and register it",
     ),
     ("so the age of its evaluation", "Correct the clock, or check the history with `tuneline registry audit`"),
+    (
+        "has no checkpoint",
+        "Check the history with `tuneline registry audit NAME`, and write a checkpoint with --repair",
+    ),
+    ("does not verify|requires signatures", "Register the version again with a signing key that is trusted"),
     ("allows the licences", "Tune a base model with an allowed licence"),
     ("policy entry", "Evaluate the model again with a configuration that meets the policy"),
     ("^its evaluation does not state|package does not cover", "Evaluate and package the model again"),
@@ -117,6 +129,7 @@ def promote(
         compared = present if present or not current else f"of version {current.version}"
         compared = compared if alias == CHAMPION else promotion_checks.SKIP_COMPARISON
         promotion_policy.check_unedited(entries)
+        history_signatures.check_history(client, name, entries)
         in_force = promotion_policy.get_policy_in_force(entries, policy)
         repeated = promotion_checks.was_promoted(target, entries)
         requirements = promotion_checks.Requirements(compared, rules, min_items, repeated, tasks or {}, in_force)
@@ -312,6 +325,7 @@ def rollback(
             )
 
         promotion_policy.check_unedited(entries)
+        history_signatures.check_history(client, name, entries)
         in_force = promotion_policy.get_policy_in_force(entries, policy)
         promotion_policy.check_approver(in_force.policy, by or get_user_name())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,17 @@ from components.common.runtime.errors import TEMPORARY_ERRORS, RegistryError, Tu
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
 from components.model_registry import (
+    checkpoints,
     evidence,
+    history_signatures,
     lineage_tags,
     model_files,
     policy_checks,
     registry_history,
+    signature_checks,
     split_reuse,
     training_rows,
+    trust_root,
 )
 from components.model_registry.lineage_tags import PROVEN
 from components.model_registry.model_versions import TAG_PREFIX
@@ -80,6 +84,8 @@ def list_objections(version: ModelVersion, requirements: Requirements) -> list[s
         objections += unreadable
         if evaluation := artifacts.get("evaluation"):
             objections += _check_evaluation(version, evaluation, artifacts.get("model"), requirements)
+        if requirements.policy and (result := _check_signatures(version.name, requirements.policy, artifacts)):
+            objections += [result.reason] if result.reason else []
         if repository := artifacts.get("repository"):
             objections += evidence.check_package(repository, _get_tag(version, "model_sha256") or "")
     if requirements.was_promoted:
@@ -163,12 +169,15 @@ def check_policy(version: ModelVersion, in_force: PolicyInForce) -> list[Require
         RegistryError: the evaluation or the model cannot be read.
     """
     with ExitStack() as stack:
-        artifacts, objections = _open_artifacts(version, stack, ("evaluation", "model"))
-        if len(artifacts) == 2:
+        kinds = ("evaluation", "model", *(["repository"] if in_force.policy.signatures else []))
+        artifacts, objections = _open_artifacts(version, stack, kinds)
+        if "evaluation" in artifacts and "model" in artifacts:
             try:
-                return policy_checks.check_version(
+                results = policy_checks.check_version(
                     in_force, artifacts["evaluation"], artifacts["model"], checks_age=True
                 )
+                signatures = _check_signatures(version.name, in_force, artifacts)
+                return [*results, *([signatures] if signatures else [])]
             except evidence.list_content_errors() as error:
                 objections.append(evidence.describe_content_error(error))
         problem = " and ".join(objections) or "it has no evaluation"
@@ -176,6 +185,31 @@ def check_policy(version: ModelVersion, in_force: PolicyInForce) -> list[Require
             f"version {version.version} of {version.name} cannot be tested: {problem}",
             hint="Mount the artifact store, or register the version again.",
         )
+
+
+def _check_signatures(
+    name: str, in_force: PolicyInForce, artifacts: Mapping[str, Artifact]
+) -> RequirementResult | None:
+    """Compare the signatures of a version with the policy; None if the policy does not require signatures."""
+    if not in_force.policy.signatures:
+        return None
+    trust = history_signatures.load_trust()
+    if allowed := in_force.policy.trusted_keys:
+        trust = replace(trust, allowed=frozenset(allowed))
+    if not trust:
+        objections = [f"{in_force.title} requires signatures; no trusted key is set in {trust_root.TRUST_VARIABLE}"]
+    else:
+        objections = signature_checks.list_objections(artifacts, trust)
+        if not any(entry.signature for entry in in_force.history):
+            objections.append(f"{in_force.title} requires signatures; the history is not signed")
+        if checkpoints.read(name) is None:
+            location = checkpoints.describe_location(name)
+            objections.append(f"{in_force.title} requires signatures; the history has no checkpoint in {location}")
+    return RequirementResult(
+        requirement="signatures of the version's lineage and history",
+        met=not objections,
+        reason=" and ".join(objections),
+    )
 
 
 @contextmanager

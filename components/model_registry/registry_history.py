@@ -20,8 +20,9 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field
 
 from components.common.artifacts import hashing
+from components.common.runtime.errors import RegistryError
 from components.common.workspace import liveness
-from components.model_registry import mlflow_retry, model_versions
+from components.model_registry import checkpoints, entry_signatures, mlflow_retry, model_versions, signing_keys
 from components.model_registry.model_versions import HISTORY_SUFFIX, TAG_PREFIX
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 OBJECTION_SEPARATOR = " and "  # between the objections in `forced`
+SIGNED_TAG = f"{TAG_PREFIX}signed"  # tag of the history's registered model
 PENDING, DONE, VOID = "pending", "done", "void"
 Kind = Literal[
     "register", "promote", "rollback", "foreign", "approval", "policy", "acknowledged", "trial", "evaluation"
@@ -52,6 +54,7 @@ class Entry(BaseModel):
         token: unique ID of the intent.
         owner: host and process that wrote the entry.
         seal: digest; empty until the entry is closed.
+        signature: signed envelope of the seal; "" if the process that closed the entry has no signing key.
     """
 
     model_config = ConfigDict(frozen=True, populate_by_name=True)
@@ -73,6 +76,7 @@ class Entry(BaseModel):
     token: str = ""
     owner: str = ""
     seal: str = ""
+    signature: str = ""
 
     @property
     def is_move(self) -> bool:
@@ -81,7 +85,7 @@ class Entry(BaseModel):
 
     def get_public_fields(self) -> dict[str, object]:
         """Return the fields for `tuneline registry history`."""
-        return self.model_dump(by_alias=True, exclude={"token", "owner", "seal"})
+        return self.model_dump(by_alias=True, exclude={"token", "owner", "seal", "signature"})
 
 
 def get_history_name(model: str) -> str:
@@ -121,7 +125,8 @@ def append(client: MlflowClient, model: str, intent: Entry) -> Entry:
     """Append an intent and return it with its number. If the response is lost, a retry finds the entry by its token."""
     name = get_history_name(model)
     purpose = f"The history of {model}: every version of this model is an entry of the history."
-    model_versions.ensure_model(client, name, f"{purpose} tuneline writes it; do not edit or delete versions.")
+    home = model_versions.ensure_model(client, name, f"{purpose} tuneline writes it; do not edit or delete versions.")
+    _require_key(model, is_signed=home is not None and SIGNED_TAG in home.tags)
     entry = intent.model_copy(
         update={
             "token": intent.token or uuid.uuid4().hex,
@@ -157,19 +162,42 @@ def close(
         note: reason for the state VOID.
     """
     closed = entry.model_copy(update={"state": state, "note": note[:MAX_TEXT_CHARACTERS]})
-    closed = closed.model_copy(
-        update={"seal": compute_seal(closed, earlier_entries[-1].seal if earlier_entries else "")}
-    )
+    seal = compute_seal(closed, earlier_entries[-1].seal if earlier_entries else "")
+    is_signed = any(each.signature for each in earlier_entries)
+    _require_key(model, is_signed=is_signed)
+    signature = entry_signatures.sign_entry(model, entry.number, seal, compute_content_sha256(closed))
+    if signature and not is_signed:
+        client.set_registered_model_tag(get_history_name(model), SIGNED_TAG, "true")
+    closed = closed.model_copy(update={"seal": seal, "signature": signature})
     fields = closed.model_dump(by_alias=True)
-    for key in ("from", "note", "seal", "state"):  # the state is set last: a pending entry can be closed again
+    # The state is set last: a pending entry can be closed again.
+    for key in ("from", "note", "seal", "signature", "state"):
         if fields[key]:
             client.set_model_version_tag(get_history_name(model), str(entry.number), TAG_PREFIX + key, fields[key])
+    if checkpoints.is_writing():
+        # Another process may have closed the entry with another note; the checkpoint is for what the database has.
+        stored = read_entry(client, model, entry.number)
+        checkpoints.write(model, stored.number, stored.seal, stored.signature)
     return closed
+
+
+def _require_key(model: str, *, is_signed: bool) -> None:
+    """Raise RegistryError if the history is signed and this process has no key: an audit would find the entry."""
+    if is_signed and not signing_keys.is_signing():
+        raise RegistryError(
+            f"the history of {model} is signed, and this process has no signing key",
+            hint=f"Set {signing_keys.KEY_VARIABLE} to the file of a private key.",
+        )
 
 
 def compute_seal(entry: Entry, before: str) -> str:
     """Return the SHA-256 of an entry's content and the previous seal (`before`), in hexadecimal digits."""
-    return hashing.digest({"before": before, **entry.model_dump(by_alias=True, exclude={"seal"})})
+    return hashing.digest({"before": before, **entry.model_dump(by_alias=True, exclude={"seal", "signature"})})
+
+
+def compute_content_sha256(entry: Entry) -> str:
+    """Return the SHA-256 of an entry's content without its seal and signature, in hexadecimal digits."""
+    return hashing.digest(entry.model_dump(by_alias=True, exclude={"seal", "signature"}))
 
 
 def join_objections(objections: Iterable[str]) -> str:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
@@ -16,6 +17,7 @@ from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.validation_errors import describe_validation_error
 from components.common.runtime.yaml_loading import load_yaml
 from components.model_registry.config import check_approval_count
+from components.model_registry.trust_root import KeyId
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, pattern=r"^[^\n]*$")]
 MAX_ITEMS, MAX_DAYS = 10**9, 36_500
@@ -83,6 +85,19 @@ class Policy(BaseModel):
         None, ge=1, le=MAX_DAYS, description="Maximum age of the evaluation at the promotion, in days. null: any age."
     )
 
+    signatures: Literal["required"] | None = Field(
+        None,
+        exclude_if=operator.not_,
+        description="required: every artifact of the version's lineage and the history are signed with a trusted key, and "
+        "every input has an attestation. null: signatures are not required.",
+    )
+    trusted_keys: list[KeyId] = Field(
+        [],
+        exclude_if=operator.not_,
+        description="IDs of the keys whose signatures of artifacts count, among the keys that TUNELINE_TRUST pins. Empty: "
+        "all of them.",
+    )
+
     @model_validator(mode="after")
     def _check_approval_count(self) -> Policy:
         check_approval_count(self.approvers, self.approvals_required)
@@ -93,6 +108,8 @@ class Policy(BaseModel):
         counts = Counter(task.name for task in self.tasks)
         if duplicates := sorted(name for name, count in counts.items() if count > 1):
             raise ValueError(f"tasks: duplicate name {duplicates[0]}; expected a distinct name for each task")
+        if self.trusted_keys and not self.signatures:
+            raise ValueError("trusted_keys is set, but signatures is null; expected signatures: required")
         if self.slice_min_items is not None and not any(rule.slices for rule in self.rules):
             raise ValueError(
                 f"slice_min_items is {self.slice_min_items}, but no rule has slices; expected null, or a rule with slices"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.errors import RegistryError
 from components.model_registry import (
+    history_signatures,
     mlflow_retry,
     model_versions,
     promotion_checks,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_MODEL = "unknown"  # the caller serves no model yet; the history then determines the deployed model
 POLL_TIMEOUT_SECONDS = 5.0
+CLOSE_TIMEOUT_SECONDS, CLOSE_POLL_SECONDS = 10.0, 0.2  # for the entry of a move in progress
 SERVING_TAG = f"{TAG_PREFIX}serving"
 IN_SERVICE, REFUSED, RETIRED = "in service", "refused", "retired"
 
@@ -86,10 +89,12 @@ def list_serving_objections(name: str, version: str, alias: str, in_service: str
     """
     with model_versions.registry_client() as client:
         target = model_versions.get_version(client, name, version)
-        history = registry_history.read(client, name)
+        is_signed = bool(history_signatures.load_trust())
+        history = _read_history(client, name, alias, str(target.version), waits=is_signed)
         # If the alias has moved and the entry is not closed yet, the move counts as completed. The entry has no seal yet.
         moves = [entry for entry in history if entry.is_move and entry.kind != "foreign" and entry.state == PENDING]
         unclosed = [entry for entry in moves if (entry.alias, entry.to) == (alias, str(target.version))]
+        unclosed = [] if is_signed else unclosed  # anyone who can write to MLflow's database can add a pending entry
         completed = [entry for entry in history if entry.state == DONE or entry in unclosed]
         entries = [entry.model_copy(update={"state": DONE}) for entry in completed]
         incumbent = _get_expected_incumbent(client, target, alias, entries, in_service)
@@ -99,13 +104,26 @@ def list_serving_objections(name: str, version: str, alias: str, in_service: str
         objections = promotion_checks.list_objections(target, requirements)
         if edited and requirements.checks_age:  # `promote` did not check the version with the policy
             objections.append(edited)
+        # No promotion overrules findings in the history: it may be forged itself.
+        findings = history_signatures.list_open_findings(client, name, history)
     moves = registry_history.list_completed_moves(entries, alias)
     if not moves or moves[-1].kind == "foreign" or moves[-1].to != str(target.version):
-        return objections
+        return [*objections, *findings]
     digest, model = moves[-1].digest, target.tags.get(MODEL_SHA256_TAG, "")
     if digest not in ("", model):
         objections.append(f"it was promoted with model {digest[:12]}, but now records model {model[:12]}")
-    return registry_history.list_open_objections(entries, alias, str(target.version), objections)
+    return [*registry_history.list_open_objections(entries, alias, str(target.version), objections), *findings]
+
+
+def _read_history(client: MlflowClient, name: str, alias: str, version: str, *, waits: bool) -> list[Entry]:
+    """Return the history; optionally wait for the end of a move of the alias to the version, which signs its entry."""
+    deadline = time.monotonic() + CLOSE_TIMEOUT_SECONDS
+    while True:
+        history = registry_history.read(client, name)
+        is_moving = any((entry.alias, entry.to, entry.state) == (alias, version, PENDING) for entry in history)
+        if not (waits and is_moving) or time.monotonic() > deadline:
+            return history
+        time.sleep(CLOSE_POLL_SECONDS)
 
 
 def _get_expected_incumbent(

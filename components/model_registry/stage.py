@@ -12,6 +12,7 @@ from components.common.artifacts.artifact_folder import Artifact, Manifest
 from components.common.runtime.errors import RegistryError, UsageError
 from components.common.runtime.reporters import Reporter
 from components.common.runtime.user_name import get_user_name
+from components.common.workspace import artifact_store
 from components.model_registry import (
     alias_moves,
     lineage_tags,
@@ -20,6 +21,7 @@ from components.model_registry import (
     model_versions,
     promotion_policy,
     registry_history,
+    signature_checks,
     split_reuse,
 )
 from components.model_registry.config import ModelRegistryConfig
@@ -145,6 +147,8 @@ def register(
     tags = lineage_tags.build_version_tags(model, evaluation, repository, dataset_version, finetune_key)
     verdict = lineage_tags.read_verdict(evaluation)
     lineage_tags.check_evidence(model, evaluation, repository)
+    signed = [model, evaluation, *([repository] if repository else [])]
+    signature_checks.sign_version(signed, artifact_store.get_artifact_uri(model), reporter)
     with model_versions.registry_client() as client:
         version = _find_registered(client, config.name, model.sha256)
         if version:

@@ -22,6 +22,7 @@ from pipelines.cli import (
     run_history,
     stage_commands,
     registry,
+    verification,
     release_policy,
     deployment,
     gateway,

@@ -274,6 +274,14 @@ def serve(
     keys: KeysOption = None,
     routes: RoutesOption = None,
     drain_seconds: DrainOption = 60.0,
+    trust: Annotated[
+        list[Path],
+        typer.Option(
+            "--trust",
+            readable=False,
+            help="Serve only a repository with a signature of this key: a file as in `tuneline verify`. Repeatable.",
+        ),
+    ] = [],  # noqa: B006
     as_json: JsonOption = False,
 ) -> None:
     """Serve a packaged model through the OpenAI API until Ctrl-C: a Triton server behind the gateway."""
@@ -291,6 +299,12 @@ def serve(
         addresses.listen(host, http_port) as listener,
         until_signal(),
     ):
+        if trust:
+            from components.common.artifacts import artifact_folder
+            from components.model_registry import signature_checks, trust_root
+
+            pinned = trust_root.load_trust(trust)
+            signature_checks.require_signature(artifact_folder.read(repository, "repository"), pinned)
         folder, name = work.root / "serving", repository.absolute().name
         options = GatewayOptions(
             keys,

@@ -13,7 +13,7 @@ from components.evaluation.tasks import file_digests
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning import model_card
-from components.model_registry import policy_checks, policy_report
+from components.model_registry import policy_checks, policy_report, signing_keys
 from components.model_registry.release_policy import Policy
 from pipelines.config.customization_config import Customization
 
@@ -46,7 +46,7 @@ def _refuse(source: str, key: str, value: str, expected: str) -> ConfigurationEr
 
 
 def list_objections(config: Customization, base: LocalBaseModel | None, workloads: Sequence[TaskWorkload]) -> list[str]:
-    """Return the requirements of the recorded policy that no evaluation with this configuration can meet, as clauses.
+    """Return the requirements of the recorded policy that no version with this configuration can meet, as clauses.
 
     Args:
         base: the base model; None if it is not on this machine, so that its licence is unknown.
@@ -60,7 +60,10 @@ def list_objections(config: Customization, base: LocalBaseModel | None, workload
         licence = model_card.find_base_licence(config.fine_tuning, base)
         found = {*policy_checks.list_imported_licences([base.as_input()]), licence.lower()} - {model_card.UNSTATED}
         results.append(policy_checks.check_licences(in_force, sorted(found)))
-    return [result.reason for result in results if not result.met]
+    objections = [result.reason for result in results if not result.met]
+    if in_force.policy.signatures and not signing_keys.is_signing():
+        objections.append(f"{in_force.title} requires signatures; {signing_keys.KEY_VARIABLE} is not set")
+    return objections
 
 
 def _predict_content(config: Customization, workloads: Sequence[TaskWorkload], policy: Policy) -> Json:

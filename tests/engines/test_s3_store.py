@@ -22,7 +22,14 @@ from components.common.runtime.reporters import SilentReporter
 from components.common.workspace import artifact_store, s3_store
 from components.common.workspace.artifact_store import Workdir
 from components.data_versioning.config import DataVersioningConfig
-from components.model_registry import model_versions, promotion_checks
+from components.model_registry import (
+    checkpoints,
+    model_versions,
+    promotion_checks,
+    signature_checks,
+    signing_keys,
+    trust_root,
+)
 from pipelines.operations.garbage_collection import deletion, inventory
 from pipelines.operations.garbage_collection.retention_plan import build_plan
 from tests.engines.s3_server import S3
@@ -105,6 +112,28 @@ def test_artifact_is_written_once_and_read_from_another_machine(
         [artifact.sha256],
     )
     assert artifact_store.resolve_artifact_uri(artifact_store.get_artifact_uri(loaded)) == loaded.path
+
+
+def test_signature_and_checkpoint_in_a_bucket_are_read_from_another_machine(
+    s3_server: S3, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, public, _ = signing_keys.generate_key_pair(tmp_path / "keys")
+    monkeypatch.setenv("TUNELINE_SIGNING_KEY_FILE", str(private))
+    artifact = artifact_store.add_artifact(Workdir.from_environment().store, build(tmp_path / "built"))
+    signature_checks.sign_version([artifact], artifact_store.get_artifact_uri(artifact), SilentReporter())
+    checkpoints.write("helper", 1, "seal", "")
+    other_store = switch_machine(tmp_path, monkeypatch)
+    loaded = artifact_store.load_artifact(other_store, artifact.sha256)
+    trust = trust_root.load_trust([public])
+    signature_checks.require_signature(loaded, trust)
+    checkpoint = checkpoints.read("helper")
+    assert checkpoint is not None
+    assert checkpoint.head == "seal"
+    assert artifact_store.list_artifacts(other_store) == [artifact.sha256]
+    [name] = [name for name in list_objects(s3_server.client(), address) if name.startswith("signatures/")]
+    replace_object(s3_server.client(), address, name, lambda content: content.replace(b'"sig":"ME', b'"sig":"MF'))
+    with pytest.raises(trust_root.SignatureInvalidError, match="forged or damaged"):
+        signature_checks.require_signature(loaded, trust)
 
 
 def test_large_file_moves_in_parallel_parts_and_reports_progress(address: str, tmp_path: Path) -> None:

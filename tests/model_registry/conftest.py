@@ -196,3 +196,19 @@ def kill_before_write(monkeypatch: pytest.MonkeyPatch, write: int) -> Iterator[l
             yield kills
         except ProcessKilled:
             kills.append(True)
+
+
+@pytest.fixture(scope="session")
+def signed_run(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a signed registry, built once; tests copy it."""
+    from tests.model_registry.signed_registry import build_signed_registry
+
+    return build_signed_registry(empty_store, tmp_path_factory.mktemp("signed"))
+
+
+@pytest.fixture
+def signed(signed_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A copy of the signed registry, with the signing key and the trust configured."""
+    from tests.model_registry.signed_registry import copy_signed_registry
+
+    return copy_signed_registry(signed_run, tmp_path, monkeypatch)

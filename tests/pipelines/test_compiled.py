@@ -363,6 +363,7 @@ PUBLIC_VARIABLES = {
     "TOKENIZERS_PARALLELISM": "false",
     "GOOGLE_APPLICATION_CREDENTIALS": "/data/google.json",
     "AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token",
+    "TUNELINE_SIGNING_KEY_FILE": "/etc/signing/signing.key",
     "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
     "MAX_TOKENS": "100",
     "KEYBOARD": "de",

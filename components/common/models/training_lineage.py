@@ -42,7 +42,7 @@ def collect_datasets(models: Sequence[Manifest], store_uri: str = "") -> Trainin
             if source.content_sha256 in seen or source.kind not in ("dataset", *ANCESTOR_KINDS):
                 continue
             seen.add(source.content_sha256)
-            folder = _find_folder(source, store_uri)
+            folder = find_folder(source, store_uri)
             if folder is not None and source.kind == "dataset":
                 try:
                     lineage.datasets[source.content_sha256] = artifact_folder.read(folder, "dataset")
@@ -78,7 +78,7 @@ def _is_untuned(source: ArtifactInput) -> bool:
         return False
 
 
-def _find_folder(source: ArtifactInput, store_uri: str) -> Path | None:
+def find_folder(source: ArtifactInput, store_uri: str) -> Path | None:
     """Return the folder of an input: beside the model, in the workdir's store, or at the recorded path.
 
     Raises:

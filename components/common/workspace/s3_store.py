@@ -34,7 +34,16 @@ NON_PAYLOAD_FOLDER = "_beside"
 MAX_UPLOAD_ATTEMPTS = 10  # if other jobs replace the artifact
 POLL_INTERVAL_SECONDS = 0.1
 USED_FOLDER, REMOVING_FOLDER = "used", "removing"
-RESERVED_FOLDERS = ("keys", "costs", "pins", USED_FOLDER, REMOVING_FOLDER)  # folders that are not artifacts
+RESERVED_FOLDERS = (  # folders that are not artifacts
+    "keys",
+    "costs",
+    "pins",
+    "signatures",
+    "certificates",
+    "checkpoints",
+    USED_FOLDER,
+    REMOVING_FOLDER,
+)
 REMOVAL_LEASE_SECONDS = 600.0  # an older lease is stale
 
 

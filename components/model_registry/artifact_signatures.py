@@ -1,0 +1,243 @@
+"""Signatures of artifacts: a record beside each artifact in the store, `signatures/<content digest>/<manifest digest>.json`.
+
+A record has the manifest, the OpenSSF signature of all files, and the signed attestation of the step. It contains no
+payload, so it remains when the artifact is deleted, and travels without the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from components.common.artifacts import artifact_folder
+from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.common.workspace import artifact_store
+from components.model_registry import attestations, evidence, signed_envelopes, signing_keys, trust_root
+from components.model_registry.signing_keys import SigningKey
+from components.model_registry.trust_root import SignatureInvalidError, Trust
+
+if TYPE_CHECKING:
+    from model_signing import hashing as model_hashing
+
+Json = dict[str, Any]
+FOLDER, CERTIFICATES_FOLDER = "signatures", "certificates"  # of notes in the store
+PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+STATEMENT_FILENAMES = (evidence.EVALUATION_FILENAME, evidence.PROOF_FILENAME)
+
+
+class SignatureRecord(BaseModel):
+    """The signatures of one artifact.
+
+    Attributes:
+        manifest: manifest.json as text.
+        statements: the statements of an evaluation or a package as text, by file name.
+        signature: Sigstore bundle that model-signing wrote.
+        attestation: DSSE envelope of the step's in-toto statement.
+        certificates: certificates of the key in PEM format; "" without.
+    """
+
+    manifest: str
+    statements: dict[str, str] = Field(default_factory=dict)
+    signature: Json
+    attestation: Json
+    certificates: str = ""
+
+    @property
+    def key_id(self) -> str:
+        """ID of the key, as the attestation states it."""
+        return signed_envelopes.read_key_id(self.attestation)
+
+    def parse_manifest(self) -> Manifest:
+        """Return the manifest.
+
+        Raises:
+            SignatureInvalidError: the manifest is unreadable.
+        """
+        try:
+            return artifact_folder.parse_manifest(self.manifest)
+        except (ValueError, ValidationError) as error:
+            raise SignatureInvalidError(f"its manifest is unreadable: {error}") from None
+
+
+def compute_manifest_sha256(text: str) -> str:
+    """Return the digest of a manifest's fields. Manifests of schema version 1 do not state it."""
+    return artifact_folder.compute_manifest_sha256(json.loads(text))
+
+
+def sign_artifact(artifact: Artifact, key: SigningKey, store: Path) -> SignatureRecord:
+    """Sign an artifact's folder and the attestation of its step, and write the record to the store."""
+    text = (artifact.path / artifact_folder.MANIFEST_FILENAME).read_text(encoding="utf-8")
+    manifest_sha256 = compute_manifest_sha256(text)
+    statement = attestations.build_statement(artifact.manifest, manifest_sha256)
+    listed = {file.path for file in artifact.manifest.files} & {*STATEMENT_FILENAMES}
+    record = SignatureRecord(
+        manifest=text,
+        statements={name: (artifact.path / name).read_text(encoding="utf-8") for name in sorted(listed)},
+        signature=_sign_folder(artifact.path, key),
+        attestation=signed_envelopes.sign_envelope(key, statement, attestations.PAYLOAD_TYPE),
+        certificates=key.certificates,
+    )
+    name = f"{FOLDER}/{artifact.sha256}/{manifest_sha256}.json"
+    artifact_store.write_note(store, name, record.model_dump_json(exclude_defaults=True) + "\n")
+    if key.certificates:  # for the signatures in the history, which have no room for certificates
+        artifact_store.write_note(store, f"{CERTIFICATES_FOLDER}/{key.key_id}.pem", key.certificates)
+    return record
+
+
+def _build_hashing() -> model_hashing.Config:
+    """Return the settings with which all files are signed; by default, model-signing ignores git's files."""
+    from model_signing import hashing as model_hashing
+
+    return model_hashing.Config().set_ignored_paths(paths=[], ignore_git_paths=False)
+
+
+def _sign_folder(folder: Path, key: SigningKey) -> Json:
+    from model_signing import signing
+
+    config = signing.Config().set_hashing_config(_build_hashing())
+    with tempfile.TemporaryDirectory() as temporary:
+        output = Path(temporary) / "signature.json"
+        if key.certificates:
+            paths = [
+                Path(temporary) / f"{number}.pem" for number, _ in enumerate(_split_certificates(key.certificates))
+            ]
+            for path, text in zip(paths, _split_certificates(key.certificates), strict=True):
+                path.write_text(text, encoding="ascii")
+            # model-signing refuses an empty chain.
+            chain = paths[1:] or paths
+            config.use_certificate_signer(private_key=key.path, signing_certificate=paths[0], certificate_chain=chain)
+        else:
+            config.use_elliptic_key_signer(private_key=key.path, password=_encode_password(key))
+        config.sign(folder, output)
+        signature: Json = json.loads(output.read_text(encoding="utf-8"))
+    return signature
+
+
+def _encode_password(key: SigningKey) -> Any:
+    """Return the password as bytes: model-signing is annotated with str, but passes the value on to cryptography."""
+    return key.password.encode() if key.password else None
+
+
+def _split_certificates(text: str) -> list[str]:
+    end = "-----END CERTIFICATE-----\n"
+    return [part + end for part in text.replace("\r\n", "\n").split(end) if part.strip()]
+
+
+def load_records(store: Path, sha256: str) -> list[SignatureRecord]:
+    """Return the records of artifacts with a content digest. Unreadable records are left out."""
+    names = artifact_store.list_notes(store, f"{FOLDER}/{sha256}")
+    texts = (artifact_store.read_note(store, f"{FOLDER}/{sha256}/{name}") for name in names)
+    return [record for text in texts if text and (record := parse_record(text))]
+
+
+def load_record(store: Path, artifact: Artifact) -> SignatureRecord | None:
+    """Return the record of an artifact, or None."""
+    text = (artifact.path / artifact_folder.MANIFEST_FILENAME).read_text(encoding="utf-8")
+    note = artifact_store.read_note(store, f"{FOLDER}/{artifact.sha256}/{compute_manifest_sha256(text)}.json")
+    return parse_record(note) if note else None
+
+
+def parse_record(text: str) -> SignatureRecord | None:
+    """Return a record; None if the text is not a record."""
+    try:
+        return SignatureRecord.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def list_certificates(store: Path) -> list[str]:
+    """Return the certificates in PEM format of the keys that signed with certificates."""
+    names = artifact_store.list_notes(store, CERTIFICATES_FOLDER)
+    return [artifact_store.read_note(store, f"{CERTIFICATES_FOLDER}/{name}") or "" for name in names]
+
+
+def check_record(record: SignatureRecord, trust: Trust) -> Manifest:
+    """Return the manifest after verifying the signature of the files, the attestation and their agreement.
+
+    The files themselves are not read; see `check_files`.
+
+    Raises:
+        SignatureInvalidError: a signature is not valid, its key is not trusted, or it is about another artifact.
+    """
+    if record.certificates:
+        trust = trust.add_certificates([record.certificates])
+    manifest = record.parse_manifest()
+    manifest_sha256 = compute_manifest_sha256(record.manifest)
+    statement = signed_envelopes.open_envelope(record.attestation, attestations.PAYLOAD_TYPE, trust)
+    if not attestations.describes(statement, manifest, manifest_sha256):
+        raise SignatureInvalidError("its attestation is about another artifact")
+    envelope = record.signature.get("dsseEnvelope", {})
+    signed = _list_signed_files(
+        signed_envelopes.open_envelope(envelope, attestations.PAYLOAD_TYPE, trust, record.key_id)
+    )
+    listed = {file.path: file.sha256 for file in manifest.files}
+    if signed != {**listed, artifact_folder.MANIFEST_FILENAME: _digest(record.manifest)}:
+        raise SignatureInvalidError("the signature of its files is about another artifact")
+    if manifest.content_sha256 != manifest.compute_payload_sha256():
+        raise SignatureInvalidError("its manifest does not match its own content_sha256")
+    for name, text in record.statements.items():
+        if listed.get(name) != _digest(text):
+            raise SignatureInvalidError(f"{name} in its record differs from the signed file")
+    return manifest
+
+
+def _digest(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _list_signed_files(statement: Json) -> dict[str, str]:
+    """Return the digests by path that a signature covers; empty if some paths were ignored."""
+    try:
+        predicate = statement["predicate"]
+        is_complete = (
+            statement["predicateType"] == PREDICATE_TYPE
+            and predicate["serialization"]["method"] == "files"
+            and not predicate["serialization"].get("ignore_paths")
+            and all(one["algorithm"] == "sha256" for one in predicate["resources"])
+        )
+        return {one["name"]: one["digest"] for one in predicate["resources"]} if is_complete else {}
+    except (KeyError, TypeError):
+        return {}
+
+
+def check_files(record: SignatureRecord, folder: Path, trust: Trust) -> None:
+    """Hash all files of an artifact and compare them with the signature.
+
+    Raises:
+        SignatureInvalidError: a file was changed, added or removed, or the key is not trusted.
+    """
+    from model_signing import verifying
+
+    trusted = trust.add_certificates([record.certificates]) if record.certificates else trust
+    with tempfile.TemporaryDirectory() as temporary, _translated_errors():
+        config, path = verifying.Config(), Path(temporary) / "signature.json"
+        path.write_text(json.dumps(record.signature), encoding="utf-8")
+        root = Path(temporary) / "root.pem"
+        if "publicKey" in record.signature.get("verificationMaterial", {}):
+            root.write_text(signing_keys.format_public_key(trusted.get_key(record.key_id)), encoding="ascii")
+            config.use_elliptic_key_verifier(public_key=root)
+        else:
+            root.write_text(trust_root.format_authorities(trust), encoding="ascii")
+            config.use_certificate_verifier(certificate_chain=[root])
+        config.set_hashing_config(_build_hashing()).verify(folder, path)
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    from cryptography.exceptions import InvalidSignature
+    from OpenSSL.crypto import X509StoreContextError
+
+    try:
+        yield
+    except ValueError as error:
+        raise SignatureInvalidError(f"its files differ from its signature: {error}") from None
+    except (InvalidSignature, X509StoreContextError, KeyError):
+        raise SignatureInvalidError("the signature of its files is forged or damaged") from None

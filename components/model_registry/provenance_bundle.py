@@ -1,0 +1,339 @@
+"""Provenance of a model version as a bundle: signatures, attestations, manifests, history and checkpoint, no weights.
+
+`collect` reads a bundle from the registry and the store, `write` and `read` move it to another machine, and `verify`
+checks it with public keys alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, Field, ValidationError
+
+from components.common.artifacts import artifact_folder
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.runtime.errors import ArtifactDamagedError, OutputOccupiedError
+from components.common.workspace.artifact_store import Workdir
+from components.model_registry import (
+    artifact_signatures,
+    checkpoints,
+    evidence,
+    history_signatures,
+    model_versions,
+    registry_history,
+    signature_checks,
+)
+from components.model_registry.artifact_signatures import SignatureRecord
+from components.model_registry.checkpoints import Checkpoint
+from components.model_registry.model_versions import TAG_PREFIX
+from components.model_registry.registry_history import Entry
+from components.model_registry.signature_checks import LineageCheck
+from components.model_registry.trust_root import SignatureInvalidError, Trust
+
+SCHEMA = "tuneline/provenance_bundle/v1"
+INDEX_FILENAME, HISTORY_FILENAME, CHECKPOINT_FILENAME = "bundle.json", "history.json", "checkpoint.json"
+RECORDS_FOLDER = "records"
+KINDS = ("model", "evaluation", "repository")
+
+
+class Index(BaseModel):
+    """bundle.json: which version the bundle is about. Nothing in it is trusted.
+
+    Attributes:
+        alias: the alias whose promotion is verified; None for a version by number.
+        artifacts: content digest by kind.
+        certificates: certificates of the signing keys in PEM format.
+    """
+
+    schema_: str = Field(SCHEMA, alias="schema")
+    name: str
+    version: str
+    alias: str | None
+    artifacts: dict[str, str]
+    certificates: list[str] = []
+
+
+class Bundle(BaseModel):
+    """The provenance of a version.
+
+    Attributes:
+        records: signature records by content digest.
+        checkpoint: the checkpoint of the history; None if it does not exist.
+    """
+
+    index: Index
+    records: dict[str, list[SignatureRecord]]
+    history: list[Entry]
+    checkpoint: Checkpoint | None
+
+
+class VerifiedArtifact(BaseModel):
+    """An artifact whose signature and attestation verify.
+
+    Attributes:
+        hashed: whether all its files were hashed and compared with the signature.
+    """
+
+    kind: str
+    sha256: str
+    key_id: str
+    hashed: bool
+
+
+class Leaf(BaseModel):
+    """An input that no step of tuneline produced, known by its digest."""
+
+    kind: str
+    sha256: str
+    uri: str
+
+
+class Verification(BaseModel):
+    """The result of `verify`.
+
+    Attributes:
+        objections: clauses; empty if everything verifies.
+        artifacts, leaves: the verified artifacts, and the inputs without attestation.
+        entries: number of history entries.
+        checkpoint: number of the entry of the checkpoint; None without checkpoint.
+        notes: what a reader must know although it verifies.
+    """
+
+    name: str
+    version: str
+    alias: str | None
+    verified: bool
+    objections: list[str]
+    artifacts: list[VerifiedArtifact]
+    leaves: list[Leaf]
+    entries: int
+    checkpoint: int | None
+    notes: list[str]
+
+
+def collect(name: str, which: str) -> Bundle:
+    """Return the bundle of a version from the registry, the artifact store and the checkpoint.
+
+    Args:
+        which: alias or number of the version.
+
+    Raises:
+        RegistryError: the model, version or alias does not exist.
+    """
+    store = Workdir.from_environment().store
+    model_versions.require_store(name)
+    with model_versions.registry_client() as client:
+        checkpoint = checkpoints.read(name)  # before the history, which may grow
+        find = model_versions.get_version if which.isdecimal() else model_versions.get_version_by_alias
+        version = find(client, name, which)
+        history = registry_history.read(client, name)
+    digests = {kind: version.tags.get(f"{TAG_PREFIX}{kind}_sha256", "") for kind in KINDS}
+    artifacts = {kind: sha256 for kind, sha256 in digests.items() if sha256}
+    records: dict[str, list[SignatureRecord]] = {}
+    pending = list(artifacts.values())
+    while pending:
+        sha256 = pending.pop()
+        if sha256 in records:
+            continue
+        if found := artifact_signatures.load_records(store, sha256):
+            records[sha256] = found
+            pending += [source for record in found for source in _list_inputs(record)]
+    index = Index(
+        name=name,
+        version=str(version.version),
+        alias=None if which.isdecimal() else which,
+        artifacts=artifacts,
+        certificates=artifact_signatures.list_certificates(store),
+    )
+    return Bundle(index=index, records=records, history=history, checkpoint=checkpoint)
+
+
+def _list_inputs(record: SignatureRecord) -> list[str]:
+    try:
+        return [source.content_sha256 for source in record.parse_manifest().inputs]
+    except SignatureInvalidError:  # `verify` reports it
+        return []
+
+
+def write(bundle: Bundle, folder: Path) -> None:
+    """Write a bundle into a new or empty folder.
+
+    Raises:
+        OutputOccupiedError: the folder is not empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputOccupiedError(f"{folder} is not empty", hint="Choose an empty or new folder with --export.")
+    (folder / RECORDS_FOLDER).mkdir(parents=True)
+    for sha256, records in bundle.records.items():
+        for number, record in enumerate(records):
+            text = record.model_dump_json(exclude_defaults=True, indent=1) + "\n"
+            (folder / RECORDS_FOLDER / f"{sha256}.{number}.json").write_text(text, encoding="utf-8")
+    entries = [entry.model_dump(by_alias=True) for entry in bundle.history]
+    (folder / HISTORY_FILENAME).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    if bundle.checkpoint:
+        text = bundle.checkpoint.model_dump_json(indent=1) + "\n"
+        (folder / CHECKPOINT_FILENAME).write_text(text, encoding="utf-8")
+    text = bundle.index.model_dump_json(by_alias=True, indent=1) + "\n"
+    artifact_folder.write_atomically(folder / INDEX_FILENAME, text)
+
+
+def is_bundle(folder: Path) -> bool:
+    """Return whether a folder has a bundle."""
+    return (folder / INDEX_FILENAME).is_file()
+
+
+def read(folder: Path) -> Bundle:
+    """Read a bundle that `write` wrote.
+
+    Raises:
+        ArtifactDamagedError: a file is missing or unreadable.
+    """
+    try:
+        index = Index.model_validate_json((folder / INDEX_FILENAME).read_bytes())
+        records: dict[str, list[SignatureRecord]] = {}
+        for path in sorted((folder / RECORDS_FOLDER).glob("*.json")):
+            record = SignatureRecord.model_validate_json(path.read_bytes())
+            records.setdefault(path.name.partition(".")[0], []).append(record)
+        entries = json.loads((folder / HISTORY_FILENAME).read_bytes())
+        path = folder / CHECKPOINT_FILENAME
+        checkpoint = Checkpoint.model_validate_json(path.read_bytes()) if path.exists() else None
+        history = [Entry.model_validate(entry) for entry in entries]
+        return Bundle(index=index, records=records, history=history, checkpoint=checkpoint)
+    except (OSError, ValueError, TypeError, ValidationError) as error:
+        raise ArtifactDamagedError(
+            f"the bundle in {folder} is unreadable: {error}",
+            hint="Export the bundle again with `tuneline verify --export`.",
+        ) from None
+
+
+def verify(
+    bundle: Bundle, trust: Trust, find_artifact: Callable[[str], Artifact | None] = lambda _: None
+) -> Verification:
+    """Verify the signatures, the links, the evaluation's statement, the promotion, the history and the checkpoint.
+
+    Args:
+        find_artifact: returns an artifact by its content digest, whose files are then hashed; None if it is not here.
+    """
+    index, history = bundle.index, sorted(bundle.history, key=lambda entry: entry.number)
+    trust = trust.add_certificates(index.certificates)
+    roots = {sha256: kind for kind, sha256 in index.artifacts.items()}
+    lineage = signature_checks.check_lineage(roots, lambda sha256: bundle.records.get(sha256, []), trust)
+    objections, notes = [*lineage.objections], []
+    promotion, forced = _check_promotion(index, history)
+    objections += _check_evidence(index, lineage, is_forced=bool(forced))
+    objections += _check_history(bundle, history, trust)
+    objections += promotion
+    if forced:
+        notes.append(f"the version was promoted by force, despite: {forced}")
+    if index.alias is None:
+        notes.append("no promotion is verified, because the version is given by its number")
+    artifacts = []
+    for sha256, (manifest, record) in lineage.verified.items():
+        try:
+            artifact = find_artifact(sha256)
+            found = _check_files(bundle.records[sha256], artifact, trust) if artifact else []
+        except ArtifactDamagedError as error:
+            artifact, found = None, [f"its {manifest.kind} {sha256[:12]} does not verify: {error.message}"]
+        objections += found
+        is_hashed = artifact is not None and not found
+        artifacts.append(VerifiedArtifact(kind=manifest.kind, sha256=sha256, key_id=record.key_id, hashed=is_hashed))
+    if unhashed := [one.kind for one in artifacts if not one.hashed]:
+        notes.append(f"the files of these artifacts are not on this machine and were not hashed: {', '.join(unhashed)}")
+    return Verification(
+        name=index.name,
+        version=index.version,
+        alias=index.alias,
+        verified=not objections,
+        objections=objections,
+        artifacts=artifacts,
+        leaves=[Leaf(kind=one.kind, sha256=one.content_sha256, uri=one.uri) for one in lineage.leaves],
+        entries=len(history),
+        checkpoint=bundle.checkpoint.entries if bundle.checkpoint else None,
+        notes=notes,
+    )
+
+
+def _check_files(records: Sequence[SignatureRecord], artifact: Artifact, trust: Trust) -> list[str]:
+    text = (artifact.path / artifact_folder.MANIFEST_FILENAME).read_text(encoding="utf-8")
+    record = next((one for one in records if one.manifest == text), None)
+    kind, sha256 = artifact.manifest.kind, artifact.sha256
+    try:
+        if record is None:
+            raise SignatureInvalidError("its manifest is not the signed one")
+        artifact_signatures.check_record(record, trust)
+        artifact_signatures.check_files(record, artifact.path, trust)
+    except SignatureInvalidError as error:
+        return [f"its {kind} {sha256[:12]} does not verify: {error.message}"]
+    return []
+
+
+def _check_evidence(index: Index, lineage: LineageCheck, *, is_forced: bool) -> Iterator[str]:
+    """Yield the objections to the statement of the evaluation, and to an evaluation or a package of another model."""
+    found = {kind: lineage.verified.get(index.artifacts.get(kind, "")) for kind in KINDS}
+    if "model" not in index.artifacts or "evaluation" not in index.artifacts:
+        yield "the version has no model or no evaluation"
+    if found["model"] is None:  # reported with its signature
+        return
+    model = found["model"][0]
+    if found["evaluation"] is not None:
+        evaluation, record = found["evaluation"]
+        try:
+            content = json.loads(record.statements[evidence.EVALUATION_FILENAME])
+            yield from evidence.check_subject(content["measured"], model)
+            yield from evidence.compare_dataset(content["measured"], model)
+            if content["verdict"] != "accepted" and not is_forced:
+                yield f"its evaluation's verdict is {content['verdict']}"
+        except (LookupError, TypeError, ValueError):
+            yield evidence.EARLIER_EVALUATION
+        source = evaluation.find_input("model")
+        if source is None or source.content_sha256 != model.content_sha256:
+            yield "its evaluation evaluated another model"
+    if found["repository"] is not None:
+        source = found["repository"][0].find_input("model")
+        if source is None or source.content_sha256 != model.content_sha256:
+            yield "its Triton package was built from another model"
+
+
+def _check_history(bundle: Bundle, history: Sequence[Entry], trust: Trust) -> list[str]:
+    """Return the findings in the history that no signed entry acknowledges."""
+    name = bundle.index.name
+    if not any(entry.signature for entry in history):
+        return ["the history is not signed"]
+    acknowledged = history_signatures.list_acknowledged(history, name, trust)
+    findings = [what for _, what in history_signatures.list_findings(history, name, trust)]
+    findings += [registry_history.describe_gap(number) for number in registry_history.list_gaps(history)]
+    findings += [registry_history.describe_edit(entry.number) for entry in registry_history.list_edited(history)]
+    if bundle.checkpoint is None:
+        findings.append("the history has no checkpoint outside of the database")
+    elif what := history_signatures.check_checkpoint(history, bundle.checkpoint, name, trust):
+        findings.append(what)
+    return [what for what in findings if what not in acknowledged]
+
+
+def _evaluates(entry: Entry, move: Entry) -> bool:
+    """Return whether an entry records a new evaluation of the version that a move promoted."""
+    is_same = (entry.to, entry.digest) == (move.to, move.digest)
+    return entry.kind == "evaluation" and entry.state == registry_history.DONE and is_same
+
+
+def _check_promotion(index: Index, history: Sequence[Entry]) -> tuple[list[str], str]:
+    """Return the objections to the promotion to the bundle's alias, and the objections that a forced one overruled."""
+    if index.alias is None:
+        return [], ""
+    moves = registry_history.list_completed_moves(history, index.alias)
+    if not moves or moves[-1].to != index.version or moves[-1].kind == "foreign":
+        holder = f"version {moves[-1].to}" if moves else "no version"
+        what = "by a move outside of tuneline" if moves and moves[-1].kind == "foreign" else "in the history"
+        return [f"{index.alias} is at {holder} {what}; the bundle is about version {index.version}"], ""
+    move, found = moves[-1], {kind: index.artifacts.get(kind, "none") for kind in KINDS}
+    later = {entry.evaluation for entry in history if entry.number > move.number and _evaluates(entry, move)}
+    objections = []
+    if move.digest != found["model"]:
+        what = f"model {move.digest[:12] or 'unknown'}; the bundle has {found['model'][:12]}"
+        objections.append(f"entry {move.number} moved {index.alias} to {what}")
+    if found["evaluation"] not in {move.evaluation, *later}:
+        what = f"evaluation {move.evaluation[:12] or 'unknown'}; the bundle has {found['evaluation'][:12]}"
+        objections.append(f"entry {move.number} moved {index.alias} with {what}")
+    return objections, move.forced

@@ -1,0 +1,174 @@
+"""Signing keys: loaded by reference to their file, and created.
+
+One elliptic-curve key signs artifacts, attestations and entries of the history.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.common.runtime.errors import ConfigurationError, EngineMissingError, OutputOccupiedError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.x509 import Certificate
+
+KEY_VARIABLE = "TUNELINE_SIGNING_KEY_FILE"
+PASSWORD_VARIABLE = "TUNELINE_SIGNING_KEY_PASSWORD"
+CERTIFICATES_VARIABLE = "TUNELINE_SIGNING_CERTIFICATES_FILE"
+CURVES = ("secp256r1", "secp384r1", "secp521r1")  # that model-signing accepts
+EXPECTED_KEY = "an elliptic-curve key on P-256, P-384 or P-521 in PEM format"
+PRIVATE_KEY_FILENAME, PUBLIC_KEY_FILENAME = "signing.key", "signing.pub"
+KEY_HINT = "Create a key pair with `tuneline signing keygen -o DIR`."
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A private key and its certificates.
+
+    Attributes:
+        key_id: SHA-256 of the public key (DER, SubjectPublicKeyInfo), in hexadecimal digits.
+        path: file of the private key.
+        certificates: the signing certificate and its chain in PEM format, the signing certificate first; "" without.
+    """
+
+    private_key: EllipticCurvePrivateKey = field(repr=False)
+    key_id: str
+    path: Path
+    password: str | None = field(repr=False)
+    certificates: str = ""
+
+
+def compute_key_id(key: EllipticCurvePublicKey) -> str:
+    """Return the ID of a public key."""
+    import hashlib
+
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def format_public_key(key: EllipticCurvePublicKey) -> str:
+    """Return a public key in PEM format."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def is_signing() -> bool:
+    """Return whether this process has a signing key."""
+    return bool(os.environ.get(KEY_VARIABLE))
+
+
+def load_signing_key() -> SigningKey | None:
+    """Return the key that TUNELINE_SIGNING_KEY_FILE refers to; None if the variable is not set.
+
+    Raises:
+        ConfigurationError: the file of the key or of its certificates cannot be used.
+        EngineMissingError: the packages for signatures are not installed.
+    """
+    if not (name := os.environ.get(KEY_VARIABLE)):
+        return None
+    require_packages()
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    path, password = Path(name), os.environ.get(PASSWORD_VARIABLE) or None
+    load = partial(load_pem_private_key, password=password.encode() if password else None)
+    key = load_pem(path, KEY_VARIABLE, load)
+    if not is_supported(key):
+        raise key_error(path, KEY_VARIABLE, "another kind of key")
+    key_id, certificates = compute_key_id(key.public_key()), ""
+    if chain := os.environ.get(CERTIFICATES_VARIABLE):
+        found = load_pem(Path(chain), CERTIFICATES_VARIABLE, load_certificates)
+        certified = found[0].public_key()
+        if not is_supported(certified) or compute_key_id(certified) != key_id:
+            raise ConfigurationError(
+                f"{CERTIFICATES_VARIABLE}: the first certificate in {chain} is not for the key in {path}",
+                hint="Put the certificate of the signing key first, then the intermediate authorities.",
+            )
+        if password:
+            raise ConfigurationError(
+                f"{PASSWORD_VARIABLE} is set together with {CERTIFICATES_VARIABLE}; a key with certificates must not be "
+                "encrypted",
+                hint="Decrypt the key into a file that only this user can read.",
+            )
+        certificates = Path(chain).read_text(encoding="ascii")
+    return SigningKey(key, key_id, path, password, certificates)
+
+
+def require_packages() -> None:
+    """Raise EngineMissingError if the packages for signatures are not installed."""
+    try:
+        import model_signing  # noqa: F401
+        import securesystemslib  # noqa: F401
+    except ImportError as error:
+        raise EngineMissingError(
+            f"signatures require the packages of the extra signing: {error}",
+            hint="Install them: pip install 'tuneline[signing]'.",
+        ) from None
+
+
+def is_supported(key: object) -> bool:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return isinstance(key, (ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey)) and key.curve.name in CURVES
+
+
+def load_certificates(content: bytes) -> list[Certificate]:
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificates(content)
+
+
+def load_pem(path: Path, source: str, load: Callable[[bytes], Any]) -> Any:
+    """Return the content of a PEM file; the error does not repeat the content."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        return load(path.read_bytes())
+    except OSError as error:
+        raise key_error(path, source, error.strerror or "an unreadable file") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        problem = "a key with another password" if "assword" in str(error) else "no valid PEM file"
+        raise key_error(path, source, problem) from None
+
+
+def key_error(path: Path, source: str, found: str) -> ConfigurationError:
+    return ConfigurationError(f"{source}: {path}: found {found}; expected {EXPECTED_KEY}", hint=KEY_HINT)
+
+
+def generate_key_pair(folder: Path) -> tuple[Path, Path, str]:
+    """Write a new key pair on the curve P-256, the private key readable by this user only.
+
+    Returns:
+        The files of the private and the public key, and the key's ID.
+
+    Raises:
+        OutputOccupiedError: the folder already has a key.
+        EngineMissingError: the packages for signatures are not installed.
+    """
+    require_packages()
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        BestAvailableEncryption,
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+    )
+
+    private, public = folder / PRIVATE_KEY_FILENAME, folder / PUBLIC_KEY_FILENAME
+    if existing := next((path for path in (private, public) if path.exists()), None):
+        raise OutputOccupiedError(f"{existing} already exists", hint="Choose another folder with -o.")
+    key, password = ec.generate_private_key(ec.SECP256R1()), os.environ.get(PASSWORD_VARIABLE)
+    encryption = BestAvailableEncryption(password.encode()) if password else NoEncryption()
+    folder.mkdir(parents=True, exist_ok=True)
+    content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+    with os.fdopen(os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    public.write_text(format_public_key(key.public_key()), encoding="ascii")
+    return private, public, compute_key_id(key.public_key())

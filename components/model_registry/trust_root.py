@@ -1,0 +1,174 @@
+"""Trust roots: the public keys, authorities and revoked keys that a verifier pins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from components.common.runtime.errors import ConfigurationError, TunelineError
+from components.common.runtime.validation_errors import describe_validation_error
+from components.common.runtime.yaml_loading import load_yaml
+from components.model_registry import signing_keys
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.x509 import Certificate
+
+TRUST_VARIABLE = "TUNELINE_TRUST"
+KeyId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class SignatureInvalidError(TunelineError):
+    """A signature that does not verify; the message is a clause that gives the reason."""
+
+    kind = "signature"
+
+
+class TrustFile(BaseModel):
+    """A trust root in a YAML file: pinned keys and authorities, and the IDs of revoked keys."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    public_keys: list[str] = Field([], description="Files of public keys in PEM format, relative to this file.")
+    certificate_authorities: list[str] = Field(
+        [], description="Files of authorities' certificates in PEM format, relative to this file."
+    )
+    revoked: list[KeyId] = Field([], description="IDs of keys whose signatures are refused.")
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What a verifier trusts.
+
+    Attributes:
+        keys: public keys by ID.
+        authorities: certificates of authorities, which vouch for further keys.
+        revoked: IDs of keys whose signatures are refused.
+        allowed: IDs of the only keys that count; None for all.
+    """
+
+    keys: Mapping[str, EllipticCurvePublicKey] = field(default_factory=dict)
+    authorities: tuple[Certificate, ...] = ()
+    revoked: frozenset[str] = frozenset()
+    allowed: frozenset[str] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.authorities)
+
+    def add_certificates(self, chains: Iterable[str]) -> Trust:
+        """Return a trust that also has the keys of the certificates that an authority vouches for.
+
+        Args:
+            chains: certificates in PEM format, each signing certificate first.
+        """
+        found = [key for chain in chains if self.authorities and (key := _verify_chain(chain, self.authorities))]
+        return replace(self, keys={**{signing_keys.compute_key_id(key): key for key in found}, **self.keys})
+
+    def get_key(self, key_id: str) -> EllipticCurvePublicKey:
+        """Return the public key with this ID.
+
+        Raises:
+            SignatureInvalidError: the key is revoked or not trusted.
+        """
+        if key_id in self.revoked:
+            raise SignatureInvalidError(f"signed with the revoked key {key_id[:12]}")
+        if key_id not in self.keys:
+            raise SignatureInvalidError(f"signed with key {key_id[:12] or 'unknown'}, which is not trusted")
+        if self.allowed is not None and key_id not in self.allowed:
+            raise SignatureInvalidError(f"signed with key {key_id[:12]}, which the policy does not list")
+        return self.keys[key_id]
+
+
+def format_authorities(trust: Trust) -> str:
+    """Return the certificates of the trusted authorities in PEM format."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return "".join(authority.public_bytes(Encoding.PEM).decode() for authority in trust.authorities)
+
+
+def load_trust(paths: Iterable[Path]) -> Trust:
+    """Return the trust in files: public keys and certificates in PEM format, and YAML files as `TrustFile`.
+
+    Raises:
+        ConfigurationError: a file cannot be used.
+        EngineMissingError: the packages for signatures are not installed.
+    """
+    signing_keys.require_packages()
+    keys: dict[str, EllipticCurvePublicKey] = {}
+    authorities: list[Certificate] = []
+    revoked: set[str] = set()
+    for path in paths:
+        content = signing_keys.load_pem(path, "trust", bytes)
+        files = _read_trust_file(path, content) if b"-----BEGIN" not in content else TrustFile(public_keys=[path.name])
+        revoked |= {*files.revoked}
+        for name in (*files.public_keys, *files.certificate_authorities):
+            _add_trusted(path.parent / name, keys, authorities)
+    return Trust(keys, tuple(authorities), frozenset(revoked))
+
+
+def _add_trusted(path: Path, keys: dict[str, EllipticCurvePublicKey], authorities: list[Certificate]) -> None:
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    content = signing_keys.load_pem(path, "trust", bytes)
+    if b"-----BEGIN CERTIFICATE" in content:
+        authorities += signing_keys.load_pem(path, "trust", signing_keys.load_certificates)
+        return
+    key = signing_keys.load_pem(path, "trust", load_pem_public_key)
+    if not signing_keys.is_supported(key):
+        raise signing_keys.key_error(path, "trust", "another kind of key")
+    keys[signing_keys.compute_key_id(key)] = key
+
+
+def _read_trust_file(path: Path, content: bytes) -> TrustFile:
+    import yaml
+
+    try:
+        return TrustFile.model_validate(load_yaml(content.decode()) or {})
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error}", hint="Pass a public key in PEM format, or a YAML file of public_keys."
+        ) from None
+    except ValidationError as error:
+        raise ConfigurationError(
+            describe_validation_error(error, str(path), TrustFile),
+            hint="Pass a public key in PEM format, or a YAML file of public_keys.",
+        ) from None
+
+
+def load_configured_trust() -> Trust:
+    """Return the trust in the files that TUNELINE_TRUST lists, separated by colons; no trust if it is not set.
+
+    Raises:
+        ConfigurationError, EngineMissingError: as `load_trust`.
+    """
+    configured = os.environ.get(TRUST_VARIABLE)
+    return load_trust([Path(name) for name in configured.split(os.pathsep)]) if configured else Trust()
+
+
+def _verify_chain(chain: str, authorities: Iterable[Certificate]) -> EllipticCurvePublicKey | None:
+    """Return the key of a signing certificate that the authorities vouch for, or None.
+
+    As in model-signing, the time of the check is the start of the certificate's validity: no trusted clock dates a
+    signature, so an expired certificate stays valid for old signatures until its key is revoked.
+    """
+    from cryptography import x509
+    from OpenSSL import crypto
+
+    try:
+        leaf, *others = signing_keys.load_certificates(chain.encode())
+        usage = leaf.extensions.get_extension_for_class(x509.KeyUsage).value
+        store = crypto.X509Store()
+        for authority in authorities:
+            store.add_cert(crypto.X509.from_cryptography(authority))
+        store.set_time(leaf.not_valid_before_utc)
+        untrusted = [crypto.X509.from_cryptography(one) for one in others]
+        crypto.X509StoreContext(store, crypto.X509.from_cryptography(leaf), untrusted).verify_certificate()
+    except (ValueError, crypto.X509StoreContextError, x509.ExtensionNotFound):
+        return None
+    key = leaf.public_key()
+    return key if usage.digital_signature and signing_keys.is_supported(key) else None  # type: ignore[return-value]

@@ -1,0 +1,104 @@
+"""`tuneline verify` and `tuneline signing`: signatures of model versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from components.common.runtime.errors import UsageError
+from pipelines.cli.application import (
+    DEFAULT_WORKDIR_PATH,
+    JsonOption,
+    OutputOption,
+    TrackingUriOption,
+    WorkdirOption,
+    app,
+    open_workdir,
+    print_result,
+)
+
+if TYPE_CHECKING:
+    from components.model_registry.provenance_bundle import Verification
+
+signing_app = typer.Typer(no_args_is_help=True, help="Keys for signatures of artifacts and of the history.")
+app.add_typer(signing_app, name="signing")
+
+
+@signing_app.command()
+def keygen(output: OutputOption = Path("keys"), as_json: JsonOption = False) -> None:
+    """Create a key pair: signing.key, readable by this user only, and signing.pub.
+
+    The private key is encrypted if TUNELINE_SIGNING_KEY_PASSWORD is set.
+    """
+    from components.model_registry import signing_keys
+
+    private, public, key_id = signing_keys.generate_key_pair(output)
+    result = {"private_key": str(private), "public_key": str(public), "key_id": key_id}
+    print_result(result, as_json, [f"private key {private}, public key {public}, key ID {key_id}"])
+
+
+@app.command()
+def verify(
+    reference: Annotated[
+        str, typer.Argument(metavar="NAME[@ALIAS]|BUNDLE", help="Model version, or the folder of an exported bundle.")
+    ],
+    trust: Annotated[
+        list[Path],
+        typer.Option(
+            "--trust",
+            readable=False,
+            help="Public key or certificate of an authority in PEM format, or a YAML file of them. Repeatable. Default: "
+            "TUNELINE_TRUST.",
+        ),
+    ] = [],  # noqa: B006
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", help="New folder for a bundle that can be verified without the store and MLflow."),
+    ] = None,
+    tracking_uri: TrackingUriOption = "",
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify signatures, attestations, evaluation, promotion and history of a version. Exit with status 1 if any fails.
+
+    A bundle contains no weights: its files are hashed only if the workdir's store has the artifacts.
+    """
+    from components.model_registry import provenance_bundle, signature_checks, trust_root
+
+    pinned = trust_root.load_trust(trust) if trust else trust_root.load_configured_trust()
+    if not pinned and (export is None or trust):
+        raise UsageError("verify requires a trusted key", hint="Pass a public key with --trust, or set TUNELINE_TRUST.")
+    is_bundle = provenance_bundle.is_bundle(Path(reference))
+    with open_workdir("verify", as_json, workdir, None if is_bundle else tracking_uri) as (reporter, _):
+        if is_bundle:
+            bundle = provenance_bundle.read(Path(reference))
+        else:
+            from pipelines.provenance.lineage import parse_reference
+
+            bundle = provenance_bundle.collect(*parse_reference(reference))
+        if export is not None:
+            provenance_bundle.write(bundle, export)
+        if not pinned:
+            print_result({"bundle": str(export), "verified": None}, as_json, [f"{export}: exported, not verified"])
+            return
+        reporter.step(f"verifying {bundle.index.name} version {bundle.index.version}")
+        result = provenance_bundle.verify(bundle, pinned, signature_checks.find_artifact)
+    fields = {**result.model_dump(), "bundle": str(export) if export else None}
+    print_result(fields, as_json, _format_verification(result))
+    if not result.verified:
+        raise typer.Exit(1)
+
+
+def _format_verification(result: Verification) -> list[str]:
+    lines = [
+        f"✔ {one.kind} {one.sha256[:12]}, key {one.key_id[:12]}{'' if one.hashed else ', files not hashed'}"
+        for one in result.artifacts
+    ]
+    lines += [f"  input without attestation: {one.kind} {one.sha256[:12]} {one.uri}" for one in result.leaves]
+    lines += [f"✘ {objection}" for objection in result.objections]
+    lines += [f"! {note}" for note in result.notes]
+    title = f"{result.name} version {result.version}"
+    verdict = f"verified {len(result.artifacts)} artifacts and {result.entries} history entries"
+    return [*lines, f"{title}: {verdict if result.verified else f'refused, {len(result.objections)} objections'}"]
