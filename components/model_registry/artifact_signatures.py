@@ -6,7 +6,9 @@ payload, so it remains when the artifact is deleted, and travels without the wei
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,7 +63,7 @@ class SignatureRecord(BaseModel):
         """
         try:
             return artifact_folder.parse_manifest(self.manifest)
-        except (ValueError, ValidationError) as error:
+        except (ValueError, ValidationError, RecursionError) as error:
             raise SignatureInvalidError(f"its manifest is unreadable: {error}") from None
 
 
@@ -71,15 +73,24 @@ def compute_manifest_sha256(text: str) -> str:
 
 
 def sign_artifact(artifact: Artifact, key: SigningKey, store: Path) -> SignatureRecord:
-    """Sign an artifact's folder and the attestation of its step, and write the record to the store."""
+    """Sign an artifact's folder and the attestation of its step, and write the record to the store.
+
+    Raises:
+        SignatureInvalidError: the folder has files that the manifest does not list, or symbolic links.
+    """
     text = (artifact.path / artifact_folder.MANIFEST_FILENAME).read_text(encoding="utf-8")
     manifest_sha256 = compute_manifest_sha256(text)
     statement = attestations.build_statement(artifact.manifest, manifest_sha256)
-    listed = {file.path for file in artifact.manifest.files} & {*STATEMENT_FILENAMES}
+    files = {file.path for file in artifact.manifest.files}
+    listed = files & {*STATEMENT_FILENAMES}
+    signature = _sign_folder(artifact.path, key)
+    signed = _list_signed_files(json.loads(base64.b64decode(signature["dsseEnvelope"]["payload"])))
+    if extra := sorted({*signed} - files - {artifact_folder.MANIFEST_FILENAME}):
+        raise _unsigned_error(artifact.path, f"its manifest does not list {extra[0]}")
     record = SignatureRecord(
         manifest=text,
         statements={name: (artifact.path / name).read_text(encoding="utf-8") for name in sorted(listed)},
-        signature=_sign_folder(artifact.path, key),
+        signature=signature,
         attestation=signed_envelopes.sign_envelope(key, statement, attestations.PAYLOAD_TYPE),
         certificates=key.certificates,
     )
@@ -114,9 +125,19 @@ def _sign_folder(folder: Path, key: SigningKey) -> Json:
             config.use_certificate_signer(private_key=key.path, signing_certificate=paths[0], certificate_chain=chain)
         else:
             config.use_elliptic_key_signer(private_key=key.path, password=_encode_password(key))
-        config.sign(folder, output)
+        try:
+            config.sign(folder, output)
+        except ValueError as error:  # a symbolic link
+            raise _unsigned_error(folder, str(error).partition(". ")[0]) from None
         signature: Json = json.loads(output.read_text(encoding="utf-8"))
     return signature
+
+
+def _unsigned_error(folder: Path, problem: str) -> SignatureInvalidError:
+    return SignatureInvalidError(
+        f"{folder} cannot be signed: {problem}",
+        hint="Remove the files that the manifest does not list, and replace symbolic links with their files.",
+    )
 
 
 def _encode_password(key: SigningKey) -> Any:
@@ -131,6 +152,8 @@ def _split_certificates(text: str) -> list[str]:
 
 def load_records(store: Path, sha256: str) -> list[SignatureRecord]:
     """Return the records of artifacts with a content digest. Unreadable records are left out."""
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):  # such as a path in a tag that somebody edited
+        return []
     names = artifact_store.list_notes(store, f"{FOLDER}/{sha256}")
     texts = (artifact_store.read_note(store, f"{FOLDER}/{sha256}/{name}") for name in names)
     return [record for text in texts if text and (record := parse_record(text))]

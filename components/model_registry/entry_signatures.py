@@ -37,7 +37,7 @@ def check_entry(signature: str, expected: Mapping[str, object], trust: Trust) ->
     """
     try:
         envelope = json.loads(signature)
-    except ValueError:
+    except (ValueError, RecursionError):
         envelope = {}
     payload = signed_envelopes.open_envelope(envelope, PAYLOAD_TYPE, trust)
     if any(payload.get(name) != value for name, value in expected.items()):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
@@ -35,7 +36,9 @@ from components.model_registry.trust_root import SignatureInvalidError, Trust
 SCHEMA = "tuneline/provenance_bundle/v1"
 INDEX_FILENAME, HISTORY_FILENAME, CHECKPOINT_FILENAME = "bundle.json", "history.json", "checkpoint.json"
 RECORDS_FOLDER = "records"
+MAX_BUNDLE_BYTES = 64 * 2**20  # a bundle of a small lineage has about 100 kB
 KINDS = ("model", "evaluation", "repository")
+Content = TypeVar("Content")
 
 
 class Index(BaseModel):
@@ -190,22 +193,40 @@ def read(folder: Path) -> Bundle:
     Raises:
         ArtifactDamagedError: a file is missing or unreadable.
     """
+    if sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) > MAX_BUNDLE_BYTES:
+        raise _unreadable_error(folder, f"it has more than {MAX_BUNDLE_BYTES >> 20} MiB")
+    records: dict[str, list[SignatureRecord]] = {}
+    for path in sorted((folder / RECORDS_FOLDER).glob("*.json")):
+        record = _read_file(folder, f"{RECORDS_FOLDER}/{path.name}", SignatureRecord)
+        records.setdefault(path.name.partition(".")[0], []).append(record)
+    has_checkpoint = (folder / CHECKPOINT_FILENAME).exists()
+    return Bundle(
+        index=_read_file(folder, INDEX_FILENAME, Index),
+        records=records,
+        history=_read_file(folder, HISTORY_FILENAME, list[Entry]),
+        checkpoint=_read_file(folder, CHECKPOINT_FILENAME, Checkpoint) if has_checkpoint else None,
+    )
+
+
+def _read_file(folder: Path, name: str, kind: type[Content]) -> Content:
+    """Return the content of a bundle's file. Devices and pipes are refused, because their content may be endless."""
+    if not (folder / name).is_file():
+        raise _unreadable_error(folder, f"{name} is missing or no regular file")
     try:
-        index = Index.model_validate_json((folder / INDEX_FILENAME).read_bytes())
-        records: dict[str, list[SignatureRecord]] = {}
-        for path in sorted((folder / RECORDS_FOLDER).glob("*.json")):
-            record = SignatureRecord.model_validate_json(path.read_bytes())
-            records.setdefault(path.name.partition(".")[0], []).append(record)
-        entries = json.loads((folder / HISTORY_FILENAME).read_bytes())
-        path = folder / CHECKPOINT_FILENAME
-        checkpoint = Checkpoint.model_validate_json(path.read_bytes()) if path.exists() else None
-        history = [Entry.model_validate(entry) for entry in entries]
-        return Bundle(index=index, records=records, history=history, checkpoint=checkpoint)
-    except (OSError, ValueError, TypeError, ValidationError) as error:
-        raise ArtifactDamagedError(
-            f"the bundle in {folder} is unreadable: {error}",
-            hint="Export the bundle again with `tuneline verify --export`.",
-        ) from None
+        return TypeAdapter(kind).validate_json((folder / name).read_bytes())
+    except ValidationError as error:
+        [problem, *_] = error.errors(include_url=False, include_input=False)
+        where = ".".join(map(str, problem["loc"]))
+        raise _unreadable_error(folder, f"{name}: {f'{where}: ' if where else ''}{problem['msg']}") from None
+    except OSError as error:
+        raise _unreadable_error(folder, f"{name}: {error.strerror}") from None
+
+
+def _unreadable_error(folder: Path, problem: str) -> ArtifactDamagedError:
+    return ArtifactDamagedError(
+        f"the bundle in {folder} is unreadable: {problem}",
+        hint="Export the bundle again with `tuneline verify --export`.",
+    )
 
 
 def verify(
@@ -227,6 +248,8 @@ def verify(
     objections += promotion
     if forced:
         notes.append(f"the version was promoted by force, despite: {forced}")
+    if "repository" not in index.artifacts:
+        notes.append("the version has no Triton package")
     if index.alias is None:
         notes.append("no promotion is verified, because the version is given by its number")
     artifacts = []
@@ -274,6 +297,9 @@ def _check_evidence(index: Index, lineage: LineageCheck, *, is_forced: bool) -> 
     found = {kind: lineage.verified.get(index.artifacts.get(kind, "")) for kind in KINDS}
     if "model" not in index.artifacts or "evaluation" not in index.artifacts:
         yield "the version has no model or no evaluation"
+    for kind, verified in found.items():
+        if verified is not None and verified[0].kind != kind:
+            yield f"its {kind} is of another kind: {verified[0].kind}"
     if found["model"] is None:  # reported with its signature
         return
     model = found["model"][0]
@@ -318,10 +344,25 @@ def _evaluates(entry: Entry, move: Entry) -> bool:
     return entry.kind == "evaluation" and entry.state == registry_history.DONE and is_same
 
 
+def _check_registration(index: Index, history: Sequence[Entry]) -> list[str]:
+    """Return the objections to the number of a version: it was registered with another model."""
+    model = index.artifacts.get("model", "none")
+    registered = [
+        entry
+        for entry in history
+        if (entry.kind, entry.state, entry.to) == ("register", registry_history.DONE, index.version)
+    ]
+    return [
+        f"entry {entry.number} registered model {entry.digest[:12]} as version {entry.to}; the bundle has {model[:12]}"
+        for entry in registered
+        if entry.digest not in ("", model)
+    ]
+
+
 def _check_promotion(index: Index, history: Sequence[Entry]) -> tuple[list[str], str]:
     """Return the objections to the promotion to the bundle's alias, and the objections that a forced one overruled."""
     if index.alias is None:
-        return [], ""
+        return _check_registration(index, history), ""
     moves = registry_history.list_completed_moves(history, index.alias)
     if not moves or moves[-1].to != index.version or moves[-1].kind == "foreign":
         holder = f"version {moves[-1].to}" if moves else "no version"

@@ -240,11 +240,15 @@ def describe_edit(number: int) -> str:
 
 
 def list_edited(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the closed entries with a wrong seal. The seal of an entry after a gap cannot be checked."""
+    """Return the closed entries with a wrong seal. The seal of an entry after a gap cannot be checked.
+
+    Entries are closed in their order, so a pending entry before a closed one was closed, too.
+    """
+    newest = max((entry.number for entry in entries if entry.state != PENDING and entry.seal), default=0)
     return [
         entry
         for before, entry in zip([None, *entries], entries, strict=False)
-        if entry.state != PENDING
+        if (entry.state != PENDING or entry.number < newest)
         and (before.number if before else 0) == entry.number - 1
         and entry.seal != compute_seal(entry, before.seal if before else "")
     ]

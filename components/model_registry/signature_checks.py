@@ -104,7 +104,8 @@ def check_lineage(
         load_records: returns the records of a content digest.
     """
     result = LineageCheck()
-    pending, seen = [(kind, sha256) for sha256, kind in roots.items()], {*roots}
+    pending = [(kind, sha256) for sha256, kind in roots.items()]
+    seen = {(sha256, True) for sha256 in roots}  # an artifact may be an ancestor and, as the incumbent, a leaf
     while pending:
         kind, sha256 = pending.pop(0)
         found, objection = _find_valid(load_records(sha256), sha256, trust)
@@ -113,13 +114,17 @@ def check_lineage(
             continue
         result.verified[sha256] = found
         for source in found[0].inputs:
-            if source.content_sha256 in seen:
+            is_attested = _is_attested(source) or (
+                source.kind == "base_model" and bool(load_records(source.content_sha256))
+            )
+            if (source.content_sha256, is_attested) in seen:
                 continue
-            seen.add(source.content_sha256)
-            if _is_attested(source) or (source.kind == "base_model" and load_records(source.content_sha256)):
+            seen.add((source.content_sha256, is_attested))
+            if is_attested:
                 pending.append((source.kind, source.content_sha256))
             else:
                 result.leaves.append(source)
+    result.leaves = [leaf for leaf in result.leaves if (leaf.content_sha256, True) not in seen]
     return result
 
 

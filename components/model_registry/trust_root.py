@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,7 +38,7 @@ class TrustFile(BaseModel):
     certificate_authorities: list[str] = Field(
         [], description="Files of authorities' certificates in PEM format, relative to this file."
     )
-    revoked: list[KeyId] = Field([], description="IDs of keys whose signatures are refused.")
+    revoked: list[KeyId] = Field([], description="IDs of keys whose signatures and certificates are refused.")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Trust:
         Args:
             chains: certificates in PEM format, each signing certificate first.
         """
-        found = [key for chain in chains if self.authorities and (key := _verify_chain(chain, self.authorities))]
+        found = [key for chain in chains if self.authorities and (key := _verify_chain(chain, self))]
         return replace(self, keys={**{signing_keys.compute_key_id(key): key for key in found}, **self.keys})
 
     def get_key(self, key_id: str) -> EllipticCurvePublicKey:
@@ -91,7 +91,7 @@ def format_authorities(trust: Trust) -> str:
     return "".join(authority.public_bytes(Encoding.PEM).decode() for authority in trust.authorities)
 
 
-def load_trust(paths: Iterable[Path]) -> Trust:
+def load_trust(paths: Sequence[Path]) -> Trust:
     """Return the trust in files: public keys and certificates in PEM format, and YAML files as `TrustFile`.
 
     Raises:
@@ -108,6 +108,11 @@ def load_trust(paths: Iterable[Path]) -> Trust:
         revoked |= {*files.revoked}
         for name in (*files.public_keys, *files.certificate_authorities):
             _add_trusted(path.parent / name, keys, authorities)
+    if not keys and not authorities:  # a trust that pins nothing would switch off the checks
+        raise ConfigurationError(
+            f"the trust in {', '.join(map(str, paths))} pins no public key and no certificate authority",
+            hint="List a public key under public_keys.",
+        )
     return Trust(keys, tuple(authorities), frozenset(revoked))
 
 
@@ -150,25 +155,34 @@ def load_configured_trust() -> Trust:
     return load_trust([Path(name) for name in configured.split(os.pathsep)]) if configured else Trust()
 
 
-def _verify_chain(chain: str, authorities: Iterable[Certificate]) -> EllipticCurvePublicKey | None:
+def _verify_chain(chain: str, trust: Trust) -> EllipticCurvePublicKey | None:
     """Return the key of a signing certificate that the authorities vouch for, or None.
+
+    A certificate for other purposes, such as one of a web server, and a chain with a revoked key are refused.
 
     As in model-signing, the time of the check is the start of the certificate's validity: no trusted clock dates a
     signature, so an expired certificate stays valid for old signatures until its key is revoked.
     """
     from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
     from OpenSSL import crypto
 
     try:
         leaf, *others = signing_keys.load_certificates(chain.encode())
         usage = leaf.extensions.get_extension_for_class(x509.KeyUsage).value
         store = crypto.X509Store()
-        for authority in authorities:
+        for authority in trust.authorities:
             store.add_cert(crypto.X509.from_cryptography(authority))
         store.set_time(leaf.not_valid_before_utc)
         untrusted = [crypto.X509.from_cryptography(one) for one in others]
-        crypto.X509StoreContext(store, crypto.X509.from_cryptography(leaf), untrusted).verify_certificate()
+        context = crypto.X509StoreContext(store, crypto.X509.from_cryptography(leaf), untrusted)
+        verified = [one.to_cryptography().public_key() for one in context.get_verified_chain()]
     except (ValueError, crypto.X509StoreContextError, x509.ExtensionNotFound):
+        return None
+    purposes = [one.value for one in leaf.extensions if isinstance(one.value, x509.ExtendedKeyUsage)]
+    if any(ExtendedKeyUsageOID.CODE_SIGNING not in one for one in purposes):
+        return None
+    if any(signing_keys.compute_key_id(key) in trust.revoked for key in verified):
         return None
     key = leaf.public_key()
     return key if usage.digital_signature and signing_keys.is_supported(key) else None  # type: ignore[return-value]

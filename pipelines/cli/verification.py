@@ -71,6 +71,11 @@ def verify(
     if not pinned and (export is None or trust):
         raise UsageError("verify requires a trusted key", hint="Pass a public key with --trust, or set TUNELINE_TRUST.")
     is_bundle = provenance_bundle.is_bundle(Path(reference))
+    if not is_bundle and Path(reference).is_dir():
+        raise UsageError(
+            f"{reference} has no {provenance_bundle.INDEX_FILENAME}",
+            hint="Pass the folder of an exported bundle, or NAME@champion for a registered model.",
+        )
     with open_workdir("verify", as_json, workdir, None if is_bundle else tracking_uri) as (reporter, _):
         if is_bundle:
             bundle = provenance_bundle.read(Path(reference))
@@ -99,6 +104,6 @@ def _format_verification(result: Verification) -> list[str]:
     lines += [f"  input without attestation: {one.kind} {one.sha256[:12]} {one.uri}" for one in result.leaves]
     lines += [f"✘ {objection}" for objection in result.objections]
     lines += [f"! {note}" for note in result.notes]
-    title = f"{result.name} version {result.version}"
+    title = f"{result.name}{f'@{result.alias}' if result.alias else ''}, version {result.version}"
     verdict = f"verified {len(result.artifacts)} artifacts and {result.entries} history entries"
     return [*lines, f"{title}: {verdict if result.verified else f'refused, {len(result.objections)} objections'}"]

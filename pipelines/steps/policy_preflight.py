@@ -51,7 +51,11 @@ def list_objections(config: Customization, base: LocalBaseModel | None, workload
     Args:
         base: the base model; None if it is not on this machine, so that its licence is unknown.
         workloads: the tasks whose number of items is known.
+
+    Raises:
+        ConfigurationError, EngineMissingError: the signing key cannot be used, so the registration would fail.
     """
+    signing_keys.load_signing_key()
     in_force = policy_report.find_policy_in_force(config.model_registry.name)
     if in_force is None or not in_force.policy.has_requirements:
         return []

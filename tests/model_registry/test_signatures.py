@@ -11,11 +11,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from components.common.artifacts.artifact_folder import ArtifactInput
 from components.common.runtime.errors import ConfigurationError, RegistryError
 from components.common.runtime.reporters import SilentReporter
 from components.model_registry import (
@@ -30,7 +33,7 @@ from components.model_registry import (
     signing_keys,
     trust_root,
 )
-from components.model_registry.artifact_signatures import SignatureRecord
+from components.model_registry.artifact_signatures import SignatureRecord, load_records
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.history_audit import audit
 from components.model_registry.model_versions import TAG_PREFIX
@@ -243,7 +246,9 @@ def test_retired_key_verifies_and_the_next_registration_signs_with_the_new_one(
     assert promote(NAME, "3", reporter=QUIET).to == "3"
     result = provenance_bundle.verify(provenance_bundle.collect(NAME, "champion"), trust_root.load_configured_trust())
     assert result.objections == []
-    assert len({entry.key_id for entry in result.artifacts}) in (1, 2)
+    new_key = signing_keys.load_signing_key()
+    assert new_key is not None
+    assert {entry.key_id for entry in result.artifacts} == {new_key.key_id}
 
 
 @pytest.mark.long
@@ -621,6 +626,9 @@ def test_run_without_a_key_reports_before_training_that_the_policy_refuses(
     monkeypatch.delenv("TUNELINE_SIGNING_KEY_FILE")
     [objection] = policy_preflight.list_objections(config, None, [])
     assert objection.endswith("requires signatures; TUNELINE_SIGNING_KEY_FILE is not set")
+    monkeypatch.setenv("TUNELINE_SIGNING_KEY_FILE", str(signed.folder / "missing.key"))
+    with pytest.raises(ConfigurationError, match=r"missing\.key: found No such file or directory"):
+        policy_preflight.list_objections(config, None, [])
 
 
 def test_key_of_another_kind_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -678,8 +686,12 @@ def test_certificate_of_a_trusted_authority_signs(
         signature_checks.check_artifact(made.model, trust_root.load_configured_trust())
 
 
-def write_certificates(folder: Path, authority_name: str) -> None:
-    """Write an authority's certificate, and a key with a certificate that it signed."""
+def write_certificates(folder: Path, authority_name: str, purpose: str = "") -> None:
+    """Write an authority's certificate, and a key with a certificate that it signed.
+
+    Args:
+        purpose: object identifier of the certificate's extended key usage.
+    """
     from datetime import UTC, datetime, timedelta
 
     from cryptography import x509
@@ -694,7 +706,11 @@ def write_certificates(folder: Path, authority_name: str) -> None:
         builder = x509.CertificateBuilder(names[1], names[0], public, x509.random_serial_number())
         builder = builder.not_valid_before(begin).not_valid_after(begin + timedelta(days=365))
         builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-        return builder.add_extension(usage, critical=True).sign(issuer_key, SHA256())
+        builder = builder.add_extension(usage, critical=True)
+        if purpose and not ca:
+            extended = x509.ExtendedKeyUsage([x509.ObjectIdentifier(purpose)])
+            builder = builder.add_extension(extended, critical=False)
+        return builder.sign(issuer_key, SHA256())
 
     folder.mkdir()
     root, leaf = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -704,3 +720,106 @@ def write_certificates(folder: Path, authority_name: str) -> None:
     (folder / "chain.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
     content = leaf.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     (folder / "leaf.key").write_bytes(content)
+
+
+@pytest.mark.parametrize("unsigned", [False, True])
+def test_closed_entry_that_was_made_pending_is_found(signed: SignedRegistry, unsigned: bool) -> None:
+    """An attacker sets the policy's entry to pending, so that no policy is in force."""
+    policy = find_entry(signed, "policy")
+    if unsigned:
+        for number in range(1, policy.number + 1):
+            signed.client.delete_model_version_tag(HISTORY, str(number), "tuneline.signature")
+    signed.client.set_model_version_tag(HISTORY, str(policy.number), "tuneline.state", "pending")
+    reason = f"entry {policy.number} of the history was edited"
+    assert reason in list_findings()
+    assert reason in signed.verify().objections
+    assert reason in list_serving_objections()
+
+
+def test_ancestor_that_is_also_the_incumbent_needs_a_signature(tmp_path: Path) -> None:
+    ancestor = build(tmp_path / "ancestor", "model", "a", [], {})
+    source = ArtifactInput(kind="initial_adapter", content_sha256=ancestor.sha256, uri=f"store:{ancestor.sha256}")
+    model = build(tmp_path / "model", "model", "b", [source], {})
+    compared = source.model_copy(update={"kind": "incumbent"})
+    evaluation = build(tmp_path / "evaluation", "evaluation", "c", [compared, model.as_input()], {})
+    signing_keys.generate_key_pair(tmp_path / "keys")
+    with pytest.MonkeyPatch.context() as patch:
+        set_signing(tmp_path, patch)
+        signature_checks.sign_version([model, evaluation], "", QUIET)
+        trust = trust_root.load_configured_trust()
+    store = tmp_path / "workdir" / "store"
+    roots = {evaluation.sha256: "evaluation", model.sha256: "model"}
+    objections = signature_checks.check_lineage(roots, partial(load_records, store), trust).objections
+    assert objections == [f"its initial adapter {ancestor.sha256[:12]} does not verify: it has no signature"]
+
+
+def test_bundle_with_an_artifact_of_another_kind_is_refused(signed: SignedRegistry) -> None:
+    bundle = provenance_bundle.collect(NAME, "champion")
+    artifacts = {**bundle.index.artifacts, "repository": bundle.index.artifacts["evaluation"]}
+    forged = bundle.model_copy(update={"index": bundle.index.model_copy(update={"artifacts": artifacts})})
+    trust = trust_root.load_trust([signed.public_key])
+    assert "its repository is of another kind: evaluation" in provenance_bundle.verify(forged, trust).objections
+
+
+def test_bundle_without_the_package_is_noted(signed: SignedRegistry) -> None:
+    bundle = provenance_bundle.collect(NAME, "champion")
+    bundle.index.artifacts.pop("repository")
+    notes = provenance_bundle.verify(bundle, trust_root.load_trust([signed.public_key])).notes
+    assert "the version has no Triton package" in notes
+
+
+def test_number_of_another_version_is_refused(signed: SignedRegistry) -> None:
+    """The bundle of version 1 claims to be version 2 without a promotion."""
+    bundle = provenance_bundle.collect(NAME, "1")
+    trust = trust_root.load_trust([signed.public_key])
+    assert provenance_bundle.verify(bundle, trust).objections == []
+    forged = bundle.model_copy(update={"index": bundle.index.model_copy(update={"version": "2"})})
+    assert any("entry" in one and "version 2" in one for one in provenance_bundle.verify(forged, trust).objections)
+
+
+def test_trust_without_a_key_is_an_error(tmp_path: Path) -> None:
+    """Otherwise, a process with this trust would check no history."""
+    (tmp_path / "trust.yaml").write_text(f"revoked: [{'ab' * 32}]\n")
+    with pytest.raises(ConfigurationError, match=r"trust.yaml pins no public key and no certificate authority"):
+        trust_root.load_trust([tmp_path / "trust.yaml"])
+
+
+@pytest.mark.parametrize("purpose", ["code signing", "server authentication"])
+@pytest.mark.parametrize("revoked", [False, True])
+def test_certificate_counts_for_its_purpose_unless_its_authority_is_revoked(
+    tmp_path: Path, purpose: str, revoked: bool
+) -> None:
+    usage = {"code signing": "1.3.6.1.5.5.7.3.3", "server authentication": "1.3.6.1.5.5.7.3.1"}[purpose]
+    write_certificates(tmp_path / "site", "site-ca", usage)
+    chain, root = ((tmp_path / "site" / name).read_text() for name in ("chain.pem", "ca.pem"))
+    trust = trust_root.load_trust([tmp_path / "site" / "ca.pem"])
+    if revoked:
+        [authority] = trust.authorities
+        key_id = signing_keys.compute_key_id(authority.public_key())  # type: ignore[arg-type]
+        trust = replace(trust, revoked=frozenset([key_id]))
+    is_trusted = purpose == "code signing" and not revoked
+    assert bool(trust.add_certificates([chain + root]).keys) == is_trusted
+
+
+def test_digest_in_a_tag_is_no_path(signed: SignedRegistry) -> None:
+    outside = signed.store.parent / "outside"
+    shutil.copytree(signed.find_record("model").parent, outside)
+    assert load_records(signed.store, "../../outside") == []
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_folder_with_an_unlisted_file_or_a_link_is_not_signed(
+    signed_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Otherwise, its signature would verify nowhere."""
+    shutil.copytree(signed_run / "keys", tmp_path / "keys")
+    set_signing(tmp_path, monkeypatch)
+    model = build(tmp_path / "model", "model", "a", [], {})
+    if kind == "file":
+        (model.path / "notes.txt").write_text("")
+    else:
+        (model.path / "notes.txt").symlink_to("report.html")
+    reason = "its manifest does not list notes.txt" if kind == "file" else "notes.txt' because it is a symlink"
+    with pytest.raises(SignatureInvalidError, match=f"model cannot be signed: .*{reason}"):
+        signature_checks.sign_version([model], "", QUIET)
+    assert not (tmp_path / "workdir" / "store" / "signatures").exists()

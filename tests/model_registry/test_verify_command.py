@@ -6,6 +6,7 @@ The test with an environment of its own is long: it copies the packages, and sta
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from components.model_registry import provenance_bundle
+from components.model_registry import provenance_bundle, trust_root
 from tests.image_packages import copy_packages, create_environment, image_variables
 from tests.model_registry.conftest import NAME
 from tests.model_registry.signed_registry import SignedRegistry
@@ -143,3 +144,69 @@ def test_keygen_writes_a_pair_once(tmp_path: Path) -> None:
     assert (tmp_path / "keys" / "signing.key").stat().st_mode & 0o777 == 0o600
     error = refusal(2, "signing", "keygen", "-o", "keys", cwd=tmp_path)
     assert error["message"] == "keys/signing.key already exists"
+
+
+def _nest(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+def _fill(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(provenance_bundle.MAX_BUNDLE_BYTES)
+
+
+def _replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+BUNDLE_DAMAGES = {
+    "truncated index": ("bundle.json", lambda path: path.write_text('{"sch'), "bundle.json: Invalid JSON: EOF"),
+    "index without fields": ("bundle.json", lambda path: path.write_text("{}"), "bundle.json: name: Field required"),
+    "binary record": ("records/{}.0.json", lambda path: path.write_bytes(b"\xff"), ".0.json: Invalid JSON"),
+    "nested history": ("history.json", _nest, "history.json: Invalid JSON: recursion limit exceeded"),
+    "nested checkpoint": ("checkpoint.json", _nest, "checkpoint.json: Invalid JSON: recursion limit exceeded"),
+    "missing history": ("history.json", lambda path: path.unlink(), "history.json is missing or no regular file"),
+    "large record": ("records/{}.0.json", _fill, "it has more than 64 MiB"),
+    "endless checkpoint": ("checkpoint.json", _replace_by_pipe, "checkpoint.json is missing or no regular file"),
+}
+
+
+def test_damaged_bundle_is_an_error(signed: SignedRegistry, tmp_path: Path) -> None:
+    sha256 = signed.get_digest("model")
+    folder = export(signed, tmp_path)
+    for number, (name, damage, reason) in enumerate(BUNDLE_DAMAGES.values()):
+        bundle = shutil.copytree(folder / "bundle", folder / f"bundle-{number}")
+        damage(bundle / name.format(sha256))
+        error = refusal(1, "verify", bundle.name, "--trust", "site.pub", cwd=folder)
+        assert error["kind"] == "artifact_damaged"
+        assert error["message"].startswith(f"the bundle in {bundle.name} is unreadable: ")
+        assert reason in error["message"]
+
+
+def test_record_with_other_content_is_refused(signed: SignedRegistry) -> None:
+    bundle = provenance_bundle.collect(NAME, "champion")
+    trust = trust_root.load_trust([signed.public_key])
+    sha256 = bundle.index.artifacts["model"]
+    [record] = bundle.records[sha256]
+    for content in ("[]", "1", "null", "{}", '{"a": ' * 5000):
+        envelope = {"signatures": [content], "dsseEnvelope": content}
+        for field, value in (("manifest", content), ("attestation", envelope), ("signature", envelope)):
+            bundle.records[sha256] = [record.model_copy(update={field: value})]
+            assert any("its model" in one for one in provenance_bundle.verify(bundle, trust).objections)
+
+
+def test_folder_without_a_bundle_is_an_error(signed: SignedRegistry, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for reference in ("empty", "./empty"):
+        error = refusal(2, "verify", reference, "--trust", signed.public_key, cwd=tmp_path)
+        assert error["message"] == f"{reference} has no bundle.json"
+
+
+def test_output_names_the_alias(signed: SignedRegistry, tmp_path: Path) -> None:
+    folder = export(signed, tmp_path)
+    process = run_in_process("verify", "bundle", "--trust", "site.pub", cwd=folder)
+    assert "helper@champion, version 2: verified 4 artifacts" in process.stdout
+    edit_bundle(folder, "bundle.json", lambda index: index.update(alias="candidate"))
+    process = run_in_process("verify", "bundle", "--trust", "site.pub", cwd=folder)
+    assert "helper@candidate, version 2" in process.stdout
