@@ -1,6 +1,8 @@
 """Evaluation, measured: likelihood tasks through tuneline's engine and through lm-eval's hf backend, in turns in one run.
 
     python -m benchmarks.evaluation --data FOLDER --workdir DIR --markdown docs/benchmarks-evaluation.md
+    python -m benchmarks.evaluation --data FOLDER --workdir DIR --tasks boolq,boolq_5shot --without-adapter --threads 1 \
+        --markdown docs/benchmarks-option-tasks.md
     python -m benchmarks.evaluation --data FOLDER --workdir DIR --rows 20 --rounds 1 --tasks arc_easy
 
 FOLDER holds MosaicML's in-context-learning files (icl_arc_easy.jsonl.gz, icl_piqa.jsonl.gz, ...). lm-eval is installed into --workdir,
@@ -35,11 +37,12 @@ def main() -> None:
     read = {task: icl.read(args.data, task, args.rows or None) for task in args.tasks.split(",")}
     settings = {
         "model": str(model_loading.resolve_base_model(args.model).path),
-        "adapter": str(workdir / "adapter"),
+        "adapter": "" if args.without_adapter else str(workdir / "adapter"),
         "tasks": {task: items for task, (items, _) in read.items()},
         "rounds": args.rounds,
         "batch_tokens": args.batch_tokens,
         "peer_batches": [int(one) if one.isdecimal() else one for one in args.batches.split(",")],
+        "trial_rows": args.trial_rows,
         "profile_rows": min(args.rows or args.profile_rows, args.profile_rows),
     }
     (workdir / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -67,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--workdir", type=Path, default=Path(".tuneline/benchmark-evaluation"), metavar="DIR")
     parser.add_argument("--model", default=model_loading.EMBEDDED_SOURCE, metavar="SOURCE", help="the base model")
-    parser.add_argument("--tasks", default=",".join(icl.TASKS), metavar="NAMES", help=f"of {', '.join(icl.TASKS)}")
+    parser.add_argument("--tasks", default=",".join(icl.TASKS), metavar="NAMES", help=f"of {', '.join(icl.ALL_TASKS)}")
     parser.add_argument("--rows", type=int, default=100, metavar="N", help="first rows of each file; 0: all")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="times that each is measured, in turns")
     parser.add_argument("--threads", type=int, default=cpu_cores.get_thread_count(), metavar="N", help="of both")
@@ -81,15 +84,21 @@ def _arguments() -> argparse.Namespace:
         help="lm-eval's batch sizes, of which the best counts",
     )
     parser.add_argument(
+        "--trial-rows", type=int, default=16, metavar="N", help="rows of each file on which those are tried"
+    )
+    parser.add_argument(
         "--profile-rows", type=int, default=20, metavar="N", help="rows of each file of which the profiles are"
     )
     parser.add_argument(
         "--peer-path", type=Path, metavar="DIR", help="a folder with lm-eval, as pip install --target makes it"
     )
+    parser.add_argument(
+        "--without-adapter", action="store_true", help="leave out the measurement of an adapter and its base"
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the page")
     args = parser.parse_args()
-    if unknown := set(args.tasks.split(",")) - set(icl.TASKS):
-        parser.error(f"--tasks: {', '.join(sorted(unknown))} is none of {', '.join(icl.TASKS)}")
+    if unknown := set(args.tasks.split(",")) - set(icl.ALL_TASKS):
+        parser.error(f"--tasks: {', '.join(sorted(unknown))} is none of {', '.join(icl.ALL_TASKS)}")
     return args
 
 

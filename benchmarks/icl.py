@@ -1,6 +1,7 @@
 """Rows of MosaicML's in-context-learning files as likelihood requests: (context, continuation) pairs, and which of them is right.
 
 Three forms: a query with choices; two beginnings with one continuation (Winograd schemas); a context with the words that end it (LAMBADA).
+Option tasks ask for one token: the letter of an option, or yes or no. `<task>_5shot` puts five answered questions before each question.
 """
 
 from __future__ import annotations
@@ -13,6 +14,13 @@ from pathlib import Path
 from typing import Any
 
 TASKS = ("arc_easy", "piqa", "openbook_qa", "winogrande", "lambada_openai")
+OPTION_TASKS = ("arc_challenge", "commonsense_qa", "boolq", "mmlu_anatomy")
+SHOTS = 5
+FEW_SHOT_SUFFIX = f"_{SHOTS}shot"
+ALL_TASKS = (*TASKS, *OPTION_TASKS, *(task + FEW_SHOT_SUFFIX for task in OPTION_TASKS))
+# The description of an lm-eval MMLU task precedes its questions.
+DESCRIPTIONS = {"mmlu_anatomy": "The following are multiple choice questions (with answers) about anatomy.\n\n"}
+LETTERS = "ABCDE"
 NAMES = ("icl_{}.jsonl.gz", "icl_{}.jsonl", "{}.jsonl.gz", "{}.jsonl")
 
 Item = dict[
@@ -21,13 +29,37 @@ Item = dict[
 
 
 def read(folder: Path, task: str, rows: int | None) -> tuple[list[Item], str]:
-    """The first rows of a task's file (None: all), and the sha256 of what was read. Raises FileNotFoundError."""
+    """The first rows of a task's file (None: all), and the sha256 of what was read. Raises FileNotFoundError.
+
+    The examples of a few-shot task are the last rows of its file, which no option task scores.
+    """
+    task, few_shot = task.removesuffix(FEW_SHOT_SUFFIX), task.endswith(FEW_SHOT_SUFFIX)
     path = next((folder / name.format(task) for name in NAMES if (folder / name.format(task)).exists()), None)
     if path is None:
         raise FileNotFoundError(f"{folder} holds no file of {task}: {NAMES[0].format(task)} or {NAMES[1].format(task)}")
     raw = path.read_bytes()
-    lines = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode().splitlines()[:rows]
-    return [item(json.loads(line)) for line in lines], hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    lines = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode().splitlines()
+    if task not in OPTION_TASKS:
+        lines = lines[:rows]
+        return [item(json.loads(line)) for line in lines], _digest(lines)
+    examples, lines = lines[-SHOTS:] if few_shot else [], lines[:-SHOTS][:rows]
+    header = DESCRIPTIONS.get(task, "")
+    for example in (option_item(json.loads(line)) for line in examples):
+        header += "".join(example["requests"][example["gold"]]) + "\n\n"
+    return [option_item(json.loads(line), header) for line in lines], _digest([*examples, *lines])
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def option_item(row: dict[str, Any], header: str = "") -> Item:
+    """One row as requests of one token each: choices of several words are listed, and their letters are the options."""
+    query, options = row["query"].strip().removesuffix("\nAnswer:"), row["choices"]
+    if any(" " in option or len(option) > len("yes") for option in options):
+        options = list(LETTERS[: len(options)])
+        query += "".join(f"\n{letter}. {text}" for letter, text in zip(options, row["choices"], strict=True))
+    return {"requests": [[f"{header}{query}\nAnswer:", f" {option}"] for option in options], "gold": row["gold"]}
 
 
 def item(row: dict[str, Any]) -> Item:

@@ -33,23 +33,22 @@ from components.evaluation.transformers_engine import TransformersEngine
 Answers = list[tuple[float, bool]]
 Requests = Sequence[Sequence[str]]
 Scorer = Callable[[Requests], Answers]
+Scorers = Callable[[str], Scorer]  # of each task
 Peer = Callable[[int | str, Requests], Answers]
 OpenPeer = Callable[[str, str | None], tuple[Peer, Any]]
-TRIAL = 16  # rows a task on which the peer's batch sizes are tried
 AUTO = 64  # the largest batch the peer's own search begins from: its default
 
 
 def run(settings: dict[str, Any], open_peer: OpenPeer | None = None) -> dict[str, Any]:
-    """All measurements. settings: model, adapter (folders), tasks, rounds, batch_tokens, peer_batches."""
+    """All measurements. settings: model, adapter (folders; "" to leave the adapter out), tasks, rounds, batch_tokens, peer_batches, trial_rows, profile_rows."""
     model_loading.prepare_torch(0, "cpu")
     model_loading.silence_transformers()
     opened = model_loading.open_model(settings["model"])
     base = LoadableModel(opened.base.sha256, opened.base, opened.base.path, None, None)
-    tuned = LoadableModel("adapter", base.base, base.weights, Path(settings["adapter"]), None)
-    make_adapter(base, Path(settings["adapter"]))
     told = _side_by_side(base, settings, open_peer or lm_eval_peer)
     gc.collect()
-    told["adapter"] = _with_adapter(base, tuned, settings, told.get("best"), open_peer or lm_eval_peer)
+    if settings["adapter"]:
+        told["adapter"] = _with_adapter(base, settings, told.get("best"), open_peer or lm_eval_peer)
     told["lengths"] = _lengths(model_loading.load_tokenizer(base.tokenizer), settings["tasks"])
     return {
         **told,
@@ -137,12 +136,12 @@ def _requests(items: Sequence[icl.Item]) -> list[list[str]]:
     return [request for item in items for request in item["requests"]]
 
 
-def _timed(score: Scorer, tasks: dict[str, list[icl.Item]]) -> tuple[dict[str, Any], dict[str, Answers]]:
+def _timed(score: Scorers, tasks: dict[str, list[icl.Item]]) -> tuple[dict[str, Any], dict[str, Answers]]:
     """Wall and processor seconds of each task, and the answers."""
     figures, answers = {}, {}
     for task, items in tasks.items():
         wall, cpu = time.perf_counter(), time.process_time()
-        answers[task] = score(_requests(items))
+        answers[task] = score(task)(_requests(items))
         figures[task] = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
     total = {key: sum(one[key] for one in figures.values()) for key in ("wall", "cpu")}
     return {**total, "tasks": figures}, answers
@@ -158,17 +157,18 @@ def _side_by_side(base: LoadableModel, settings: dict[str, Any], open_peer: Open
     try:
         peer, peer_model = open_peer(settings["model"], None)
     except ImportError as error:
-        mine, answers = zip(*[_timed(ours, tasks) for _ in range(settings["rounds"])], strict=True)
+        mine, answers = zip(*[_timed(lambda _: ours, tasks) for _ in range(settings["rounds"])], strict=True)
         return {
             "ours": mine,
             "peer_error": f"{type(error).__name__}: {error}",
             "accuracy": {"ours": _accuracy(tasks, answers[0])},
         }
-    trials = _trials(peer, tasks, settings["peer_batches"])
-    best = min(trials, key=lambda trial: trial["wall"])["batch"]
+    trials = _trials(peer, tasks, settings["peer_batches"], settings["trial_rows"])
+    best = min(trials, key=lambda trial: trial["cpu"])["batch"]
+    best_of = {task: min(trials, key=lambda trial: trial["tasks"][task]["cpu"])["batch"] for task in tasks}
     rounds: dict[str, list[Any]] = {"ours": [], "theirs": []}
     found: dict[str, dict[str, Answers]] = {}
-    contestants: dict[str, Scorer] = {"ours": ours, "theirs": partial(peer, best)}
+    contestants: dict[str, Scorers] = {"ours": lambda _: ours, "theirs": lambda task: partial(peer, best_of[task])}
     for number in range(settings["rounds"]):
         for name in sorted(contestants, reverse=bool(number % 2)):
             figures, found[name] = _timed(contestants[name], tasks)
@@ -179,16 +179,18 @@ def _side_by_side(base: LoadableModel, settings: dict[str, Any], open_peer: Open
         for name, model in (("ours", loaded), ("theirs", peer_model))
     }
     compared = compare(tasks, found["ours"], found["theirs"])
-    return {**rounds, "trials": trials, "best": best, "profiles": profiles, **compared}
+    return {**rounds, "trials": trials, "best": best, "best_of": best_of, "profiles": profiles, **compared}
 
 
-def _trials(peer: Peer, tasks: dict[str, list[icl.Item]], batches: Sequence[int | str]) -> list[dict[str, Any]]:
+def _trials(
+    peer: Peer, tasks: dict[str, list[icl.Item]], batches: Sequence[int | str], rows: int
+) -> list[dict[str, Any]]:
     """The peer's seconds on the first rows of each task with each batch size; the first once more before, since a first pass is slow."""
-    few = {task: items[:TRIAL] for task, items in tasks.items()}
-    _timed(lambda requests: peer(batches[0], requests), few)
+    few = {task: items[:rows] for task, items in tasks.items()}
+    _timed(lambda _: partial(peer, batches[0]), few)
     trials = []
     for batch in batches:
-        trials.append({"batch": batch, **_timed(partial(peer, batch), few)[0]})
+        trials.append({"batch": batch, **_timed(lambda _, size=batch: partial(peer, size), few)[0]})
         _note(f"trial, batch size {batch}", trials[-1])
     return trials
 
@@ -214,9 +216,11 @@ def _accuracy(tasks: dict[str, list[icl.Item]], answers: dict[str, Answers]) -> 
 
 
 def _with_adapter(
-    base: LoadableModel, tuned: LoadableModel, settings: dict[str, Any], best: int | str | None, open_peer: OpenPeer
+    base: LoadableModel, settings: dict[str, Any], best: int | str | None, open_peer: OpenPeer
 ) -> dict[str, Any]:
     """An adapter and its base in turns, alone and together. Loading, switching the adapter on, tokenising and scoring are all in them."""
+    tuned = LoadableModel("adapter", base.base, base.weights, Path(settings["adapter"]), None)
+    make_adapter(base, Path(settings["adapter"]))
     tasks, budget = settings["tasks"], settings["batch_tokens"]
     requests = _requests([item for items in tasks.values() for item in items])
 
@@ -267,17 +271,21 @@ def _apart(one: Answers, other: Answers) -> float:
     return max(abs(a[0] - b[0]) for a, b in zip(one, other, strict=True))
 
 
-def _profiled(model: Any, score: Scorer, tasks: dict[str, list[icl.Item]], rows: int) -> dict[str, Any]:
-    """Seconds on one thread by part of the model, and the places (tokens with padding) that went through it, over the first rows."""
+def _profiled(model: Any, score: Scorers, tasks: dict[str, list[icl.Item]], rows: int) -> dict[str, Any]:
+    """Seconds on one thread by part of the model, and the places (tokens with padding) that went through it, over the first rows.
+
+    Few-shot tasks are left out if others are measured: what their questions share would hide what one question costs.
+    """
     import torch
 
-    few = _requests([item for items in tasks.values() for item in items[:rows]])
+    without_examples = {name: items for name, items in tasks.items() if not name.endswith(icl.FEW_SHOT_SUFFIX)}
+    few = {task: items[:rows] for task, items in (without_examples or tasks).items()}
     threads = cpu_cores.get_thread_count()
     os.environ["TUNELINE_THREADS"] = "1"
     torch.set_num_threads(1)
     with _watched(model) as spent:
         began = time.perf_counter()
-        score(few)
+        _timed(score, few)
         total = time.perf_counter() - began
     os.environ["TUNELINE_THREADS"] = str(threads)
     torch.set_num_threads(threads)

@@ -65,7 +65,8 @@ class EvaluationConfig(BaseModel):
     batch_tokens: int = Field(
         2048,
         ge=8,
-        description="Batch size in tokens, including padding. Larger batches are faster and need more memory.",
+        description="Batch size in tokens, including padding. Larger batches are faster on a GPU and need more memory. "
+        "On a CPU, likelihoods are computed in batches of at most 512 tokens per thread.",
     )
     generations: int = Field(
         4, ge=0, description="Number of test rows that every model answers (greedily) for the side-by-side comparison."

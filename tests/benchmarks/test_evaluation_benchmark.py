@@ -33,6 +33,27 @@ def test_every_row_layout_becomes_requests() -> None:
     assert icl.item(ENDING) == {"requests": [["Open the file, read every", " line"]], "gold": None}
 
 
+def test_option_tasks_ask_for_one_token() -> None:
+    assert icl.option_item(QUESTION)["requests"][1] == [
+        "Question: What does it return?\nA. None\nB. a list of lines\nC. a file\nAnswer:",
+        " B",
+    ]
+    listed = {"query": "Is it open?\nAnswer:", "choices": ["no", "yes"], "gold": 1}
+    assert icl.option_item(listed, "Header. ")["requests"][0] == ["Header. Is it open?\nAnswer:", " no"]
+
+
+def test_examples_are_rows_that_are_not_scored(tmp_path: Path) -> None:
+    rows = [{"query": f"Is {number} even?", "choices": ["no", "yes"], "gold": number % 2 ^ 1} for number in range(9)]
+    (tmp_path / "boolq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    without, _ = icl.read(tmp_path, "boolq", None)
+    few_shot, _ = icl.read(tmp_path, "boolq_5shot", 2)
+    assert len(without) == 4
+    assert len(few_shot) == 2
+    context = few_shot[0]["requests"][0][0]
+    assert context.startswith("Is 4 even?\nAnswer: yes\n\nIs 5 even?\nAnswer: no\n\n")
+    assert context.endswith("\n\nIs 0 even?\nAnswer:")
+
+
 def test_choice_is_most_likely_and_ending_is_greedy() -> None:
     items = [icl.item(QUESTION), icl.item(SCHEMA), icl.item(ENDING), icl.item(ENDING)]
     answers = [(-3.0, True), (-2.0, False), (-9.0, True), (-2.0, True), (-1.0, True), (-5.0, False), (-5.0, True)]
@@ -95,6 +116,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "rounds": 2,
         "batch_tokens": 64,
         "peer_batches": [1, 4],
+        "trial_rows": 2,
         "profile_rows": 2,
     }
     result = run_evaluation.run(settings, load_sequential_peer)
@@ -149,6 +171,7 @@ def test_page_reports_missed_goal(results: dict[str, Any]) -> None:
     page = evaluation_page.markdown(slow)
     assert "Goal, at least 2 × the speed of lm-eval at its best batch size" in page
     assert "**missed** (1.10)" in page
+    assert "lm-eval at its best batch size" in page
     assert "Both have the same items right." in page
     for name in results["adapter"]["rounds"]:
         assert f"| {name} |" in page

@@ -79,7 +79,7 @@ def test_concurrent_batches_do_not_change_likelihoods(
     loaded_model: Any, engine: TransformersEngine, expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNELINE_THREADS", "3")
-    monkeypatch.setattr(engines, "MIN_TOKENS_PER_WORKER", 64)
+    monkeypatch.setattr(engines, "TOKENS_PER_WORKER", 64)
     assert engines.count_workers("cpu", 256) == 3
     assert_likelihoods_close(
         TransformersEngine(loaded_model, engine.tokenizer, 256).compute_likelihoods(
@@ -90,16 +90,17 @@ def test_concurrent_batches_do_not_change_likelihoods(
 
 
 @pytest.mark.parametrize(
-    ("total", "threads", "tokens"),
+    ("total", "device", "workers", "tokens"),
     [
-        (100_000, 2, 1024),  # enough work: each thread gets its share of batch_tokens
-        (4_000, 2, 500),  # four batches per thread
-        (300, 2, 128),  # minimum: below it, reading the weights dominates
-        (300, 1, 2048),  # a single thread needs no balancing
+        (100_000, "cpu", 2, 512),  # enough work: as many tokens as a thread's cache holds
+        (4_000, "cpu", 2, 500),  # four batches per thread
+        (300, "cpu", 2, 128),  # minimum: below it, reading the weights dominates
+        (300, "cpu", 1, 512),  # a single thread needs no balancing
+        (100_000, "cuda", 1, 2048),
     ],
 )
-def test_batch_size_balances_workers(total: int, threads: int, tokens: int) -> None:
-    assert engines.compute_batch_tokens(total, threads, 2048) == tokens
+def test_batch_size_fits_cache_and_balances_workers(total: int, device: str, workers: int, tokens: int) -> None:
+    assert engines.compute_batch_tokens(total, device, workers, 2048) == tokens
 
 
 def test_logits_are_computed_only_for_targets(engine: TransformersEngine, loaded_model: Any) -> None:
