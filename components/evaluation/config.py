@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from components.common.gate_rules import SLICE_KINDS, Rule
 from components.evaluation.tasks.held_out import HeldOut
+from components.evaluation.tasks.judge import Judge
 from components.evaluation.tasks.task_registry import TaskConfig, build_task
 
 HELD_OUT_KEYS = ("max_items", "generations", "generation_tokens")
@@ -105,12 +106,18 @@ class EvaluationConfig(BaseModel):
         metrics = {
             f"{task.name}.{name}": metric for task in self.tasks for name, metric in build_task(task).metrics.items()
         }
+        uncalibrated = {task.name for task in self.tasks if isinstance(task, Judge) and not task.calibration}
         if "gate" not in self.model_fields_set and any(rule.metric not in metrics for rule in self.gate):
             self.gate = _default_rules(next(iter(metrics)))
             self.model_fields_set.discard("gate")
         for rule in self.gate:
             if rule.metric not in metrics:
                 raise ValueError(f"gate: no task measures {rule.metric}; available: {', '.join(sorted(metrics))}")
+            if rule.metric.partition(".")[0] in uncalibrated:
+                raise ValueError(
+                    f"gate: a rule uses {rule.metric}, and calibration of this judge is empty; expected a file of "
+                    "labelled pairs (docs/evaluation-tasks.md#calibration), or rules on other tasks only"
+                )
             metric = metrics[rule.metric]
             if rule.max_harmed_share is not None and rule.harm is None and metric.get_harm() is None:
                 raise ValueError(f"gate: harm of {rule.metric} is null; expected a loss per item, in the metric's unit")

@@ -63,6 +63,8 @@ def build_result(
         for section, summary in _summarize_task(result, config, seed).items():
             if summary:
                 sections[section][name] = summary
+    if calibrations := {name: result.calibration for name, result in results.items() if result.calibration}:
+        sections["calibration"] = calibrations
     first = next(iter(results.values()))
     verdict = ACCEPTED if all(rule.passed for rule in rule_results) else REFUSED
     reasons = [rule.reason for rule in rule_results]

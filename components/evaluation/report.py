@@ -111,7 +111,31 @@ def _render_metric_tables(content: JSONObject) -> str:
     ]
     if counts:
         tables += html_report.render_table(["task", "model", "count", "value"], counts)
+    for task, figures in content.get("calibration", {}).items():
+        tables += _render_calibration(task, figures)
     return tables
+
+
+def _render_calibration(task: str, figures: Mapping[str, float]) -> str:
+    """Return a table of a judge's agreement with labelled pairs and of its biases."""
+
+    def describe(name: str) -> str:
+        low, high = figures[f"{name}_low"], figures[f"{name}_high"]
+        return f"{figures[name]:.3f} (95% interval {low:.3f} to {high:.3f})"
+
+    rows: list[list[object]] = [
+        ["labelled pairs", f"{figures['pairs']:.0f}"],
+        ["missing judgements", f"{figures['errors']:.0f}"],
+        ["accuracy", describe("accuracy")],
+        ["Cohen's kappa", f"{describe('kappa')}, at least {figures['kappa_bound']:.3f} with 95% confidence"],
+        ["judgements that change with the order", f"{figures['order_flips']:.1%} of the pairs"],
+        ["preferences for the answer shown first", f"{figures['prefers_first']:.1%}, without a bias 50%"],
+        [
+            "preferences for the longer answer",
+            f"{figures['prefers_longer']:.1%}, of the labels {figures['labels_prefer_longer']:.1%}",
+        ],
+    ]
+    return html_report.render_table([f"calibration of {task}", "value"], rows)
 
 
 def _list_values(values: JSONObject) -> list[object]:

@@ -20,9 +20,10 @@ from components.evaluation import (
     score_cache,
 )
 from components.evaluation.config import EvaluationConfig
-from components.evaluation.task_interface import DEFAULT_MAX_LENGTH, UNANSWERED_FIGURE, TaskContext
+from components.evaluation.task_interface import DEFAULT_MAX_LENGTH, UNANSWERED_FIGURE, Scores, TaskContext
 from components.evaluation.task_results import TaskResult
 from components.evaluation.tasks import file_digests, task_registry
+from components.evaluation.tasks.base_task import AnyTask
 
 STAGE = "evaluation"
 PAYLOAD_FILES = ("evaluation.json", "predictions.parquet")
@@ -99,7 +100,8 @@ def evaluate(
     summary = {name: content[name] for name in ("verdict", "reasons", "metrics")}
     for name, result in results.items():
         # A rerun of the evaluation replaces a result with unanswered questions.
-        if count := sum(scores.figures.get(UNANSWERED_FIGURE, 0) for scores in result.scores.values()):
+        figures = [result.calibration, *(scores.figures for scores in result.scores.values())]
+        if count := sum(values.get(UNANSWERED_FIGURE, 0) for values in figures):
             reporter.note(
                 f"{name}: {count:.0f} questions had no answer; rerun the evaluation when the endpoint responds"
             )
@@ -152,11 +154,26 @@ class _Measurement:
             self.reporter.step(f"reading the items of {task.name}")
             items = task.items(self.context)
             files = list(file_digests.digest_task_files([settings]).values())
-            results.append(TaskResult(task, items, {}, {}, score_cache.digest_task(task, items, files)))
+            digest = score_cache.digest_task(task, items, files)
+            results.append(TaskResult(task, items, {}, {}, digest, calibration=self._calibrate(task)))
         self._score_roles(results, "candidate", "base")
         if "incumbent" in self.roles:
             self._score_roles(results, "incumbent")
         return {result.task.name: result for result in results}
+
+    def _calibrate(self, task: AnyTask) -> dict[str, float]:
+        """Return the calibration of a task, which depends on no evaluated model. A complete one is cached."""
+        if (key := task.calibration_key) is None:
+            return {}
+        path = self.cache / f"{hashing.digest([key, code_digest.code_sha256(STAGE), self.context.seed])}.json"
+        if cached := score_cache.load_scores(path):
+            self.reporter.note(f"{task.name}: calibration reused from an earlier evaluation")
+            return dict(cached.figures)
+        self.reporter.step(f"calibration of {task.name}")
+        calibration = task.measure_calibration(self.context)
+        if not calibration.get(UNANSWERED_FIGURE):
+            score_cache.save_scores(path, Scores({}, figures=calibration))
+        return calibration
 
     def _score_roles(self, results: Sequence[TaskResult], tuned: str, base: str | None = None) -> None:
         """Score a model and its base on the same loaded weights; load no model if all scores are cached."""

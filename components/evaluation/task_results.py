@@ -30,6 +30,7 @@ class TaskResult:
     missing_reasons: dict[str, str]
     digest: str
     foreign_tokenizer_roles: set[str] = field(default_factory=set)  # roles whose model has another tokenizer
+    calibration: dict[str, float] = field(default_factory=dict)  # figures of a judge; empty if not measured
 
     def get_metric(self, name: str) -> Metric:
         """Return the definition of a metric."""

@@ -25,6 +25,13 @@ class StubTask:
     settings: TaskSettings = field(default_factory=lambda: TaskSettings(kind="numbers"))
     compares_with_base: bool = False
 
+    @property
+    def calibration_key(self) -> object:
+        return None
+
+    def find_gate_problem(self, calibration: Mapping[str, float]) -> str:
+        return ""
+
     def items(self, context: object) -> list[Item]:
         raise AssertionError("its items are given")
 

@@ -286,6 +286,10 @@ def test_unanswered_judgements_refuse_and_rerun(
     (tmp_path / "q.jsonl").write_text(
         "".join(json.dumps({"prompt": f"Say {n}.", "reference": "It is said."}) + "\n" for n in range(12))
     )
+    pairs = [
+        {"prompt": f"{n}?", "answers": ["Longer.", "Short."][:: 1 - n % 2 * 2], "label": "ab"[n % 2]} for n in range(30)
+    ]
+    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
 
     def decide(first: str, second: str) -> Reply:
         request_count[0] += 1
@@ -294,6 +298,7 @@ def test_unanswered_judgements_refuse_and_rerun(
     with serve_judge(decide) as server:
         settings = {
             "data": str(tmp_path / "q.jsonl"),
+            "calibration": str(tmp_path / "labels.jsonl"),
             "base_url": server.url,
             "model": MODEL_NAME,
             "retries": 0,
@@ -308,6 +313,12 @@ def test_unanswered_judgements_refuse_and_rerun(
         unavailable[0] = False
         again = run_evaluation(tuned_artifacts, tmp_path / "evaluation", **changes)
     assert (refused.manifest.summary["verdict"], refused.manifest.is_reusable) == ("refused", False)
-    assert "is not a finite number in" in refused.manifest.summary["reasons"][0]
+    assert "the judge agrees too little with 30 labelled pairs" in refused.manifest.summary["reasons"][0]
     assert again.manifest.is_reusable
-    assert json.loads((again.path / "evaluation.json").read_text())["figures"]["judge"]["candidate"]["unanswered"] == 0
+    content = json.loads((again.path / "evaluation.json").read_text())
+    assert content["figures"]["judge"]["candidate"]["unanswered"] == 0
+    assert content["calibration"]["judge"]["kappa"] == 1.0
+    assert "calibration of judge" in (again.path / "report.html").read_text()
+    requests = request_count[0]
+    run_evaluation(tuned_artifacts, tmp_path / "another", **{**changes, "min_items": 12})
+    assert request_count[0] == requests, "scores and calibration are reused"

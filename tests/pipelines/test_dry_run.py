@@ -591,6 +591,7 @@ def test_dry_run_fails_like_the_run(
 
 
 MESSAGE_PREFIX = "evaluation.tasks[0]: "
+JUDGE_TASK = {"kind": "judge", "base_url": "https://judge.example/v1", "model": "j", "calibration": "ROWS"}
 ARC_ROW = '{"question": "Which?", "choices": {"text": ["one", "two"], "label": ["A", "B"]}, "answerKey": "A"}'
 
 
@@ -609,9 +610,19 @@ ARC_ROW = '{"question": "Which?", "choices": {"text": ["one", "two"], "label": [
         ({"kind": "lm_eval", "task": "arc_easy", "metrics": ["f2"]}, ARC_ROW, "does not measure f2"),
         ({"kind": "lm_eval", "task": "arc_easy"}, '{"query": "Which?", "choices": ["a", "b"]}', "UndefinedError"),
         (
-            {"kind": "judge", "base_url": "https://judge.example/v1", "model": "j", "api_key_env": "NOT_SET"},
+            {**JUDGE_TASK, "api_key_env": "NOT_SET"},
             "{}",
             "variable NOT_SET is not set",
+        ),
+        (
+            JUDGE_TASK,
+            '{"prompt": "Which?", "answers": ["it", "that"], "label": "a"}',
+            "labelled pairs; expected at least 30",
+        ),
+        (
+            JUDGE_TASK,
+            '{"prompt": "Which?", "answers": ["it", "that"], "label": 1}',
+            "has 1 in label; expected a, b or tie",
         ),
     ],
 )
@@ -621,7 +632,8 @@ def test_invalid_task_fails_before_the_training(
     (fresh_project / "rows.json").write_text(rows)
     (fresh_project / "rows.jsonl").write_text(f"{rows}\n" * 3)
     task = {**task, "data": str(fresh_project / "rows.jsonl")}
-    task |= {name: str(fresh_project / "rows.json") for name, value in task.items() if value == "DATA"}
+    files = {"DATA": "rows.json", "ROWS": "rows.jsonl"}
+    task |= {name: str(fresh_project / files[str(value)]) for name, value in task.items() if str(value) in files}
     override = f"evaluation.tasks=[{json.dumps(task)}]"
     with pytest.raises(TunelineError) as run_error:
         resolve_plans(

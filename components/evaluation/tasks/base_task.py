@@ -46,6 +46,23 @@ class Task(ABC, Generic[S]):
         """The maximum answer length in tokens (0: no answers), and the name of its setting."""
         return int(getattr(self.settings, "max_new_tokens", 0)), "max_new_tokens"
 
+    @property
+    def calibration_key(self) -> object:
+        """The values on which the task's calibration depends; None for a task without a calibration."""
+        return None
+
+    def measure_calibration(self, context: TaskContext) -> dict[str, float]:
+        """Return figures of how reliable the task's scores are, for a task with a `calibration_key`."""
+        return {}
+
+    def find_gate_problem(self, calibration: Mapping[str, float]) -> str:
+        """Return why no gate rule may use the task's metrics, as a clause; "" if rules may.
+
+        Args:
+            calibration: Result of `measure_calibration`; empty if it was not measured.
+        """
+        return ""
+
     def items(self, context: TaskContext) -> list[Item]:
         """Return the items in order of id, equal for all models.
 

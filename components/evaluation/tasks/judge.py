@@ -10,8 +10,9 @@ Each pair is judged in both orders, because judges are biased by position (Zheng
 from __future__ import annotations
 
 import math
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import ClassVar, Literal
@@ -19,14 +20,16 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from components.common.artifacts import hashing
 from components.common.runtime import chat_completions
 from components.common.runtime.errors import EngineMissingError, InputError
 from components.evaluation.task_interface import UNANSWERED_FIGURE, Engine, Item, Metric, Scores, TaskContext
-from components.evaluation.tasks import item_encoding
+from components.evaluation.tasks import item_encoding, judge_calibration, record_files
 from components.evaluation.tasks.base_task import Task
 from components.evaluation.tasks.chat_endpoint import ChatEndpoint, NoAnswerError, RequestRejectedError
 from components.evaluation.tasks.config import PromptSettings
 from components.evaluation.tasks.item_encoding import Message
+from components.evaluation.tasks.judge_calibration import MISSING_JUDGEMENTS, Judgement
 
 INSTRUCTION = """You compare two answers to the same request and decide which one serves the person who asked better.
 
@@ -41,14 +44,17 @@ QUESTION = "<request>\n{request}\n</request>\n\n<answer_a>\n{first}\n</answer_a>
 VERDICT = re.compile(r"^[\s*_#>-]*verdict\s*:[\s*_]*(a|b|tie)\b[\s*_.]*$", re.IGNORECASE | re.MULTILINE)
 DELIMITER_TAG = re.compile(r"(</?)((?:answer_[ab]|request)>)")
 
-Judgement = Literal["first", "second", "tie", "error", "unanswered"]
-MISSING_JUDGEMENTS = ("error", "unanswered")
+# Two people agree on 81% of the pairs of MT-bench that both decide (Zheng et al., Table 5), which is a kappa of 0.62.
+# From 0.41, Landis and Koch (Biometrics 33, 1977) call an agreement moderate.
+MIN_KAPPA = 0.4
 # Scores by the judgements in both orders: the answer is first in the first order and second in the second order.
 PAIR_SCORES: dict[tuple[Judgement, ...], float] = {("first", "second"): 1.0, ("second", "first"): 0.0}
 
 
 class Judge(PromptSettings):
     """Settings of a judge task."""
+
+    FILE_FIELDS: ClassVar[tuple[str, ...]] = ("data", "calibration")
 
     kind: Literal["judge"] = "judge"
     data: str = Field(
@@ -74,6 +80,22 @@ class Judge(PromptSettings):
     timeout: float = Field(60, gt=0, description="Timeout of a judgement in seconds.")
     retries: int = Field(3, ge=0, le=10, description="Maximum number of retries per judgement.")
     parallel: int = Field(4, ge=1, le=64, description="Maximum number of concurrent judgements.")
+
+    calibration: str = Field(
+        "",
+        exclude_if=operator.not_,
+        description="File of at least 30 labelled pairs, as rows with prompt or messages, answers (two texts) and label "
+        "(a, b or tie). The judge's agreement and biases are measured on them. A gate rule on this task requires it. "
+        "Empty: not measured.",
+    )
+    min_kappa: float = Field(
+        MIN_KAPPA,
+        ge=0,
+        lt=1,
+        exclude_if=MIN_KAPPA.__eq__,
+        description="Agreement (Cohen's kappa) that the judge must exceed with 95% confidence, or gate rules on this "
+        "task fail. 0.4 is moderate agreement; two people reach about 0.6.",
+    )
 
     @model_validator(mode="after")
     def _check_base_url(self) -> Judge:
@@ -110,10 +132,12 @@ class JudgeTask(Task[Judge]):
 
         Raises:
             ConfigurationError: The API key is not set.
-            InputError: A row is invalid, or has no reference to compare with.
+            InputError: A row is invalid, or has no reference to compare with, or the calibration is invalid.
         """
         settings = self.settings
         chat_completions.read_api_key(settings.api_key_env, "api_key_env", "evaluation")
+        if settings.calibration:
+            judge_calibration.read_pairs(settings.calibration, settings.prompt_field)
         by_reference = settings.against == "reference"
         items = item_encoding.build_row_items(settings, context, settings.reference_field if by_reference else "")
         for item in items if by_reference else ():
@@ -144,7 +168,8 @@ class JudgeTask(Task[Judge]):
                 return Scores({"win_rate": [0.5] * len(items)}, answers=answers)
             others = [answer or "" for answer in base.answers]
         context.reporter.step(f"judgements by {self.settings.model}")
-        judgements = self._judge(list(zip(items, answers, others, strict=True)), context)
+        requests = [item.request["messages"] for item in items]
+        judgements = self._judge(list(zip(requests, answers, others, strict=True)), context)
         # Equal answers are a tie and are not judged.
         values = [
             math.nan if set(MISSING_JUDGEMENTS) & set(pair) else PAIR_SCORES.get(tuple(pair), 0.5)
@@ -160,6 +185,32 @@ class JudgeTask(Task[Judge]):
             UNANSWERED_FIGURE: flat.count("unanswered"),
         }
         return Scores({"win_rate": values}, answers=answers, figures={name: float(n) for name, n in figures.items()})
+
+    @property
+    def calibration_key(self) -> object:
+        """The labelled pairs and the settings on which the judge's verdicts depend; None without a calibration."""
+        if not self.settings.calibration:
+            return None
+        fields = {"base_url", "model", "judge_tokens", "prompt_field"}
+        pairs = hashing.sha256_file(record_files.require_file(self.settings.calibration, "calibration"))
+        return [pairs, self.settings.model_dump(include=fields), INSTRUCTION, QUESTION]
+
+    def measure_calibration(self, context: TaskContext) -> dict[str, float]:
+        """Return the judge's agreement with the labelled pairs, and its biases.
+
+        Raises:
+            EngineMissingError: The judge does not answer the first question, or rejects the requests.
+            InputError: The labelled pairs are invalid.
+        """
+        pairs = judge_calibration.read_pairs(self.settings.calibration, self.settings.prompt_field)
+        judgements = self._judge([(pair.messages, *pair.answers) for pair in pairs], context)
+        return judge_calibration.measure(pairs, judgements, context.seed)
+
+    def find_gate_problem(self, calibration: Mapping[str, float]) -> str:
+        """Return why no gate rule may use the judge's verdicts; "" if rules may."""
+        if not calibration:
+            return "the judge has no calibration"
+        return judge_calibration.find_problem(calibration, self.settings.min_kappa)
 
     def check_endpoint(self) -> None:
         """Ask the judge one question, without retries.
@@ -181,8 +232,15 @@ class JudgeTask(Task[Judge]):
         key = chat_completions.read_api_key(settings.api_key_env, "api_key_env", "evaluation")
         return ChatEndpoint(settings.base_url, settings.model, key, settings.timeout, retries)
 
-    def _judge(self, pairs: Sequence[tuple[Item, str, str]], context: TaskContext) -> list[list[Judgement]]:
-        """Return each pair's judgements in both orders; an empty list if the answers are equal."""
+    def _judge(
+        self, pairs: Sequence[tuple[Sequence[Message], str, str]], context: TaskContext
+    ) -> list[list[Judgement]]:
+        """Return each pair's judgements in both orders; an empty list if the answers are equal.
+
+        Args:
+            pairs: Turns of the request, and two answers to it.
+            context: Receives the progress.
+        """
         settings = self.settings
         endpoint = self._open_endpoint(settings.retries)
 
@@ -201,10 +259,9 @@ class JudgeTask(Task[Judge]):
                 raise
 
         requests: list[list[Message]] = []
-        for item, answer, other in pairs:
+        for turns, answer, other in pairs:
             if answer == other.strip():
                 continue
-            turns = item.request["messages"]
             request = "\n\n".join(f"{m['role']}: {m['content']}" for m in turns)
             if len(turns) == 1:
                 request = turns[0]["content"]
