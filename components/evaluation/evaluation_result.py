@@ -155,7 +155,8 @@ def _drop_non_finite(value: float | None) -> float | None:
 def write_predictions(path: Path, results: Mapping[str, TaskResult]) -> None:
     """Write one row per item and task: the prompt, each model's answer, its scores, and the weights by metric (JSON).
 
-    If the task's first metric is per token, `<role>_nll` and `answer_tokens` hold its sums and weights.
+    If the task's first metric is per token, `<role>_nll` and `answer_tokens` hold its sums and weights. If a task samples
+    several answers per item, `<role>_samples` holds every answer with its scores (JSON).
     """
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -174,6 +175,7 @@ def write_predictions(path: Path, results: Mapping[str, TaskResult]) -> None:
                 row[f"{role}_nll"] = scores.values[first][index] if in_nats else None
                 row[f"{role}_answer"] = scores.answers[index] if scores.answers else None
                 row[f"{role}_scores"] = json.dumps(by_metric)
+                row[f"{role}_samples"] = json.dumps(scores.samples[index]) if scores.samples else None
             rows.append(row)
     text_columns = ["id", "task", "source", "category", "prompt", "reference"]
     fields = [*((name, pa.string()) for name in text_columns), ("length", pa.int32()), ("answer_tokens", pa.int32())]
@@ -181,4 +183,6 @@ def write_predictions(path: Path, results: Mapping[str, TaskResult]) -> None:
     for role in ROLES:
         if any(role in result.scores or role in result.missing_reasons for result in results.values()):
             fields += [(f"{role}_nll", pa.float64()), (f"{role}_answer", pa.string()), (f"{role}_scores", pa.string())]
+            if any(scores.samples for result in results.values() for scores in result.scores.values()):
+                fields.append((f"{role}_samples", pa.string()))
     parquet.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields)), path, compression="zstd")

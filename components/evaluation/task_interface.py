@@ -82,12 +82,14 @@ class Scores:
         weights: Item weights (tokens, bytes) of the metrics that are not a mean over items.
         answers: One text per item, None for an item without an answer; empty if the task generates no answers.
         figures: Counts that no gate rule compares, such as the number of failed judgements.
+        samples: For each item, its sampled answers as {"answer": text, metric: score}; empty with one answer per item.
     """
 
     values: Mapping[str, Sequence[float]]
     weights: Mapping[str, Sequence[float]] = field(default_factory=dict)
     answers: Sequence[str | None] = ()
     figures: Mapping[str, float] = field(default_factory=dict)
+    samples: Sequence[Sequence[Mapping[str, str | float]]] = ()
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,35 @@ class Likelihood:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """Sampling of answers.
+
+    Attributes:
+        temperature: Divisor of the logits, above 0.
+        top_p: Probability of the most likely tokens from which each token is drawn.
+        seeds: Seed of each prompt's answer. An answer depends on its own seed and not on other prompts.
+    """
+
+    temperature: float
+    top_p: float
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Decoding:
-    """Greedy decoding of up to `max_new_tokens` tokens. A stop text ends the answer and is removed from it."""
+    """Decoding of up to `max_new_tokens` tokens: greedy without `sampling`.
+
+    A stop text ends the answer and is removed from it.
+    """
 
     max_new_tokens: int
     stop: tuple[str, ...] = ()
+    sampling: Sampling | None = None
+
+    def pair_seeds(self, prompts: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], int]]:
+        """Return each prompt with its seed, 0 for greedy decoding. Equal pairs have equal answers."""
+        seeds = self.sampling.seeds if self.sampling else (0,) * len(prompts)
+        return [(tuple(prompt), seed) for prompt, seed in zip(prompts, seeds, strict=True)]
 
 
 class Engine(Protocol):

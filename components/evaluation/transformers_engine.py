@@ -105,7 +105,7 @@ class TransformersEngine:
         return [likelihoods[position] for position in positions]
 
     def generate(self, prompts: Sequence[Sequence[int]], decoding: Decoding, reporter: Reporter) -> list[str]:
-        """Return the greedy answers in order. Batching has no effect on them, except where two tokens tie."""
+        """Return the answers in order. Batching has no effect on them, except where two tokens tie."""
         longest = max(map(len, prompts), default=0) + decoding.max_new_tokens
         return greedy_decoding.generate_answers(
             self._model,

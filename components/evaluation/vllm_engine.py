@@ -58,28 +58,40 @@ class VllmEngine:
         return [likelihoods[position] for position in positions]
 
     def generate(self, prompts: Sequence[Sequence[int]], decoding: Decoding, reporter: Reporter) -> list[str]:
-        """Return the greedy answers to the prompts, in order."""
-        unique = sorted({tuple(prompt) for prompt in prompts})
+        """Return the answers to the prompts, in order."""
+        requests, sampling = decoding.pair_seeds(prompts), decoding.sampling
+        unique = sorted(set(requests))
         options = {
-            "temperature": 0.0,
+            "temperature": sampling.temperature if sampling else 0.0,
+            **({"top_p": sampling.top_p} if sampling else {}),
             "max_tokens": decoding.max_new_tokens,
             "stop": list(decoding.stop),
             "skip_special_tokens": True,
         }
-        outputs = self._generate(unique, options, "answers", reporter)
-        answers = {prompt: str(output.outputs[0].text) for prompt, output in zip(unique, outputs, strict=True)}
-        return [answers[tuple(prompt)] for prompt in prompts]
+        seeds = [seed for _, seed in unique] if sampling else None
+        outputs = self._generate([prompt for prompt, _ in unique], options, "answers", reporter, seeds)
+        answers = {request: str(output.outputs[0].text) for request, output in zip(unique, outputs, strict=True)}
+        return [answers[request] for request in requests]
 
     def close(self) -> None:
         """Release the model to free GPU memory, which vLLM allocates almost completely, for the next model."""
         self._llm = None
 
     def _generate(
-        self, prompts: Sequence[Sequence[int]], options: Mapping[str, object], unit: str, reporter: Reporter
+        self,
+        prompts: Sequence[Sequence[int]],
+        options: Mapping[str, object],
+        unit: str,
+        reporter: Reporter,
+        seeds: Sequence[int] | None = None,
     ) -> Iterator[RequestOutput]:
-        sampling = importlib.import_module("vllm").SamplingParams(**options)
+        build = importlib.import_module("vllm").SamplingParams
+        shared = build(**options)
         for start in range(0, len(prompts), REQUESTS_PER_CALL):
-            chunk = [{"prompt_token_ids": list(ids)} for ids in prompts[start : start + REQUESTS_PER_CALL]]
+            end = start + REQUESTS_PER_CALL
+            chunk = [{"prompt_token_ids": list(ids)} for ids in prompts[start:end]]
+            # One entry per prompt: its seed makes an answer independent of the other requests.
+            sampling = [build(**options, seed=seed) for seed in seeds[start:end]] if seeds else shared
             yield from self._llm.generate(chunk, sampling, use_tqdm=False)
             reporter.progress(start + len(chunk), len(prompts), unit)
 

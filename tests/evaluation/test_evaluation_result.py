@@ -106,6 +106,20 @@ def test_non_finite_figure_is_written_as_null_and_not_shown(value: float) -> Non
     assert "lm_eval_acc" not in page
 
 
+def test_predictions_have_every_sample(tmp_path: Path) -> None:
+    task_results = build_task_results()
+    evaluation_result.write_predictions(tmp_path / "p.parquet", task_results)
+    assert "candidate_samples" not in parquet.read_schema(tmp_path / "p.parquet").names
+    samples = [[{"answer": f"Paris {n}", "exact_match": float(n % 2)} for n in range(3)]] * 40
+    questions = task_results["questions"]
+    questions.scores["candidate"] = replace(questions.scores["candidate"], samples=samples)
+    evaluation_result.write_predictions(tmp_path / "p.parquet", task_results)
+    rows = parquet.read_table(tmp_path / "p.parquet").to_pylist()
+    by_task = {row["task"]: row for row in rows}
+    assert json.loads(by_task["questions"]["candidate_samples"]) == samples[0]
+    assert by_task["held_out"]["candidate_samples"] is None
+
+
 def test_predictions_have_every_item_with_scores(tmp_path: Path) -> None:
     evaluation_result.write_predictions(tmp_path / "p.parquet", build_task_results())
     rows = parquet.read_table(tmp_path / "p.parquet").to_pylist()

@@ -9,14 +9,17 @@ from components.evaluation import score_cache
 from components.evaluation.task_interface import Item, Scores
 from tests.evaluation.task_builders import ACCURACY, StubTask, build_items
 
-SCORES = Scores({"exact_match": [1.0, 0.0]}, answers=["Paris", None], figures={"errors": 1.0})
+SCORES = Scores(
+    {"exact_match": [1.0, 0.0]},
+    answers=["Paris", None],
+    figures={"errors": 1.0},
+    samples=[[{"answer": "Paris", "exact_match": 1.0}], []],
+)
 
 
 def test_saved_scores_round_trip(tmp_path: Path) -> None:
     score_cache.save_scores(tmp_path / "s.json", SCORES)
-    assert score_cache.load_scores(tmp_path / "s.json") == Scores(
-        {"exact_match": [1.0, 0.0]}, {}, ["Paris", None], {"errors": 1.0}
-    )
+    assert score_cache.load_scores(tmp_path / "s.json") == SCORES
 
 
 def test_modified_cache_file_is_ignored(tmp_path: Path) -> None:

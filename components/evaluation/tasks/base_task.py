@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from components.common.runtime.errors import InputError
-from components.evaluation.task_interface import Decoding, Engine, Item, Metric, Scores, TaskContext
+from components.evaluation.task_interface import Decoding, Engine, Item, Metric, Sampling, Scores, TaskContext
 from components.evaluation.tasks import item_encoding
 from components.evaluation.tasks.config import AnswerSettings, TaskSettings
 
@@ -45,6 +45,11 @@ class Task(ABC, Generic[S]):
     def answer_limit(self) -> tuple[int, str]:
         """The maximum answer length in tokens (0: no answers), and the name of its setting."""
         return int(getattr(self.settings, "max_new_tokens", 0)), "max_new_tokens"
+
+    @property
+    def answers_per_item(self) -> int:
+        """The number of answers that a model generates for each item."""
+        return int(getattr(self.settings, "samples", 1))
 
     @property
     def calibration_key(self) -> object:
@@ -110,19 +115,26 @@ class Task(ABC, Generic[S]):
         if "messages" in item.request and item.request.get("chat", True):
             item_encoding.encode_prompt(context.tokenizer, item)
 
-    def generate_answers(self, engine: Engine, items: Sequence[Item], context: TaskContext) -> list[str]:
-        """Return one greedy answer per item without surrounding white space. Applies the settings `chat` and `stop`."""
+    def generate_answers(
+        self, engine: Engine, items: Sequence[Item], context: TaskContext, sampling: Sampling | None = None
+    ) -> list[str]:
+        """Return one answer per item without surrounding white space. Applies the settings `chat` and `stop`."""
         chat, stop = getattr(self.settings, "chat", True), getattr(self.settings, "stop", ())
         prompts = [item_encoding.encode_prompt(engine.tokenizer, item, chat=chat) for item in items]
-        return [answer.strip() for answer in self.answer_prompts(engine, prompts, context, stop)]
+        return [answer.strip() for answer in self.answer_prompts(engine, prompts, context, stop, sampling)]
 
     def answer_prompts(
-        self, engine: Engine, prompts: Sequence[Sequence[int]], context: TaskContext, stop: Sequence[str] = ()
+        self,
+        engine: Engine,
+        prompts: Sequence[Sequence[int]],
+        context: TaskContext,
+        stop: Sequence[str] = (),
+        sampling: Sampling | None = None,
     ) -> list[str]:
-        """Return one greedy answer per prompt (token ids). Prompts that are too long are truncated."""
+        """Return one answer per prompt (token ids), greedy without `sampling`. Prompts that are too long are truncated."""
         limit, setting = self.answer_limit
         prompts = item_encoding.fit_prompts(prompts, engine.max_input_tokens, limit, context.reporter, setting=setting)
-        return engine.generate(prompts, Decoding(limit, tuple(stop)), context.reporter)
+        return engine.generate(prompts, Decoding(limit, tuple(stop), sampling), context.reporter)
 
 
 AnyTask = Task[Any]

@@ -51,7 +51,7 @@ class TaskSettings(BaseModel):
             rows: Number of rows of the dataset.
             mean_length: Mean row length in tokens.
         """
-        return rows * (mean_length + getattr(self, "max_new_tokens", 0))
+        return rows * getattr(self, "samples", 1) * (mean_length + getattr(self, "max_new_tokens", 0))
 
     def list_referenced_files(self, field: str) -> list[Path]:
         """Return the files to which the file in `field` refers."""

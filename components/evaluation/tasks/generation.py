@@ -1,17 +1,22 @@
-"""Task kind `generation`: greedy answers, compared with references by the configured metrics."""
+"""Task kind `generation`: answers, compared with references by the configured metrics.
+
+Answers are greedy, or sampled: several samples per item give pass@k (Chen et al., arXiv 2107.03374).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from components.common.artifacts import hashing
 from components.common.runtime.errors import InputError
 from components.evaluation.metrics import json_answers, numeric_answers, text_similarity
-from components.evaluation.task_interface import Item, Metric, Scores, TaskContext
+from components.evaluation.task_interface import Engine, Item, Metric, Sampling, Scores, TaskContext
 from components.evaluation.tasks import item_encoding, record_files
 from components.evaluation.tasks.base_task import AnswerCheckTask
 from components.evaluation.tasks.config import AnswerSettings, FewShotSettings, check_distinct
@@ -34,6 +39,18 @@ REFERENCE_METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
 REFERENCE_CHECKS: dict[str, Callable[[str], bool]] = {
     "final_number": lambda reference: numeric_answers.extract_final_number(reference) is not None,
     "marked_number": lambda reference: bool(numeric_answers.extract_marked_number(reference)),
+}
+
+
+GENERATION_METRICS: dict[str, Metric] = {
+    "exact_match": BINARY,
+    "f1": SIMILARITY,
+    "rouge_l": SIMILARITY,
+    "chrf": CHRF,
+    "json_valid": BINARY,
+    "json_schema": BINARY,
+    "final_number": BINARY,
+    "marked_number": BINARY,
 }
 
 
@@ -62,6 +79,40 @@ class Generation(AnswerSettings, FewShotSettings):
         "before the prompt. Empty: no system message.",
     )
     stop: list[str] = Field([], description="Stop texts. A stop text ends an answer and is removed from it.")
+    temperature: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        exclude_if=operator.not_,
+        description="Temperature of sampled answers. 0: greedy decoding.",
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        exclude_if=(1.0).__eq__,
+        description="Share of the probability from which the tokens of sampled answers are drawn: the most likely "
+        "tokens that add up to it. 1: all tokens.",
+    )
+    samples: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        exclude_if=(1).__eq__,
+        description="Number of sampled answers per item. A metric is then the mean over an item's answers.",
+    )
+    pass_at: list[Annotated[int, Field(ge=1)]] = Field(
+        [],
+        exclude_if=operator.not_,
+        description="Numbers k for which the metrics NAME_pass_at_k are reported: the probability that one of k "
+        "answers is correct, for each metric of right and wrong answers. Empty: 1 and samples, if samples exceeds 1.",
+    )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        exclude_if=lambda seed: seed is None,
+        description="Seed of sampled answers. null: the seed of the run.",
+    )
     json_schema: str = Field("", description="File with the JSON Schema for the metric json_schema. Empty: no schema.")
 
     @model_validator(mode="after")
@@ -74,20 +125,54 @@ class Generation(AnswerSettings, FewShotSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_sampling(self) -> Generation:
+        sampled = {"samples": self.samples > 1, "top_p": self.top_p < 1, "seed": self.seed is not None}
+        for name in (name for name, is_set in sampled.items() if is_set and not self.temperature):
+            raise ValueError(
+                f"{name} is {getattr(self, name)}, and temperature is 0; expected a temperature above 0, such as 0.8, "
+                "because greedy answers do not differ"
+            )
+        if self.pass_at and (self.samples == 1 or max(self.pass_at) > self.samples):
+            raise ValueError(
+                f"pass_at is {self.pass_at}, and samples is {self.samples}; expected at least 2 samples, and no larger number than samples"
+            )
+        if len(set(self.pass_at)) < len(self.pass_at):
+            raise ValueError(f"pass_at is {self.pass_at}; expected distinct numbers")
+        if self.pass_at and not any(GENERATION_METRICS[name].is_binary for name in self.metrics):
+            raise ValueError(
+                f"pass_at is {self.pass_at}, and metrics is {self.metrics}; expected a metric of right and wrong answers"
+            )
+        return self
+
+    @property
+    def reported_k(self) -> list[int]:
+        """The numbers k of the metrics NAME_pass_at_k."""
+        return self.pass_at or ([1, self.samples] if self.samples > 1 else [])
+
 
 class GenerationTask(AnswerCheckTask[Generation]):
-    """Greedy answers to prompts from a file or from the dataset's test split."""
+    """Answers to prompts from a file or from the dataset's test split."""
 
-    METRICS: ClassVar = {
-        "exact_match": BINARY,
-        "f1": SIMILARITY,
-        "rouge_l": SIMILARITY,
-        "chrf": CHRF,
-        "json_valid": BINARY,
-        "json_schema": BINARY,
-        "final_number": BINARY,
-        "marked_number": BINARY,
-    }
+    METRICS: ClassVar = GENERATION_METRICS
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """The configured metrics and, for several samples, those of pass@k, which are shares of right answers."""
+        settings = self.settings
+        metrics = {str(name): GENERATION_METRICS[name] for name in settings.metrics}
+        if settings.samples == 1:
+            return metrics
+        shares = {name: SIMILARITY if metric.is_binary else metric for name, metric in metrics.items()}
+        return {
+            **shares,
+            **{
+                f"{name}_pass_at_{k}": SIMILARITY
+                for name, metric in metrics.items()
+                if metric.is_binary
+                for k in settings.reported_k
+            },
+        }
 
     def build_items(self, context: TaskContext) -> list[Item]:
         """Return the prompts with examples and system message; `request` also holds the decoding and the schema.
@@ -104,6 +189,8 @@ class GenerationTask(AnswerCheckTask[Generation]):
         reference_field = settings.reference_field if reference_metrics else ""
         examples = self._read_example_turns()
         values = {**settings.model_dump(include={"chat", "max_new_tokens", "stop"}), "schema": schema}
+        if settings.temperature:
+            values["seed"] = context.seed if settings.seed is None else settings.seed
         items = []
         for item in item_encoding.build_row_items(settings, context, reference_field):
             references = item.request["references"]
@@ -156,6 +243,47 @@ class GenerationTask(AnswerCheckTask[Generation]):
                 text += turn["content"]
         return [{"role": "user", "content": text}]
 
+    def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
+        """Generate the answers and check them. With several samples, scores are means and estimates of pass@k."""
+        settings = self.settings
+        if not settings.temperature:
+            return super().score(engine, items, context, base)
+        repeated = [item for item in items for _ in range(settings.samples)]
+        seeds = [
+            derive_seed(item.request["seed"], item.id, index) for item in items for index in range(settings.samples)
+        ]
+        sampling = Sampling(settings.temperature, settings.top_p, tuple(seeds))
+        answers = self.generate_answers(engine, repeated, context, sampling)
+        checked = self.check_answers(answers, repeated)
+        if settings.samples == 1:
+            return checked
+        return self._summarize_samples(answers, checked.values)
+
+    def _summarize_samples(self, answers: Sequence[str], checked: Mapping[str, Sequence[float]]) -> Scores:
+        """Return the scores by item.
+
+        Args:
+            answers: The sampled answers; those of an item are consecutive.
+            checked: Scores of the answers by metric.
+        """
+        n = self.settings.samples
+        starts = range(0, len(answers), n)
+        values: dict[str, list[float]] = {}
+        for name, scores in checked.items():
+            values[name] = [math.fsum(scores[start : start + n]) / n for start in starts]
+        for name in [name for name in checked if GENERATION_METRICS[name].is_binary]:
+            for k in self.settings.reported_k:
+                right = [round(sum(checked[name][start : start + n])) for start in starts]
+                values[f"{name}_pass_at_{k}"] = [estimate_pass_at(n, count, k) for count in right]
+        samples: list[list[dict[str, str | float]]] = [
+            [
+                {"answer": answers[index], **{name: scores[index] for name, scores in checked.items()}}
+                for index in range(start, start + n)
+            ]
+            for start in starts
+        ]
+        return Scores(values, answers=[answers[start] for start in starts], samples=samples)
+
     def check_answers(self, answers: Sequence[str], items: Sequence[Item]) -> Scores:
         """Return the answers with one score per item and metric."""
         schema = items[0].request["schema"] if items else None
@@ -173,3 +301,19 @@ class GenerationTask(AnswerCheckTask[Generation]):
             for metric in self.settings.metrics
         }
         return Scores(values, answers=answers)
+
+
+def derive_seed(seed: int, item_id: str, sample: int) -> int:
+    """Return the seed of one sample: equal in any batch, order and subset of items."""
+    return int(hashing.digest([seed, item_id, sample])[:15], 16)
+
+
+def estimate_pass_at(samples: int, right: int, k: int) -> float:
+    """Return the unbiased estimate of pass@k, 1 − C(n−c, k) / C(n, k) (Chen et al., arXiv 2107.03374, equation 1).
+
+    Args:
+        samples: Number of samples n.
+        right: Number of right samples c.
+        k: Number of answers of which one has to be right.
+    """
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)

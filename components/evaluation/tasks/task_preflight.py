@@ -86,7 +86,10 @@ def check_tasks(
             message = error.message if error.message.startswith(key) else f"{key}: {error.message}"
             raise type(error)(message, hint=error.hint) from None
         digest, input_tokens = score_cache.digest_task(task, items, []), sum(item.length for item in items)
-        workloads.append(TaskWorkload(settings, digest, len(items), input_tokens, len(items) * max_new_tokens))
+        answers = task.answers_per_item
+        workloads.append(
+            TaskWorkload(settings, digest, len(items), answers * input_tokens, answers * len(items) * max_new_tokens)
+        )
     return workloads
 
 

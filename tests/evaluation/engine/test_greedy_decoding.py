@@ -1,4 +1,4 @@
-"""Batched answers equal those of separate prompts; in float32 the tiny model has no ties between tokens."""
+"""Batched answers equal those of separate prompts, greedy and sampled; in float32 the tiny model has no ties between tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from components.common.runtime.reporters import SilentReporter
 from components.evaluation import greedy_decoding
-from components.evaluation.task_interface import Decoding
+from components.evaluation.task_interface import Decoding, Sampling
 from components.evaluation.transformers_engine import TransformersEngine
 
 SHORT = Decoding(max_new_tokens=12)
@@ -94,3 +94,38 @@ def test_model_generation_config_is_ignored(base_model: Any, engine: Transformer
 def test_first_stop_text_counts_and_empty_is_ignored() -> None:
     assert greedy_decoding.truncate_at_stop("one two three", ("three", "two")) == "one "
     assert greedy_decoding.truncate_at_stop("one two", ("", "four")) == "one two"
+
+
+def sample(engine: TransformersEngine, seeds: list[int], prompts: list[list[int]], **changes: float) -> list[str]:
+    sampling = Sampling(**{"temperature": 1.0, "top_p": 0.95, **changes}, seeds=tuple(seeds))
+    return engine.generate(prompts, Decoding(12, (), sampling), SilentReporter())
+
+
+def test_sampled_answers_depend_on_their_seed_only(loaded_model: Any, engine: TransformersEngine) -> None:
+    prompts = build_prompts()
+    seeds = list(range(100, 100 + len(prompts)))
+    answers = sample(engine, seeds, prompts)
+    assert len(set(answers)) == len(prompts), "equal prompts with different seeds have different answers"
+    assert sample(engine, seeds[::-1], prompts[::-1]) == answers[::-1]
+    small = TransformersEngine(loaded_model, engine.tokenizer, 64)
+    assert sample(small, seeds, prompts) == answers
+    assert sample(engine, [seeds[4]], [prompts[4]]) == [answers[4]]
+    assert sample(engine, [7, 7, 8], [prompts[2]] * 3) == sample(engine, [7, 7, 8], [prompts[2]] * 3)
+    assert sample(engine, [7, 8], [prompts[2]] * 2) != sample(engine, [9, 10], [prompts[2]] * 2)
+
+
+def test_low_temperature_gives_the_greedy_answers(engine: TransformersEngine, expected: list[str]) -> None:
+    assert sample(engine, [5] * len(expected), build_prompts(), temperature=1e-6) == expected
+
+
+def test_samples_have_the_probabilities_of_the_model() -> None:
+    import torch
+
+    logits, draws = torch.tensor([2.0, 1.0, 0.0, -1.0]), 4000
+    rows = logits.repeat(draws, 1)
+    for temperature, top_p, count in ((1.0, 1.0, 4), (0.5, 1.0, 4), (1.0, 0.8, 2)):
+        sampler = greedy_decoding._SeededSampler(Sampling(temperature, top_p, ()), list(range(draws)))
+        shares = torch.bincount(sampler(torch.empty(0), rows).argmax(-1), minlength=4) / draws
+        expected = (logits[:count] / temperature).softmax(-1)
+        assert shares[:count].tolist() == pytest.approx(expected.tolist(), abs=0.03)
+        assert shares[count:].sum() == 0

@@ -15,7 +15,7 @@ from components.common.models import model_loading
 from components.common.models.model_loading import LoadableModel
 from components.common.runtime.reporters import SilentReporter
 from components.evaluation import engine_loading, vllm_engine
-from components.evaluation.task_interface import Decoding
+from components.evaluation.task_interface import Decoding, Sampling
 from tests.evaluation.engine.conftest import assert_likelihoods_close, lora_settings
 from tests.evaluation.engine.test_likelihoods import build_mixed_requests
 
@@ -31,6 +31,13 @@ class FakeLLM:
         self._tokenizer = model_loading.load_tokenizer(Path(settings["tokenizer"]))
 
     def generate(self, prompts: list[dict[str, list[int]]], sampling: Any, *, use_tqdm: bool) -> list[Any]:
+        if isinstance(sampling, list):
+            assert len(sampling) == len(prompts)
+            answers = [
+                f"{one.seed} {one.temperature} {one.top_p} {p['prompt_token_ids']}"
+                for one, p in zip(sampling, prompts, strict=True)
+            ]
+            return [SimpleNamespace(outputs=[SimpleNamespace(text=text)]) for text in answers]
         return [self._generate_one(self._model, prompt["prompt_token_ids"], sampling) for prompt in prompts]
 
     def _generate_one(self, model: Any, ids: list[int], sampling: Any) -> Any:
@@ -99,6 +106,16 @@ def test_vllm_matches_transformers_engine(
     for ours, theirs in zip(results["transformers"], results["vllm"], strict=True):
         assert_likelihoods_close(theirs[1], ours[1])
         assert theirs[2] == ours[2]
+
+
+def test_every_sample_has_its_own_seed(base_model: LoadableModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_engine, "REQUESTS_PER_CALL", 2)
+    tokenizer = model_loading.load_tokenizer(base_model.weights)
+    engines = vllm_engine.open_engines(base_model, None, tokenizer, SilentReporter())
+    _, engine = next(engines)
+    decoding = Decoding(5, (), Sampling(0.7, 0.9, (3, 4, 3, 5)))
+    answers = engine.generate([[5, 6], [5, 6], [9], [7]], decoding, SilentReporter())
+    assert answers == ["3 0.7 0.9 [5, 6]", "4 0.7 0.9 [5, 6]", "3 0.7 0.9 [9]", "5 0.7 0.9 [7]"]
 
 
 def test_merged_weights_are_temporary(

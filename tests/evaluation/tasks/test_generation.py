@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ import pytest
 from pydantic import ValidationError
 
 from components.common.runtime.errors import InputError
-from components.evaluation.tasks.generation import Generation, GenerationTask
+from components.common.runtime.reporters import Reporter
+from components.evaluation import score_cache
+from components.evaluation.task_interface import Decoding, Item, Scores
+from components.evaluation.tasks.generation import Generation, GenerationTask, estimate_pass_at
 from tests.datasets import dataset_of, small_dataset
 from tests.evaluation.tasks.fake_engines import PlainEngine, ScriptedEngine, build_context
 from tests.tiny import tiny_tokenizer
@@ -199,3 +204,130 @@ def test_row_tools_reach_chat_template(tmp_path: Path) -> None:
     )
     task.score(engine, task.items(build_context(engine.tokenizer)), build_context(engine.tokenizer), None)
     assert [prompt.startswith("look_up ") for prompt in engine.prompts] == [True, False]
+
+
+class DrawingEngine(ScriptedEngine):
+    """An engine whose sampled answer depends on the prompt and the seed only, as required of every engine."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], decoding: Decoding, reporter: Reporter) -> list[str]:
+        self.decodings.append(decoding)
+        words = list(self.script.values())
+        return [words[(seed + sum(prompt)) % len(words)] for prompt, seed in decoding.pair_seeds(prompts)]
+
+
+def build_sampling_task(path: Path, rows: Sequence[dict[str, Any]] = CAPITALS, **settings: Any) -> GenerationTask:
+    values = {"data": write_rows(path / "q.jsonl", *rows), "temperature": 0.8, "metrics": ["exact_match", "f1"]}
+    return GenerationTask(Generation.model_validate({**values, **settings}))
+
+
+def score_samples(task: GenerationTask, *, seed: int = 0) -> tuple[list[Item], Scores, DrawingEngine]:
+    engine = DrawingEngine(tiny_tokenizer(), {"": "Paris", "1": "Lima", "2": "Rome"})
+    context = build_context(engine.tokenizer, seed=seed)
+    items = task.items(context)
+    return items, task.score(engine, items, context, None), engine
+
+
+def test_samples_give_mean_and_pass_at_k(tmp_path: Path) -> None:
+    task = build_sampling_task(tmp_path, samples=6, pass_at=[1, 3], top_p=0.9)
+    _, scores, engine = score_samples(task)
+    assert list(task.metrics) == ["exact_match", "f1", "exact_match_pass_at_1", "exact_match_pass_at_3"]
+    assert not any(metric.is_binary for metric in task.metrics.values())
+    assert [len(samples) for samples in scores.samples] == [6, 6]
+    for index, capital in enumerate(("Paris", "Lima")):
+        answers = [sample["answer"] for sample in scores.samples[index]]
+        right = answers.count(capital)
+        assert 0 < right < 6
+        assert [sample["exact_match"] for sample in scores.samples[index]] == [float(a == capital) for a in answers]
+        assert scores.values["exact_match"][index] == pytest.approx(right / 6)
+        assert scores.values["exact_match_pass_at_1"][index] == pytest.approx(right / 6)
+        drawn = [capital in chosen for chosen in combinations(answers, 3)]
+        assert scores.values["exact_match_pass_at_3"][index] == pytest.approx(sum(drawn) / len(drawn))
+        assert scores.answers[index] == answers[0]
+    sampling = engine.decodings[0].sampling
+    assert sampling
+    assert (sampling.temperature, sampling.top_p, len(set(sampling.seeds))) == (0.8, 0.9, 12)
+
+
+def test_samples_depend_on_seed_and_item_only(tmp_path: Path) -> None:
+    settings = {"samples": 5, "seed": 7}
+    _, scores, _ = score_samples(build_sampling_task(tmp_path, **settings))
+    _, again, _ = score_samples(build_sampling_task(tmp_path, CAPITALS[::-1], **settings), seed=3)
+    assert again == scores
+    more = [*CAPITALS, {"id": "0", "prompt": "Capital of Italy?", "reference": "Rome"}]
+    _, extended, _ = score_samples(build_sampling_task(tmp_path, more, **settings))
+    assert extended.samples[1:] == scores.samples
+    _, fewer, _ = score_samples(build_sampling_task(tmp_path, **{**settings, "samples": 3}))
+    assert list(fewer.samples) == [samples[:3] for samples in scores.samples]
+    _, other, _ = score_samples(build_sampling_task(tmp_path, **{**settings, "seed": 8}))
+    assert other.samples != scores.samples
+
+
+def test_seed_of_the_run_is_part_of_the_digest_of_sampled_tasks_only(tmp_path: Path) -> None:
+    def digest(seed: int, **settings: Any) -> str:
+        task = build_sampling_task(tmp_path, **settings)
+        return score_cache.digest_task(task, task.items(build_context(tiny_tokenizer(), seed=seed)), [])
+
+    assert digest(1, samples=2) != digest(2, samples=2)
+    assert digest(1, temperature=0) == digest(2, temperature=0)
+    assert not {"samples", "temperature", "top_p", "seed", "pass_at"} & set(Generation().model_dump())
+
+
+def test_single_sampled_answer_is_binary(tmp_path: Path) -> None:
+    task = build_sampling_task(tmp_path)
+    _, scores, _ = score_samples(task)
+    assert list(task.metrics) == ["exact_match", "f1"]
+    assert task.metrics["exact_match"].is_binary
+    assert set(scores.values["exact_match"]) <= {0.0, 1.0}
+    assert scores.samples == ()
+
+
+@pytest.mark.parametrize(
+    ("metric", "settings", "right"),
+    [
+        ("final_number", {}, "It is #### 42"),
+        ("marked_number", {}, "It is #### 42"),
+        ("json_valid", {}, '{"a": 1}'),
+        ("json_schema", {"json_schema": "schema.json"}, '{"a": 1}'),
+    ],
+)
+def test_exact_graders_accept_samples(
+    tmp_path: Path, metric: str, settings: dict[str, str], right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("schema.json").write_text('{"type": "object", "required": ["a"]}')
+    rows = [{"id": name, "prompt": f"Six times {name}?", "reference": "#### 42"} for name in ("6", "7")]
+    task = build_sampling_task(tmp_path, rows, metrics=[metric], samples=8, **settings)
+    engine = DrawingEngine(tiny_tokenizer(), {"": right, "1": "nothing"})
+    context = build_context(engine.tokenizer)
+    scores = task.score(engine, task.items(context), context, None)
+    for share, one, any_of_8, samples in zip(
+        *(scores.values[name] for name in task.metrics), scores.samples, strict=True
+    ):
+        assert share == pytest.approx(one) == sum(sample["answer"] == right for sample in samples) / 8
+        assert any_of_8 == float(share > 0)
+
+
+@pytest.mark.parametrize("right", range(6))
+def test_pass_at_is_share_of_draws_with_a_right_answer(right: int) -> None:
+    outcomes = [True] * right + [False] * (5 - right)
+    for k in range(1, 6):
+        draws = [any(chosen) for chosen in combinations(outcomes, k)]
+        assert estimate_pass_at(5, right, k) == pytest.approx(sum(draws) / len(draws))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"samples": 3}, "samples is 3, and temperature is 0; expected a temperature above 0"),
+        ({"top_p": 0.9}, "top_p is 0.9, and temperature is 0"),
+        ({"seed": 1}, "seed is 1, and temperature is 0"),
+        ({"temperature": 1, "pass_at": [1]}, "at least 2 samples"),
+        ({"temperature": 1, "samples": 4, "pass_at": [5]}, "no larger number than samples"),
+        ({"temperature": 1, "samples": 4, "pass_at": [2, 2]}, "expected distinct numbers"),
+        ({"temperature": 1, "samples": 4, "pass_at": [2], "metrics": ["f1"]}, "a metric of right and wrong answers"),
+    ],
+)
+def test_contradictory_sampling_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        Generation.model_validate(settings)
+    assert message in str(error.value)

@@ -111,3 +111,12 @@ def test_preference_pairs_are_checked_with_chat_template(tmp_path: Path) -> None
     assert run_check(settings).items == 2
     with pytest.raises(InputError, match="no system message here"):
         run_check(settings, tokenizer=build_strict_tokenizer())
+
+
+def test_samples_multiply_the_workload(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "q.jsonl", *QUESTIONS)
+    greedy = run_check(Generation(data=data, max_new_tokens=10))
+    sampled = run_check(Generation(data=data, max_new_tokens=10, temperature=1, samples=4))
+    assert (greedy.output_tokens, sampled.output_tokens) == (20, 80)
+    assert sampled.input_tokens == 4 * greedy.input_tokens
+    assert sampled.settings.estimate_tokens(5, 20.0) == 4 * greedy.settings.estimate_tokens(5, 20.0)
