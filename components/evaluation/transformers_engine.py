@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from components.common.runtime import cpu_cores
 from components.common.runtime.reporters import Reporter
-from components.evaluation import forward_pass, greedy_decoding, prefix_trees
+from components.evaluation import answer_generation, forward_pass, prefix_trees
 from components.evaluation.task_interface import Continuation, Decoding, Likelihood
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TransformersEngine:
         self._model, self.tokenizer = model, tokenizer
         self._batch_tokens, self._input_limit = batch_tokens, input_limit
         self._branching: bool | None = None  # tested on first use
-        greedy_decoding.reset_generation_config(model, tokenizer)
+        answer_generation.reset_generation_config(model, tokenizer)
 
     @property
     def max_input_tokens(self) -> int | None:
@@ -107,7 +107,7 @@ class TransformersEngine:
     def generate(self, prompts: Sequence[Sequence[int]], decoding: Decoding, reporter: Reporter) -> list[str]:
         """Return the answers in order. Batching has no effect on them, except where two tokens tie."""
         longest = max(map(len, prompts), default=0) + decoding.max_new_tokens
-        return greedy_decoding.generate_answers(
+        return answer_generation.generate_answers(
             self._model,
             self.tokenizer,
             prompts,

@@ -99,7 +99,7 @@ def _answer_batch(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
             generation_config=greedy,
-            logits_processor=[_SeededSampler(decoding.sampling, [seed for _, seed in batch])]
+            logits_processor=[SeededSampler(decoding.sampling, [seed for _, seed in batch])]
             if decoding.sampling
             else None,
             stopping_criteria=[_StopTextCriterion(tokenizer, decoding.stop, width)] if decoding.stop else None,
@@ -132,7 +132,7 @@ def reset_generation_config(model: PreTrainedModel, tokenizer: PreTrainedTokeniz
     )
 
 
-class _SeededSampler:
+class SeededSampler:
     """Logits processor whose most likely token is a sample.
 
     With standard Gumbel noise, argmax(logits / temperature + noise) has the distribution softmax(logits / temperature)

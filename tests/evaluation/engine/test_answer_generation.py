@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from components.common.runtime.reporters import SilentReporter
-from components.evaluation import greedy_decoding
+from components.evaluation import answer_generation
 from components.evaluation.task_interface import Decoding, Sampling
 from components.evaluation.transformers_engine import TransformersEngine
 
@@ -66,7 +66,7 @@ def test_stop_text_ends_answer_and_is_removed(engine: TransformersEngine, expect
     longest = max(expected, key=len)
     stop = (longest[2:5], "never written")
     answers = engine.generate(build_prompts(), Decoding(12, stop), SilentReporter())
-    assert answers == [greedy_decoding.truncate_at_stop(text, stop) for text in expected]
+    assert answers == [answer_generation.truncate_at_stop(text, stop) for text in expected]
     assert answers[expected.index(longest)] == longest[: longest.index(stop[0])]
 
 
@@ -92,8 +92,8 @@ def test_model_generation_config_is_ignored(base_model: Any, engine: Transformer
 
 
 def test_first_stop_text_counts_and_empty_is_ignored() -> None:
-    assert greedy_decoding.truncate_at_stop("one two three", ("three", "two")) == "one "
-    assert greedy_decoding.truncate_at_stop("one two", ("", "four")) == "one two"
+    assert answer_generation.truncate_at_stop("one two three", ("three", "two")) == "one "
+    assert answer_generation.truncate_at_stop("one two", ("", "four")) == "one two"
 
 
 def sample(engine: TransformersEngine, seeds: list[int], prompts: list[list[int]], **changes: float) -> list[str]:
@@ -124,7 +124,7 @@ def test_samples_have_the_probabilities_of_the_model() -> None:
     logits, draws = torch.tensor([2.0, 1.0, 0.0, -1.0]), 4000
     rows = logits.repeat(draws, 1)
     for temperature, top_p, count in ((1.0, 1.0, 4), (0.5, 1.0, 4), (1.0, 0.8, 2)):
-        sampler = greedy_decoding._SeededSampler(Sampling(temperature, top_p, ()), list(range(draws)))
+        sampler = answer_generation.SeededSampler(Sampling(temperature, top_p, ()), list(range(draws)))
         shares = torch.bincount(sampler(torch.empty(0), rows).argmax(-1), minlength=4) / draws
         expected = (logits[:count] / temperature).softmax(-1)
         assert shares[:count].tolist() == pytest.approx(expected.tolist(), abs=0.03)
