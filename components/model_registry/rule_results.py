@@ -41,7 +41,9 @@ def check_results(content: Json, rows: Mapping[str, Sequence[Json]]) -> list[str
         if not items.is_complete:
             objections.append(f"a rule on {rule['metric']} holds in its evaluation without scores")
             continue
-        if len(rows[name]) < required:
+        if calibration_problem := _find_calibration_problem(content, name):
+            problem = calibration_problem
+        elif len(rows[name]) < required:
             problem = f"has {len(rows[name])} items and requires {required}"
         elif figure == SHARE:
             problem = _check_harmed_share(rule, items, content["measured"]["tasks"][name])
@@ -52,6 +54,19 @@ def check_results(content: Json, rows: Mapping[str, Sequence[Json]]) -> list[str
         if problem:
             objections.append(f"a rule on {rule['metric']} holds in its evaluation, but {problem}")
     return objections
+
+
+def _find_calibration_problem(content: Json, task: str) -> str:
+    """Return why a judge cannot carry a rule, as a clause; "" for another task and for a calibrated judge.
+
+    The task's own limit (`min_kappa`) decided in the evaluation; a judge that agrees by chance is never sufficient.
+    """
+    if content["measured"]["tasks"][task] != "judge":
+        return ""
+    calibration = content.get("calibration", {}).get(task)
+    if not calibration:
+        return "its judge has no calibration"
+    return "" if calibration["kappa_bound"] > 0 else "its judge may agree with people by chance only"
 
 
 class ScoredItems:

@@ -54,6 +54,37 @@ def check_result(rule: dict[str, Any], losses: list[float], **result: Any) -> li
     return rule_results.check_results(content, {"held_out": rows})
 
 
+@pytest.mark.parametrize(
+    ("calibration", "problem"),
+    [
+        (None, "its judge has no calibration"),
+        ({"kappa_bound": -0.02}, "its judge may agree with people by chance only"),
+        ({"kappa_bound": 0.5}, ""),
+    ],
+)
+def test_rule_on_a_judge_requires_a_calibration(calibration: dict[str, float] | None, problem: str) -> None:
+    rows = [{"weights": "{}", "candidate_scores": '{"win_rate": 1.0}', "base_scores": '{"win_rate": 0.5}'}] * 20
+    gain = {
+        "metric": "judge.win_rate",
+        "min_gain": 0.0,
+        "gain": [0.5, 0.4, 0.6],
+        "at_least": 0.4,
+        "acceptance_p": 0.001,
+    }
+    content = {
+        "rules": [{**RULE, **gain, "slices": None, "holds": True}],
+        "tasks": {"judge": {"metrics": {"win_rate": {"better": "higher", "exponential": False}}}},
+        "measured": {
+            "incumbent": None,
+            "tasks": {"judge": "judge"},
+            "settings": {"min_items": None, "bootstrap_samples": 1000},
+        },
+        **({"calibration": {"judge": calibration}} if calibration else {}),
+    }
+    objections = rule_results.check_results(content, {"judge": rows})
+    assert objections == ([f"a rule on judge.win_rate holds in its evaluation, but {problem}"] if problem else [])
+
+
 def test_share_of_harmed_items_is_recomputed() -> None:
     losses = [1.0] * 59 + [2.5]
     honest = {"harmed_items": 1, "acceptance_p": significance.compute_binomial_p_value(1, 60, 0.1)}
