@@ -14,13 +14,15 @@ import pytest
 from pydantic import ValidationError
 
 from components.common.runtime.errors import ConfigurationError, InputError
-from components.evaluation.task_interface import Scores
-from components.evaluation.tasks import lm_eval_metrics, lm_eval_runner
+from components.common.runtime.reporters import SilentReporter
+from components.evaluation.task_interface import Continuation, Scores
+from components.evaluation.tasks import item_encoding, lm_eval_metrics, lm_eval_runner
 from components.evaluation.tasks.ifeval import IFEval, IFEvalTask, check_answer
 from components.evaluation.tasks.last_word import LastWord, LastWordTask
 from components.evaluation.tasks.lm_eval import LMEval, LMEvalTask
 from components.evaluation.tasks.multiple_choice import MultipleChoice, MultipleChoiceTask
 from components.evaluation.tasks.perplexity import Perplexity, PerplexityTask
+from components.evaluation.transformers_engine import TransformersEngine
 from tests.evaluation.tasks.fake_engines import BrokenEngine, PlainEngine, ScriptedEngine, build_context
 from tests.tiny import tiny_tokenizer
 
@@ -30,6 +32,14 @@ CHOICE_ROWS = [
     {"query": "Open the", "choices": ["file", "lazy dog"], "gold": 1},
     {"query": "Explain in one", "choices": ["sentence", "quick brown fox", "name"], "gold": 0},
     {"query": "Größe der", "choices": ["Straße", "Tür"], "gold": 0},
+]
+LETTER_ROWS = [
+    {
+        "query": f"{row['query']}\nA. {row['choices'][0]}\nB. {row['choices'][1]}\nAnswer:",
+        "choices": ["A", "B"],
+        "gold": number % 2,
+    }
+    for number, row in enumerate(CHOICE_ROWS)
 ]
 TEXT_ROWS = [
     {"text": "Open the file, read every line, and close it again."},
@@ -122,6 +132,7 @@ def aggregate(scores: Scores, metric: str, exponential: bool) -> float:
     ("text", "rows", "metrics"),
     [
         (CHOICE_TASK, CHOICE_ROWS, ["acc", "acc_norm"]),
+        (CHOICE_TASK, LETTER_ROWS, ["acc", "acc_norm"]),
         (ROLLING_TASK, TEXT_ROWS, ["word_perplexity", "byte_perplexity", "bits_per_byte"]),
         (WORD_TASK, TEXT_ROWS[:2], ["perplexity", "acc"]),
     ],
@@ -138,6 +149,27 @@ def test_scores_equal_those_of_the_lm_eval_backend(
         assert aggregate(scores, metric, metric in lm_eval_metrics.EXPONENTIAL_METRICS) == pytest.approx(
             expected[metric], rel=1e-5
         )
+
+
+def test_letters_of_a_question_cost_one_pass(engine: PlainEngine, tmp_path: Path) -> None:
+    path = write_task_file(tmp_path, CHOICE_TASK, LETTER_ROWS)
+    batched = TransformersEngine(engine.model, engine.tokenizer, 2048)
+    context = build_context(engine.tokenizer)
+    tasks = [
+        LMEvalTask(LMEval(task=path, metrics=["acc"])),
+        MultipleChoiceTask(MultipleChoice(data=str(tmp_path / "rows.jsonl"))),
+    ]
+    items = [task.items(context) for task in tasks]
+    expected = [task.score(engine, own, context, None) for task, own in zip(tasks, items, strict=True)]
+    probe = [Continuation([1, token], [False, True]) for token in (2, 3)]
+    batched.compute_likelihoods(probe, SilentReporter())  # tests once whether the model supports branches
+    rows: list[int] = []
+    hook = engine.model.lm_head.register_forward_hook(lambda module, inputs, logits: rows.append(logits.shape[0]))
+    scores = [task.score(batched, own, context, None) for task, own in zip(tasks, items, strict=True)]
+    hook.remove()
+    assert [own.values["acc"] for own in scores] == [own.values["acc"] for own in expected]
+    option_tokens = len(item_encoding.encode_pair(engine.tokenizer, LETTER_ROWS[0]["query"], " A")[1])
+    assert sum(rows) == 2 * len(LETTER_ROWS) * option_tokens, "no logits but before the tokens of the options"
 
 
 def test_builtin_tasks_agree_with_lm_eval_per_item(engine: PlainEngine, tmp_path: Path) -> None:
