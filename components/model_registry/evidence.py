@@ -19,7 +19,7 @@ from typing import Any
 
 from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import Artifact, Manifest
-from components.model_registry import rule_results, rule_strictness
+from components.model_registry import rule_results, rule_strictness, sampled_scores
 from components.model_registry.rule_results import RELATIVE_TOLERANCE
 
 Json = dict[str, Any]
@@ -206,7 +206,8 @@ def _check_metrics(evaluation: Artifact, content: Json) -> list[str]:
                 objections.append(
                     f"{key} in its evaluation has {reported['n']} items; {len(by_task[name])} have scores"
                 )
-    return [*objections, *rule_results.check_results(content, by_task)]
+    sampled = sampled_scores.check_samples(by_task, evaluation.manifest.config["tasks"])
+    return [*objections, *sampled, *rule_results.check_results(content, by_task)]
 
 
 def _is_close(reported: float, value: float | None) -> bool:

@@ -7,6 +7,7 @@ import math
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
@@ -111,6 +112,33 @@ def test_tuned_model_is_accepted(tuned_artifacts: tuple[Artifact, Artifact, Path
     assert loss["incumbent"] is None
     assert result["metrics"]["held_out"]["perplexity"]["base"] == pytest.approx(math.exp(loss["base"]))
     assert len(result["reasons"]) == len(result["rules"]) == 4
+
+
+def test_edited_samples_are_refused(tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text("".join(f'{{"prompt": "Say {n}.", "reference": "a"}}\n' for n in range(10)))
+    task = {"kind": "generation", "data": str(tmp_path / "q.jsonl"), "metrics": ["json_valid", "f1"]}
+    sampling = {"max_new_tokens": 3, "temperature": 0.8, "samples": 3, "pass_at": [2]}
+    gate = [{"metric": "generation.json_valid_pass_at_2", "against": "base", "max_loss": 0.5}]
+    config = EvaluationConfig.model_validate({"tasks": [{**task, **sampling}], "gate": gate})
+    artifact = run_evaluation(tuned_artifacts, tmp_path / "evaluation", tasks=config.tasks, gate=config.gate)
+    table = parquet.read_table(artifact.path / "predictions.parquet")
+    honest = table.to_pylist()
+
+    def check(**change: str) -> list[str]:
+        rows = [{**honest[0], **change}, *honest[1:]]
+        parquet.write_table(pa.Table.from_pylist(rows, table.schema), artifact.path / "predictions.parquet")
+        return evidence.check_evaluation(artifact, tuned_artifacts[1].manifest)
+
+    samples = json.loads(honest[0]["candidate_samples"])
+    right = [{**samples[0], "json_valid": 1 - samples[0]["json_valid"]}, *samples[1:]]
+    assert check() == []
+    item = f"generation of the candidate: the scores or the answer of item {honest[0]['id']} do not follow from its samples"
+    assert check(candidate_samples=json.dumps(right)) == [item]
+    assert check(candidate_answer="another") == [item]
+    for changed in ("[]", json.dumps(samples[:2])):
+        (objection,) = check(candidate_samples=changed)
+        assert f"{len(json.loads(changed))} sampled answers" in objection
+        assert "expected 3" in objection
 
 
 def test_predictions_sum_to_reported_loss(tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:
