@@ -10,6 +10,7 @@ from components.common.models.model_loading import LocalBaseModel
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
 from components.evaluation.tasks import file_digests
+from components.evaluation.tasks.generation import GENERATION_METRICS, PASS_AT
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning import model_card
@@ -34,8 +35,13 @@ def check_metrics(policy: Policy, source: str) -> None:
     for key, name in [*metrics, *((f"max_loss.{name}", name) for name in policy.max_loss)]:
         task_name, _, metric = name.partition(".")
         known = TASK_KINDS[kinds[task_name]].task.METRICS if task_name in kinds else {}
-        if known and metric not in known:
+        if known and metric not in known and not (known is GENERATION_METRICS and _is_pass_at(metric)):
             raise _refuse(source, key, name, f"a metric of {kinds[task_name]}: {', '.join(sorted(known))}")
+
+
+def _is_pass_at(name: str) -> bool:
+    metric, _, k = name.partition(PASS_AT)
+    return metric in GENERATION_METRICS and GENERATION_METRICS[metric].is_binary and k.isdecimal() and int(k) > 0
 
 
 def _refuse(source: str, key: str, value: str, expected: str) -> ConfigurationError:

@@ -157,6 +157,10 @@ def test_policy_that_no_version_can_meet_is_refused(policy: dict[str, Any], mess
             "tasks.0.files_sha256: found 'a{64}'; expected an empty list, because held_out reads the dataset",
         ),
         (
+            {"tasks": [{"name": "g", "kind": "generation"}], "max_loss": {"g.f1_pass_at_2": 0.1}},
+            "max_loss.g.f1_pass_at_2: found 'g.f1_pass_at_2'; expected a metric of generation",
+        ),
+        (
             {"tasks": [{"name": "a", "kind": "held_out"}], "rules": [{"metric": "a.lose", "min_gain": 0.0}]},
             r"rules.0.metric: found 'a.lose'; expected a metric of held_out: .*loss",
         ),
@@ -503,6 +507,12 @@ def test_run_reports_before_training_what_the_policy_refuses(versions: Any, tmp_
         ConfigurationError, match="auto_promote is true, but the model cannot be promoted: policy entry"
     ):
         policy_preflight.check_policy(config, None, [], NoteRecorder())
+
+
+def test_policy_may_require_pass_at_k() -> None:
+    rules = [{"metric": "gsm8k.final_number_pass_at_5", "max_loss": 0.1}]
+    policy = Policy.model_validate({"tasks": [{"name": "gsm8k", "kind": "generation"}], "rules": rules})
+    policy_preflight.check_metrics(policy, "policy.yaml")
 
 
 @pytest.mark.mlflow

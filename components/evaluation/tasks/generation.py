@@ -26,6 +26,7 @@ GenerationMetric = Literal[
     "exact_match", "f1", "rouge_l", "chrf", "json_valid", "json_schema", "final_number", "marked_number"
 ]
 BINARY, SIMILARITY = Metric("higher", is_binary=True), Metric("higher", max_item_loss=1.0, harm=0.5)
+PASS_AT = "_pass_at_"  # between the metric and k
 CHRF = Metric("higher", max_item_loss=100.0, harm=50.0)
 REFERENCE_METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "exact_match": text_similarity.exact_match,
@@ -167,7 +168,7 @@ class GenerationTask(AnswerCheckTask[Generation]):
         return {
             **shares,
             **{
-                f"{name}_pass_at_{k}": SIMILARITY
+                f"{name}{PASS_AT}{k}": SIMILARITY
                 for name, metric in metrics.items()
                 if metric.is_binary
                 for k in settings.reported_k
@@ -274,7 +275,7 @@ class GenerationTask(AnswerCheckTask[Generation]):
         for name in [name for name in checked if GENERATION_METRICS[name].is_binary]:
             for k in self.settings.reported_k:
                 right = [round(sum(checked[name][start : start + n])) for start in starts]
-                values[f"{name}_pass_at_{k}"] = [estimate_pass_at(n, count, k) for count in right]
+                values[f"{name}{PASS_AT}{k}"] = [estimate_pass_at(n, count, k) for count in right]
         samples: list[list[dict[str, str | float]]] = [
             [
                 {"answer": answers[index], **{name: scores[index] for name, scores in checked.items()}}
