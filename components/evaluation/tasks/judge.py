@@ -90,11 +90,11 @@ class Judge(PromptSettings):
     )
     min_kappa: float = Field(
         MIN_KAPPA,
-        ge=0,
+        ge=MIN_KAPPA,
         lt=1,
         exclude_if=MIN_KAPPA.__eq__,
         description="Agreement (Cohen's kappa) that the judge must exceed with 95% confidence, or gate rules on this "
-        "task fail. 0.4 is moderate agreement; two people reach about 0.6.",
+        "task fail. At least 0.4, which is moderate agreement; two people reach about 0.6.",
     )
 
     @model_validator(mode="after")

@@ -41,9 +41,10 @@ def read_pairs(path: str, prompt_field: str) -> list[LabelledPair]:
 
     Raises:
         ConfigurationError: The file does not exist or has an unknown format.
-        InputError: A row is invalid, the file has too few rows, or no row has the label "a" or "b".
+        InputError: A row is invalid or repeats a pair, the file has too few rows, or no row has the label "a" or "b".
     """
-    pairs = []
+    pairs: list[LabelledPair] = []
+    locations: dict[str, str] = {}
     for record in record_files.read_records(path, "calibration"):
         answers, label = record.get_texts("answers"), str(record.row.get("label", "")).strip().lower()
         if len(answers) != 2 or answers[0].strip() == answers[1].strip():
@@ -51,6 +52,11 @@ def read_pairs(path: str, prompt_field: str) -> list[LabelledPair]:
         if label not in LABELS:
             raise record.build_error(f"has {record.row.get('label')!r:.60} in label; expected a, b or tie")
         messages = item_encoding.read_messages(record, prompt_field)
+        # Repeated pairs would be counted as independent evidence.
+        key = repr([" ".join(text.split()) for text in (repr(messages), *sorted(map(str.strip, answers)))])
+        if key in locations:
+            raise record.build_error(f"repeats the pair at {locations[key]}; expected each pair once")
+        locations[key] = record.location
         pairs.append(LabelledPair(messages, (answers[0].strip(), answers[1].strip()), label))
     if len(pairs) < MIN_PAIRS:
         raise InputError(
@@ -89,7 +95,8 @@ def measure(pairs: Sequence[LabelledPair], judgements: Sequence[Sequence[Judgeme
         - `accuracy`, `accuracy_low`, `accuracy_high`: share of verdicts that equal the label, with the exact 95%
           interval (Clopper and Pearson).
         - `kappa`, `kappa_low`, `kappa_high`, `kappa_bound`: Cohen's kappa (Educational and Psychological Measurement
-          20, 1960), the bootstrapped 95% interval, and the one-sided 95% lower bound.
+          20, 1960), the bootstrapped 95% interval, and the one-sided 95% lower bound. With full
+          agreement, the lower bounds follow from those of the accuracy.
         - `order_flips`: share of pairs for which the order of the answers changes the judgement.
         - `prefers_first`: share of the answers shown first among the preferred; 0.5 without a bias.
         - `prefers_longer`, `labels_prefer_longer`: share of the longer answer among the preferred, of judge and labels.
@@ -129,7 +136,13 @@ def _measure_kappa(verdicts: Sequence[str], labels: Sequence[str], seed: int) ->
     counts = np.random.default_rng(seed).multinomial(len(labels), shares, BOOTSTRAP_SAMPLES)
     resampled = compute_kappa(counts.reshape(-1, *table.shape).astype(float))
     low, bound, high = np.quantile(resampled, [0.025, 1 - CONFIDENCE, 0.975])
-    values = {"kappa": compute_kappa(table[None])[0], "kappa_low": low, "kappa_high": high, "kappa_bound": bound}
+    kappa = compute_kappa(table[None])[0]
+    if kappa == 1.0:
+        # No resample disagrees. The exact bounds of the accuracy show what the number of pairs proves.
+        agrees, chance = [1.0] * len(labels), float((shares**2).sum())
+        exact = [significance.compute_clopper_pearson_bounds(agrees, one)[0] for one in (0.975, CONFIDENCE)]
+        low, bound = (min(a, (b - chance) / (1 - chance)) for a, b in zip((low, bound), exact, strict=True))
+    values = {"kappa": kappa, "kappa_low": low, "kappa_high": high, "kappa_bound": bound}
     return {name: float(value) for name, value in values.items()}
 
 

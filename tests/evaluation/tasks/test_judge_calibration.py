@@ -60,7 +60,10 @@ def test_judge_that_agrees_with_all_labels(tmp_path: Path) -> None:
     with serve_judge() as judge:
         figures = calibrate(tmp_path, judge, build_rows())
     assert len(judge.requests) == 2 * PAIR_COUNT
-    assert (figures["accuracy"], figures["kappa"], figures["kappa_bound"]) == (1.0, 1.0, 1.0)
+    assert (figures["accuracy"], figures["kappa"]) == (1.0, 1.0)
+    # No resample disagrees. 40 pairs show an accuracy above 0.928 with 95% confidence; half of them agree by chance.
+    assert figures["kappa_bound"] == pytest.approx(2 * 0.05 ** (1 / PAIR_COUNT) - 1)
+    assert figures["kappa_low"] == pytest.approx(2 * figures["accuracy_low"] - 1)
     assert figures["accuracy_low"] == pytest.approx(0.025 ** (1 / PAIR_COUNT))
     assert (figures["order_flips"], figures["prefers_first"]) == (0.0, 0.5)
     assert (figures["prefers_longer"], figures["labels_prefer_longer"]) == (1.0, 1.0)
@@ -134,6 +137,14 @@ def test_invalid_row_is_refused(tmp_path: Path, change: dict[str, Any], message:
     assert message in error.value.message
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_repeated_pair_is_refused(tmp_path: Path, order: int) -> None:
+    rows = build_rows()
+    rows[5] = {**rows[3], "answers": [f" {text}\n" for text in rows[3]["answers"]][::order], "label": "tie"}
+    with pytest.raises(InputError, match=r"labels\.jsonl:6: the row repeats the pair at .*labels\.jsonl:4"):
+        judge_calibration.read_pairs(write_pairs(tmp_path, rows), "prompt")
+
+
 def test_too_few_pairs_and_single_label_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has 29 labelled pairs; expected at least 30"):
         judge_calibration.read_pairs(write_pairs(tmp_path, build_rows()[:29]), "prompt")
@@ -161,6 +172,11 @@ def test_calibration_is_part_of_the_identity(tmp_path: Path) -> None:
     assert file_digests.digest_task_files([calibrated]) != before
 
 
+def test_limit_of_the_agreement_cannot_be_lowered() -> None:
+    with pytest.raises(ValidationError, match=r"greater than or equal to 0\.4"):
+        Judge(base_url="https://judge.example/v1", model=MODEL_NAME, min_kappa=0.39)
+
+
 GATE = [{"metric": "judge.win_rate", "against": "base", "max_loss": 0.1}]
 JUDGE = {"kind": "judge", "base_url": "https://judge.example/v1", "model": MODEL_NAME}
 
@@ -181,11 +197,11 @@ def test_judge_without_rule_needs_no_calibration() -> None:
     [
         ({}, 0.4, "The judge.win_rate cannot carry a rule: the judge has no calibration."),
         (
-            {"pairs": 80.0, "kappa": 0.52, "kappa_bound": 0.37},
-            0.4,
-            "Cohen's kappa is 0.52, above 0.37 with 95% confidence",
+            {"pairs": 80.0, "kappa": 0.62, "kappa_bound": 0.47},
+            0.5,
+            "Cohen's kappa is 0.62, above 0.47 with 95% confidence",
         ),
-        ({"pairs": 80.0, "kappa": 0.52, "kappa_bound": 0.37}, 0.3, "judge.win_rate is 0.2000 better than the base"),
+        ({"pairs": 80.0, "kappa": 0.62, "kappa_bound": 0.47}, 0.45, "judge.win_rate is 0.2000 better than the base"),
     ],
 )
 def test_gate_refuses_rule_on_a_judge_that_disagrees(
@@ -201,4 +217,4 @@ def test_gate_refuses_rule_on_a_judge_that_disagrees(
     result = TaskResult(task, build_items(len(values)), scores, {}, "0" * 64, calibration=calibration)
     (rule_result,) = promotion_gate.evaluate_rules({"judge": result}, False, config, seed=1)
     assert reason in rule_result.reason
-    assert rule_result.passed == (min_kappa == 0.3)
+    assert rule_result.passed == (min_kappa == 0.45)
