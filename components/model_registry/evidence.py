@@ -250,8 +250,8 @@ def check_rules(
         evaluation: an evaluation that `check_evaluation` accepts.
         required: the rules that a promotion requires, as in `evaluation.gate`.
         min_items: `evaluation.min_items` of the required rules; None for the default.
-        tasks: the tasks of the required rules by name: {kind, files}. `files` are the digests of the files that the
-            task reads. A task that is not listed may be of any kind.
+        tasks: the tasks of the required rules by name: {kind, files, min_kappa}. `files` are the digests of the files
+            that the task reads; `min_kappa` is the agreement that a judge must exceed, if any. A task that is not listed may be of any kind.
     """
     return compare_rules(read_content(evaluation), required, min_items, tasks)
 
@@ -279,6 +279,8 @@ def _check_rule(content: Json, wanted: Json, min_items: int | None, tasks: Mappi
             return f"{source} requires {name} to be a task of kind {task['kind']}; its evaluation measured kind {kind}"
         if not (set(task["files"]) <= set(measured["evaluation_sets"] if files is None else files)):
             return f"its evaluation measured {name} on other files than those of {source}"
+        if problem := rule_results.find_kappa_problem(content, name, task.get("min_kappa"), source):
+            return problem
     found = [rule for rule in rules if rule_strictness.is_as_strict(rule, wanted, kind)]
     if not found:
         return f"{source} requires a rule as strict as {describe_rule(wanted)}; its evaluation has none"

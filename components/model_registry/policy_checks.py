@@ -14,7 +14,7 @@ from components.common.models import licences, training_lineage
 from components.common.runtime.errors import TEMPORARY_ERRORS, TunelineError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
-from components.model_registry import evidence, registry_history, rule_strictness
+from components.model_registry import evidence, registry_history, rule_results, rule_strictness
 from components.model_registry.registry_history import DONE, Entry
 from components.model_registry.release_policy import Policy, RequiredTask
 
@@ -99,6 +99,7 @@ def _describe_task(task: RequiredTask) -> str:
     parts.append(f"with items {task.items_sha256[:12]}" if task.items_sha256 else "")
     parts.append(f"on files {', '.join(sha256[:12] for sha256 in task.files_sha256)}" if task.files_sha256 else "")
     parts.append(f"with at least {task.min_items} items" if task.min_items else "")
+    parts.append(f"with a kappa_bound above {task.min_kappa:g}" if task.min_kappa is not None else "")
     return " ".join(filter(None, parts))
 
 
@@ -119,7 +120,7 @@ def _check_task(task: RequiredTask, content: Json, title: str) -> str:
         return f"{title} requires task {name} on file {missing[0]}; its evaluation did not read this file"
     if task.min_items and items["items"] < task.min_items:
         return f"{title} requires {task.min_items} items of task {name}; its evaluation measured {items['items']}"
-    return ""
+    return rule_results.find_kappa_problem(content, name, task.min_kappa, title)
 
 
 def _check_limits(in_force: PolicyInForce, content: Json) -> Iterator[tuple[str, str]]:

@@ -40,6 +40,13 @@ class RequiredTask(BaseModel):
         [], description="SHA-256 digests of files that the task must read. Empty: any files."
     )
     min_items: int | None = Field(None, ge=2, le=MAX_ITEMS, description="Minimum number of items. null: any number.")
+    min_kappa: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        exclude_if=lambda limit: limit is None,
+        description="Agreement (kappa_bound) that the calibration of a judge must exceed. null: 0.4, if a rule uses the judge.",
+    )
 
 
 class Policy(BaseModel):

@@ -59,14 +59,30 @@ def check_results(content: Json, rows: Mapping[str, Sequence[Json]]) -> list[str
 def _find_calibration_problem(content: Json, task: str) -> str:
     """Return why a judge cannot carry a rule, as a clause; "" for another task and for a calibrated judge.
 
-    The task's own limit (`min_kappa`) decided in the evaluation; a judge that agrees by chance is never sufficient.
+    The judgements are not recomputed: the figures are compared with each other and with the limits of every evaluation.
     """
     if content["measured"]["tasks"][task] != "judge":
         return ""
     calibration = content.get("calibration", {}).get(task)
     if not calibration:
         return "its judge has no calibration"
-    return "" if calibration["kappa_bound"] > 0 else "its judge may agree with people by chance only"
+    pairs, kappa, bound = (calibration[key] for key in ("pairs", "kappa", "kappa_bound"))
+    if pairs < rule_strictness.MIN_PAIRS:
+        return f"its judge is calibrated on {pairs:.0f} pairs; at least {rule_strictness.MIN_PAIRS} are required"
+    if not bound > rule_strictness.MIN_KAPPA:
+        return f"the agreement of its judge (kappa_bound) is {bound:.3f} and has to exceed {rule_strictness.MIN_KAPPA}"
+    return "" if bound <= kappa <= 1 else "the calibration of its judge contradicts itself"
+
+
+def find_kappa_problem(content: Json, task: str, min_kappa: float | None, source: str) -> str:
+    """Return the objection to a judge whose agreement `source` does not accept; "" if it accepts the judge."""
+    bound = content.get("calibration", {}).get(task, {}).get("kappa_bound")
+    if min_kappa is None or (bound is not None and bound > min_kappa):
+        return ""
+    found = "none" if bound is None else f"{bound:.3f}"
+    return (
+        f"{source} requires a kappa_bound above {min_kappa:g} of the judge in task {task}; its evaluation has {found}"
+    )
 
 
 class ScoredItems:

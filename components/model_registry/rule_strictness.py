@@ -20,6 +20,8 @@ DEFAULT_HARMS = {("held_out", "loss"): 1.0, ("generation", "chrf"): 50.0}
 OTHER_DEFAULT_HARM = 0.5
 DEFAULT_MAX_ITEM_LOSSES = {("held_out", "loss"): 5.0, ("held_out", "perplexity"): 5.0}
 LARGEST_MAX_ITEM_LOSS = 100.0  # of the defaults of all metrics
+# Calibration that a judge must have before a rule may use its verdicts.
+MIN_PAIRS, MIN_KAPPA = 30, 0.4
 EXPONENTIAL_METRICS = ("perplexity", "word_perplexity", "byte_perplexity")
 
 

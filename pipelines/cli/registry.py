@@ -157,11 +157,16 @@ def _load_gate(config: Path | None, sets: list[str]) -> dict[str, Any]:
     if config is None:
         return {}
     from components.evaluation.tasks import file_digests
+    from components.evaluation.tasks.judge import Judge
 
     evaluation = load_config(config, sets).evaluation
     settings = evaluation.model_dump(mode="json", include={"gate", "min_items"})
     tasks = {
-        task.name: {"kind": task.kind, "files": sorted(file_digests.digest_task_files([task]).values())}
+        task.name: {
+            "kind": task.kind,
+            "files": sorted(file_digests.digest_task_files([task]).values()),
+            **({"min_kappa": task.min_kappa} if isinstance(task, Judge) else {}),
+        }
         for task in evaluation.tasks
     }
     return {"rules": settings["gate"], "min_items": settings["min_items"], "tasks": tasks}

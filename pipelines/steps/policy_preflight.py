@@ -11,6 +11,7 @@ from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
 from components.evaluation.tasks import file_digests
 from components.evaluation.tasks.generation import GENERATION_METRICS, PASS_AT
+from components.evaluation.tasks.judge import Judge
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning import model_card
@@ -31,6 +32,8 @@ def check_metrics(policy: Policy, source: str) -> None:
         if task.files_sha256 and task.kind == "held_out":
             expected = "an empty list, because held_out reads the dataset"
             raise _refuse(source, f"tasks.{number}.files_sha256", task.files_sha256[0], expected)
+        if task.min_kappa is not None and task.kind not in (None, Judge.model_fields["kind"].default):
+            raise _refuse(source, f"tasks.{number}.min_kappa", f"{task.min_kappa:g}", "null, or a task of kind judge")
     metrics = [(f"rules.{number}.metric", rule.metric) for number, rule in enumerate(policy.rules)]
     for key, name in [*metrics, *((f"max_loss.{name}", name) for name in policy.max_loss)]:
         task_name, _, metric = name.partition(".")
@@ -79,15 +82,17 @@ def list_objections(config: Customization, base: LocalBaseModel | None, workload
 def _predict_content(config: Customization, workloads: Sequence[TaskWorkload], policy: Policy) -> Json:
     """Return the parts of evaluation.json that the configuration determines.
 
-    Unknown numbers of items are infinite, and the digests of the items are those of the policy.
+    Unknown numbers of items and agreements of judges are infinite, and the digests of the items are those of the policy.
     """
     evaluation = config.evaluation
     items = {workload.settings.name: workload.items for workload in workloads}
     limits = {task.name: items.get(task.name) or task.max_items or math.inf for task in evaluation.tasks}
     digests = {task.name: task.items_sha256 for task in policy.tasks}
     files = {task.name: sorted(file_digests.digest_task_files([task]).values()) for task in evaluation.tasks}
+    calibrated = [task.name for task in evaluation.tasks if isinstance(task, Judge) and task.calibration]
     return {
         "tasks": {name: {"items": limit, "items_sha256": digests.get(name)} for name, limit in limits.items()},
+        "calibration": {name: {"kappa_bound": math.inf} for name in calibrated},
         "measured": {
             "tasks": {task.name: task.kind for task in evaluation.tasks},
             "task_files": files,

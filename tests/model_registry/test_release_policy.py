@@ -42,9 +42,14 @@ HISTORY = f"{NAME}.history"
 QUIET = SilentReporter()
 SLICE_RULE = {**RULE, "min_gain": None, "max_loss": 0.2, "slices": ["source"]}
 CONTENT = {
-    "tasks": {"held_out": {"items": 40, "items_sha256": "7" * 64}, "gsm8k": {"items": 200, "items_sha256": "8" * 64}},
+    "tasks": {
+        "held_out": {"items": 40, "items_sha256": "7" * 64},
+        "gsm8k": {"items": 200, "items_sha256": "8" * 64},
+        "judge": {"items": 50},
+    },
+    "calibration": {"judge": {"kappa_bound": 0.55}},
     "measured": {
-        "tasks": {"held_out": "held_out", "gsm8k": "generation"},
+        "tasks": {"held_out": "held_out", "gsm8k": "generation", "judge": "judge"},
         "task_files": {"gsm8k": ["a" * 64]},
         "settings": {"min_items": None, "gate": [{**RULE, "min_gain": 0.1}, SLICE_RULE]},
     },
@@ -65,6 +70,7 @@ def check(**policy: Any) -> list[str]:
         {"tasks": [{"name": "gsm8k", "kind": "generation", "items_sha256": "8" * 64, "files_sha256": ["a" * 64], "min_items": 200}]},
         {"rules": [{"min_gain": 0.05}]},
         {"rules": [{"max_loss": 0.3, "slices": ["source"]}]},
+        {"tasks": [{"name": "judge", "min_kappa": 0.5}]},
         {"min_items": 40, "confidence": 0.95, "max_loss": {"held_out.loss": 0.2, "gsm8k.exact_match": 0.0}},
     ],
 )  # fmt: skip
@@ -87,6 +93,10 @@ def test_stricter_evaluation_meets_the_policy(policy: dict[str, Any]) -> None:
         (
             {"tasks": [{"name": "gsm8k", "files_sha256": ["a" * 64, "b" * 64]}]},
             "policy entry 7 requires task gsm8k on file bbbbbbbbbbbb; its evaluation did not read this file",
+        ),
+        (
+            {"tasks": [{"name": "judge", "min_kappa": 0.6}]},
+            "policy entry 7 requires a kappa_bound above 0.6 of the judge in task judge; its evaluation has 0.550",
         ),
         (
             {"tasks": [{"name": "gsm8k", "min_items": 201}]},
@@ -155,6 +165,10 @@ def test_policy_that_no_version_can_meet_is_refused(policy: dict[str, Any], mess
         (
             {"tasks": [{"name": "held_out", "kind": "held_out", "files_sha256": ["a" * 64]}]},
             "tasks.0.files_sha256: found 'a{64}'; expected an empty list, because held_out reads the dataset",
+        ),
+        (
+            {"tasks": [{"name": "gsm8k", "kind": "generation", "min_kappa": 0.5}]},
+            "tasks.0.min_kappa: found '0.5'; expected null, or a task of kind judge",
         ),
         (
             {"tasks": [{"name": "g", "kind": "generation"}], "max_loss": {"g.f1_pass_at_2": 0.1}},
@@ -507,6 +521,22 @@ def test_run_reports_before_training_what_the_policy_refuses(versions: Any, tmp_
         ConfigurationError, match="auto_promote is true, but the model cannot be promoted: policy entry"
     ):
         policy_preflight.check_policy(config, None, [], NoteRecorder())
+
+
+@pytest.mark.mlflow
+def test_run_is_compared_with_the_calibration_that_the_policy_requires(versions: Any) -> None:
+    tasks = [{"name": "judge", "kind": "judge", "min_kappa": 0.6}]
+    promotion_policy.set_policy(versions, NAME, Policy.model_validate({"tasks": tasks}), "admin")
+    judge = {"kind": "judge", "base_url": "https://judge.example/v1", "model": "j"}
+
+    def check(**calibration: str) -> list[str]:
+        evaluation = {"tasks": [{"kind": "held_out"}, {**judge, **calibration}]}
+        config = Customization.model_validate({"model_registry": {"name": NAME}, "evaluation": evaluation})
+        return policy_preflight.list_objections(config, None, [])
+
+    (objection,) = check()
+    assert objection.endswith("requires a kappa_bound above 0.6 of the judge in task judge; its evaluation has none")
+    assert check(calibration=str(ROOT / "README.md")) == []  # what the judge reaches is unknown before the evaluation
 
 
 def test_policy_may_require_pass_at_k() -> None:

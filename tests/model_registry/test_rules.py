@@ -14,6 +14,7 @@ from components.common.artifacts import hashing
 from components.common.gate_rules import SLICE_KINDS, Rule
 from components.evaluation import evaluation_result, promotion_gate, significance
 from components.evaluation.config import EvaluationConfig
+from components.evaluation.tasks import judge, judge_calibration
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.model_registry import evidence, rule_results, rule_strictness
 from pipelines.cli.registry import _load_gate
@@ -23,6 +24,7 @@ from tests.model_registry.evidence_builder import RULE
 GAIN = {"min_gain": None, "max_loss": None}
 SHARE_RULE = {**RULE, **GAIN, "max_harmed_share": 0.1}
 HOLDS = "a rule on held_out.loss holds in its evaluation, but "
+CALIBRATION = {"pairs": 80.0, "kappa": 0.6, "kappa_bound": 0.45}
 SLICE_RULE = {**RULE, **GAIN, "max_loss": 0.0, "slices": ["source", "length"]}
 
 
@@ -58,8 +60,17 @@ def check_result(rule: dict[str, Any], losses: list[float], **result: Any) -> li
     ("calibration", "problem"),
     [
         (None, "its judge has no calibration"),
-        ({"kappa_bound": -0.02}, "its judge may agree with people by chance only"),
-        ({"kappa_bound": 0.5}, ""),
+        (
+            {**CALIBRATION, "kappa_bound": 0.4},
+            "the agreement of its judge (kappa_bound) is 0.400 and has to exceed 0.4",
+        ),
+        (
+            {**CALIBRATION, "kappa_bound": float("nan")},
+            "the agreement of its judge (kappa_bound) is nan and has to exceed 0.4",
+        ),
+        ({**CALIBRATION, "kappa_bound": 0.7}, "the calibration of its judge contradicts itself"),
+        ({**CALIBRATION, "pairs": 29.0}, "its judge is calibrated on 29 pairs; at least 30 are required"),
+        (CALIBRATION, ""),
     ],
 )
 def test_rule_on_a_judge_requires_a_calibration(calibration: dict[str, float] | None, problem: str) -> None:
@@ -265,7 +276,30 @@ def test_task_of_another_kind_or_with_another_file_is_refused() -> None:
     assert "of kind held_out; its evaluation measured kind perplexity" in objection
 
 
+def test_judge_with_less_agreement_than_the_configuration_requires_is_refused() -> None:
+    content = {
+        "calibration": {"judge": CALIBRATION},
+        "tasks": {"judge": {"items": 200}},
+        "measured": {"tasks": {"judge": "judge"}, "task_files": {"judge": []}, "settings": {"gate": [RULE]}},
+    }
+    content["measured"]["settings"]["gate"] = [{**RULE, "metric": "judge.win_rate"}]
+
+    def check(min_kappa: float) -> list[str]:
+        tasks = {"judge": {"kind": "judge", "files": [], "min_kappa": min_kappa}}
+        return evidence.compare_rules(content, content["measured"]["settings"]["gate"], None, tasks)
+
+    assert check(0.4) == []
+    assert check(0.5) == [
+        "the configuration requires a kappa_bound above 0.5 of the judge in task judge; its evaluation has 0.450"
+    ]
+    content["calibration"] = {}
+    assert check(0.4) == [
+        "the configuration requires a kappa_bound above 0.4 of the judge in task judge; its evaluation has none"
+    ]
+
+
 def test_default_settings_of_rules_equal_those_of_the_metrics() -> None:
+    assert (rule_strictness.MIN_KAPPA, rule_strictness.MIN_PAIRS) == (judge.MIN_KAPPA, judge_calibration.MIN_PAIRS)
     for kind, task in TASK_KINDS.items():
         for name, metric in task.task.METRICS.items():
             if (harm := metric.get_harm()) is not None:
@@ -289,6 +323,9 @@ def test_configuration_given_to_promote_requires_its_rules(tmp_path: Path) -> No
     )
     gate = _load_gate(tmp_path / "customization.yaml", [])
     assert gate["min_items"] == 7
+    configured = {"kind": "judge", "base_url": "https://judge.example/v1", "model": "j", "min_kappa": 0.6}
+    override = f"evaluation.tasks=[{{kind: held_out}}, {json.dumps(configured)}]"
+    assert _load_gate(tmp_path / "customization.yaml", [override])["tasks"]["judge"]["min_kappa"] == 0.6
     assert gate["rules"] == [{**RULE, "min_gain": None, "max_loss": 0.1}]
     assert gate["tasks"] == {
         "held_out": {"kind": "held_out", "files": []},
