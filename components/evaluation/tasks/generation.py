@@ -26,6 +26,7 @@ GenerationMetric = Literal[
     "exact_match", "f1", "rouge_l", "chrf", "json_valid", "json_schema", "final_number", "marked_number"
 ]
 BINARY, SIMILARITY = Metric("higher", is_binary=True), Metric("higher", max_item_loss=1.0, harm=0.5)
+MIN_TEMPERATURE = 0.01  # quotients of logits by much smaller temperatures are infinite
 PASS_AT = "_pass_at_"  # between the metric and k
 CHRF = Metric("higher", max_item_loss=100.0, harm=50.0)
 REFERENCE_METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
@@ -85,7 +86,7 @@ class Generation(AnswerSettings, FewShotSettings):
         ge=0,
         le=10,
         exclude_if=operator.not_,
-        description="Temperature of sampled answers. 0: greedy decoding.",
+        description="Temperature of sampled answers, at least 0.01. 0: greedy decoding.",
     )
     top_p: float = Field(
         1.0,
@@ -128,6 +129,10 @@ class Generation(AnswerSettings, FewShotSettings):
 
     @model_validator(mode="after")
     def _check_sampling(self) -> Generation:
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"temperature is {self.temperature}; expected 0 for greedy answers, or at least {MIN_TEMPERATURE}"
+            )
         sampled = {"samples": self.samples > 1, "top_p": self.top_p < 1, "seed": self.seed is not None}
         for name in (name for name, is_set in sampled.items() if is_set and not self.temperature):
             raise ValueError(
@@ -136,7 +141,8 @@ class Generation(AnswerSettings, FewShotSettings):
             )
         if self.pass_at and (self.samples == 1 or max(self.pass_at) > self.samples):
             raise ValueError(
-                f"pass_at is {self.pass_at}, and samples is {self.samples}; expected at least 2 samples, and no larger number than samples"
+                f"pass_at is {self.pass_at}, and samples is {self.samples}; expected at least 2 samples, and numbers up "
+                "to samples"
             )
         if len(set(self.pass_at)) < len(self.pass_at):
             raise ValueError(f"pass_at is {self.pass_at}; expected distinct numbers")

@@ -320,9 +320,10 @@ def test_pass_at_is_share_of_draws_with_a_right_answer(right: int) -> None:
     [
         ({"samples": 3}, "samples is 3, and temperature is 0; expected a temperature above 0"),
         ({"top_p": 0.9}, "top_p is 0.9, and temperature is 0"),
+        ({"temperature": 1e-39}, "temperature is 1e-39; expected 0 for greedy answers, or at least 0.01"),
         ({"seed": 1}, "seed is 1, and temperature is 0"),
         ({"temperature": 1, "pass_at": [1]}, "at least 2 samples"),
-        ({"temperature": 1, "samples": 4, "pass_at": [5]}, "no larger number than samples"),
+        ({"temperature": 1, "samples": 4, "pass_at": [5]}, "numbers up to samples"),
         ({"temperature": 1, "samples": 4, "pass_at": [2, 2]}, "expected distinct numbers"),
         ({"temperature": 1, "samples": 4, "pass_at": [2], "metrics": ["f1"]}, "a metric of right and wrong answers"),
     ],
