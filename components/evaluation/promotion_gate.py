@@ -127,7 +127,7 @@ def evaluate_rules(
 def _find_problem(rule: Rule, result: TaskResult, metric: str, min_items: int | None) -> str | None:
     """Return the reason why the rule cannot be evaluated, as a sentence, or None."""
     if problem := result.task.find_gate_problem(result.calibration):
-        return f"The {rule.metric} cannot carry a rule: {problem}."
+        return f"The gate cannot use {rule.metric}: {problem}."
     for role in ["candidate", *([rule.against] if isinstance(rule.against, str) else [])]:
         reason = result.missing_reasons.get(role)
         if not reason and role in result.foreign_tokenizer_roles and result.get_metric(metric).per_token:

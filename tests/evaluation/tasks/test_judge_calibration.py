@@ -195,7 +195,7 @@ def test_judge_without_rule_needs_no_calibration() -> None:
 @pytest.mark.parametrize(
     ("calibration", "min_kappa", "reason"),
     [
-        ({}, 0.4, "The judge.win_rate cannot carry a rule: the judge has no calibration."),
+        ({}, 0.4, "The gate cannot use judge.win_rate: the judge has no calibration."),
         (
             {"pairs": 80.0, "kappa": 0.62, "kappa_bound": 0.47},
             0.5,
