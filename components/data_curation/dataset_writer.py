@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.common.language_identification import identify_language
 from components.common.personal_data.names_config import NamesConfig
 from components.data_curation import parquet_files
 from components.data_curation.comparison.split_assignment import SPLITS
-from components.data_curation.filters.language_identification import identify_language
 from components.data_curation.filters.reject_reasons import REJECT_REASONS
 from components.data_curation.parquet_files import ParquetRowWriter
 from components.data_curation.prepared_chunks import PreparedRows

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from components.common.language_identification import HAN_SCRIPT
 from components.common.reporting.html_report import (
     plot_bars,
     plot_flow,
@@ -17,7 +18,6 @@ from components.common.reporting.html_report import (
     render_tiles,
 )
 from components.data_curation.filters import row_filters  # noqa: F401  registers the reasons of all filters
-from components.data_curation.filters.language_identification import HAN_SCRIPT
 from components.data_curation.filters.reject_reasons import DUPLICATE_GROUP, REJECT_REASONS, SEMANTIC_DUPLICATE
 from components.data_curation.quality_scoring.scorer_interface import ScorerStatistics
 from components.data_curation.reading.raw_records import Source

@@ -5,8 +5,8 @@ import socket
 import pytest
 from pydantic import ValidationError
 
+from components.common import language_identification
 from components.data_curation.config import LANGUAGES, DataCurationConfig, LanguageConfig
-from components.data_curation.filters import language_identification
 from components.data_curation.filters.language_filter import LANGUAGE_FILTERS
 from components.data_curation.filters.measured_row import MeasuredRow
 from components.data_curation.rows import Row

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from components.common.language_identification import HAN_SCRIPT
 from components.data_curation.config import LanguageConfig
 from components.data_curation.filters.filter_family import FilterFamily
-from components.data_curation.filters.language_identification import HAN_SCRIPT
 from components.data_curation.filters.measured_row import MeasuredRow
 
 LANGUAGE_FILTERS = FilterFamily[LanguageConfig](

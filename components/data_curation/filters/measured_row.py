@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
-from components.data_curation.filters.language_identification import identify_language
+from components.common.language_identification import identify_language
 from components.data_curation.rows import Row
 
 # Thai, Lao, Myanmar, Khmer, kana, Han: scripts that are written without spaces between words.
