@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    model_validator,
+)
 
 from components.common.gate_rules import SLICE_KINDS, Rule
+from components.evaluation import suite
+from components.evaluation.suite import SuiteName
+from components.evaluation.tasks.answer_checks import CHECKED_KINDS, AnswerChecks
+from components.evaluation.tasks.config import TaskSettings
 from components.evaluation.tasks.held_out import HeldOut
 from components.evaluation.tasks.judge import Judge
 from components.evaluation.tasks.task_registry import TaskConfig, build_task
@@ -41,6 +54,12 @@ class EvaluationConfig(BaseModel):
         default_factory=lambda: list[TaskConfig]([HeldOut(kind="held_out")]),
         min_length=1,
         description="Evaluation tasks. docs/evaluation-tasks.md lists the kinds and their keys.",
+    )
+    suite: SuiteName = Field(
+        "default",
+        description="Regression suite. default: adds the tasks suite_* and their rules to tasks and gate: instruction "
+        "following, general capability, refusals, memorisation, leaks and degenerate answers must not be worse than "
+        "those of base and incumbent. none: no suite; model_registry.auto_promote must be false. See docs/evaluation.md.",
     )
     engine: Literal["transformers", "vllm", "auto"] = Field(
         "transformers",
@@ -100,6 +119,12 @@ class EvaluationConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_task_and_metric_names(self) -> EvaluationConfig:
+        own_metrics = {f"{task.name}.{name}" for task in self.tasks for name in build_task(task).metrics}
+        if "gate" not in self.model_fields_set and any(rule.metric not in own_metrics for rule in self.gate):
+            self.gate = _default_rules(f"{self.tasks[0].name}.{next(iter(build_task(self.tasks[0]).metrics))}")
+            self.model_fields_set.discard("gate")
+        if self.suite == "default":
+            self._add_suite()
         names = [task.name for task in self.tasks]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"tasks: duplicate name {duplicates[0]}; expected a distinct name for each task")
@@ -107,9 +132,9 @@ class EvaluationConfig(BaseModel):
             f"{task.name}.{name}": metric for task in self.tasks for name, metric in build_task(task).metrics.items()
         }
         uncalibrated = {task.name for task in self.tasks if isinstance(task, Judge) and not task.calibration}
-        if "gate" not in self.model_fields_set and any(rule.metric not in metrics for rule in self.gate):
-            self.gate = _default_rules(next(iter(metrics)))
-            self.model_fields_set.discard("gate")
+        for task in self.tasks:
+            if isinstance(task, AnswerChecks):
+                self._check_checked_tasks(task)
         for rule in self.gate:
             if rule.metric not in metrics:
                 raise ValueError(f"gate: no task measures {rule.metric}; available: {', '.join(sorted(metrics))}")
@@ -122,3 +147,42 @@ class EvaluationConfig(BaseModel):
             if rule.max_harmed_share is not None and rule.harm is None and metric.get_harm() is None:
                 raise ValueError(f"gate: harm of {rule.metric} is null; expected a loss per item, in the metric's unit")
         return self
+
+    def _add_suite(self) -> None:
+        """Append the suite's tasks and rules, unless a stored configuration already contains them."""
+        tasks = suite.build_tasks()
+        for task in self.tasks:
+            if task.name.startswith(suite.PREFIX) and task not in tasks:
+                raise ValueError(
+                    f"tasks: the name {task.name} is reserved for the suite, or the task differs from the suite's; "
+                    "expected another name, or suite: none"
+                )
+        self._append("tasks", [task for task in tasks if task not in self.tasks])
+        self._append("gate", [rule for rule in suite.build_rules() if rule not in self.gate])
+
+    @field_serializer("tasks", "gate", mode="wrap")
+    def _omit_suite(
+        self, values: list[Any], serialize: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> list[Any]:
+        """Omit the suite from a configuration of the set keys, to which validation adds it again."""
+        if info.exclude_unset and self.suite == "default":
+            added = [*suite.build_tasks(), *suite.build_rules()]
+            values = [value for value in values if value not in added]
+        serialized: list[Any] = serialize(values)
+        return serialized
+
+    def _append(self, field: str, values: Sequence[TaskSettings | Rule]) -> None:
+        """Append values to a field, which stays unset if it is, so that a stored configuration remains short."""
+        is_set = field in self.model_fields_set
+        setattr(self, field, [*getattr(self, field), *values])
+        if not is_set:
+            self.model_fields_set.discard(field)
+
+    def _check_checked_tasks(self, settings: AnswerChecks) -> None:
+        kinds = {task.name: task.kind for task in self.tasks}
+        for name in settings.tasks:
+            if kinds.get(name) not in CHECKED_KINDS:
+                raise ValueError(
+                    f"tasks: {settings.name} checks the answers of {name}, which is {kinds.get(name, 'not a task')}; "
+                    f"expected a task of a kind of {', '.join(CHECKED_KINDS)}"
+                )

@@ -226,6 +226,16 @@ def compute_binomial_p_value(count: int, items: int, share: float) -> float:
     return float(stats.binom.cdf(count, items, share))
 
 
+def count_allowed_losses(items: int, share: float, confidence: float) -> int | None:
+    """Return how many of the items may be worse, if none is better, to show that less than `share` of all are worse.
+
+    None: not even zero.
+    """
+    counts = range(items + 1)
+    allowed = [n for n in counts if is_within_level(compute_binomial_p_value(n, items, share), confidence)]
+    return max(allowed, default=None)
+
+
 def estimate_gain(
     better: Sequence[float],
     worse: Sequence[float],

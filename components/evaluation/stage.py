@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from components.common.artifacts import artifact_folder, code_digest, hashing
@@ -20,9 +21,10 @@ from components.evaluation import (
     score_cache,
 )
 from components.evaluation.config import EvaluationConfig
-from components.evaluation.task_interface import DEFAULT_MAX_LENGTH, UNANSWERED_FIGURE, Scores, TaskContext
+from components.evaluation.task_interface import DEFAULT_MAX_LENGTH, UNANSWERED_FIGURE, Item, Scores, TaskContext
 from components.evaluation.task_results import TaskResult
 from components.evaluation.tasks import file_digests, task_registry
+from components.evaluation.tasks.answer_checks import AnswerChecksTask
 from components.evaluation.tasks.base_task import AnyTask
 
 STAGE = "evaluation"
@@ -148,18 +150,26 @@ class _Measurement:
 
     def run(self) -> dict[str, TaskResult]:
         """Return the results by task name. All tasks of a model are scored before the next model is loaded."""
-        results = []
-        for settings in self.config.tasks:
-            task = task_registry.build_task(settings)
+        tasks = [task_registry.build_task(settings) for settings in self.config.tasks]
+        items_by_task: dict[str, Sequence[Item]] = {}
+        for task in sorted(tasks, key=lambda task: isinstance(task, AnswerChecksTask)):  # these read the others' items
             self.reporter.step(f"reading the items of {task.name}")
-            items = task.items(self.context)
-            files = list(file_digests.digest_task_files([settings]).values())
-            digest = score_cache.digest_task(task, items, files)
-            results.append(TaskResult(task, items, {}, {}, digest, calibration=self._calibrate(task)))
-        self._score_roles(results, "candidate", "base")
+            items_by_task[task.name] = task.items(replace(self.context, items_by_task=items_by_task))
+        results = {}
+        for task in tasks:
+            files = list(file_digests.digest_task_files([task.settings]).values())
+            digest = score_cache.digest_task(task, items_by_task[task.name], files)
+            calibration = self._calibrate(task)
+            results[task.name] = TaskResult(task, items_by_task[task.name], {}, {}, digest, calibration=calibration)
+        queried = [result for result in results.values() if not isinstance(result.task, AnswerChecksTask)]
+        self._score_roles(queried, "candidate", "base")
         if "incumbent" in self.roles:
-            self._score_roles(results, "incumbent")
-        return {result.task.name: result for result in results}
+            self._score_roles(queried, "incumbent")
+        for result in results.values():
+            if isinstance(result.task, AnswerChecksTask):
+                for role in self.roles:
+                    result.scores[role] = _check_answers(result.task, result.items, results, role)
+        return results
 
     def _calibrate(self, task: AnyTask) -> dict[str, float]:
         """Return the calibration of a task, which depends on no evaluated model. A complete one is cached."""
@@ -228,3 +238,12 @@ class _Measurement:
         if result.task.compares_with_base:
             key.append(self.roles["base"].sha256)
         return self.cache / f"{hashing.digest(key)}.json"
+
+
+def _check_answers(
+    task: AnswerChecksTask, items: Sequence[Item], results: Mapping[str, TaskResult], role: str
+) -> Scores:
+    """Return the checks of a role's answers to other tasks."""
+    answers = [answer or "" for name in task.settings.tasks for answer in results[name].scores[role].answers]
+    ids = [f"{name}/{item.id}" for name in task.settings.tasks for item in results[name].items]
+    return task.check_answers(items, dict(zip(ids, answers, strict=True)))

@@ -172,7 +172,8 @@ class Engine(Protocol):
 class TaskContext:
     """Inputs of a task in addition to its settings.
 
-    `max_length` is the maximum length of a dataset row in tokens; longer rows are truncated.
+    `max_length` is the maximum length of a dataset row in tokens; longer rows are truncated. `items_by_task` holds the
+    items of the tasks that generate answers, for tasks that check these answers.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -180,3 +181,4 @@ class TaskContext:
     max_length: int
     seed: int
     reporter: Reporter
+    items_by_task: Mapping[str, Sequence[Item]] = field(default_factory=dict)

@@ -16,7 +16,8 @@ from components.model_registry import evidence
 Json = dict[str, Any]
 
 HELD_OUT = "held_out"  # kind of the tasks that evaluate the dataset's test split
-TRAINED_ON_PURPOSE = ("memorisation",)  # kinds of tasks that evaluate training rows
+# Kinds of tasks that evaluate training rows, or rows that are compared as items of another task.
+NOT_COMPARED = ("memorisation", "answer_checks")
 
 
 def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -> list[str]:
@@ -46,7 +47,7 @@ def check_training_rows(evaluation: Artifact, model: Manifest, store_uri: str) -
     rows: list[ComparedRow] = []
     for item in predictions:
         kind = kinds[item["task"]]
-        if kind in TRAINED_ON_PURPOSE:
+        if kind in NOT_COMPARED:
             continue
         if kind == HELD_OUT and item["id"] not in test_rows:
             return [f"row {item['id']} of its evaluation is not in the test split of dataset {dataset.sha256[:12]}"]

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.yaml_loading import load_yaml
 from components.data_curation.reading.table_settings import is_query_file
+from components.evaluation.tasks.config import SUITE_SCHEME
 from pipelines.config.customization_config import YAML_TYPE_NAMES, Customization, Values, find_section, parse_values
 
 PARAMETER_KEYS: dict[str, str] = {
@@ -141,7 +142,9 @@ def combine_parameters(given: Mapping[str, Any], compiled: Mapping[str, Any], te
 def list_paths(config: Customization) -> dict[str, list[str]]:
     """Return the values of a customization that may be paths, by key."""
     tasks = {
-        f"evaluation.tasks[{i}]": list(task.list_file_paths().values())
+        f"evaluation.tasks[{i}]": [
+            path for path in task.list_file_paths().values() if not path.startswith(SUITE_SCHEME)
+        ]
         for i, task in enumerate(config.evaluation.tasks)
     }
     return {

@@ -15,10 +15,12 @@ from typing import Any
 
 from components.common.artifacts import hashing
 from components.common.runtime.errors import ConfigurationError, InputError
+from components.evaluation.tasks.config import SUITE_SCHEME
 
 Row = dict[str, Any]  # the JSON values of a row by field
 LocatedValue = tuple[str, object]  # a JSON value and its location
 
+SUITE_FOLDER = Path(__file__).parents[1] / "suite_items"
 DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 CHUNK_BYTES = 1 << 16  # precision of the reported location of damage
@@ -78,11 +80,18 @@ class Record:
 
 
 def require_file(path: str, field: str) -> Path:
-    """Return the file at the path in the setting `field`.
+    """Return the file at the path in the setting `field`; `suite:NAME` is a file of the regression suite.
 
     Raises:
         ConfigurationError: The file does not exist; the message contains `field`.
     """
+    if path.startswith(SUITE_SCHEME):
+        file, names = SUITE_FOLDER / path.removeprefix(SUITE_SCHEME), sorted(f.name for f in SUITE_FOLDER.iterdir())
+        if file.name not in names or file.parent != SUITE_FOLDER:
+            raise ConfigurationError(
+                f"{field}: {path} is not a file of the regression suite", hint=f"Choose one of: {', '.join(names)}."
+            )
+        return file
     file = Path(path).expanduser()
     if not file.is_file():
         problem = "is a folder; expected a file" if file.is_dir() else "does not exist"

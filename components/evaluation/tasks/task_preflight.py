@@ -11,6 +11,7 @@ from components.common.runtime.reporters import Reporter
 from components.evaluation import score_cache
 from components.evaluation.task_interface import DEFAULT_MAX_LENGTH, TaskContext
 from components.evaluation.tasks import item_encoding, task_registry
+from components.evaluation.tasks.answer_checks import AnswerChecksTask
 from components.evaluation.tasks.config import TaskSettings
 from components.evaluation.tasks.held_out import HeldOut
 from components.evaluation.tasks.judge import JudgeTask
@@ -74,6 +75,9 @@ def check_tasks(
     for number, settings in enumerate(tasks):
         key = f"evaluation.tasks[{number}]"
         task = task_registry.build_task(settings)
+        if isinstance(task, AnswerChecksTask):  # its items are those of other tasks
+            workloads.append(TaskWorkload(settings))
+            continue
         max_new_tokens, setting = task.answer_limit
         try:
             item_encoding.check_prompt_room(max_input_tokens, max_new_tokens, setting)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from components.evaluation.tasks.answer_checks import AnswerChecks, AnswerChecksTask
 from components.evaluation.tasks.base_task import AnyTask
 from components.evaluation.tasks.config import TaskSettings
 from components.evaluation.tasks.generation import Generation, GenerationTask
@@ -25,6 +26,7 @@ from components.evaluation.tasks.multiple_choice import MultipleChoice, Multiple
 from components.evaluation.tasks.perplexity import Perplexity, PerplexityTask
 from components.evaluation.tasks.personal_data import PersonalData, PersonalDataTask
 from components.evaluation.tasks.preference import Preference, PreferenceTask
+from components.evaluation.tasks.refusal import Refusal, RefusalTask
 from components.evaluation.tasks.toxicity import Toxicity, ToxicityTask
 
 
@@ -69,6 +71,8 @@ TASK_KINDS = {
         TaskKind(PersonalData, PersonalDataTask, generates_answers=True),
         TaskKind(Toxicity, ToxicityTask, generates_answers=True),
         TaskKind(Memorisation, MemorisationTask, generates_answers=True),
+        TaskKind(Refusal, RefusalTask, generates_answers=True),
+        TaskKind(AnswerChecks, AnswerChecksTask, generates_answers=True),
     )
 }
 
