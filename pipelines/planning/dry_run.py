@@ -68,7 +68,7 @@ from components.fine_tuning.row_encoding import RowCounts, encode_rows
 from components.fine_tuning.training import count_parameters
 from components.model_registry.stage import find_champion
 from pipelines.config.customization_config import Customization
-from pipelines.planning import resource_formulas
+from pipelines.planning import resource_formulas, suite_cost
 from pipelines.steps import curation_inputs, policy_preflight
 from pipelines.steps.curation_inputs import CurationInputs
 from pipelines.steps.input_resolution import (
@@ -239,6 +239,14 @@ class RunSurvey:
         return mixing.plan_shares(self.mixing, self.examples_by_source, drawn, means)
 
     @cached_property
+    def suite_tasks(self) -> list[TaskWorkload]:
+        """The workload of each task of the regression suite; empty without the suite."""
+        train_rows = self.curated.verdicts.count_splits()["train"]
+        return suite_cost.list_suite_tasks(
+            self.config.evaluation, self.task_checks, train_rows, self.tokens.mean_length
+        )
+
+    @cached_property
     def recipes(self) -> list[RunSurvey]:
         """The survey of each recipe of a sweep; without a sweep, this survey alone."""
         if not self.config.fine_tuning.sweep.vary:
@@ -313,7 +321,18 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
         "stages": [{"name": stage, "cached": stage in survey.cached} for stage in ESTIMATED_STAGES],
         "basis": _describe_basis(survey, times),
         "warnings": _list_warnings(survey, memory, disk),
+        "suite": _summarize_suite(survey, times.get("evaluation")),
     }
+
+
+def _summarize_suite(survey: RunSurvey, evaluation: StageTime | None) -> Json | None:
+    """Return the size of the regression suite and its share of the evaluation's time; None without the suite."""
+    summary = suite_cost.summarize_suite(survey.config.evaluation, survey.suite_tasks)
+    if summary is None:
+        return None
+    tokens, everything = summary["input_tokens"] + summary["output_tokens"], _count_evaluation_tokens(survey)
+    known = evaluation.seconds if evaluation else None
+    return {**summary, "seconds": None if known is None else round(known * tokens / max(everything, 1), 1)}
 
 
 def _list_shares(recipes: Sequence[RunSurvey]) -> list[Json]:
@@ -588,6 +607,8 @@ def _list_limits(survey: RunSurvey) -> list[str]:
             warnings.append(
                 f"the gate will refuse the model: {items} held-out items; the rules of evaluation.gate require {minimum}"
             )
+    has_incumbent = find_champion(survey.config.model_registry.name) is not None
+    warnings += suite_cost.list_shortages(survey.config.evaluation, survey.suite_tasks, has_incumbent)
     return list(dict.fromkeys(warnings))
 
 
@@ -784,7 +805,13 @@ def _describe_rate(rate: float, work: str) -> str:
 
 def _count_evaluation_operations(survey: RunSurvey) -> float:
     """Count operations for every task's items, read by candidate and base, and for their longest answers."""
-    workloads = {workload.settings.name: workload for workload in survey.task_checks}
+    forward = shape_of.estimate_forward_flops(survey.shape, survey.tokens.mean_length)
+    return 2 * _count_evaluation_tokens(survey) * forward
+
+
+def _count_evaluation_tokens(survey: RunSurvey) -> float:
+    """Count the tokens that each model reads and generates."""
+    workloads = {load.settings.name: load for load in (*survey.task_checks, *survey.suite_tasks)}
     mean_length, tokens = survey.tokens.mean_length, 0.0
     for task in survey.config.evaluation.tasks:
         workload = workloads.get(task.name)
@@ -794,7 +821,7 @@ def _count_evaluation_operations(survey: RunSurvey) -> float:
             tokens += workload.input_tokens + workload.output_tokens
         else:
             tokens += task.estimate_tokens(items, mean_length)
-    return 2 * tokens * shape_of.estimate_forward_flops(survey.shape, mean_length)
+    return tokens
 
 
 def _format_gb(size: float) -> str:
@@ -828,6 +855,7 @@ def format_estimate(result: Json) -> list[str]:
         f"disk      {_format_gb(disk['total'])}, checkpoints {_format_gb(disk['checkpoints'])} of it; "
         f"{_format_gb(disk['free'])} free",
         *_format_times(result),
+        *suite_cost.format_suite(result["suite"]),
         *(f"warning: {warning}" for warning in result["warnings"]),
     ]
 

@@ -39,7 +39,7 @@ from tests.pipelines.project import write_project
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow]
 KEYS = {
     *("dry_run", "rows", "tokens", "steps", "epochs", "recipe", "parameters", "memory", "disk", "seconds", "stages"),
-    *("basis", "sources", "warnings"),
+    *("basis", "sources", "suite", "warnings"),
 }
 
 
@@ -681,6 +681,28 @@ def test_dry_run_counts_the_workload_of_every_task(fresh_project: Path, estimate
         f"evaluation.tasks=[{{kind: held_out}}, {{kind: generation, data: '{fresh_project / 'prompts.jsonl'}', max_new_tokens: 512}}]"
     )
     assert with_generation["seconds"]["evaluation"] > alone
+
+
+def test_dry_run_prints_size_margins_and_cost_of_the_suite(estimate: Estimate) -> None:
+    result = estimate()
+    found, text = result["suite"], format_estimate(result)
+    assert found["items"] == 72 + 144 + 44 + 48 + 64
+    assert found["output_tokens"] == 72 * 64 + (44 + 48) * 32 + 64 * 40
+    assert 0 < found["seconds"] < result["seconds"]["evaluation"]
+    (line,) = (line for line in text if line.startswith("suite"))
+    assert line.startswith("suite     372 items, ")
+    assert line.endswith(f"at most 10,112 of answers per model, about {found['seconds']:,.0f} s of the evaluation")
+    assert "          suite_capability.acc: 144 items, margin 10%; passes with at most 8 worse" in text
+    assert len(found["rules"]) == 9
+    assert estimate("evaluation.suite=none", "model_registry.auto_promote=false")["suite"] is None
+
+
+def test_too_few_training_rows_for_the_suite_give_a_warning(estimate: Estimate) -> None:
+    result = estimate("data_curation.fractions={train: 0.3, validation: 0.1, test: 0.6}")
+    items = result["rows"]["splits"]["train"]
+    assert items < 59
+    expected = f"the gate will refuse the model: {items} items of suite_memorisation; its rules require 59"
+    assert any(warning.startswith(expected) for warning in result["warnings"])
 
 
 def test_preference_task_without_pairs_gives_a_warning(estimate: Estimate) -> None:

@@ -1,0 +1,95 @@
+"""Size and limits of the regression suite in a run: items, tokens, rules, and training rows that it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from components.evaluation import promotion_gate, significance, suite
+from components.evaluation.config import EvaluationConfig
+from components.evaluation.tasks.answer_checks import AnswerChecks
+from components.evaluation.tasks.memorisation import EXTRA_TOKENS, Memorisation
+from components.evaluation.tasks.task_preflight import TaskWorkload
+
+Json = dict[str, Any]
+
+
+def list_suite_tasks(
+    evaluation: EvaluationConfig, workloads: Sequence[TaskWorkload], train_rows: int, mean_length: float
+) -> list[TaskWorkload]:
+    """Return the workload of each task of the suite; empty without the suite.
+
+    Args:
+        evaluation: the configuration of the evaluation.
+        workloads: the workloads of the tasks that read files.
+        train_rows: number of training rows.
+        mean_length: mean row length in tokens.
+    """
+    known = {workload.settings.name: workload for workload in workloads}
+    found: dict[str, TaskWorkload] = {}
+    for settings in evaluation.tasks if evaluation.suite != "none" else ():
+        if not settings.name.startswith(suite.PREFIX):
+            continue
+        workload = known.get(settings.name, TaskWorkload(settings))
+        if isinstance(settings, Memorisation):
+            items = min(settings.rows, train_rows)
+            output = items * (settings.tokens + EXTRA_TOKENS)
+            workload = TaskWorkload(settings, "", items, round(items * mean_length / 2), output)
+        elif isinstance(settings, AnswerChecks):
+            workload = TaskWorkload(settings, "", sum(found[name].items or 0 for name in settings.tasks))
+        found[settings.name] = workload
+    return list(found.values())
+
+
+def summarize_suite(evaluation: EvaluationConfig, workloads: Sequence[TaskWorkload]) -> Json | None:
+    """Return the suite's items, tokens per model and rules for the dry run; None without the suite."""
+    if not workloads:
+        return None
+    items = {workload.settings.name: workload.items or 0 for workload in workloads}
+    rules = []
+    for rule in suite.build_rules():
+        count, limit = items[rule.metric.partition(".")[0]], rule.max_loss or rule.max_harmed_share or 0.0
+        if rule.against == "base":
+            allowed = significance.count_allowed_losses(count, limit, rule.confidence)
+            rules.append({"metric": rule.metric, "items": count, "limit": limit, "allowed": allowed})
+    return {
+        "items": sum(count for name, count in items.items() if name != "suite_answers"),
+        "input_tokens": sum(workload.input_tokens for workload in workloads),
+        "output_tokens": sum(workload.output_tokens for workload in workloads),
+        "rules": rules,
+    }
+
+
+def list_shortages(evaluation: EvaluationConfig, workloads: Sequence[TaskWorkload], has_incumbent: bool) -> list[str]:
+    """Return a warning for each task of the suite with fewer items than its rules require."""
+    if not workloads:
+        return []
+    required = promotion_gate.compute_min_items_by_task(evaluation, has_incumbent=has_incumbent)
+    return [
+        f"the gate will refuse the model: {load.items} items of {load.settings.name}; its rules require "
+        f"{required[load.settings.name]}. Add rows, or set evaluation.suite to none"
+        for load in workloads
+        if load.items is not None and load.items < required.get(load.settings.name, 0)
+    ]
+
+
+def format_suite(summary: Json | None) -> list[str]:
+    """Return the summary as lines of text."""
+    if summary is None:
+        return []
+    seconds = summary["seconds"]
+    time = "" if seconds is None else f", about {seconds:,.0f} s of the evaluation"
+    first = (
+        f"suite     {summary['items']} items, {summary['input_tokens']:,} tokens of prompts and at most "
+        f"{summary['output_tokens']:,} of answers per model{time}"
+    )
+    rules = [
+        f"          {rule['metric']}: {rule['items']} items, margin {rule['limit']:.0%}; {_describe_allowed(rule)}"
+        for rule in summary["rules"]
+    ]
+    return [first, *rules]
+
+
+def _describe_allowed(rule: Json) -> str:
+    """Return the number of lost items, without won ones, with which a model passes."""
+    return "too few items to pass" if rule["allowed"] is None else f"passes with at most {rule['allowed']} worse"
