@@ -44,9 +44,11 @@ def render_page(
     reasons, gains = "", {}
     if content["verdict"] == UNCHANGED:
         reasons = html_report.render_paragraph(UNCHANGED_REASON, "good")
+    # Without an incumbent, several rules have the same reason.
+    for reason, passed in dict.fromkeys((result.reason, result.passed) for result in rule_results):
+        reasons += html_report.render_paragraph(reason, "good" if passed else "bad")
     for rule_result in rule_results:
         rule, gain = rule_result.rule, rule_result.gain
-        reasons += html_report.render_paragraph(rule_result.reason, "good" if rule_result.passed else "bad")
         if gain:
             name = f"{rule.metric}{', worst slice' if rule.slices else ''} against {rule.against}"
             gains[name] = (gain.value, gain.low, gain.high)

@@ -215,7 +215,7 @@ def evaluate(
             overwrite=overwrite,
         )
     result = _build_result("evaluation", output, evaluation, "verdict", "reasons", "metrics")
-    lines = [f"verdict: {result['verdict']}", *result["reasons"], f"report: {output / 'report.html'}"]
+    lines = [f"verdict: {result['verdict']}", *dict.fromkeys(result["reasons"]), f"report: {output / 'report.html'}"]
     print_result(result, as_json, lines)
     return EXIT_REFUSED if fail_on_refusal and result["verdict"] == "refused" else 0
 

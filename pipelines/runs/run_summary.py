@@ -19,7 +19,7 @@ def format_run(result: dict[str, Any]) -> list[str]:
         *(f"  {s['name']:<18}" + (" cached" if s["cached"] else f"{s['seconds']:7.1f} s") for s in stages),
         "",
         f"verdict: {result['verdict']}",
-        *(f"  {reason}" for reason in evaluation["reasons"]),
+        *(f"  {reason}" for reason in dict.fromkeys(evaluation["reasons"])),
         *format_unreadable(Path(artifacts["dataset"])),
         *format_evaluation_sets(Path(artifacts["dataset"])),
         f"model: {registered['model_name']} version {registered['model_version']} ({aliases})",

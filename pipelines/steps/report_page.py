@@ -69,7 +69,8 @@ def _render_verdict(record: Record) -> str:
     }
     failed = {rule["reason"] for rule in evaluation["rules"] if not rule["holds"]}
     notes = [
-        html_report.render_paragraph(reason, "bad" if reason in failed else "good") for reason in record["reasons"]
+        html_report.render_paragraph(reason, "bad" if reason in failed else "good")
+        for reason in dict.fromkeys(record["reasons"])
     ]
     if record["verdict"] == "unchanged":
         notes.append(
