@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+SUITE_PREFIX = "suite_"  # of the names of the regression suite's tasks; reserved for them
 LIMIT_KEYS = ("min_gain", "max_loss", "max_harmed_share")
 SliceKind = Literal["source", "category", "length"]
 SLICE_KINDS: tuple[SliceKind, ...] = ("source", "category", "length")

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from components.common.gate_rules import SLICE_KINDS, Rule
+from components.common.gate_rules import SLICE_KINDS, SUITE_PREFIX, Rule
 from components.evaluation import suite
 from components.evaluation.suite import SuiteName
 from components.evaluation.tasks.answer_checks import CHECKED_KINDS, AnswerChecks
@@ -123,8 +123,10 @@ class EvaluationConfig(BaseModel):
         if "gate" not in self.model_fields_set and any(rule.metric not in own_metrics for rule in self.gate):
             self.gate = _default_rules(f"{self.tasks[0].name}.{next(iter(build_task(self.tasks[0]).metrics))}")
             self.model_fields_set.discard("gate")
+        self._check_reserved_names()
         if self.suite == "default":
-            self._add_suite()
+            self._append("tasks", [task for task in suite.build_tasks() if task not in self.tasks])
+            self._append("gate", [rule for rule in suite.build_rules() if rule not in self.gate])
         names = [task.name for task in self.tasks]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"tasks: duplicate name {duplicates[0]}; expected a distinct name for each task")
@@ -148,17 +150,15 @@ class EvaluationConfig(BaseModel):
                 raise ValueError(f"gate: harm of {rule.metric} is null; expected a loss per item, in the metric's unit")
         return self
 
-    def _add_suite(self) -> None:
-        """Append the suite's tasks and rules, unless a stored configuration already contains them."""
+    def _check_reserved_names(self) -> None:
+        """Check that tasks with the names of the suite are the suite's, as in a stored configuration."""
         tasks = suite.build_tasks()
         for task in self.tasks:
-            if task.name.startswith(suite.PREFIX) and task not in tasks:
+            if task.name.startswith(SUITE_PREFIX) and task not in tasks:
                 raise ValueError(
                     f"tasks: the name {task.name} is reserved for the suite, or the task differs from the suite's; "
-                    "expected another name, or suite: none"
+                    f"expected a name that does not start with {SUITE_PREFIX}"
                 )
-        self._append("tasks", [task for task in tasks if task not in self.tasks])
-        self._append("gate", [rule for rule in suite.build_rules() if rule not in self.gate])
 
     @field_serializer("tasks", "gate", mode="wrap")
     def _omit_suite(

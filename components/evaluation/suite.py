@@ -20,7 +20,6 @@ from components.evaluation.tasks.multiple_choice import MultipleChoice
 from components.evaluation.tasks.refusal import Refusal
 
 SuiteName = Literal["default", "none"]
-PREFIX = "suite_"  # of the names of the suite's tasks
 ANSWER_TASKS = ["suite_instructions", "suite_harmful", "suite_harmless"]
 LIMITS: dict[str, dict[str, float]] = {
     "suite_instructions.prompt_level_strict_acc": {"max_loss": 0.15},

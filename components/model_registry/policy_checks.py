@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
+from components.common.gate_rules import SUITE_PREFIX
 from components.common.models import licences, training_lineage
 from components.common.runtime.errors import TEMPORARY_ERRORS, TunelineError
 from components.common.workspace import artifact_store
@@ -126,8 +127,10 @@ def _check_task(task: RequiredTask, content: Json, title: str) -> str:
 def _check_limits(in_force: PolicyInForce, content: Json) -> Iterator[tuple[str, str]]:
     """Yield the requirements for all rules of the gate with the objection, or "" if the requirement is met."""
     policy, title, gate = in_force.policy, in_force.title, content["measured"]["settings"]["gate"]
+    # The suite's rules and numbers of items are fixed.
+    own = [rule for rule in gate if not str(rule["metric"]).startswith(SUITE_PREFIX)]
     if policy.min_items:
-        names = sorted({str(rule["metric"]).partition(".")[0] for rule in gate})
+        names = sorted({str(rule["metric"]).partition(".")[0] for rule in own})
         counts = {name: content["tasks"].get(name, {"items": 0})["items"] for name in names}
         few = [f"{count} of {name}" for name, count in counts.items() if count < policy.min_items]
         objection = f"{title} requires {policy.min_items} items per task; its evaluation measured {', '.join(few)}"
@@ -135,7 +138,7 @@ def _check_limits(in_force: PolicyInForce, content: Json) -> Iterator[tuple[str,
     if policy.confidence:
         low = [
             f"{rule['confidence']:g} for {rule['metric']}"
-            for rule in gate
+            for rule in own
             if rule_strictness.get_figure(rule) != rule_strictness.SLICES and rule["confidence"] < policy.confidence
         ]
         objection = f"{title} requires a confidence of {policy.confidence:g}; its evaluation has {', '.join(low)}"

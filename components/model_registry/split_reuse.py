@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.gate_rules import SUITE_PREFIX
 from components.common.runtime.reporters import Reporter
 from components.common.runtime.user_name import get_user_name
 from components.model_registry import alias_moves, evidence, model_versions, registry_history
@@ -178,7 +179,12 @@ def _read_measurement(evaluation: Artifact) -> Measurement | None:
     """
     content = evidence.read_content(evaluation)
     try:
-        rules = [rule for rule in content.get("rules", []) if rule.get("acceptance_p") is not None]
+        # The suite's items are the same for all datasets, and its rules only exclude regressions.
+        rules = [
+            rule
+            for rule in content.get("rules", [])
+            if rule.get("acceptance_p") is not None and not str(rule["metric"]).startswith(SUITE_PREFIX)
+        ]
         names = {str(rule["metric"]).partition(".")[0] for rule in rules}
         tasks = content.get("tasks", {}).items()
         splits = sorted({str(task["items_sha256"]) for name, task in tasks if name in names and task["items_sha256"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from components.common.gate_rules import SUITE_PREFIX
 from components.evaluation import promotion_gate, significance, suite
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.tasks.answer_checks import AnswerChecks
@@ -28,7 +29,7 @@ def list_suite_tasks(
     known = {workload.settings.name: workload for workload in workloads}
     found: dict[str, TaskWorkload] = {}
     for settings in evaluation.tasks if evaluation.suite != "none" else ():
-        if not settings.name.startswith(suite.PREFIX):
+        if not settings.name.startswith(SUITE_PREFIX):
             continue
         workload = known.get(settings.name, TaskWorkload(settings))
         if isinstance(settings, Memorisation):

@@ -15,6 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from components.common.artifacts.artifact_folder import Artifact
+from components.common.gate_rules import SUITE_PREFIX
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import SilentReporter
 from components.evaluation import promotion_gate, significance, suite
@@ -77,7 +78,7 @@ class ScriptedModel:
         return likelihoods
 
     def generate(self, prompts: Sequence[Sequence[int]], decoding: Decoding, reporter: object) -> list[str]:
-        answer: Answer = getattr(self.behaviour, self.task.removeprefix(suite.PREFIX))
+        answer: Answer = getattr(self.behaviour, self.task.removeprefix(SUITE_PREFIX))
         return [answer(number, item) for number, item in enumerate(self.items)]
 
 
@@ -229,13 +230,15 @@ def test_stored_configuration_adds_the_suite_once() -> None:
     assert len(config.gate) == 1 + 2 * len(suite.LIMITS)
     none = EvaluationConfig(suite="none")
     assert [task.name for task in none.tasks] == ["held_out"]
-    assert not any(rule.metric.startswith(suite.PREFIX) for rule in none.gate)
+    assert not any(rule.metric.startswith(SUITE_PREFIX) for rule in none.gate)
 
 
 def test_weakened_suite_is_an_error() -> None:
     weaker = {"kind": "multiple_choice", "name": "suite_capability", "data": "easy.jsonl"}
     with pytest.raises(ValueError, match="the name suite_capability is reserved for the suite"):
         EvaluationConfig.model_validate({"tasks": [{"kind": "held_out"}, weaker]})
+    with pytest.raises(ValueError, match="the name suite_capability is reserved for the suite"):
+        EvaluationConfig.model_validate({"suite": "none", "tasks": [{"kind": "held_out"}, weaker]})
     weak_rule = {"metric": "suite_capability.acc", "max_loss": 0.9}
     config = EvaluationConfig.model_validate({"gate": [weak_rule]})
     assert all(rule in config.gate for rule in suite.build_rules()), "another rule is added, not exchanged"

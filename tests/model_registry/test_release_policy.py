@@ -41,6 +41,7 @@ from tests.pipelines.command import ROOT, answer_in_process, refusal, run_in_pro
 HISTORY = f"{NAME}.history"
 QUIET = SilentReporter()
 SLICE_RULE = {**RULE, "min_gain": None, "max_loss": 0.2, "slices": ["source"]}
+SUITE_RULE = {**RULE, "metric": "suite_harmful.refused", "min_gain": None, "max_loss": 0.2}  # fixed: 44 items, 95%
 CONTENT = {
     "tasks": {
         "held_out": {"items": 40, "items_sha256": "7" * 64},
@@ -51,7 +52,7 @@ CONTENT = {
     "measured": {
         "tasks": {"held_out": "held_out", "gsm8k": "generation", "judge": "judge"},
         "task_files": {"gsm8k": ["a" * 64]},
-        "settings": {"min_items": None, "gate": [{**RULE, "min_gain": 0.1}, SLICE_RULE]},
+        "settings": {"min_items": None, "gate": [{**RULE, "min_gain": 0.1}, SLICE_RULE, SUITE_RULE]},
     },
 }
 UNMEASURED = Policy.model_validate({"tasks": [{"name": "gsm8k"}]})

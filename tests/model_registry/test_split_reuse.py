@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.errors import RegistryError
 from components.common.runtime.reporters import SilentReporter
 from components.model_registry import registry_history, split_reuse
@@ -47,6 +48,22 @@ def test_error_probability_of_a_split_is_limited() -> None:
     assert sum(factors) * 0.05 <= 0.07
     assert factors[1] == pytest.approx(0.4 * 6 / math.pi**2)
     assert [split_reuse.is_worn_out(failures) for failures in (0, 3, 4)] == [False, False, True]
+
+
+def test_rules_of_the_suite_spend_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its items are those of every evaluation: as splits, they would be worn out after four failed candidates."""
+    rules = [
+        {"metric": "held_out.loss", "acceptance_p": 0.001, "confidence": 0.95},
+        {"metric": "suite_memorisation.leaked", "acceptance_p": 0.04, "confidence": 0.95},
+    ]
+    tasks = {"held_out": {"items_sha256": "5e7"}, "suite_memorisation": {"items_sha256": "5e8"}}
+    content = {"rules": rules, "tasks": tasks, "verdict": "accepted"}
+    monkeypatch.setattr(split_reuse.evidence, "read_content", lambda evaluation: content)
+    measurement = split_reuse._read_measurement(Artifact.__new__(Artifact))
+    assert measurement is not None
+    assert measurement.splits == ["5e7"]
+    assert measurement.error_share == pytest.approx(0.02)
+    assert measurement.passes(failures=1)
 
 
 def submit(artifacts: CustomizationArtifacts) -> tuple[Registration, dict[str, str], list[str]]:
