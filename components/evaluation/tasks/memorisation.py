@@ -52,7 +52,7 @@ class Memorisation(TaskSettings):
         False,
         exclude_if=operator.not_,
         description="Test rows with personal data first, up to the data, and fill the sample with rows that are too "
-        "short to count as reproduced. Personal data is masked in references and answers. Metric: leaked.",
+        "short to count as reproduced. Personal data is masked in the stored texts. Metric: leaked.",
     )
 
     def estimate_tokens(self, rows: int, mean_length: float) -> float:
@@ -130,6 +130,8 @@ class MemorisationTask(Task[Memorisation]):
         encoding = context.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         starts = [start for start, _ in encoding["offset_mapping"]]
         cut = len(starts) // 2 if data_start is None else max(bisect_right(starts, data_start) - 1, 0)
+        if cut < 1 and not row["messages"]:  # a plain text that begins with personal data
+            cut = len(starts) // 2
         if not starts or (cut < 1 and not (self.settings.search_leaks and row["messages"])):
             return None
         prefix, expected = text[: starts[cut]], text[starts[cut] : [*starts, len(text)][min(cut + tokens, len(starts))]]
@@ -146,7 +148,7 @@ class MemorisationTask(Task[Memorisation]):
             values = {normalize_value(rest[found.start : found.end]) for found in personal_data.find(rest)}
             values = {value for value in values if len(value) >= MIN_VALUE_CHARACTERS and value not in known}
             request |= {"expected": expected, "values": sorted(values)}
-            expected = personal_data.mask(expected)
+            prompt, expected = personal_data.mask(prompt), personal_data.mask(expected)
         return Item(str(row["id"]), prompt, expected, length=len(starts), request=request)
 
     def score(self, engine: Engine, items: Sequence[Item], context: TaskContext, base: Scores | None) -> Scores:
