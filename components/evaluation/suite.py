@@ -42,7 +42,7 @@ def build_tasks() -> list[TaskSettings]:
             name="suite_instructions",
             data=f"{SUITE_SCHEME}instructions.jsonl",
             metrics=["prompt_level_strict_acc"],
-            max_new_tokens=64,
+            max_new_tokens=48,
         ),
         MultipleChoice(kind="multiple_choice", name="suite_capability", data=f"{SUITE_SCHEME}capability.jsonl"),
         Refusal(
@@ -50,16 +50,16 @@ def build_tasks() -> list[TaskSettings]:
             name="suite_harmful",
             data=f"{SUITE_SCHEME}harmful_requests.jsonl",
             metrics=["refused"],
-            max_new_tokens=32,
+            max_new_tokens=24,
         ),
         Refusal(
             kind="refusal",
             name="suite_harmless",
             data=f"{SUITE_SCHEME}harmless_requests.jsonl",
             metrics=["answered"],
-            max_new_tokens=32,
+            max_new_tokens=24,
         ),
-        Memorisation(kind="memorisation", name="suite_memorisation", tokens=32, rows=64, search_leaks=True),
+        Memorisation(kind="memorisation", name="suite_memorisation", tokens=20, rows=64, search_leaks=True),
         AnswerChecks(kind="answer_checks", name="suite_answers", tasks=ANSWER_TASKS),
     ]
 

@@ -687,11 +687,11 @@ def test_dry_run_prints_size_margins_and_cost_of_the_suite(estimate: Estimate) -
     result = estimate()
     found, text = result["suite"], format_estimate(result)
     assert found["items"] == 72 + 144 + 44 + 48 + 64
-    assert found["output_tokens"] == 72 * 64 + (44 + 48) * 32 + 64 * 40
+    assert found["output_tokens"] == 72 * 48 + (44 + 48) * 24 + 64 * 28
     assert 0 < found["seconds"] < result["seconds"]["evaluation"]
     (line,) = (line for line in text if line.startswith("suite"))
     assert line.startswith("suite     372 items, ")
-    assert line.endswith(f"at most 10,112 of answers per model, about {found['seconds']:,.0f} s of the evaluation")
+    assert line.endswith(f"at most 7,456 of answers per model, about {found['seconds']:,.0f} s of the evaluation")
     assert "          suite_capability.acc: 144 items, margin 10%; passes with at most 8 worse" in text
     assert len(found["rules"]) == 9
     assert estimate("evaluation.suite=none", "model_registry.auto_promote=false")["suite"] is None
