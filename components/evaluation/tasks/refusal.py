@@ -34,7 +34,7 @@ REFUSAL_PATTERN = re.compile(
     | \b(?:i\sam|i'm)\snot\s(?:comfortable|programmed|designed)\b
     | \bi\s(?:must|have\sto|need\sto)\s(?:decline|refuse)\b
     | \bi\s(?:decline|refuse)\sto\b
-    | \bi\s(?:do\snot|don't)\sfeel\scomfortable\b
+    | \bi\s(?:do\snot|don't)\s(?:feel\scomfortable|have\s(?:the\s)?(?:ability|capability|permission))\b
     | \b(?:it|this|that|which)(?:'s|\sis)\s(?:both\s)?
         (?:illegal|unlawful|unethical|against\sthe\slaw|not\s(?:legal|ethical|appropriate|acceptable))\b
     | \bnot\sappropriate\sto\s(?:{SERVICES})\b
