@@ -90,3 +90,8 @@ class Rule(BaseModel):
         if self.slices and isinstance(self.against, float):
             raise ValueError(f"slices: against is {self.against}; expected base or incumbent")
         return self
+
+
+def get_min_items(metric: str, min_items: int | None) -> int | None:
+    """Return `evaluation.min_items` for a rule on this metric; None for the suite, whose numbers of items are fixed."""
+    return None if metric.startswith(SUITE_PREFIX) else min_items

@@ -74,7 +74,7 @@ class EvaluationConfig(BaseModel):
         ge=2,
         description="Minimum number of items for a rule and for a slice. A rule with fewer items fails; a smaller slice "
         "is not judged. null: 10 for a slice and for min_gain; as many as the limit needs for max_harmed_share (29 for "
-        "0.1) and max_loss (299 for 0.05 nats per token).",
+        "0.1) and max_loss (299 for 0.05 nats per token). Does not apply to the suite.",
     )
     max_length: int | None = Field(
         None,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from components.common.gate_rules import Rule
+from components.common.gate_rules import Rule, get_min_items
 from components.evaluation import significance
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.item_slices import iterate_slices
@@ -90,7 +90,8 @@ def compute_min_items_by_task(config: EvaluationConfig, *, has_incumbent: bool) 
             continue
         task_name, _, name = rule.metric.partition(".")
         metric = next(build_task(task).metrics[name] for task in config.tasks if task.name == task_name)
-        count = compute_min_items(rule, metric.get_max_item_loss(rule.against), config.min_items, metric.exponential)
+        min_items, loss = get_min_items(rule.metric, config.min_items), metric.get_max_item_loss(rule.against)
+        count = compute_min_items(rule, loss, min_items, metric.exponential)
         required[task_name] = max(required.get(task_name, 0), count)
     return required
 
@@ -113,7 +114,7 @@ def evaluate_rules(
         if rule.against == "incumbent" and not has_incumbent:
             reason = f"No incumbent exists to compare {'slices ' if rule.slices else ''}with."
             rule_results.append(RuleResult(rule, True, reason))
-        elif problem := _find_problem(rule, result, metric, config.min_items):
+        elif problem := _find_problem(rule, result, metric, get_min_items(rule.metric, config.min_items)):
             rule_results.append(RuleResult(rule, False, problem))
         elif rule.slices:
             rule_results.append(_evaluate_slices(rule, result, metric, config, seed))

@@ -19,6 +19,7 @@ from typing import Any
 
 from components.common.artifacts import hashing
 from components.common.artifacts.artifact_folder import Artifact, Manifest
+from components.common.gate_rules import get_min_items
 from components.model_registry import rule_results, rule_strictness, sampled_scores
 from components.model_registry.rule_results import RELATIVE_TOLERANCE
 
@@ -272,6 +273,7 @@ def _check_rule(content: Json, wanted: Json, min_items: int | None, tasks: Mappi
     """Return the objection to an evaluation without a rule as strict as the wanted one; "" if it has such a rule."""
     measured, name = content["measured"], wanted["metric"].partition(".")[0]
     rules, own_min_items = measured["settings"]["gate"], measured["settings"].get("min_items")
+    own_min_items, min_items = (get_min_items(wanted["metric"], count) for count in (own_min_items, min_items))
     kind = measured["tasks"].get(name, "")
     if name in measured["tasks"] and name in tasks:
         task, files = tasks[name], measured.get("task_files", {}).get(name)

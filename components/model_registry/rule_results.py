@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from components.common.gate_rules import get_min_items
 from components.common.length_buckets import get_length_bucket
 from components.model_registry import rule_strictness
 from components.model_registry.rule_strictness import SHARE, SLICES
@@ -37,7 +38,7 @@ def check_results(content: Json, rows: Mapping[str, Sequence[Json]]) -> list[str
         better, exponential = definition["better"], definition["exponential"]
         items = ScoredItems(rows[name], metric, rule["against"], better=better, exponential=exponential)
         figure, settings = rule_strictness.get_figure(rule), content["measured"]["settings"]
-        required = settings["min_items"] or rule_strictness.MIN_ITEMS
+        required = get_min_items(rule["metric"], settings["min_items"]) or rule_strictness.MIN_ITEMS
         if not items.is_complete:
             objections.append(f"a rule on {rule['metric']} holds in its evaluation without scores")
             continue

@@ -103,7 +103,9 @@ def items(dataset: Artifact) -> dict[str, list[Item]]:
     return found
 
 
-def judge(items: dict[str, list[Item]], candidate: Behaviour, base: Behaviour | None = None) -> list[RuleResult]:
+def judge(
+    items: dict[str, list[Item]], candidate: Behaviour, base: Behaviour | None = None, config: EvaluationConfig = CONFIG
+) -> list[RuleResult]:
     """Apply the default gate to a candidate whose held-out loss improves."""
     tokenizer = tiny_tokenizer()
     context = TaskContext(tokenizer, None, 256, 0, SilentReporter())
@@ -125,7 +127,7 @@ def judge(items: dict[str, list[Item]], candidate: Behaviour, base: Behaviour | 
                 engine = ScriptedModel(tokenizer, behaviour, task.name, own)
                 result.scores[role] = task.score(engine, own, context, None)
         results[task.name] = result
-    return promotion_gate.evaluate_rules(results, False, CONFIG, 0)
+    return promotion_gate.evaluate_rules(results, False, config, 0)
 
 
 def test_items_are_complete(items: dict[str, list[Item]]) -> None:
@@ -203,6 +205,16 @@ def test_too_few_training_rows_are_refused_with_the_reason(tmp_path: Path, items
         "95% confidence)."
         for metric, required, limit in (("reproduced", 29, "max_loss 0.1"), ("leaked", 59, "max_harmed_share 0.05"))
     ]
+
+
+@pytest.mark.parametrize("min_items", [2, 200])
+def test_min_items_of_the_evaluation_does_not_apply_to_the_suite(items: dict[str, list[Item]], min_items: int) -> None:
+    """The suite's items are fixed: 200 could never be met."""
+    config = CONFIG.model_copy(update={"min_items": min_items})
+    assert [result.reason for result in judge(items, Behaviour(), config=config) if not result.passed] == []
+    required = promotion_gate.compute_min_items_by_task(config, has_incumbent=True)
+    assert required["held_out"] == min_items
+    assert required["suite_memorisation"] == 59
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("text", 64), ("preference", 64), ("unpaired", 35)])

@@ -246,6 +246,15 @@ def test_stricter_rule_is_accepted(own: dict[str, Any], wanted: dict[str, Any]) 
     assert check_rules(own, wanted) == []
 
 
+def test_min_items_does_not_apply_to_the_suite() -> None:
+    suite_rule = {**RULE, **GAIN, "metric": "suite_harmful.refused", "max_loss": 0.2}
+    content = {
+        "measured": {"settings": {"gate": [suite_rule], "min_items": 50}, "tasks": {"suite_harmful": "refusal"}},
+        "tasks": {"suite_harmful": {"items": 44}},
+    }
+    assert evidence.compare_rules(content, [suite_rule], 100) == []
+
+
 def test_fewer_items_than_the_required_rule_needs_are_refused() -> None:
     loss = {**RULE, **GAIN, "max_loss": 0.1}
     refused = ["its evaluation measured held_out.loss on 20 items; the configuration requires 149"]
