@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.common.runtime.errors import TunelineError
+from components.common.gate_rules import SUITE_PREFIX
+from components.common.runtime.errors import InputError, TunelineError
 from components.common.runtime.reporters import Reporter
 from components.evaluation import score_cache
 from components.evaluation.task_interface import DEFAULT_MAX_LENGTH, TaskContext
@@ -18,6 +19,8 @@ from components.evaluation.tasks.judge import JudgeTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+SUITE_HINT = "Set evaluation.suite to none, and promote with `tuneline promote`."
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,12 @@ def check_tasks(
             workloads.append(TaskWorkload(settings))
             continue
         except TunelineError as error:
+            hint = error.hint
+            if settings.name.startswith(SUITE_PREFIX):  # its tasks are not in the user's file, and cannot be changed
+                key = f"evaluation.suite: {settings.name}"
+                hint = SUITE_HINT if isinstance(error, InputError) else hint
             message = error.message if error.message.startswith(key) else f"{key}: {error.message}"
-            raise type(error)(message, hint=error.hint) from None
+            raise type(error)(message, hint=hint) from None
         digest, input_tokens = score_cache.digest_task(task, items, []), sum(item.length for item in items)
         answers = task.answers_per_item
         workloads.append(

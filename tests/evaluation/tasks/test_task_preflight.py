@@ -10,6 +10,7 @@ import pytest
 
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import SilentReporter
+from components.evaluation import suite
 from components.evaluation.tasks import task_preflight
 from components.evaluation.tasks.config import TaskSettings
 from components.evaluation.tasks.generation import Generation
@@ -65,6 +66,16 @@ def test_answer_limit_is_checked_before_dataset_exists(settings: TaskSettings, a
         run_check(settings, context=answer_tokens)
     assert refused.value.hint == f"Lower {field}."
     assert run_check(settings, context=answer_tokens + 1).items is None
+
+
+def test_context_too_small_for_the_suite_names_its_setting() -> None:
+    """The tasks of the suite are not in the user's configuration, and their settings are fixed."""
+    settings = next(task for task in suite.build_tasks() if task.name == "suite_harmful")
+    with pytest.raises(
+        InputError, match=r"^evaluation\.suite: suite_harmful: the model's context length is 24"
+    ) as refused:
+        run_check(settings, context=24)
+    assert refused.value.hint == "Set evaluation.suite to none, and promote with `tuneline promote`."
 
 
 def test_prompt_task_is_checked_against_context_length(tmp_path: Path) -> None:
