@@ -327,7 +327,7 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
 
 def _summarize_suite(survey: RunSurvey, evaluation: StageTime | None) -> Json | None:
     """Return the size of the regression suite and its share of the evaluation's time; None without the suite."""
-    summary = suite_cost.summarize_suite(survey.config.evaluation, survey.suite_tasks)
+    summary = suite_cost.summarize_suite(survey.suite_tasks)
     if summary is None:
         return None
     tokens, everything = summary["input_tokens"] + summary["output_tokens"], _count_evaluation_tokens(survey)

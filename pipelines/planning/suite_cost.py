@@ -42,7 +42,7 @@ def list_suite_tasks(
     return list(found.values())
 
 
-def summarize_suite(evaluation: EvaluationConfig, workloads: Sequence[TaskWorkload]) -> Json | None:
+def summarize_suite(workloads: Sequence[TaskWorkload]) -> Json | None:
     """Return the suite's items, tokens per model and rules for the dry run; None without the suite."""
     if not workloads:
         return None
