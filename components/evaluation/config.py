@@ -56,10 +56,10 @@ class EvaluationConfig(BaseModel):
         description="Evaluation tasks. docs/evaluation-tasks.md lists the kinds and their keys.",
     )
     suite: SuiteName = Field(
-        "default",
+        "none",
         description="Regression suite. default: adds the tasks suite_* and their rules to tasks and gate: instruction "
         "following, general capability, refusals, memorisation, leaks and degenerate answers must not be worse than "
-        "those of base and incumbent. none: no suite; model_registry.auto_promote must be false. See docs/evaluation.md.",
+        "those of base and incumbent. none: no suite. See docs/evaluation.md.",
     )
     engine: Literal["transformers", "vllm", "auto"] = Field(
         "transformers",

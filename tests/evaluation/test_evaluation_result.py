@@ -16,7 +16,7 @@ from components.evaluation.task_interface import Scores
 from components.evaluation.task_results import TaskResult
 from tests.evaluation.task_builders import ACCURACY, StubTask, build_items, build_loss_scores
 
-CONFIG = EvaluationConfig(suite="none", bootstrap_samples=1000)
+CONFIG = EvaluationConfig(bootstrap_samples=1000)
 SOURCES = ["tickets"] * 20 + ["contracts"] * 20
 
 
@@ -174,7 +174,7 @@ def test_held_out_task_inherits_evaluation_keys() -> None:
 
 def test_default_rules_without_held_out_use_first_metric() -> None:
     config = EvaluationConfig.model_validate(
-        {"suite": "none", "tasks": [{"kind": "generation", "metrics": ["f1", "chrf"]}, {"kind": "memorisation"}]}
+        {"tasks": [{"kind": "generation", "metrics": ["f1", "chrf"]}, {"kind": "memorisation"}]}
     )
     assert {rule.metric for rule in config.gate} == {"generation.f1"}
     assert len(config.gate) == 4

@@ -27,14 +27,13 @@ from components.evaluation.tasks import file_digests, record_files
 from components.evaluation.tasks.answer_checks import AnswerChecksTask, has_other_language, is_repetitive
 from components.evaluation.tasks.refusal import is_refusal
 from components.evaluation.tasks.task_registry import build_task
-from pipelines.config.customization_config import check_consistency, load_customization
 from tests.datasets import SCHEMA, dataset_of, small_dataset
 from tests.evaluation.task_builders import build_loss_scores
 from tests.evaluation.tasks.fake_engines import build_context
 from tests.tiny import tiny_tokenizer
 
 SECRET = "write to jane.doe{number}@firm.example and send a copy of the signed form"
-CONFIG = EvaluationConfig(bootstrap_samples=1000)
+CONFIG = EvaluationConfig(suite="default", bootstrap_samples=1000)
 ITEMS = {
     "suite_instructions": 72,
     "suite_capability": 144,
@@ -235,12 +234,12 @@ def test_personal_data_is_tested_first_and_masked(items: dict[str, list[Item]]) 
 
 
 def test_stored_configuration_adds_the_suite_once() -> None:
-    config = EvaluationConfig.model_validate({"gate": [{"max_loss": 0.1}]})
+    config = EvaluationConfig.model_validate({"suite": "default", "gate": [{"max_loss": 0.1}]})
     assert EvaluationConfig(**config.model_dump()) == config
     assert config.model_dump(mode="json", exclude_unset=True)["gate"] == [{"max_loss": 0.1}]
-    assert EvaluationConfig().model_dump(exclude_unset=True) == {}
+    assert EvaluationConfig(suite="default").model_dump(exclude_unset=True) == {"suite": "default"}
     assert len(config.gate) == 1 + 2 * len(suite.LIMITS)
-    none = EvaluationConfig(suite="none")
+    none = EvaluationConfig()
     assert [task.name for task in none.tasks] == ["held_out"]
     assert not any(rule.metric.startswith(SUITE_PREFIX) for rule in none.gate)
 
@@ -248,21 +247,12 @@ def test_stored_configuration_adds_the_suite_once() -> None:
 def test_weakened_suite_is_an_error() -> None:
     weaker = {"kind": "multiple_choice", "name": "suite_capability", "data": "easy.jsonl"}
     with pytest.raises(ValueError, match="the name suite_capability is reserved for the suite"):
-        EvaluationConfig.model_validate({"tasks": [{"kind": "held_out"}, weaker]})
+        EvaluationConfig.model_validate({"suite": "default", "tasks": [{"kind": "held_out"}, weaker]})
     with pytest.raises(ValueError, match="the name suite_capability is reserved for the suite"):
-        EvaluationConfig.model_validate({"suite": "none", "tasks": [{"kind": "held_out"}, weaker]})
+        EvaluationConfig.model_validate({"tasks": [{"kind": "held_out"}, weaker]})
     weak_rule = {"metric": "suite_capability.acc", "max_loss": 0.9}
-    config = EvaluationConfig.model_validate({"gate": [weak_rule]})
+    config = EvaluationConfig.model_validate({"suite": "default", "gate": [weak_rule]})
     assert all(rule in config.gate for rule in suite.build_rules()), "another rule is added, not exchanged"
-
-
-def test_automatic_promotion_requires_the_suite() -> None:
-    overrides = ["model_registry.auto_promote=true"]
-    check_consistency(load_customization(None, overrides))
-    with pytest.raises(
-        ConfigurationError, match=r"evaluation\.suite is 'none'; automatic promotion requires 'default'"
-    ):
-        check_consistency(load_customization(None, [*overrides, "evaluation.suite=none"]))
 
 
 def test_items_enter_the_identity_of_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

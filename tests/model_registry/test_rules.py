@@ -139,7 +139,7 @@ def test_results_of_the_gate_agree_with_their_recomputation(tmp_path: Path) -> N
         Rule(metric="held_out.loss", **bound) for bound in [*bounds, {"max_loss": 0.0, "slices": list(SLICE_KINDS)}]
     ]
     rules += [Rule(metric="held_out.loss", against=1.4, max_loss=0.5), Rule(metric="held_out.perplexity", min_gain=0.1)]
-    config = EvaluationConfig(suite="none", gate=rules, bootstrap_samples=1000)
+    config = EvaluationConfig(gate=rules, bootstrap_samples=1000)
     holding = 0
     for seed, (gain, spread) in enumerate(
         [(0.3, 0.1), (0.1, 0.3), (0.0, 0.0), (0.05, 1.2), (-0.05, 0.05), (0.06, 0.5)]
@@ -328,7 +328,7 @@ def test_configuration_given_to_promote_requires_its_rules(tmp_path: Path) -> No
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "response": "b"}\n')
     (tmp_path / "customization.yaml").write_text(
-        f"evaluation: {{suite: none, min_items: 7, gate: [{{max_loss: 0.1}}], tasks: [{{kind: held_out}}, {{kind: generation, data: {rows}}}]}}"
+        f"evaluation: {{min_items: 7, gate: [{{max_loss: 0.1}}], tasks: [{{kind: held_out}}, {{kind: generation, data: {rows}}}]}}"
     )
     gate = _load_gate(tmp_path / "customization.yaml", [])
     assert gate["min_items"] == 7

@@ -684,7 +684,7 @@ def test_dry_run_counts_the_workload_of_every_task(fresh_project: Path, estimate
 
 
 def test_dry_run_prints_size_margins_and_cost_of_the_suite(estimate: Estimate) -> None:
-    result = estimate()
+    result = estimate("evaluation.suite=default")
     found, text = result["suite"], format_estimate(result)
     assert found["items"] == 72 + 144 + 44 + 48 + 64
     assert found["output_tokens"] == 72 * 48 + (44 + 48) * 24 + 64 * 28
@@ -694,16 +694,16 @@ def test_dry_run_prints_size_margins_and_cost_of_the_suite(estimate: Estimate) -
     assert line.endswith(f"at most 7,456 of answers per model, about {found['seconds']:,.0f} s of the evaluation")
     assert "          suite_capability.acc: 144 items, margin 10%; passes with at most 8 worse" in text
     assert len(found["rules"]) == 9
-    assert estimate("evaluation.suite=none", "model_registry.auto_promote=false")["suite"] is None
+    assert estimate()["suite"] is None
 
 
 def test_too_few_training_rows_for_the_suite_give_a_warning(estimate: Estimate) -> None:
-    result = estimate("data_curation.fractions={train: 0.3, validation: 0.1, test: 0.6}")
+    result = estimate("evaluation.suite=default", "data_curation.fractions={train: 0.3, validation: 0.1, test: 0.6}")
     items = result["rows"]["splits"]["train"]
     assert items < 59
     expected = (
         f"the gate will refuse the model: {items} items of suite_memorisation; its rules require 59. Add rows, or set "
-        "evaluation.suite to none and promote with `tuneline promote`"
+        "evaluation.suite to none"
     )
     assert expected in result["warnings"]
 
