@@ -617,7 +617,7 @@ ARC_ROW = '{"question": "Which?", "choices": {"text": ["one", "two"], "label": [
         (
             JUDGE_TASK,
             '{"prompt": "Which?", "answers": ["it", "that"], "label": "a"}',
-            "labelled pairs; expected at least 30",
+            "the row repeats the pair at",
         ),
         (
             JUDGE_TASK,
