@@ -65,13 +65,14 @@ bench-fine-tuning: $(VENV)/.ready ## Compare fine-tuning with TRL and LLaMA-Fact
 bench-evaluation: $(VENV)/.ready ## Compare likelihood tasks with lm-eval, and an adapter with its base; DATA=folder of ICL files; writes docs/benchmarks-evaluation.md
 	@$(BIN)/python -P -m benchmarks.evaluation --data $(DATA) --workdir $(WORKDIR)/benchmark-evaluation --markdown docs/benchmarks-evaluation.md $(ARGS)
 
-test-gpu: ## Run the tests that need an NVIDIA GPU with PYTHON (5 minutes)
-	@PYTHONPATH=. $(PYTHON) -m pytest --noconftest -o addopts= -m gpu tests/fine_tuning tests/triton_packaging/test_gpu_attention.py
+GPU_TESTS := $(addprefix tests/,fine_tuning/test_varlen_attention.py fine_tuning/test_gpu_training.py triton_packaging/test_gpu_attention.py)
+test-gpu: ## Run the tests that need an NVIDIA GPU with PYTHON
+	@PYTHONPATH=. $(PYTHON) -m pytest --noconftest -o addopts= -m gpu $(GPU_TESTS)
 
 bench-gate: $(VENV)/.ready ## Simulate the promotion gate over 16 distributions (5 minutes); writes docs/benchmarks-gate.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.gate_simulation --markdown docs/benchmarks-gate.md $(ARGS)
 
-bench-gpu: ## Measure training, serving and scoring on one NVIDIA GPU with PYTHON (15 minutes); writes docs/benchmarks-gpu.md
+bench-gpu: ## Measure training, serving and scoring on one NVIDIA GPU with PYTHON; writes docs/benchmarks-gpu.md
 	@PYTHONPATH=. $(PYTHON) -m benchmarks.gpu --workdir $(WORKDIR)/benchmark-gpu --output $(WORKDIR)/benchmark-gpu/results $(ARGS)
 	@PYTHONPATH=. $(PYTHON) -m benchmarks.gpu.page $(WORKDIR)/benchmark-gpu/results/results.json --markdown docs/benchmarks-gpu.md --commit $$(git describe --always --dirty)
 

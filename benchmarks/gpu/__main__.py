@@ -76,8 +76,8 @@ def describe(result: dict[str, Any]) -> str:
     if "error" in result:
         return f"FAILED, {result['error']}: {result.get('output', '')[-1500:]}"
     keys = ("tokens_per_second", "mfu", "peak_memory", "predicted_memory", "usage", "ratio", "plain_tokens_per_second",
-            "difference", "rates", "engines", "product_flops", "copy_bytes_per_second", "gpu", "versions", "exit_code",
-            "largest_difference", "startup", "choices", "cache_tokens", "stage_seconds", "output")  # fmt: skip
+            "difference", "rates", "engines", "product_flops", "copy_bytes_per_second", "gpu", "versions", "summary",
+            "largest_difference", "startup", "choices", "cache_tokens", "stage_seconds")  # fmt: skip
     return json.dumps({key: result[key] for key in keys if key in result})
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.gpu import plan
+from benchmarks.gpu import plan, plot
 from benchmarks.gpu.stages import PEAK_FLOPS, WARMUP_STEPS
 from benchmarks.page import met, table_of
 
@@ -29,7 +29,8 @@ random weights, which cost the same as trained ones. Texts are the documentation
 {mean:.0f} tokens on average in the packed cases, and answers joined to rows of full length in the others. LoRA has rank 16
 on all linear layers, without dropout, in bfloat16.
 
-Tokens are those of the rows, without padding. A rate is the median over the steps after the first {warmup}. MFU is
+Tokens are those of the rows, without padding. Rates are of the steps after the first {warmup}: of tuneline their mean,
+with the wait for rows; of TRL the median, which leaves out its slow steps. MFU is
 4(N−E) + 4·L·d·T floating-point operations per token, and 6 per trained parameter ([devices](fine-tuning.md#devices-and-what-was-proven-on-which)), over
 {peak:.1f} TFLOP/s. Memory is the peak that PyTorch allocates; "predicted" is the dry run's estimate.
 """
@@ -39,13 +40,13 @@ def write_page(results: Results, path: Path, commit: str) -> None:
     """Write the page and its plot."""
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
-    packed = results["lora-packed"]
+    has_flash_attention = machine["versions"].get("flash_attn") is not None
     parts = [
-        HEAD.format(mean=packed["mean_row_tokens"], warmup=WARMUP_STEPS, peak=PEAK_FLOPS / 1e12),
+        HEAD.format(mean=results["lora-packed"]["mean_row_tokens"], warmup=WARMUP_STEPS, peak=PEAK_FLOPS / 1e12),
         f"Measured with the code of commit `{commit}` on one {machine['gpu']}: a bfloat16 product of 8,192³ ran at\n"
         f"{machine['product_flops'] / 1e12:.0f} TFLOP/s ({machine['product_flops'] / PEAK_FLOPS:.0%} of the peak), a copy at "
         f"{machine['copy_bytes_per_second'] / 1e12:.1f} TB/s.\nPython {machine['python']}, {versions}.\n"
-        f"The package flash-attn was not installed. {_list_runs(results)}\n",
+        f"{'' if has_flash_attention else 'The package flash-attn was not installed. '}{_list_runs(results)}\n",
         "## Goals\n\n" + _list_goals(results),
         "![tokens per second, and the time of a step by kind of kernel](images/benchmarks-gpu.svg)\n",
         "## Training\n\n" + _tabulate_training(results),
@@ -55,15 +56,21 @@ def write_page(results: Results, path: Path, commit: str) -> None:
         "## Scoring\n\n" + _describe_scoring(results),
         "## Interruption\n\n" + _describe_resume(results),
     ]
-    _plot(results, path.parent / "images" / "benchmarks-gpu.svg")
+    profiles = {
+        name: {**result["profile"]["kinds"], "step": find_step_seconds(result)}
+        for name, result in results.items()
+        if result.get("profile")
+    }
+    rates = {name: compute_rate(result) for name, result in _list_trainings(results).items() if name != "dpo"}
+    plot.draw(rates, profiles, path.parent / "images" / "benchmarks-gpu.svg")
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
 def compute_rate(result: dict[str, Any]) -> float:
-    """Return the median tokens per second of the steps after the warm-up."""
-    tokens, seconds = result["tokens_per_step"], result["step_seconds"]
-    seconds = seconds[len(seconds) - len(tokens) :]  # tokens of the first step are not listed
-    rates = [count / second for count, second in zip(tokens, seconds, strict=True)]
+    """Return the tokens per second after the warm-up: tuneline's as measured, of a peer the median of its steps."""
+    if "mfu" in result:
+        return float(result["tokens_per_second"])
+    rates = [count / second for count, second in zip(result["tokens_per_step"], result["step_seconds"], strict=True)]
     return median(rates[WARMUP_STEPS - 1 :])
 
 
@@ -85,10 +92,12 @@ def find_step_seconds(result: dict[str, Any]) -> float:
 
 
 def _list_goals(results: Results) -> str:
-    trained = {name: result for name, result in results.items() if "mfu" in result and name.startswith("lora")}
-    mfu = {name: compute_rate(result) * result["flops_per_token"] / PEAK_FLOPS for name, result in trained.items()}
+    mfu = {name: result["mfu"] for name, result in results.items() if "mfu" in result and name.startswith("lora")}
     best = max(mfu, key=mfu.__getitem__)
-    errors = {name: _predict(result) / result["peak_memory"] - 1 for name, result in _list_same_length(results).items()}
+    errors = {
+        name: result["predicted_memory"] / result["peak_memory"] - 1
+        for name, result in _list_same_length(results).items()
+    }
     worst = max(errors.values(), key=abs)
     use = min(results[name]["usage"] for name in ("lora-packed", "lora-compiled-8"))
     serving = results["serve"]
@@ -104,22 +113,21 @@ def _list_goals(results: Results) -> str:
 
 def _list_same_length(results: Results) -> Results:
     """Return the trainings whose rows have the length that the estimate assumes."""
-    return {name: result for name, result in results.items() if name.startswith(("lora", "qlora")) and "mfu" in result}
+    return {name: result for name, result in results.items() if name.startswith(("lora", "qlora", "full"))}
 
 
-def _predict(result: dict[str, Any]) -> float:
-    return float(result["predicted_memory"])
+def _list_trainings(results: Results) -> Results:
+    """Return the trainings of tuneline and of TRL."""
+    return {name: result for name, result in results.items() if "tokens_per_step" in result}
 
 
 def _tabulate_training(results: Results) -> str:
     rows = []
-    for name, result in results.items():
-        if "step_seconds" not in result or "tokens_per_step" not in result or "peak_memory" not in result:
-            continue
+    for name, result in _list_trainings(results).items():
         rate = compute_rate(result)
-        is_ours = "mfu" in result
-        mfu = f"{rate * result['flops_per_token'] / PEAK_FLOPS:.1%}" if is_ours else ""
-        predicted = f"{_predict(result) / GB:.1f}" if name in _list_same_length(results) else ""
+        has_formula = name in _list_same_length(results)  # none covers DPO's reference passes and short pairs
+        mfu = f"{result['mfu']:.1%}" if has_formula else ""
+        predicted = f"{result['predicted_memory'] / GB:.1f}" if has_formula else ""
         rows.append(
             [
                 f"`{name}`",
@@ -136,10 +144,12 @@ def _tabulate_training(results: Results) -> str:
         compute_rate(results[ours]) / compute_rate(results[theirs])
         for ours, theirs in (("lora-compiled-8", "trl-liger"), ("lora-packed", "trl-packed"))
     )
-    return (
-        f"{table}\nBeside plain TRL in the same run: {full:.2f} × with rows of full length, {packed:.2f} × with packed rows. Without\n"
-        "flash-attn, transformers separates packed rows by a mask, which TRL inherits and tuneline's `varlen` attention avoids.\n"
+    ratios = (
+        f"Beside plain TRL in the same run: {full:.2f} × with rows of full length, {packed:.2f} × with packed rows."
     )
+    if results["machine"]["versions"].get("flash_attn") is None:
+        ratios += "\nWithout flash-attn, transformers separates packed rows by a mask. TRL inherits it; tuneline's `varlen` avoids it."
+    return f"{table}\n{ratios}\n"
 
 
 def _tabulate_profiles(results: Results) -> str:
@@ -181,29 +191,15 @@ def _describe_scoring(results: Results) -> str:
 
 
 def _describe_resume(results: Results) -> str:
-    found = results["resume"]["difference"]
+    found, step = results["resume"]["difference"], results["resume"].get("resumed_from")
+    start = f" from step {step}" if step else " (its first step was not recorded)"
     return (
-        "LoRA of the 1B shape, killed by SIGKILL after step 3 of 6 and resumed: the losses differ from those of an\n"
+        "LoRA of the 1B shape, killed by SIGKILL once the checkpoint of step 3 of 6 appeared, and run again"
+        f"{start}: the losses differ from those of an\n"
         f"uninterrupted training by at most {found['resumed']:.1e} nats; two uninterrupted trainings differ by\n"
         f"{found['repeated']:.1e}. FlashAttention's backward pass adds in an order that varies. On a GPU the tolerance of a\n"
         "resumed training is therefore 1e-3 nats, whereas on a CPU its weights are bit-identical.\n"
     )
-
-
-def _plot(results: Results, path: Path) -> None:
-    from benchmarks.gpu import plot
-
-    profiles = {
-        name: {**result["profile"]["kinds"], "step": find_step_seconds(result)}
-        for name, result in results.items()
-        if result.get("profile")
-    }
-    rates = {
-        name: compute_rate(result)
-        for name, result in results.items()
-        if "tokens_per_step" in result and "peak_memory" in result and name != "dpo"
-    }
-    plot.draw(rates, profiles, path)
 
 
 def main() -> None:

@@ -77,10 +77,6 @@ def list_stages(scale: str) -> list[Stage]:
             "shape": large, "clients": [1, 4] if tiny else [1, 16, 64], "prompt": 16 if tiny else 256,
             "answer": 8 if tiny else 128,
         }),
-        Stage("serve-compiled", "serve", {
-            "shape": large, "clients": [1, 4] if tiny else [1, 16, 64], "prompt": 16 if tiny else 256,
-            "answer": 8 if tiny else 128, "compile": not tiny,
-        }),
         Stage("score", "score", {
             "shape": large, "items": 4 if tiny else 512, "options": 4, "batch_tokens": 512 if tiny else 16_384,
             "peer_batches": [4] if tiny else [16, 32, 64, 128],

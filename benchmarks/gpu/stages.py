@@ -14,12 +14,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from benchmarks.gpu import workloads
 from benchmarks.gpu.usage import UsageSampler
 from components.common.models.model_shape import ModelShape, estimate_training_flops
 from components.common.runtime.reporters import SilentReporter
+
+if TYPE_CHECKING:
+    from components.common.models.model_loading import LocalBaseModel
+    from components.fine_tuning.config import FineTuningConfig
 
 PEAK_FLOPS = 989.5e12  # dense bfloat16 of H100 and H200 (SXM), as published by NVIDIA
 WARMUP_STEPS = 3  # compilation, allocation and autotuning
@@ -33,7 +37,10 @@ def check_machine(settings: Settings, folder: Path) -> Result:
 
     import torch
 
-    names = ("torch", "transformers", "peft", "trl", "accelerate", "liger_kernel", "bitsandbytes", "lm_eval", "triton")
+    names = (
+        *("torch", "transformers", "peft", "trl", "accelerate", "liger_kernel", "bitsandbytes", "lm_eval", "triton"),
+        "flash_attn",
+    )
     versions = {}
     for name in names:
         try:
@@ -81,11 +88,10 @@ def _run_text(command: list[str]) -> str:
 def finetune(settings: Settings, folder: Path) -> Result:
     """Train with tuneline's stage; settings: shape, rows, length, steps, recipe, and profile.
 
-    Tokens per second are of the steps after the first WARMUP_STEPS. Predicted memory is the dry run's.
+    Tokens per second are of the steps after the first WARMUP_STEPS, with the wait for rows. Predicted memory is the
+    dry run's.
     """
-    import torch
-
-    from components.fine_tuning import acceleration, stage, training
+    from components.fine_tuning import stage
     from components.fine_tuning.config import FineTuningConfig
 
     base = workloads.build_model(folder, settings["shape"])
@@ -118,14 +124,9 @@ def finetune(settings: Settings, folder: Path) -> Result:
     rate = sum(count for _, count in measured) / sum(
         line["step_seconds"] + line["waited_seconds"] for line, _ in measured
     )
-    model_config = _load_config(base.path)
-    shape = ModelShape.from_configuration(model_config, training.count_parameters(model_config, config))
-    flops = estimate_training_flops(shape, summary["tokens_a_pass"] / max(summary["rows"]["train"], 1))
-    recipe_used = published.manifest.config
-    parts = acceleration.estimate_memory_parts(
-        config, shape, rows=recipe_used["micro_batch_size"], length=length, gpu=torch.cuda.is_available(),
-        checkpointing=any("activation checkpointing: on" in reason for reason in summary["choices"]),
-    )  # fmt: skip
+    mean_length = summary["tokens_a_pass"] / max(summary["rows"]["train"], 1)
+    micro_batch_size = published.manifest.config["micro_batch_size"]
+    flops, parts = _predict(base, config, rows=micro_batch_size, mean_length=mean_length, choices=summary["choices"])
     return {
         "tokens_per_second": round(rate, 1),
         "mfu": round(rate * flops / PEAK_FLOPS, 4),
@@ -136,14 +137,34 @@ def finetune(settings: Settings, folder: Path) -> Result:
         "peak_memory": summary["peak_memory"],
         "predicted_memory": parts["total"],
         "predicted_parts": parts,
-        "micro_batch_size": recipe_used["micro_batch_size"],
+        "micro_batch_size": micro_batch_size,
+        "resumed_from": summary["resumed_from"],
         "usage": usage[0] if usage else None,
         "startup": summary["startup"],
         "seconds": round(seconds, 2),
         "choices": summary["choices"],
         "profile": profiler.table(),
-        "mean_row_tokens": round(summary["tokens_a_pass"] / max(summary["rows"]["train"], 1), 1),
+        "mean_row_tokens": round(mean_length, 1),
     }
+
+
+def _predict(
+    base: LocalBaseModel, config: FineTuningConfig, *, rows: int, mean_length: float, choices: list[str]
+) -> tuple[float, dict[str, int]]:
+    """Return the operations per token and the bytes by part, as the report and the dry run estimate them."""
+    import torch
+
+    from components.common.models import model_loading
+    from components.fine_tuning import acceleration, training
+
+    model_config = model_loading.load_configuration(base.path)
+    shape = ModelShape.from_configuration(model_config, training.count_parameters(model_config, config))
+    assert config.max_length is not None
+    parts = acceleration.estimate_memory_parts(
+        config, shape, rows=rows, length=config.max_length, gpu=torch.cuda.is_available(),
+        checkpointing=any("activation checkpointing: on" in reason for reason in choices),
+    )  # fmt: skip
+    return estimate_training_flops(shape, mean_length), parts
 
 
 class _StepReporter(SilentReporter):
@@ -209,12 +230,6 @@ class _StepProfiler:
         return {"wall": round(self._wall, 3), "kinds": kinds, "kernels": largest}
 
 
-def _load_config(path: Path) -> Any:
-    from components.common.models import model_loading
-
-    return model_loading.load_configuration(path)
-
-
 def resume(settings: Settings, folder: Path) -> Result:
     """Compare the losses of an uninterrupted training with those of one that is killed and resumed."""
     common = {key: value for key, value in settings.items() if key != "name"}
@@ -228,7 +243,7 @@ def resume(settings: Settings, folder: Path) -> Result:
         name: max(abs(a - b) for a, b in zip(whole["losses"], other["losses"], strict=True))
         for name, other in pairs.items()
     }
-    return {"losses": whole["losses"], "difference": difference, "resumed": resumed["losses"]}
+    return {"difference": difference, "resumed_from": resumed["resumed_from"]}
 
 
 def _run_child(stage: str, settings: Settings, folder: Path, kill_after: tuple[Path, int] | None = None) -> Result:
@@ -241,6 +256,8 @@ def _run_child(stage: str, settings: Settings, folder: Path, kill_after: tuple[P
         state, step = kill_after
         while process.poll() is None and not list(state.glob(f"fine_tuning/*/checkpoint-{step}/*.json")):
             time.sleep(0.05)
+        if process.poll() is not None:
+            raise RuntimeError(f"the training of {settings['name']} ended before it could be killed")
         process.kill()
         process.wait()
         return {}
@@ -268,10 +285,6 @@ def serve(settings: Settings, folder: Path) -> Result:
 
     base = workloads.build_model(folder, settings["shape"])
     model = model_loading.load_model(LoadableModel(base.sha256, base, base.path, None, None))
-    if settings.get("compile"):
-        from components.fine_tuning import acceleration
-
-        acceleration.compile_layers(model)
     model.generation_config.eos_token_id = None  # every answer has its full length
     prompt, answer = settings["prompt"], settings["answer"]
     clients, free = max(settings["clients"]), None
@@ -449,7 +462,10 @@ def run_tests(settings: Settings, folder: Path) -> Result:
     options = ["-q", "-p", "no:cacheprovider", "--noconftest", "-o", "addopts=", "-o", "timeout=0", "-m", "gpu"]
     command = [sys.executable, "-m", "pytest", *options, *settings["paths"]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return {"exit_code": done.returncode, "output": (done.stdout + done.stderr)[-6000:]}
+    print(done.stdout + done.stderr)
+    if done.returncode:
+        raise RuntimeError(f"pytest ended with exit status {done.returncode}")
+    return {"summary": done.stdout.strip().splitlines()[-1]}
 
 
 STAGES: dict[str, Callable[[Settings, Path], Result]] = {

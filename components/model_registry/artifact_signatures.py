@@ -115,11 +115,10 @@ def _sign_folder(folder: Path, key: SigningKey) -> Json:
     with tempfile.TemporaryDirectory() as temporary:
         output = Path(temporary) / "signature.json"
         if key.certificates:
-            paths = [
-                Path(temporary) / f"{number}.pem" for number, _ in enumerate(_split_certificates(key.certificates))
-            ]
-            for path, text in zip(paths, _split_certificates(key.certificates), strict=True):
-                path.write_text(text, encoding="ascii")
+            paths = []
+            for number, text in enumerate(_split_certificates(key.certificates)):
+                paths.append(Path(temporary) / f"{number}.pem")
+                paths[-1].write_text(text, encoding="ascii")
             # model-signing refuses an empty chain.
             chain = paths[1:] or paths
             config.use_certificate_signer(private_key=key.path, signing_certificate=paths[0], certificate_chain=chain)

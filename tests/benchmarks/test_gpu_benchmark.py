@@ -19,7 +19,7 @@ def build_results() -> dict[str, Any]:
     training = {
         "about": "8 rows", "run": 1, "step_seconds": [9.0, *[1.0] * 9], "tokens_per_step": [16_000.0] * 9, "mfu": 0.5,
         "flops_per_token": 31e9, "peak_memory": 92 * page.GB, "predicted_memory": 91 * page.GB, "usage": 0.9,
-        "mean_row_tokens": 86.0, "profile": {"kinds": {"matrix products": 0.8, "attention": 0.1}},
+        "mean_row_tokens": 86.0, "tokens_per_second": 16_000.0, "profile": {"kinds": {"matrix products": 0.8, "attention": 0.1}},
     }  # fmt: skip
     trl = {key: training[key] for key in ("run", "peak_memory", "usage")} | {
         "about": "plain TRL", "step_seconds": [2.0] * 9, "tokens_per_step": [16_000] * 9,
@@ -39,7 +39,7 @@ def build_results() -> dict[str, Any]:
 def test_page_states_missed_goals_and_stages_without_a_result(tmp_path: Path) -> None:
     page.write_page(build_results(), tmp_path / "page.md", "abc1234")
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert "| LoRA 8B at 2,048 tokens: MFU of at least 55% | 50.1% (`lora-packed`) | **missed** |" in text
+    assert "| LoRA 8B at 2,048 tokens: MFU of at least 55% | 50.0% (`lora-packed`) | **missed** |" in text
     assert "| predicted memory within 10% | largest error -1.1% of 2 recipes | met |" in text
     assert "2.00 × with rows of full length" in text
     assert "Not measured yet: `tests`, `lora`" in text

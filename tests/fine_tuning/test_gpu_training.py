@@ -66,7 +66,7 @@ def test_kernels_and_precision_do_not_change_the_losses(
         ("unpacked", {"packing": False}),
         ("bits", {"adaptation": "full", "optimizer": "adamw_8bit"}),
         ("dpo", {"objective": "dpo", "packing": False}),
-        ("kto-like", {"objective": "orpo", "packing": False}),
+        ("orpo", {"objective": "orpo", "packing": False}),
     ],
 )
 def test_recipe_trains(name: str, changes: dict[str, Any], folder: Path) -> None:

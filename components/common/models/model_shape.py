@@ -88,7 +88,7 @@ def estimate_training_memory(
 
     Frozen weights are float32 on a CPU and bfloat16 on a GPU. Trained weights are float32 with Adam's two moments: 16
     bytes per parameter (4 weights, 4 gradients, 8 optimizer), as in EleutherAI's cookbook for mixed precision; a GPU
-    also holds the bfloat16 copy that it computes with.
+    also holds the bfloat16 copy that it computes with, which was not measured for full training.
 
     Activations on a CPU follow Korthikanti et al. (arXiv 2205.05198): 9h + 4i numbers per token and layer with a gated
     MLP. With fused or compiled layers on a GPU they are 6h + 2k + 3i: input and output of two norms, queries, keys,
