@@ -243,18 +243,24 @@ def resume(settings: Settings, folder: Path) -> Result:
         name: max(abs(a - b) for a, b in zip(whole["losses"], other["losses"], strict=True))
         for name, other in pairs.items()
     }
-    return {"difference": difference, "resumed_from": resumed["resumed_from"]}
+    if resumed["resumed_from"] != steps // 2:
+        raise RuntimeError(f"the training resumed from step {resumed['resumed_from']}; expected {steps // 2}")
+    return {"difference": difference, "resumed_from": steps // 2}
 
 
 def _run_child(stage: str, settings: Settings, folder: Path, kill_after: tuple[Path, int] | None = None) -> Result:
-    """Run a stage in a process; with `kill_after`, kill it once the training's state has a checkpoint of the step."""
+    """Run a stage in a process; with `kill_after`, kill it once the checkpoint of the step is complete."""
+    from components.fine_tuning import checkpoints
+
     result, given = folder / f"{settings['name']}.json", folder / f"{settings['name']}.settings.json"
     result.unlink(missing_ok=True)
     workloads.write_json(given, {**settings, "folder": str(folder)})
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.gpu.stages", stage, str(result), str(given)])
     if kill_after:
         state, step = kill_after
-        while process.poll() is None and not list(state.glob(f"fine_tuning/*/checkpoint-{step}/*.json")):
+        while process.poll() is None and not list(
+            state.glob(f"fine_tuning/*/checkpoint-{step}/{checkpoints.MARKER_FILENAME}")
+        ):
             time.sleep(0.05)
         if process.poll() is not None:
             raise RuntimeError(f"the training of {settings['name']} ended before it could be killed")
