@@ -47,6 +47,7 @@ class TrainingEvents:
         reporter: Receives progress and metrics.
         stop: Event that stops the training after the current step.
         get_step_rows: Function that returns the row ids of a step, counted from 1.
+        verify_lock: Function that raises BusyError if another training writes to the folder; called before every write.
         trainer: The trainer, set once it is built.
         on_wrapped: Function called after the trainer has wrapped the model, before it reads rows.
         on_first_step: Function called before the first step.
@@ -57,6 +58,7 @@ class TrainingEvents:
     reporter: Reporter
     stop: threading.Event
     get_step_rows: Callable[[int], Sequence[str]]
+    verify_lock: Callable[[], None]
     trainer: Trainer = None
     on_wrapped: Callable[[], None] = field(default=lambda: None)
     on_first_step: Callable[[], None] = field(default=lambda: None)
@@ -99,6 +101,7 @@ class TrainingEvents:
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         import torch
 
+        self.verify_lock()  # the log and a checkpoint follow
         accelerator = self.trainer.accelerator
         if accelerator.device.type != "cpu":  # wait for the device, which computes asynchronously
             getattr(torch, accelerator.device.type).synchronize()
@@ -165,6 +168,7 @@ class TrainingEvents:
             # The trainer saves whole models and ZeRO-3's shards, but not every trained tensor of other adapters.
             if not self.config.adaptation_spec.trains_all_weights and self.config.strategy != "zero3":
                 checkpoints.save_trainable(trainer.model, checkpoint)
+            self.verify_lock()
             checkpoints.mark_complete(checkpoint)
             checkpoints.rotate(self.folder, self.config.keep_checkpoints)
         trainer.accelerator.wait_for_everyone()
@@ -194,6 +198,7 @@ def build_callback(
     reporter: Reporter,
     stop: threading.Event,
     get_step_rows: Callable[[int], Sequence[str]],
+    verify_lock: Callable[[], None],
 ) -> TrainingEvents:
     """Return a callback for transformers' Trainer; for the arguments see `TrainingEvents`."""
     from transformers import TrainerCallback
@@ -201,7 +206,7 @@ def build_callback(
     class TrainingCallback(TrainingEvents, TrainerCallback):  # type: ignore[misc] # transformers is untyped here
         """`TrainingEvents`, with no-op handlers for all other events."""
 
-    return TrainingCallback(config, folder, reporter, stop, get_step_rows)
+    return TrainingCallback(config, folder, reporter, stop, get_step_rows, verify_lock)
 
 
 def _list_losses(state: TrainerState) -> list[float]:

@@ -18,6 +18,7 @@ from components.common.models.model_loading import LocalBaseModel
 from components.common.runtime import process_control
 from components.common.runtime.errors import InterruptedRunError
 from components.common.runtime.reporters import Reporter
+from components.common.workspace import job_folders
 from components.fine_tuning import (
     acceleration,
     adapters,
@@ -45,6 +46,9 @@ from components.fine_tuning.token_cache import TokenizedDataset
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+
+
+LOCK_WAIT_SECONDS = job_folders.LOCK_STALE_AFTER_SECONDS + 30.0  # for a training that is being stopped
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,8 @@ class StartupTimer:
 def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBase | None = None) -> TrainingResult:
     """Train to the end of the recipe and write the weights of the best checkpoint to `job.output`.
 
-    Training resumes from the newest complete checkpoint in `job.state`.
+    Training resumes from the newest complete checkpoint in `job.state`. The first process holds a lock on `job.state`,
+    so that no other training writes there, whoever started it; it waits for a training that is being stopped.
 
     Args:
         job: Inputs and folders.
@@ -128,7 +133,22 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         EngineMissingError: a package that the recipe needs is not installed.
         TrainingError: a loss is not finite, the strategy is not in effect, or the merged model differs.
         InterruptedRunError: SIGTERM or SIGINT interrupted the training; its last step is saved.
+        BusyError: another training holds the lock, or took it over from this one.
     """
+    if os.environ.get("RANK", "0") != "0":
+        return _train(job, reporter, tokenizer, verify_lock=lambda: None)
+    lock = job_folders.WRITER_LOCK_FILENAME
+    with job_folders.folder_lock(Path(job.state), lock, wait_seconds=LOCK_WAIT_SECONDS) as verify_lock:
+        return _train(job, reporter, tokenizer, verify_lock)
+
+
+def _train(
+    job: TrainingJob,
+    reporter: Reporter,
+    tokenizer: PreTrainedTokenizerBase | None,
+    verify_lock: Callable[[], None],
+) -> TrainingResult:
+    """Train without a lock; `verify_lock` is called before every write."""
     import psutil
 
     timer = StartupTimer()
@@ -170,7 +190,8 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         checkpoint = checkpoints.find_newest(
             state, reporter, lambda saved: config.strategy != "zero3" or not _is_finished(saved, config)
         )
-        events = callbacks.build_callback(config, state, reporter, stop, _build_row_lookup(splits, config, job.seed))
+        rows = _build_row_lookup(splits, config, job.seed)
+        events = callbacks.build_callback(config, state, reporter, stop, rows, verify_lock)
         trainer = _build_trainer(model, reference, tokenizer, splits, config, settings, arguments, job, events)
 
     def verify_first_step() -> None:
@@ -195,6 +216,7 @@ def train(job: TrainingJob, reporter: Reporter, tokenizer: PreTrainedTokenizerBa
         )
     reporter.step("writing the model")
     result = _build_result(trainer, parameters, settings, config, checkpoint, splits, timer)
+    verify_lock()
     _save_model(trainer, job, config)
     for warning in (
         training_health.describe_data_starvation(result.waited_share),

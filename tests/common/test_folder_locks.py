@@ -247,3 +247,20 @@ def test_takeover_race_of_three_jobs_yields_one_holder(tmp_path: Path, monkeypat
     monkeypatch.setattr(Path, "rename", rename_with_third_job)
     with competing_locks, pytest.raises(BusyError), job_folders.folder_lock(tmp_path):
         pytest.fail("two jobs hold the lock")
+
+
+def test_paused_owner_learns_that_its_lock_was_taken_over(tmp_path: Path) -> None:
+    with job_folders.folder_lock(tmp_path, "writer") as verify:
+        verify()
+        (tmp_path / "writer").write_text("other-host.1-1.00000000")  # the successor waited for the stale period
+        with pytest.raises(BusyError, match=r"another process has taken over .* this one writes nothing more"):
+            verify()
+    assert (tmp_path / "writer").read_text() == "other-host.1-1.00000000"
+
+
+def test_lock_of_running_owner_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "writer"
+    lock.write_text(job_folders.create_owner_tag())
+    monkeypatch.setattr(job_folders.time, "sleep", lambda _: lock.unlink())  # the owner ends during the wait
+    with job_folders.folder_lock(tmp_path, "writer", wait_seconds=5):
+        assert lock.exists()

@@ -11,7 +11,7 @@ import pytest
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.models import model_loading
-from components.common.runtime.errors import ConfigurationError, InputError, TrainingError
+from components.common.runtime.errors import BusyError, ConfigurationError, InputError, TrainingError
 from components.common.runtime.reporters import SilentReporter
 from components.fine_tuning import checkpoints, stage
 from components.fine_tuning.batch_order import order_epoch
@@ -176,6 +176,30 @@ def test_training_killed_after_last_step_takes_no_further_step(tiny: Path, datas
 
 def _raise_keyboard_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+class TakeoverReporter(SilentReporter):
+    """Another training takes over the folder of the checkpoints after the log of step 3."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+
+    def metrics(self, values: Any, step: int) -> None:
+        if step == 3:
+            (lock,) = (self.state / "fine_tuning").glob("*/writer")
+            lock.write_text("other-host.1-1.00000000")
+
+
+def test_training_whose_folder_was_taken_over_writes_nothing_more(
+    tiny: Path, dataset: Artifact, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    with pytest.raises(BusyError, match="another process has taken over"):
+        finetune(dataset, tmp_path / "model", recipe(tiny), seed=3, state=state, reporter=TakeoverReporter(state))
+    (work,) = (state / "fine_tuning").iterdir()
+    assert [path.name for path in work.glob("checkpoint-*")] == ["checkpoint-2"]
+    (work / "writer").unlink()  # the other training ends
+    assert tune(dataset, tiny, tmp_path / "model").manifest.summary["resumed_from"] == 2
 
 
 def test_per_layer_lists_keep_their_order(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from components.common.workspace import liveness
 
 STALE_AFTER_SECONDS = 3600.0  # a folder of another host is stale after this time without a heartbeat
 LOCK_STALE_AFTER_SECONDS = 60.0  # the same for a lock that another job waits for
-LOCK_FILENAME = "holder"  # contains the owner tag
+# Locks, which contain the owner tag: of the job that works in a folder, and of the training that writes checkpoints
+# there, perhaps on another machine.
+LOCK_FILENAME, WRITER_LOCK_FILENAME = "holder", "writer"
 OCCUPIED_ERRNOS = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # of a rename to an existing path
 ExistingT = TypeVar("ExistingT")
 
@@ -139,22 +141,36 @@ def _is_owner_stopped(owner: str, path: Path, stale_after_seconds: float) -> boo
 
 
 @contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
+def folder_lock(
+    folder: Path, filename: str = LOCK_FILENAME, *, wait_seconds: float = 0.0
+) -> Iterator[Callable[[], None]]:
     """Lock a folder exclusively, across hosts. The lock of a stopped job is taken over.
 
     The lock of an owner on another host is polled until the owner sends a heartbeat, or has sent no heartbeat for
     LOCK_STALE_AFTER_SECONDS.
 
+    Args:
+        folder: the folder to lock.
+        filename: name of the lock; a folder may have several.
+        wait_seconds: time to wait for a running owner.
+
+    Yields:
+        A function that raises BusyError once another job has taken the lock over, because this process was paused or
+        could not reach the folder. A process calls it before it writes.
+
     Raises:
         BusyError: another job holds the lock.
     """
-    lock, tag = folder / LOCK_FILENAME, create_owner_tag()
-    draft = folder / f".{LOCK_FILENAME}.{tag}"
+    lock, tag, deadline = folder / filename, create_owner_tag(), time.monotonic() + wait_seconds
+    draft = folder / f".{filename}.{tag}"
     draft.write_text(tag, encoding="utf-8")
     try:
         while not _try_link(draft, lock):
             owner = _read_owner(lock)
             if owner and _is_owner_alive(lock, owner):
+                if time.monotonic() < deadline:
+                    time.sleep(1)
+                    continue
                 host, process = owner.rsplit(".", 2)[:2]
                 raise BusyError(
                     f"process {process.partition('-')[0]} on {host.rpartition('-')[0]} has locked {folder}",
@@ -163,11 +179,21 @@ def folder_lock(folder: Path) -> Iterator[None]:
             with _flock(folder):
                 _remove_stale_lock(lock, owner)
         draft.unlink()
-        for path in folder.glob(f".{LOCK_FILENAME}.*.*.*"):
-            if is_abandoned(path, f".{LOCK_FILENAME}"):
+        for path in folder.glob(f".{filename}.*.*.*"):
+            if is_abandoned(path, f".{filename}"):
                 path.unlink(missing_ok=True)
+
+        def verify() -> None:
+            # A second reading, because NFS reports a stale file once after a lock was replaced.
+            if tag not in (_read_owner(lock), _read_owner(lock)):
+                raise BusyError(
+                    f"another process has taken over {folder}, because this one did not answer for "
+                    f"{LOCK_STALE_AFTER_SECONDS:.0f} seconds; this one writes nothing more",
+                    hint="Wait for the other process; it continues from the last checkpoint.",
+                )
+
         with liveness.heartbeat(lock):
-            yield
+            yield verify
     finally:
         draft.unlink(missing_ok=True)
         with suppress(FileNotFoundError), _flock(folder):  # the job may have removed the folder
@@ -177,9 +203,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 def is_locked(folder: Path) -> bool:
     """Return whether a job holds the lock and has not stopped; see STALE_AFTER_SECONDS for other hosts."""
-    lock = folder / LOCK_FILENAME
-    owner = _read_owner(lock)
-    return bool(owner) and not _is_owner_stopped(owner, lock, STALE_AFTER_SECONDS)
+    owners = {lock: _read_owner(lock) for lock in (folder / LOCK_FILENAME, folder / WRITER_LOCK_FILENAME)}
+    return any(owner and not _is_owner_stopped(owner, lock, STALE_AFTER_SECONDS) for lock, owner in owners.items())
 
 
 @contextmanager
@@ -227,7 +252,7 @@ def _remove_stale_lock(lock: Path, owner: str) -> None:
     """Remove the lock of a stopped job, and restore it if another job has taken it over since the check."""
     if not owner or _read_owner(lock) != owner:
         return  # the lock was just released
-    private = lock.with_name(f".{LOCK_FILENAME}.{create_owner_tag()}")
+    private = lock.with_name(f".{lock.name}.{create_owner_tag()}")
     with suppress(FileNotFoundError):
         lock.rename(private)
         if _read_owner(private) != owner:

@@ -295,7 +295,8 @@ def list_states(folder: Path) -> Iterator[StoredItem]:
     def describe(path: Path) -> StoredItem:
         unused = seconds_since_write(path, touched=is_touched_on_use(path))
         size, references = measure_disk_usage(path), _list_job_references(folder, path)
-        locks = (lock for lock in _walk(path) if lock.name == job_folders.LOCK_FILENAME)
+        names = (job_folders.LOCK_FILENAME, job_folders.WRITER_LOCK_FILENAME)
+        locks = (lock for lock in _walk(path) if lock.name in names)
         keep_reason = "locked by a job" if any(job_folders.is_locked(lock.parent) for lock in locks) else ""
         return StoredItem("state", _build_state_name(folder, path), str(path), size, unused, references, keep_reason)
 
@@ -357,7 +358,8 @@ def seconds_since_write(path: Path, *, touched: bool = True) -> float:
         FileNotFoundError: the path does not exist.
         PermissionError: a folder is unreadable.
     """
-    locks = (job_folders.LOCK_FILENAME, f".{job_folders.LOCK_FILENAME}.")
+    names = (job_folders.LOCK_FILENAME, job_folders.WRITER_LOCK_FILENAME)
+    locks = (*names, *(f".{name}." for name in names))
     contents = [one for one in _walk(path) if not one.name.startswith(locks)]
     own, now = path.lstat().st_mtime, liveness.get_file_server_time(path.parent)
     times = [_get_modification_time(one, now) for one in contents]
