@@ -117,7 +117,9 @@ def derive(schema: Json) -> Json:
     derived = dict(schema)
     if "properties" in derived:
         properties = {
-            name: child for name, child in derived["properties"].items() if name not in ("status", "initializer")
+            name: child
+            for name, child in derived["properties"].items()
+            if name not in ("status", "initializer") or child.get("type") == "string"  # of a pod's condition
         }
         derived_properties = {
             name: POD_TEMPLATE_SCHEMA if name in POD_TEMPLATE_FIELDS and _is_pod_template(child) else derive(child)

@@ -107,7 +107,7 @@ def test_run_service_account_is_bound_to_runner_and_launcher_roles(overlay: str)
     }
     assert "tuneline-runner" in roles
     if platform.launcher.kind in ("trainjob", "rayjob"):
-        assert "tuneline-launcher" in roles
+        assert f"tuneline-launcher-{platform.launcher.kind}" in roles
     pull_secrets = select_kind(manifests, "ServiceAccount", team_namespace(overlay))[platform.run.service_account][
         "imagePullSecrets"
     ]

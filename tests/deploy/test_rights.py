@@ -18,9 +18,8 @@ PREFLIGHT = "pipelines/kubeflow/preflight: {}"
 REASONS: dict[str, dict[Right, str]] = {
     "tuneline-runner": dict.fromkeys(permission_checks.POD_RIGHTS, "Kubeflow's launcher and Argo's executor, in each pod")
     | {("get", "", "secrets", permission_checks.STORE_SECRET): "the keys of Kubeflow's own artifact store, for its launcher"},
-    "tuneline-launcher": {
-        (verb, group, kind, ""): LAUNCHER.format(reason)
-        for group, kind in (("trainer.kubeflow.org", "trainjobs"), ("ray.io", "rayjobs"))
+    "tuneline-launcher-trainjob": {
+        (verb, "trainer.kubeflow.org", "trainjobs", ""): LAUNCHER.format(reason)
         for verb, reason in {
             "create": "KubernetesLauncher.start",
             "get": "KubernetesJob polls its job with GET",
@@ -29,7 +28,7 @@ REASONS: dict[str, dict[Right, str]] = {
         }.items()
     }
     | {
-        ("list", "", "pods", ""): LAUNCHER.format("why a pod is pending or evicted"),
+        ("list", "", "pods", ""): LAUNCHER.format("pods of earlier jobs, and why a pod is pending or removed"),
         ("list", "", "events", ""): LAUNCHER.format("why a job has no pods yet"),
         ("list", "kueue.x-k8s.io", "workloads", ""): LAUNCHER.format("the Kueue status of a pending job"),
     },
@@ -103,7 +102,10 @@ def test_bindings_name_existing_roles_and_known_subjects(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_launcher_role_exists_only_for_launchers_outside_the_step(overlay: str) -> None:
-    has_role = any(manifest["metadata"]["name"] == "tuneline-launcher" for manifest in render_overlay(overlay))
+    """A right to create jobs is a right to create any pod of the namespace."""
+    roles = {manifest["metadata"]["name"] for manifest in render_overlay(overlay) if manifest["kind"] == "Role"}
     has_runtime = any(manifest["kind"] == "ClusterTrainingRuntime" for manifest in render_overlay(overlay))
-    assert has_role == has_runtime
-    assert has_role or load_overlay_platform(overlay).launcher.kind == "process"
+    kind = load_overlay_platform(overlay).launcher.kind
+    expected = {f"tuneline-launcher-{kind}"} if kind in ("trainjob", "rayjob") else set()
+    assert {name for name in roles if name.startswith("tuneline-launcher")} == expected
+    assert has_runtime == (kind == "trainjob")
