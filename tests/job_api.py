@@ -4,7 +4,7 @@ A real cluster needs etcd, container images and several machines. The fake API s
 
 - objects have a uid and a resourceVersion; a duplicate name is a conflict
 - fieldValidation=Strict refuses unknown fields, against the CRD schemas in tests/common/crds
-- foreground deletion keeps an object until its pods have ended
+- deletion removes an object at once and leaves pods that still save
 - faults: 429 with Retry-After, 5xx, connections that break before or after a call takes effect, timeouts, denied verbs
 - no watch requests: launchers poll with GET
 
@@ -100,13 +100,16 @@ class JobApi:
     unknown_resources: set[str] = field(default_factory=set)  # resources whose CRD is not installed
     missing_fields: set[str] = field(default_factory=set)  # fields that the installed CRD version lacks
     token: str = "the-cluster-token"
+    refusal: tuple[int, str] | None = None  # status and message of every creation
     admits: bool = True  # whether Kueue has quota
+    makes_workloads: bool = True  # False: the WorkloadPriorityClass of the jobs does not exist
     can_start: bool = True  # whether pods can be scheduled and pull their image
     stuck_jobs: set[str] = field(default_factory=set)  # jobs whose pods do not end, as on an unreachable node
     url: str = ""
     objects: dict[str, dict[str, Json]] = field(
         default_factory=lambda: {kind: {} for kind in (*JOB_RESOURCES, "workloads", "pods", "events")}
     )
+    pod_status: dict[str, Json] = field(default_factory=dict)  # by job, instead of a running pod's
     created: list[str] = field(default_factory=list)
     running: dict[str, Pod] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)  # names of jobs whose pods were started
@@ -141,7 +144,8 @@ class JobApi:
             return _failure(404, "the server could not find the requested resource")
         collection = self.objects[resource]
         if verb == "list":
-            items = [item for item in collection.values() if _matches_selectors(item, query)]
+            listed = self._list_pods() if resource == "pods" else list(collection.values())
+            items = [item for item in listed if _matches_selectors(item, query)]
             return 200, {
                 "kind": "List",
                 "apiVersion": "v1",
@@ -150,6 +154,8 @@ class JobApi:
             }
         if verb == "create":
             assert body is not None
+            if self.refusal:
+                return _failure(*self.refusal)
             return self._create(resource, body, strict=query.get("fieldValidation") == ["Strict"])
         if name not in collection:
             return _failure(404, f'{resource} "{name}" not found')
@@ -172,7 +178,8 @@ class JobApi:
         }
         if "kueue.x-k8s.io/queue-name" in created_job["metadata"]["labels"]:
             created_job["spec"]["suspend"] = True  # Kueue's webhook
-            self._create_workload(created_job)
+            if self.makes_workloads:
+                self._create_workload(created_job)
         self.objects[resource][name] = self._bump_version(created_job)
         self.created.append(name)
         return 201, created_job
@@ -184,11 +191,27 @@ class JobApi:
         }
         self.objects["workloads"][job["metadata"]["name"]] = {"metadata": metadata, "status": {"conditions": []}}
 
+    def _list_pods(self) -> list[Json]:
+        jobs = {name: job for kind in JOB_RESOURCES for name, job in self.objects[kind].items()}
+        states = {name: self.pod_status[name] for name in jobs if name in self.pod_status}
+        for name, pod in self.running.items():
+            if pod.code is None or name in self.stuck_jobs:
+                states.setdefault(name, {"phase": "Running"})
+                jobs[name] = pod.job
+        return [
+            {"metadata": {"name": f"{name}-node-0-0", "labels": _pod_labels(jobs[name])}, "status": status}
+            for name, status in states.items()
+        ]
+
     def _delete(self, obj: Json, options: Json) -> tuple[int, Json]:
-        assert options.get("propagationPolicy") == "Foreground", "an object whose pods still write may not be gone"
-        if "deletionTimestamp" not in obj["metadata"]:
-            obj["metadata"] |= {"deletionTimestamp": "2026-01-01T00:01:00Z", "finalizers": ["foregroundDeletion"]}
-            self._bump_version(obj)
+        assert options.get("propagationPolicy") == "Background", (
+            "Trainer restarts a job that is deleted in the foreground"
+        )
+        name = obj["metadata"]["name"]
+        del self.objects[f"{obj['kind'].lower()}s"][name]
+        self.objects["workloads"].pop(name, None)
+        if name in self.running:
+            self.running[name].stop_requested.set()
         return 200, obj
 
     def _bump_version(self, obj: Json) -> Json:
@@ -207,7 +230,7 @@ class JobApi:
 
     def _reconcile_workload(self, name: str, job: Json) -> None:
         workload = self.objects["workloads"].get(name)
-        if workload is None or "deletionTimestamp" in job["metadata"] or _is_finished(job):
+        if workload is None or _is_finished(job):
             return
         pod = self.running.get(name)
         if self.admits and job["spec"].get("suspend") and (pod is None or pod.code is not None):
@@ -230,13 +253,7 @@ class JobApi:
 
     def _reconcile_job(self, kind: str, name: str, job: Json) -> None:
         pod = self.running.get(name)
-        if "deletionTimestamp" in job["metadata"]:
-            if pod:
-                pod.stop_requested.set()
-            if (pod is None or pod.code is not None) and name not in self.stuck_jobs:
-                del self.objects[kind][name]
-                self.objects["workloads"].pop(name, None)
-        elif job["spec"].get("suspend"):
+        if job["spec"].get("suspend"):
             if pod:
                 pod.stop_requested.set()
             set_job_state(job, "suspended")
@@ -256,15 +273,19 @@ class JobApi:
         self.running[name] = Pod(Path(job["metadata"]["annotations"]["tuneline/folder"]), work, job).start()
 
     def pod(self, status: Json) -> None:
-        """Add a pod with this status for the latest job."""
-        labels = {
-            "jobset.sigs.k8s.io/jobset-name": self.created[-1],
-            "ray.io/cluster": f"{self.created[-1]}-raycluster",
-        }
-        self.objects["pods"]["pod"] = {
-            "metadata": {"name": f"{self.created[-1]}-node-0-0", "labels": labels},
-            "status": status,
-        }
+        """Set the status of the pod of the latest job."""
+        self.pod_status[self.created[-1]] = status
+
+
+def _pod_labels(job: Json) -> Json:
+    """Return the labels of the pods that the operator creates from a job."""
+    if job["kind"] == "RayJob":
+        template = job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]
+    else:
+        jobs = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        template = jobs[0]["template"]["spec"]["template"]
+    labels: Json = template["metadata"]["labels"]
+    return labels
 
 
 def _matches_selectors(obj: Json, query: dict[str, list[str]]) -> bool:

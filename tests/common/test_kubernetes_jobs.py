@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -57,6 +58,14 @@ def save_when_stopped(pod: Pod) -> int:
     return EXIT_INTERRUPTED
 
 
+def save_after_a_while(pod: Pod) -> int:
+    """Train until a stop request, and need half a second to save."""
+    pod.log_note("trains")
+    pod.stop_requested.wait(60)
+    time.sleep(0.5)
+    return save_when_stopped(pod)
+
+
 def save_at_once(pod: Pod) -> int:
     pod.write_outcome({"error": SAVED_ERROR, "exit_code": EXIT_INTERRUPTED})
     return EXIT_INTERRUPTED
@@ -66,6 +75,12 @@ def fail(pod: Pod) -> int:
     error = {"kind": "training", "message": "the loss is nan", "hint": "Lower the rate.", "stage": "fine_tuning"}
     pod.write_outcome({"error": error, "exit_code": 1})
     return 1
+
+
+def fail_when_stopped(pod: Pod) -> int:
+    pod.log_note("trains")
+    pod.stop_requested.wait(60)
+    return fail(pod)
 
 
 def crash(pod: Pod) -> int:
@@ -240,24 +255,67 @@ def test_interrupted_job_is_restarted_as_next_attempt(cluster: JobCluster) -> No
     assert "restarting it" in str(cluster.reporter)
 
 
-def test_evicted_job_is_restarted(cluster: JobCluster) -> None:
-    cluster.api.works = [end_without_outcome, succeed]
-    condition = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "EvictionByEvictionAPI",
-        "message": "Eviction API: evicting",
-    }
+EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "evicting"}
 
-    def evict() -> None:
+
+def run_with_removed_pod(cluster: JobCluster, status: dict[str, Any] | None) -> None:
+    """Run a job whose pod gets this status, which the launcher reads, and whose pod is then gone. None: gone at once."""
+
+    def remove() -> None:
         cluster.wait_until(cluster.is_training)
-        cluster.api.pod({"conditions": [condition]})
+        polls = cluster.api.calls.count(("list", "pods"))
+        if status:
+            cluster.api.pod(status)
+        cluster.wait_until(lambda: cluster.api.calls.count(("list", "pods")) > polls + 1)
+        with cluster.api.lock:
+            cluster.api.pod_status.clear()
+            cluster.api.running[cluster.api.created[0]].stop_requested.set()
+
+    with in_background(remove):
+        assert cluster.run() == TRAINED_OUTCOME
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [
+        ({"phase": "Running", "conditions": [EVICTED]}, "was disrupted: EvictionByEvictionAPI: evicting"),
+        (None, "was deleted"),
+    ],
+)
+def test_job_of_a_removed_pod_is_restarted(cluster: JobCluster, status: dict[str, Any] | None, cause: str) -> None:
+    """Kubernetes deletes an evicted pod with its conditions, so they are read while the job runs."""
+    cluster.api.works = [end_without_outcome, succeed]
+    run_with_removed_pod(cluster, status)
+    assert len(cluster.api.created) == 2
+    assert cause in str(cluster.reporter)
+
+
+def test_own_error_of_a_training_is_final_despite_a_disruption(cluster: JobCluster) -> None:
+    cluster.api.works = [fail_when_stopped, succeed]
+    with pytest.raises(TunelineError, match="the loss is nan"):
+        run_with_removed_pod(cluster, {"phase": "Running", "conditions": [EVICTED]})
+    assert len(cluster.api.created) == 1
+
+
+def test_memory_kill_is_reported_and_not_restarted(cluster: JobCluster) -> None:
+    cluster.api.works = [end_without_outcome]
+    terminated = {"name": "node", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+
+    def kill() -> None:
+        cluster.wait_until(cluster.is_training)
+        cluster.api.pod({"phase": "Failed", "containerStatuses": [terminated]})
         cluster.api.running[cluster.api.created[0]].stop_requested.set()
 
-    with in_background(evict):
-        assert cluster.run() == TRAINED_OUTCOME
-    assert len(cluster.api.created) == 2
-    assert "EvictionByEvictionAPI" in str(cluster.reporter)
+    with in_background(kill), pytest.raises(LostJobError, match=r"exceeded its memory limit \(OOMKilled\)"):
+        cluster.run()
+    assert len(cluster.api.created) == 1
+
+
+def test_failed_job_ends_although_pods_cannot_be_listed(cluster: JobCluster) -> None:
+    cluster.api.works = [fail]
+    cluster.api.faults = [Fault("list", "pods", 500, times=1000, after=1)]  # the first list is that of earlier jobs
+    with pytest.raises(TunelineError, match="the loss is nan"):
+        cluster.run()
 
 
 def test_interrupted_job_is_restarted_up_to_max_resumes(cluster: JobCluster) -> None:
@@ -360,7 +418,7 @@ def test_deleted_job_saves_and_is_not_restarted(cluster: JobCluster) -> None:
     def delete() -> None:
         cluster.wait_until(cluster.is_training)
         with cluster.api.lock:
-            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Foreground"})
+            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Background"})
 
     with in_background(delete), pytest.raises(TunelineError, match="saved after step 7") as raised:
         cluster.run()
@@ -374,11 +432,26 @@ def test_job_deleted_before_first_save_is_terminated_externally(cluster: JobClus
     def delete() -> None:
         cluster.wait_until(cluster.is_training)
         with cluster.api.lock:
-            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Foreground"})
+            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Background"})
 
     with in_background(delete), pytest.raises(JobEndedError, match="was terminated externally: the job was deleted"):
         cluster.run()
     assert len(cluster.api.created) == 1
+
+
+def test_job_deleted_in_the_background_saves_first(cluster: JobCluster) -> None:
+    """`kubectl delete trainjob` removes the object at once; the pods have a grace period."""
+    cluster.api.works = [save_after_a_while]
+
+    def delete() -> None:
+        cluster.wait_until(cluster.is_training)
+        with cluster.api.lock:
+            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Background"})
+
+    with in_background(delete), pytest.raises(TunelineError, match="saved after step 7") as raised:
+        cluster.run()
+    assert raised.value.exit_code == EXIT_INTERRUPTED
+    assert "the job was deleted; its pods are saving their work" in str(cluster.reporter)
 
 
 def test_job_deleted_after_its_outcome_succeeds(cluster: JobCluster) -> None:
@@ -388,7 +461,7 @@ def test_job_deleted_after_its_outcome_succeeds(cluster: JobCluster) -> None:
     def delete() -> None:
         cluster.wait_until(lambda: (cluster.folder / "outcome.json").exists())
         with cluster.api.lock:
-            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Foreground"})
+            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Background"})
 
     with in_background(delete):
         assert cluster.run() == TRAINED_OUTCOME
@@ -499,8 +572,70 @@ def test_denied_create_names_missing_permission(cluster: JobCluster) -> None:
     cluster.api.denied = {("create", cluster.plural)}
     with pytest.raises(AccessError, match=f"no permission to create {cluster.plural}: .*is forbidden: User") as raised:
         cluster.run()
-    assert "launcher-rbac.yaml" in raised.value.hint
+    assert f"deploy/components/launcher-{cluster.kind}/launcher-rbac.yaml" in raised.value.hint
     assert cluster.api.created == []
+
+
+REFUSALS = {
+    "a runtime that does not exist": (
+        403,
+        'admission webhook "validator.trainjob.trainer.kubeflow.org" denied the request: spec.RuntimeRef: Invalid value: '
+        '{"name":"nope"}: ClusterTrainingRuntime.trainer.kubeflow.org "nope" not found',
+        ConfigurationError,
+        'the cluster rejects the job: .* "nope" not found',
+        "trainjob.runtime",
+    ),
+    "a missing namespace": (
+        404,
+        'namespaces "nowhere" not found',
+        ConfigurationError,
+        'no such namespace: namespaces "nowhere" not found',
+        "launcher.trainjob.namespace",
+    ),
+    "a quota": (
+        403,
+        'trainjobs.trainer.kubeflow.org "t-1" is forbidden: exceeded quota: q, requested: count/trainjobs=1',
+        AccessError,
+        "the quota of the namespace does not allow another job: .* exceeded quota: q",
+        "ResourceQuota",
+    ),
+    "a namespace that is being deleted": (
+        403,
+        'trainjobs.trainer.kubeflow.org "t-1" is forbidden: unable to create new content in namespace team-t because '
+        "it is being terminated",
+        AccessError,
+        "the namespace is being deleted: .*team-t",
+        "another namespace",
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", REFUSALS)
+def test_refused_creation_is_reported_by_its_cause(cluster: JobCluster, cause: str) -> None:
+    """The messages are those of Kubernetes 1.36 with Trainer 2.3 (tests/cluster)."""
+    code, message, error, expected, hint = REFUSALS[cause]
+    cluster.api.refusal = (code, message)
+    with pytest.raises(error, match=expected) as raised:
+        cluster.run()
+    assert hint in raised.value.hint
+
+
+def test_job_that_kueue_ignores_names_queue_and_priority(cluster: JobCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the WorkloadPriorityClass, Kueue creates no Workload and no event."""
+    monkeypatch.setattr(kubernetes_launcher, "QUEUE_TIMEOUT_SECONDS", 0.1)
+    use_queue(cluster)
+    cluster.pod_settings["priority"] = "batch"
+    cluster.api.makes_workloads = False
+
+    def create_priority_class() -> None:
+        reason = "Kueue has not queued the job; check that the LocalQueue .* and the WorkloadPriorityClass batch exist"
+        cluster.wait_until(lambda: re.search(reason, str(cluster.reporter)))
+        with cluster.api.lock:
+            cluster.api.makes_workloads = True
+            cluster.api._create_workload(cluster.api.job())
+
+    with in_background(create_priority_class):
+        assert cluster.run() == TRAINED_OUTCOME
 
 
 def test_job_started_without_get_permission_is_found_later(cluster: JobCluster) -> None:
@@ -533,8 +668,8 @@ def test_job_runs_without_permission_for_pods_and_events(cluster: JobCluster) ->
 
 
 def test_example_role_grants_exactly_the_used_permissions(cluster: JobCluster) -> None:
-    text = (ROOT / "deploy" / "components" / "launcher" / "launcher-rbac.yaml").read_text(encoding="utf-8")
-    role, _ = yaml.safe_load_all(text)
+    path = ROOT / "deploy" / "components" / f"launcher-{cluster.kind}" / "launcher-rbac.yaml"
+    role, _ = yaml.safe_load_all(path.read_text(encoding="utf-8"))
     granted = {(verb, kind) for rule in role["rules"] for kind in rule["resources"] for verb in rule["verbs"]}
     use_queue(cluster)
     cluster.api.admits = cluster.api.can_start = False
@@ -547,8 +682,7 @@ def test_example_role_grants_exactly_the_used_permissions(cluster: JobCluster) -
 
     with in_background(admit_and_start):
         assert cluster.run() == TRAINED_OUTCOME
-    other_kinds = {"trainjobs", "rayjobs"} - {cluster.plural}
-    assert set(cluster.api.calls) == {(verb, kind) for verb, kind in granted if kind not in other_kinds}
+    assert set(cluster.api.calls) == granted
 
 
 def test_denied_delete_keeps_outcome_and_prints_command(cluster: JobCluster, capfd: pytest.CaptureFixture[str]) -> None:
@@ -626,7 +760,7 @@ def test_job_starts_after_pods_of_previous_job_ended(cluster: JobCluster, capfd:
 
     with in_background(release_pods):
         assert cluster.run() == TRAINED_OUTCOME
-    assert f"{previous.name} is still being deleted; the next job starts afterwards" in capfd.readouterr().err
+    assert f"{previous.name}-node-0-0 is still being deleted; the next job starts afterwards" in capfd.readouterr().err
 
 
 def test_stuck_deletion_blocks_next_job(cluster: JobCluster, monkeypatch: pytest.MonkeyPatch) -> None:

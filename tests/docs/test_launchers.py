@@ -58,8 +58,10 @@ def test_job_inherits_unset_fields_from_the_platform(
     assert (settings.run_as_user, settings.run_as_group) == (1000, 1000)
 
 
-def test_role_matches_the_schema_of_each_version() -> None:
-    manifests = list(yaml.safe_load_all((COMPONENTS / "launcher" / "launcher-rbac.yaml").read_text(encoding="utf-8")))
+@pytest.mark.parametrize("kind", ["trainjob", "rayjob"])
+def test_role_matches_the_schema_of_each_version(kind: str) -> None:
+    path = COMPONENTS / f"launcher-{kind}" / "launcher-rbac.yaml"
+    manifests = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     assert [manifest["kind"] for manifest in manifests] == ["Role", "RoleBinding"]
     assert [problem for manifest in manifests for problem in kubernetes_schemas.problems(manifest)] == []
     for version in kubernetes_schemas.versions():

@@ -279,7 +279,8 @@ def _watch(
             if isinstance(error, (LostJobError, JobEndedError)):
                 raise InterruptedRunError("interrupted before the job had work to save", hint=RESUME_HINT) from None
             raise
-        may_resume = status.state == "ended" or error.exit_code == EXIT_INTERRUPTED
+        is_lost = isinstance(error, (LostJobError, JobEndedError))  # else the training stated its own error
+        may_resume = error.exit_code == EXIT_INTERRUPTED or (status.state == "ended" and is_lost)
         if is_last or status.state == "cancelled" or not may_resume:
             raise
         reporter.note(

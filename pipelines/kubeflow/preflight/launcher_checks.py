@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+from components.common.launch.kubernetes.job_manifests import EXIT_GRACE_SECONDS, TRAINER_CONTAINER
 from components.common.launch.kubernetes.kubernetes_client import ResourceKind
 from components.common.launch.kubernetes.pod_settings import PodSettings, TrainJobSettings
 from components.common.reporting.check_findings import CheckResult, check_result, skipped_check
@@ -11,10 +13,11 @@ from pipelines.kubeflow.preflight.check_context import RBAC_HINT, CheckContext
 from pipelines.kubeflow.preflight.cluster_api import ForbiddenError
 from pipelines.kubeflow.preflight.permission_checks import has_right
 
+DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
 JOB_VERBS = ("create", "get", "list", "delete")
 STATUS_RIGHTS = (("list", "", "pods"), ("list", "", "events"), ("list", "kueue.x-k8s.io", "workloads"))
 LAUNCHER_RBAC_HINT = (
-    "Apply deploy/components/launcher/launcher-rbac.yaml with the namespace and the account of the pods."
+    "Apply deploy/components/launcher-{kind}/launcher-rbac.yaml with the namespace and the account of the pods."
 )
 
 
@@ -38,8 +41,8 @@ def check_launcher(context: CheckContext) -> Iterator[CheckResult]:
         scope = f"/namespaces/{namespace}" if pods.runtime_kind == "TrainingRuntime" else ""
         path, name = f"{base}{scope}/{plural}", f"runtime {pods.runtime}"
         try:
-            exists = bool(context.api.get(f"{path}/{pods.runtime}"))
-            names = [] if exists else [item["metadata"]["name"] for item in context.api.list_items(path)]
+            runtime = context.api.get(f"{path}/{pods.runtime}")
+            names = [] if runtime else [item["metadata"]["name"] for item in context.api.list_items(path)]
         except ForbiddenError:
             yield skipped_check(name, f"reading {plural} is forbidden", RBAC_HINT)
         else:
@@ -47,10 +50,30 @@ def check_launcher(context: CheckContext) -> Iterator[CheckResult]:
                 "Apply deploy/components/runtime/training-runtime.yaml, or correct launcher.trainjob.runtime in "
                 f"platform.yaml; existing: {', '.join(sorted(names)) or 'none'}."
             )
-            found = "exists" if exists else f"no {pods.runtime_kind} has this name"
-            yield check_result(name, exists, found, hint)
+            found = "exists" if runtime else f"no {pods.runtime_kind} has this name"
+            yield check_result(name, bool(runtime), found, hint)
+            own = context.platform.resources.fine_tuning.scheduling
+            queues = (pods.queue, context.platform.scheduling.queue, own.queue if own else "")
+            if runtime and any(queues):
+                yield _check_grace_period(runtime, pods)
     if context.get("serviceaccounts", context.service_account) is not None:
         yield from _check_rights(context, kind, namespace)
+
+
+def _check_grace_period(runtime: dict[str, Any], pods: TrainJobSettings) -> CheckResult:
+    """Check the grace period of a runtime, which jobs in a queue have; see `job_manifests.build_trainjob`."""
+    seconds = [
+        job["template"]["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
+        for job in (runtime.get("spec") or {}).get("template", {}).get("spec", {}).get("replicatedJobs", [])
+        if job["name"] == TRAINER_CONTAINER
+    ]
+    needed, given = pods.save_seconds + EXIT_GRACE_SECONDS, min(seconds, default=DEFAULT_GRACE_SECONDS)
+    found = f"{given} s; save_seconds is {pods.save_seconds}, and {EXIT_GRACE_SECONDS} s to exit"
+    hint = (
+        f"Set terminationGracePeriodSeconds of the runtime {pods.runtime} to {needed} or more: jobs in a queue have the "
+        "runtime's."
+    )
+    return check_result(f"grace period of the runtime {pods.runtime}", given >= needed, found, hint)
 
 
 def _check_rights(context: CheckContext, kind: ResourceKind, namespace: str) -> Iterator[CheckResult]:
@@ -60,15 +83,16 @@ def _check_rights(context: CheckContext, kind: ResourceKind, namespace: str) -> 
         return not has_right(context, verb, group, plural, namespace=namespace, as_pods=True)
 
     name, account = f"rights to train as {kind.plural}", context.service_account
+    hint = LAUNCHER_RBAC_HINT.format(kind=kind.kind.lower())
     try:
         verbs = [verb for verb in JOB_VERBS if is_missing(verb, kind.group, kind.plural)]
         details = [f"{verb} {plural}" for verb, group, plural in STATUS_RIGHTS if is_missing(verb, group, plural)]
     except ForbiddenError:
-        yield skipped_check(name, "reviewing another account's access is forbidden", LAUNCHER_RBAC_HINT)
+        yield skipped_check(name, "reviewing another account's access is forbidden", hint)
         return
     has_all = f"{account} has all required rights in {namespace}"
     found = f"{account} may not {', '.join(verbs)} {kind.plural} in {namespace}" if verbs else has_all
-    yield check_result(name, not verbs, found, LAUNCHER_RBAC_HINT)
+    yield check_result(name, not verbs, found, hint)
     restricted = f"{account} may not {', '.join(details)} in {namespace}; the status of a training job has less detail"
     name, found = "rights to report the status of training jobs", restricted if details else has_all
-    yield check_result(name, not details, found, LAUNCHER_RBAC_HINT, needed=False)
+    yield check_result(name, not details, found, hint, needed=False)

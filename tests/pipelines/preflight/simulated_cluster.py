@@ -12,6 +12,7 @@ from typing import Any
 import certifi
 import yaml
 
+from components.common.artifacts.code_digest import ROOT
 from components.common.reporting.check_findings import CheckResult
 from pipelines.config import platform_config
 from pipelines.config.platform_config import Platform
@@ -154,7 +155,9 @@ def build_objects() -> dict[str, Json]:
         node("gpu-2", gpus, GPU_TAINTS, cpu="128", memory="2000Gi", nvidia__gpu="8"),
     ):
         by_path[f"/api/v1/nodes/{item['metadata']['name']}"] = item
+    runtime = yaml.safe_load((ROOT / "deploy/components/runtime/training-runtime.yaml").read_text(encoding="utf-8"))
     by_path[RUNTIME_PATH] = build_object("ClusterTrainingRuntime", "tuneline", "trainer.kubeflow.org/v1alpha1")
+    by_path[RUNTIME_PATH]["spec"] = runtime["spec"]
     return by_path | kueue(TEAM, "team-a", "customization", QUOTAS)
 
 

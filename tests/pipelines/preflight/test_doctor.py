@@ -176,11 +176,26 @@ FAULTS: dict[str, FaultCase] = {
         "no ClusterTrainingRuntime has this name",
         "Apply deploy/components/runtime/training-runtime.yaml, or correct launcher.trainjob.runtime in platform.yaml; existing: none.",
     ),
+    "runtime gives jobs in a queue less time than they need to save": FaultCase(
+        with_trainjob(
+            set_field(
+                RUNTIME_PATH,
+                "spec",
+                "template",
+                "spec",
+                "replicatedJobs",
+                value=[{"name": "node", "template": {"spec": {"template": {"spec": {}}}}}],
+            )
+        ),
+        "grace period of the runtime tuneline",
+        "30 s; save_seconds is 180, and 30 s to exit",
+        "Set terminationGracePeriodSeconds of the runtime tuneline to 210 or more",
+    ),
     "service account may not create TrainJobs": FaultCase(
         with_trainjob(deny("pods", "create", "trainjobs")),
         "rights to train as trainjobs",
         f"tuneline may not create trainjobs in {TEAM}",
-        "Apply deploy/components/launcher/launcher-rbac.yaml",
+        "Apply deploy/components/launcher-trainjob/launcher-rbac.yaml",
     ),
     "service account may not write task results": FaultCase(
         deny("pods", "patch", "workflowtaskresults"),

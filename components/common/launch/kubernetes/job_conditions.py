@@ -9,7 +9,7 @@ The status of a RayJob comes from its deployment status and job status.
 
 from __future__ import annotations
 
-from components.common.launch import JobStatus, JsonObject
+from components.common.launch import JobState, JobStatus, JsonObject
 
 STARTING_REASONS = ("ContainerCreating", "PodInitializing")  # normal reasons of a waiting container
 # Failure reasons of KubeRay that the job did not cause: ray-operator/apis/ray/v1/rayjob_types.go.
@@ -20,15 +20,17 @@ CLUSTER_FAILURE_REASONS = (
     "PreRunningDeadlineExceeded",
 )
 DEADLINE_REASON = "DeadlineExceeded"
+# JobSet's reason where deploy/components/runtime ends a job because Kubernetes disrupted a pod.
+DISRUPTION_REASON = "FailJobSetFailurePolicyAction"
 
 
 def read_trainjob_status(job: JsonObject, workload: JsonObject | None, pods: list[JsonObject]) -> JobStatus:
-    """Return the status of a TrainJob; `workload` (Kueue's) and `pods` provide the reason why a job waits or failed."""
+    """Return the status of a TrainJob; `workload` (Kueue's) and `pods` provide the reason why a job waits."""
     status = job.get("status") or {}
     if _find_condition(status, "Complete"):
         return JobStatus("succeeded")
     if failed := _find_condition(status, "Failed"):
-        return _read_failure(str(failed.get("reason", "")), str(failed.get("message", "")), pods)
+        return _read_failure(str(failed.get("reason", "")), str(failed.get("message", "")))
     if (job.get("spec") or {}).get("suspend") or _find_condition(status, "Suspended"):
         return JobStatus("waiting", _read_queue_reason(workload) or "the job is suspended")
     if any(child.get("ready") or child.get("succeeded") for child in status.get("jobsStatus") or []):
@@ -37,7 +39,7 @@ def read_trainjob_status(job: JsonObject, workload: JsonObject | None, pods: lis
 
 
 def read_rayjob_status(job: JsonObject, workload: JsonObject | None, pods: list[JsonObject]) -> JobStatus:
-    """Return the status of a RayJob; `workload` (Kueue's) and `pods` provide the reason why a job waits or failed."""
+    """Return the status of a RayJob; `workload` (Kueue's) and `pods` provide the reason why a job waits."""
     status = job.get("status") or {}
     deployment_status, job_status = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
     message, reason = str(status.get("message", "")), str(status.get("reason", ""))
@@ -48,21 +50,44 @@ def read_rayjob_status(job: JsonObject, workload: JsonObject | None, pods: list[
             return JobStatus("cancelled", message or "the job was stopped")
         if reason in CLUSTER_FAILURE_REASONS:
             return JobStatus("ended", f"{reason}: {message}")
-        return _read_failure(reason, message, pods)
+        return _read_failure(reason, message)
     if (job.get("spec") or {}).get("suspend") or deployment_status in ("Suspending", "Suspended"):
         return JobStatus("waiting", _read_queue_reason(workload) or "the job is suspended")
     return JobStatus("running") if job_status == "RUNNING" else _read_start(workload, pods)
 
 
-def _read_failure(reason: str, message: str, pods: list[JsonObject]) -> JobStatus:
-    """Return "failed", or "ended" if the job exceeded its deadline or Kubernetes disrupted a pod."""
-    text = ": ".join(filter(None, (reason, message)))
-    if reason == DEADLINE_REASON:
-        return JobStatus("ended", text)
-    for pod in pods:
-        if disruption := _find_condition(pod.get("status") or {}, "DisruptionTarget"):
-            return JobStatus("ended", f"a pod was disrupted: {_format_reason(disruption)}")
-    return JobStatus("failed", text)
+def _read_failure(reason: str, message: str) -> JobStatus:
+    """Return "failed", or "ended" if the job exceeded its deadline or its runtime reports a disrupted pod."""
+    state: JobState = "ended" if reason in (DEADLINE_REASON, DISRUPTION_REASON) else "failed"
+    return JobStatus(state, ": ".join(filter(None, (reason, message))))
+
+
+def has_pod_ended(pod: JsonObject) -> bool:
+    """Return whether all containers of a pod have ended."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def has_failed_by_itself(pod: JsonObject) -> bool:
+    """Return whether a pod failed that nobody removed."""
+    is_removed = bool(pod["metadata"].get("deletionTimestamp") or find_disruption(pod))
+    return (pod.get("status") or {}).get("phase") == "Failed" and not is_removed
+
+
+def find_disruption(pod: JsonObject) -> str:
+    """Return why Kubernetes removes a pod (eviction, preemption, taint, node shutdown), or ""."""
+    disruption = _find_condition(pod.get("status") or {}, "DisruptionTarget")
+    return f"the pod {pod['metadata']['name']} was disrupted: {_format_reason(disruption)}" if disruption else ""
+
+
+def find_memory_kill(pod: JsonObject) -> str:
+    """Return a sentence about a container that exceeded its memory limit, or ""."""
+    for container in (pod.get("status") or {}).get("containerStatuses") or []:
+        if ((container.get("state") or {}).get("terminated") or {}).get("reason") == "OOMKilled":
+            return (
+                f"the container {container.get('name', '')} of the pod {pod['metadata']['name']} exceeded its memory "
+                "limit (OOMKilled)"
+            )
+    return ""
 
 
 def _read_queue_reason(workload: JsonObject | None) -> str:

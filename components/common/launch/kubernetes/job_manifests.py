@@ -19,7 +19,8 @@ from components.common.launch.launcher_settings import LauncherSettings, resolve
 from components.common.launch.ray.ray_settings import RaySettings
 from components.common.runtime.errors import ConfigurationError
 
-JOB_LABEL, FOLDER_ANNOTATION = f"{LABEL_PREFIX}job", f"{LABEL_PREFIX}folder"
+# JOB_LABEL has the key of the folder, on jobs and pods; NAME_LABEL has the name of the pod's job.
+JOB_LABEL, NAME_LABEL, FOLDER_ANNOTATION = f"{LABEL_PREFIX}job", f"{LABEL_PREFIX}job-name", f"{LABEL_PREFIX}folder"
 MANAGED_LABELS = {"app.kubernetes.io/managed-by": "tuneline"}
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 TRAINER_CONTAINER = "node"  # replicated job and container in the runtimes of Kubeflow Trainer
@@ -86,8 +87,12 @@ def build_trainjob(settings: LauncherSettings, command: Command, folder: Path, n
         "env": _build_environment(settings),
     }
     # The patch adds volumes, security and scheduling. Variables cannot be patched, so they are in `trainer`.
-    metadata = drop_empty({"labels": dict(pods.labels), "annotations": dict(pods.annotations)})
-    template = drop_empty({"metadata": metadata, "spec": _build_pod_spec(pods, {"name": TRAINER_CONTAINER})})
+    pod_spec = _build_pod_spec(pods, {"name": TRAINER_CONTAINER})
+    if pods.queue:
+        # Kueue 0.19 writes the job back without this field, which it does not know, and JobSet then refuses the changed
+        # job for ever. With a queue, the grace period is that of the runtime; `tuneline doctor` compares it.
+        del pod_spec["terminationGracePeriodSeconds"]
+    template = {"metadata": _build_pod_metadata(settings, folder, name), "spec": pod_spec}
     patch = {"replicatedJobs": [{"name": TRAINER_CONTAINER, "template": {"spec": {"template": template}}}]}
     spec = {
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": pods.runtime_kind, "name": pods.runtime},
@@ -114,13 +119,13 @@ def build_rayjob(settings: LauncherSettings, command: Command, folder: Path, nam
     head_environment = to_environment(settings.model_copy(update={"ray": ray}))
     head = {
         "rayStartParams": {"num-cpus": "0", "num-gpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - KubeRay calls it
-        "template": _build_ray_template(settings, folder, "head", head_resources, head_environment),
+        "template": _build_ray_template(settings, folder, name, "head", head_resources, head_environment),
     }
     workers = {
         "groupName": "nodes",
         **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), command.nodes),
         "rayStartParams": {},
-        "template": _build_ray_template(settings, folder, "node", _build_resources(pods), {}),
+        "template": _build_ray_template(settings, folder, name, "node", _build_resources(pods), {}),
     }
     cluster = {"rayVersion": pods.ray_version, "headGroupSpec": head, "workerGroupSpecs": [workers]}
     entrypoint = _build_module_command(
@@ -140,7 +145,7 @@ def build_rayjob(settings: LauncherSettings, command: Command, folder: Path, nam
 
 
 def _build_ray_template(
-    settings: LauncherSettings, folder: Path, part: str, resources: JsonObject, variables: dict[str, str]
+    settings: LauncherSettings, folder: Path, name: str, part: str, resources: JsonObject, variables: dict[str, str]
 ) -> JsonObject:
     pods = settings.rayjob
     module, job_folder = "components.common.launch.ray.pre_stop_hook", str(resolve_folder(folder))
@@ -154,8 +159,7 @@ def _build_ray_template(
     }
     # Ray kills its processes as soon as its pod gets SIGTERM; the hook runs before that signal.
     lifecycle = {"preStop": {"exec": {"command": hook}}}
-    labels = {**MANAGED_LABELS, **pods.labels, f"{LABEL_PREFIX}part": part}
-    metadata = drop_empty({"labels": labels, "annotations": dict(pods.annotations)})
+    metadata = _build_pod_metadata(settings, folder, name, **{f"{LABEL_PREFIX}part": part})
     return {"metadata": metadata, "spec": _build_pod_spec(pods, container, lifecycle)}
 
 
@@ -168,6 +172,15 @@ def _build_metadata(settings: LauncherSettings, folder: Path, name: str) -> Json
     queue = drop_empty({QUEUE_LABEL: pods.queue, PRIORITY_LABEL: pods.priority}) if pods.queue else {}
     labels = {**MANAGED_LABELS, **pods.labels, JOB_LABEL: compute_job_key(settings, folder), **queue}
     return {"name": name, "labels": labels, "annotations": {FOLDER_ANNOTATION: str(resolve_folder(folder))}}
+
+
+def _build_pod_metadata(settings: LauncherSettings, folder: Path, name: str, **labels: str) -> JsonObject:
+    """Return the metadata of the pods of a job; by the labels, the pods are found after their job was deleted."""
+    pods = get_pod_settings(settings)
+    own_labels = {JOB_LABEL: compute_job_key(settings, folder), NAME_LABEL: name}
+    return drop_empty(
+        {"labels": {**MANAGED_LABELS, **pods.labels, **labels, **own_labels}, "annotations": dict(pods.annotations)}
+    )
 
 
 def _build_pod_spec(pods: PodSettings, container: JsonObject, lifecycle: JsonObject | None = None) -> JsonObject:

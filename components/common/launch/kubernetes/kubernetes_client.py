@@ -179,8 +179,12 @@ class KubernetesClient:
         return sorted(items, key=lambda item: str(item["metadata"]["name"]))
 
     def delete(self, kind: ResourceKind, name: str) -> bool:
-        """Delete an object, which remains until its pods have ended. Return False if it does not exist."""
-        return self._call("delete", kind, name, body={"propagationPolicy": "Foreground"}) is not None
+        """Delete an object; its pods end within their grace period. Return False if it does not exist.
+
+        A foreground deletion would keep the object until the pods have ended, but Kubeflow Trainer 2.3 then creates the
+        deleted JobSet of the object again, and the training starts once more.
+        """
+        return self._call("delete", kind, name, body={"propagationPolicy": "Background"}) is not None
 
     def list_pods(self, selector: str) -> list[JsonObject]:
         """Return the pods that a label selector matches."""
@@ -276,6 +280,9 @@ def _call(verb: str, plural: str, call: Callable[[], object]) -> JsonObject | No
     except ApiException as error:
         message = read_server_message(error)
         if error.status == 404:
+            if message.startswith("namespaces "):
+                hint = "Create the namespace, or correct launcher.trainjob.namespace or launcher.rayjob.namespace."
+                raise ConfigurationError(f"the cluster has no such namespace: {message}", hint=hint) from None
             return None
         if error.status in RETRYABLE_STATUSES or error.status == 0:
             pause_seconds = 0.0
@@ -288,11 +295,7 @@ def _call(verb: str, plural: str, call: Callable[[], object]) -> JsonObject | No
             hint = "Renew the login or the service account's token."
             raise AccessError(f"the API server does not accept the credentials: {message}", hint=hint) from None
         if error.status == 403:
-            hint = (
-                "Apply deploy/components/launcher/launcher-rbac.yaml, which grants the step's service account the "
-                f"right to {verb} {plural}."
-            )
-            raise AccessError(f"no permission to {verb} {plural}: {message}", hint=hint) from None
+            raise _sort_refusal(verb, plural, message) from None
         hint = "Correct the matching key of the section launcher of platform.yaml."
         raise ConfigurationError(f"the cluster rejects the job: {message}", hint=hint) from None
     except (urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError) as error:
@@ -302,3 +305,21 @@ def _call(verb: str, plural: str, call: Callable[[], object]) -> JsonObject | No
             f"the API server's answer is of type {type(answer).__name__}; expected a Kubernetes object"
         )
     return answer
+
+
+def _sort_refusal(verb: str, plural: str, message: str) -> TunelineError:
+    """Return the error for a response 403, whose cause only the text of the API server tells."""
+    if "denied the request" in message:  # a webhook, such as Trainer's for a runtime that does not exist, or a policy
+        hint = "Correct the matching key of the section launcher of platform.yaml, such as trainjob.runtime."
+        return ConfigurationError(f"the cluster rejects the job: {message}", hint=hint)
+    if "exceeded quota" in message:
+        hint = "Delete ended jobs of the namespace, or request a larger ResourceQuota. The same command then goes on."
+        return AccessError(f"the quota of the namespace does not allow another job: {message}", hint=hint)
+    if "is being terminated" in message:
+        hint = "Choose another namespace, or wait until it is deleted and create it again."
+        return AccessError(f"the namespace is being deleted: {message}", hint=hint)
+    hint = (
+        f"Apply deploy/components/launcher-{plural.removesuffix('s')}/launcher-rbac.yaml, which grants the step's service "
+        f"account the right to {verb} {plural}."
+    )
+    return AccessError(f"no permission to {verb} {plural}: {message}", hint=hint)

@@ -1,8 +1,11 @@
 """The launchers `trainjob` and `rayjob`: a training as a TrainJob of Kubeflow Trainer or a RayJob of KubeRay.
 
-The launcher finds a job by its label, and deletes the object of an ended job; the outcome is in the job folder. With a
-queue, Kueue may suspend a job and resume it later: the new pods resume from the last checkpoint.
+The launcher finds a job and its pods by their labels, and deletes the object of an ended job; the outcome is in the job
+folder. With a queue, Kueue may suspend a job and resume it later: the new pods resume from the last checkpoint.
 """
+
+# A deletion in the background removes the object at once and leaves pods that still save.
+# So a job ends when its pods have ended, and the next job starts after the pods of all earlier jobs.
 
 from __future__ import annotations
 
@@ -26,8 +29,14 @@ from components.common.launch import (
     read_json_object,
 )
 from components.common.launch.kubernetes import job_conditions, job_manifests, kubernetes_client
-from components.common.launch.kubernetes.job_manifests import FOLDER_ANNOTATION, JOB_LABEL
-from components.common.launch.kubernetes.kubernetes_client import RAYJOB, KubernetesClient, ResourceKind, RetryableError
+from components.common.launch.kubernetes.job_manifests import FOLDER_ANNOTATION, JOB_LABEL, NAME_LABEL
+from components.common.launch.kubernetes.kubernetes_client import (
+    RAYJOB,
+    AccessError,
+    KubernetesClient,
+    ResourceKind,
+    RetryableError,
+)
 from components.common.launch.launcher_settings import LauncherSettings, resolve_folder
 from components.common.launch.ray import ray_entrypoint
 from components.common.runtime.errors import BusyError, TunelineError
@@ -37,6 +46,8 @@ ATTEMPTS_FILENAME = "tries.json"
 WORKLOAD_KINDS = tuple(
     ResourceKind("kueue.x-k8s.io", version, "workloads", "Workload", "Kueue") for version in ("v1beta2", "v1beta1")
 )
+WORKLOADS = "workloads"
+QUEUE_TIMEOUT_SECONDS = 10.0  # for Kueue to create the Workload of a job
 DELETE_TIMEOUT_SECONDS = 60.0  # for deleting an ended job
 
 
@@ -71,6 +82,11 @@ class KubernetesLauncher:
         if self.settings.entry.resource is None:
             raise TypeError(f"launcher.kind is {self.settings.kind}; expected trainjob or rayjob")
         return self.settings.entry.resource
+
+    @property
+    def grace_seconds(self) -> float:
+        """Seconds that a pod has to save and exit."""
+        return job_manifests.get_pod_settings(self.settings).save_seconds + job_manifests.EXIT_GRACE_SECONDS
 
     def start(self, command: Command, folder: Path) -> KubernetesJob:
         """Start a job after the folder's earlier jobs have ended, because two jobs would write to the same folder.
@@ -128,18 +144,36 @@ class KubernetesLauncher:
         jobs = self.retry(lambda: self.client.list_by_label(self.kind, selector))
         return sorted((job for job in jobs if _belongs_to(job, folder)), key=_get_attempt)
 
+    def list_active_pods(self, selector: str) -> list[JsonObject] | None:
+        """Return the pods of a label selector that have not ended, or None without permission."""
+        try:
+            pods = self.retry(partial(self.client.list_pods, selector))
+        except AccessError:
+            return None
+        return [pod for pod in pods if not job_conditions.has_pod_ended(pod)]
+
     def _wait_for_others(self, folder: Path) -> None:
-        """Wait for jobs that are being deleted, for at most their grace period plus the retry timeout."""
-        save_seconds = job_manifests.get_pod_settings(self.settings).save_seconds + job_manifests.EXIT_GRACE_SECONDS
-        deadline, is_logged = time.monotonic() + save_seconds + self.settings.patience_seconds, False
-        while deleting := [job["metadata"]["name"] for job in self._list_jobs(folder) if _is_deleting(job)]:
+        """Wait for pods of earlier jobs, and for jobs that are being deleted, up to grace period plus retry timeout."""
+        timeout_seconds = self.grace_seconds + self.settings.patience_seconds
+        deadline, is_logged = time.monotonic() + timeout_seconds, False
+        selector = f"{JOB_LABEL}={job_manifests.compute_job_key(self.settings, folder)}"
+        while True:
+            jobs = self._list_jobs(folder)
+            names = [job["metadata"]["name"] for job in jobs]
+            waiting = [f"{self.kind.plural} {job['metadata']['name']}" for job in jobs if _is_deleting(job)]
+            waiting += [
+                f"pods {pod['metadata']['name']}"
+                for pod in self.list_active_pods(selector) or []
+                if pod["metadata"]["labels"].get(NAME_LABEL) not in names
+            ]
+            if not waiting:
+                return
+            kind, name = waiting[0].split()
             if time.monotonic() > deadline:
-                command = f"kubectl describe {self.kind.plural} {deleting[0]}"
-                hint = f"Run `{command}` for the cause, often an unreachable node."
-                limit = f"{save_seconds + self.settings.patience_seconds:.0f} s"
-                raise BusyError(f"{deleting[0]} is being deleted, but has not ended within {limit}", hint=hint)
+                hint = f"Run `kubectl describe {kind} {name}` for the cause, often an unreachable node."
+                raise BusyError(f"{name} is being deleted, but has not ended within {timeout_seconds:.0f} s", hint=hint)
             if not is_logged:
-                log(f"{deleting[0]} is still being deleted; the next job starts afterwards")
+                log(f"{name} is still being deleted; the next job starts afterwards")
                 is_logged = True
             time.sleep(self.poll_interval_seconds)
 
@@ -153,8 +187,13 @@ class KubernetesJob:
     folder: Path
     _status: JobStatus = field(default_factory=lambda: JobStatus("waiting"))
     _unresponsive_since: float | None = None
+    _deleted_since: float | None = None
+    _unqueued_since: float | None = None
     _unreadable: set[str] = field(default_factory=set)  # resources that the service account may not read
     _uid: str = ""
+    _pods: set[str] = field(default_factory=set)  # names of the pods that exist or existed
+    _disruption: str = ""  # the first removal of a pod by the cluster or a user
+    _has_failed_pod: bool = False  # a pod failed by itself, before any was removed
 
     def poll(self) -> JobStatus:
         """Return the current status; while the API server does not answer, the last known status.
@@ -214,19 +253,67 @@ class KubernetesJob:
             if status.state in ("succeeded", "failed"):
                 return status
             return JobStatus("running", "the job is being deleted; its pods are saving their work")
-        if status.state == "failed":
-            return read(job, None, self._list_pods(job))
+        if status.state == "succeeded":
+            return status
+        pods = self._list_pods()
+        if status.state in ("running", "failed"):
+            return self._record_disruption(status, pods)
         if status.state == "waiting":
-            pods = self._list_pods(job)
-            status = read(job, self._find_workload(), pods)
-            is_suspended = (job.get("spec") or {}).get("suspend")
-            if status.state == "waiting" and not pods and not is_suspended and (warning := self._find_warning()):
-                return JobStatus("waiting", warning)
+            workload = self._find_workload()
+            status = read(job, workload, pods or [])
+            if status.state != "waiting":
+                return status
+            if (job.get("spec") or {}).get("suspend"):
+                self._pods, self._disruption = set(), ""  # Kueue removed the pods, and will create new ones
+                settings = job_manifests.get_pod_settings(self.launcher.settings)
+                if not settings.queue or workload or WORKLOADS in self._unreadable:
+                    self._unqueued_since = None
+                    return status
+                self._unqueued_since = self._unqueued_since or time.monotonic()
+                if time.monotonic() - self._unqueued_since > QUEUE_TIMEOUT_SECONDS:
+                    priority = f" and the WorkloadPriorityClass {settings.priority}" if settings.priority else ""
+                    reason = f"Kueue has not queued the job; check that the LocalQueue {settings.queue}{priority} exist"
+                    return JobStatus("waiting", reason)
+            else:
+                self._record_disruption(status, pods)  # the pods may run before the job's status says so
+                if pods == [] and (warning := self._find_warning()):
+                    return JobStatus("waiting", warning)
         return status
 
+    def _record_disruption(self, status: JobStatus, pods: list[JsonObject] | None) -> JobStatus:
+        """Remember why a pod was removed; after a failure, return "ended" if this was the cause.
+
+        The conditions of evicted pods are read while the job runs, because Kubernetes deletes these pods. Once a pod has
+        failed by itself, the removal of the others is a consequence.
+        """
+        if pods is not None and not self._disruption:
+            names = {pod["metadata"]["name"] for pod in pods}
+            self._has_failed_pod = self._has_failed_pod or any(map(job_conditions.has_failed_by_itself, pods))
+            causes = [*filter(None, map(job_conditions.find_disruption, pods))]
+            if not self._has_failed_pod:
+                removed = {pod["metadata"]["name"] for pod in pods if _is_deleting(pod)} | (self._pods - names)
+                causes += [f"the pod {name} was deleted" for name in sorted(removed)]
+            self._disruption = next(iter(causes), "")
+            self._pods |= names
+        if status.state == "failed":
+            if kill := next(filter(None, map(job_conditions.find_memory_kill, pods or [])), ""):
+                return JobStatus("failed", kill)
+            return JobStatus("ended", self._disruption) if self._disruption else status
+        return JobStatus("running", self._disruption)
+
     def _read_deleted_status(self) -> JobStatus:
-        """Return "succeeded" if the training wrote a result before its object was deleted."""
-        outcome = read_json_object(self.folder / OUTCOME_FILENAME) or {"error": {}}
+        """Return "running" while pods still save, then "succeeded" if the training wrote a result.
+
+        Without permission to list pods, they are given their grace period, unless they write an outcome earlier.
+        """
+        pods = self.launcher.list_active_pods(f"{NAME_LABEL}={self.name}")
+        outcome = read_json_object(self.folder / OUTCOME_FILENAME)
+        if pods is None and not outcome:
+            self._deleted_since = self._deleted_since or time.monotonic()
+            pods = [{}] if time.monotonic() - self._deleted_since < self.launcher.grace_seconds else []
+        if pods:
+            return JobStatus("running", "the job was deleted; its pods are saving their work")
+        outcome = outcome or read_json_object(self.folder / OUTCOME_FILENAME) or {"error": {}}
         return JobStatus("cancelled", "the job was deleted") if "error" in outcome else JobStatus("succeeded")
 
     def _find_workload(self) -> JsonObject | None:
@@ -236,37 +323,34 @@ class KubernetesJob:
         selector = f"kueue.x-k8s.io/job-uid={self._uid}"
         for kind in WORKLOAD_KINDS:
             list_workloads = partial(self.launcher.client.list_by_label, kind, selector)
-            if workloads := self._read_if_permitted(kind.version, list_workloads):
+            if workloads := self._read_if_possible(WORKLOADS, list_workloads):
                 return workloads[-1]
         return None
 
-    def _list_pods(self, job: JsonObject) -> list[JsonObject]:
-        selector = f"jobset.sigs.k8s.io/jobset-name={self.name}"
-        if self.launcher.kind is RAYJOB:
-            cluster = (job.get("status") or {}).get("rayClusterName")
-            if not cluster:
-                return []
-            selector = f"ray.io/cluster={cluster}"
-        return self._read_if_permitted("pods", partial(self.launcher.client.list_pods, selector))
+    def _list_pods(self) -> list[JsonObject] | None:
+        """Return the pods of the job, or None if they cannot be read."""
+        return self._read_if_possible("pods", partial(self.launcher.client.list_pods, f"{NAME_LABEL}={self.name}"))
 
     def _find_warning(self) -> str:
         """Return the newest warning about the job, or about the JobSet of the same name."""
-        events = self._read_if_permitted("events", partial(self.launcher.client.list_events, self.name))
+        events = self._read_if_possible("events", partial(self.launcher.client.list_events, self.name)) or []
         warnings = [event for event in events if event.get("type") == "Warning"]
         if not warnings:
             return ""
         newest = max(warnings, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
         return f"{newest.get('reason', '')}: {newest.get('message', '')}"
 
-    def _read_if_permitted(self, resource: str, read: Callable[[], list[JsonObject]]) -> list[JsonObject]:
-        """Return the result of `read`, or an empty list without permission; do not repeat a forbidden read."""
+    def _read_if_possible(self, resource: str, read: Callable[[], list[JsonObject]]) -> list[JsonObject] | None:
+        """Return the result of `read`, or None; do not repeat a forbidden read. The job's own status never needs it."""
         if resource in self._unreadable:
-            return []
+            return None
         try:
             return read()
+        except RetryableError:
+            return None
         except TunelineError:
             self._unreadable.add(resource)
-            return []
+            return None
 
 
 def connect_launcher(settings: LauncherSettings) -> KubernetesLauncher:
