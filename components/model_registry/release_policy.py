@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from components.common.gate_rules import Rule
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.validation_errors import describe_validation_error
-from components.common.runtime.yaml_loading import load_yaml
+from components.common.runtime.yaml_loading import StrictLoader, describe_yaml_error, load_yaml
 from components.model_registry.config import check_approval_count
 from components.model_registry.trust_root import KeyId
 
@@ -138,15 +138,16 @@ def read_policy(path: Path) -> Policy:
     import yaml
 
     try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
+        values = load_yaml(path.read_text(encoding="utf-8"), StrictLoader)
         if values is None or values == {}:  # an empty file would remove every requirement and approver
             raise ConfigurationError(
                 f"{path} has no key; expected a policy", hint="To remove all requirements, write approvers: []."
             )
         return Policy.model_validate(values)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problem = describe_yaml_error(error) if isinstance(error, yaml.YAMLError) else error
         raise ConfigurationError(
-            f"{path} cannot be read: {error}", hint="Pass a YAML file, such as mlflow/promotion-policy.yaml."
+            f"{path} cannot be read: {problem}", hint="Pass a YAML file, such as mlflow/promotion-policy.yaml."
         ) from None
     except ValidationError as error:
         raise ConfigurationError(

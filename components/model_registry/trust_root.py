@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from components.common.runtime.errors import ConfigurationError, TunelineError
 from components.common.runtime.validation_errors import describe_validation_error
-from components.common.runtime.yaml_loading import load_yaml
+from components.common.runtime.yaml_loading import StrictLoader, describe_yaml_error, load_yaml
 from components.model_registry import signing_keys
 
 if TYPE_CHECKING:
@@ -133,10 +133,11 @@ def _read_trust_file(path: Path, content: bytes) -> TrustFile:
     import yaml
 
     try:
-        return TrustFile.model_validate(load_yaml(content.decode()) or {})
+        return TrustFile.model_validate(load_yaml(content.decode(), StrictLoader) or {})
     except (UnicodeDecodeError, yaml.YAMLError) as error:
+        problem = describe_yaml_error(error) if isinstance(error, yaml.YAMLError) else error
         raise ConfigurationError(
-            f"{path} cannot be read: {error}", hint="Pass a public key in PEM format, or a YAML file of public_keys."
+            f"{path} cannot be read: {problem}", hint="Pass a public key in PEM format, or a YAML file of public_keys."
         ) from None
     except ValidationError as error:
         raise ConfigurationError(

@@ -15,7 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from components.common.runtime.errors import ConfigurationError, UsageError
 from components.common.runtime.validation_errors import describe_validation_error
-from components.common.runtime.yaml_loading import MAX_CHARACTERS, LimitedLoader, load_yaml
+from components.common.runtime.yaml_loading import (
+    MAX_CHARACTERS,
+    TAB_PROBLEM,
+    StrictLoader,
+    describe_yaml_error,
+    load_yaml,
+)
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.databases.database_registry import check_request, is_table_address
 from components.data_curation.databases.table_request import TableRequest, check_no_password
@@ -191,11 +197,11 @@ def read_sections(path: Path) -> Values:
         ConfigurationError: the file is missing, unreadable, not YAML, or not a mapping.
     """
     try:
-        values = load_yaml(_read_text(path), _Loader)
+        values = load_yaml(_read_text(path), StrictLoader)
     except yaml.YAMLError as error:
         has_tab = TAB_PROBLEM in str(getattr(error, "problem", ""))
         raise ConfigurationError(
-            f"{path} is not YAML: {_describe_yaml_error(error)}",
+            f"{path} is not YAML: {describe_yaml_error(error)}",
             hint="Indent with spaces: YAML allows no tabs."
             if has_tab
             else "Correct the line; `tuneline init` writes an example.",
@@ -244,31 +250,6 @@ def _read_text(path: Path) -> str:
         ) from None
 
 
-class _Loader(LimitedLoader):
-    """A loader that rejects duplicate keys; PyYAML's keeps the last value."""
-
-
-def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[object, object]:
-    keys: set[str] = set()
-    for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode) and key.value in keys:
-            raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value}", problem_mark=key.start_mark)
-        keys.add(str(key.value))
-    loader.flatten_mapping(node)
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
-
-
-def _describe_yaml_error(error: yaml.YAMLError) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if mark is None or problem is None:
-        return " ".join(str(error).split())
-    return f"line {mark.line + 1}, column {mark.column + 1}: {'unexpected tab' if TAB_PROBLEM in problem else problem}"
-
-
-TAB_PROBLEM = "'\\t'"
 YAML_TYPE_NAMES: dict[type, str] = {
     list: "a list",
     str: "a string",
@@ -288,10 +269,10 @@ def _apply_override(values: Values, override: str) -> None:
             hint="Use the form --set fine_tuning.max_steps=100.",
         )
     try:
-        value = load_yaml(text, _Loader)
+        value = load_yaml(text, StrictLoader)
     except yaml.YAMLError as error:
         raise UsageError(
-            f"--set {override}: the value is not YAML: {_describe_yaml_error(error)}",
+            f"--set {override}: the value is not YAML: {describe_yaml_error(error)}",
             hint="Close every bracket and quote, or quote a string with special characters: --set 'section.key=\"a: b\"'.",
         ) from None
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+[eE][+-]?\d+", value):

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import ConfigurationError
-from components.common.runtime.yaml_loading import load_yaml
+from components.common.runtime.yaml_loading import StrictLoader, load_yaml
 from pipelines.gateway.errors import RequestError
 
 KEY_PREFIX = "tl-"
@@ -231,7 +231,7 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
     """
     example = "Example: keys: [{name: team-a, sha256: DIGEST}]. Create keys with `tuneline keys create NAME`."
     try:
-        keys = _KeyFile.model_validate(load_yaml(path.read_text(encoding="utf-8"))).keys
+        keys = _KeyFile.model_validate(load_yaml(path.read_text(encoding="utf-8"), StrictLoader)).keys
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"the key file {path} cannot be read: {error}", hint=example) from None
     except ValidationError as error:

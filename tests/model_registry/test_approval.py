@@ -209,6 +209,7 @@ def test_policy_file_in_another_encoding_is_rejected(tmp_path: Path) -> None:
         ("approver: [ann]", "approver: unknown key .did you mean approvers"),
         ("approvers: ann", "approvers: found 'ann'; expected a list"),
         ("a: [", "cannot be read"),
+        ("approvers: [ann]\napprovals_required: 1\napprovers: [eve]", "line 3, column 1: duplicate key approvers"),
     ],
 )
 def test_invalid_policy_file_is_rejected_with_its_name(tmp_path: Path, text: str, message: str) -> None:

@@ -136,6 +136,9 @@ def test_verify_requires_a_trusted_key(tmp_path: Path) -> None:
     (tmp_path / "trust.yaml").write_text("public_key: [a.pub]\n")
     error = refusal(2, "verify", "helper@champion", "--trust", "trust.yaml", cwd=tmp_path)
     assert "public_key" in error["message"]
+    (tmp_path / "trust.yaml").write_text(f"revoked: [{'ab' * 32}]\npublic_keys: [a.pub]\nrevoked: []\n")
+    error = refusal(2, "verify", "helper@champion", "--trust", "trust.yaml", cwd=tmp_path)
+    assert error["message"] == "trust.yaml cannot be read: line 3, column 1: duplicate key revoked"
 
 
 def test_keygen_writes_a_pair_once(tmp_path: Path) -> None:

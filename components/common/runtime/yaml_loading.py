@@ -7,6 +7,7 @@ import yaml
 MAX_CHARACTERS = 1_000_000  # PyYAML parses about 100,000 characters a second
 MAX_NODES = 100_000  # with every alias replaced by its value
 MAX_DEPTH = 50
+TAB_PROBLEM = "'\\t'"  # in the problem of a tab as indentation
 DEPTH_PROBLEM = f"values are nested more than {MAX_DEPTH} levels deep"
 
 
@@ -19,6 +20,23 @@ class LimitedLoader(yaml.SafeLoader):
         if root is not None:
             _check_size(root)
         return root
+
+
+class StrictLoader(LimitedLoader):
+    """A loader that rejects duplicate keys; PyYAML's keeps the last value."""
+
+
+def _construct_mapping(loader: StrictLoader, node: yaml.MappingNode) -> dict[object, object]:
+    keys: set[str] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.value in keys:
+            raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value}", problem_mark=key.start_mark)
+        keys.add(str(key.value))
+    loader.flatten_mapping(node)
+    return loader.construct_mapping(node, deep=True)
+
+
+StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
 
 
 def load_yaml(text: str, loader: type[LimitedLoader] = LimitedLoader) -> object:
@@ -35,6 +53,14 @@ def load_yaml(text: str, loader: type[LimitedLoader] = LimitedLoader) -> object:
         raise yaml.YAMLError(DEPTH_PROBLEM) from None
     except ValueError as error:  # of a number or date that PyYAML recognizes by its form
         raise yaml.YAMLError(str(error)) from None
+
+
+def describe_yaml_error(error: yaml.YAMLError) -> str:
+    """Return line, column and problem in one line."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return " ".join(str(error).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}: {'unexpected tab' if TAB_PROBLEM in problem else problem}"
 
 
 def _check_size(root: yaml.Node) -> None:
