@@ -87,8 +87,10 @@ def log_mlmodel(client: MlflowClient, model_id: str, model: Artifact) -> None:
     store_uri = artifact_store.get_artifact_uri(model)
     if client.get_logged_model(model_id).tags.get(MLMODEL_TAG) == store_uri:
         return
+    names = {Path(file.path).name for file in client.list_logged_model_artifacts(model_id)}
+    is_copied = POINTER_FILENAME not in names
     with tempfile.TemporaryDirectory() as folder:
-        mlmodel_files.write_mlmodel_files(Path(folder), model, model_id)
+        mlmodel_files.write_mlmodel_files(Path(folder), model, model_id, is_copied=is_copied)
         client.log_model_artifacts(model_id, folder)
     _check_upload(client, model_id, mlmodel_files.FILENAMES, "model")
     client.set_logged_model_tags(model_id, {MLMODEL_TAG: store_uri})

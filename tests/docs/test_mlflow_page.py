@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,20 +20,29 @@ PAGE = (ROOT / "docs" / "mlflow.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def test_example_loads_the_champion(
+def test_examples_load_the_champions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    tuned = build_tuned_model(tmp_path / "tuned")
-    config = ModelRegistryConfig(name="my-model")
-    register(tuned.model, tuned.evaluation, tuned.repository, config, reporter=SilentReporter())
-    promote("my-model", "1", force=True, reason="the test", reporter=SilentReporter())
+    monkeypatch.chdir(tmp_path)
+    for name in ("my-model", "my-merged-model"):
+        tuned = build_tuned_model(tmp_path / name, merged="merged" in name)
+        config = ModelRegistryConfig(name=name)
+        register(tuned.model, tuned.evaluation, tuned.repository, config, reporter=SilentReporter())
+        promote(name, "1", force=True, reason="the test", reporter=SilentReporter())
+    (tmp_path / "my-llama").symlink_to(tmp_path / "my-model" / "base")
+    pyfunc, transformers, peft = BLOCK.findall(PAGE)
+    names: dict[str, Any] = {}
     capsys.readouterr()
-    [block] = BLOCK.findall(PAGE)
-    exec(block, {})
+    exec(pyfunc, names)
     one, two = map(eval, capsys.readouterr().out.splitlines())
     assert two == one * 2
     assert one[0]
+    exec(transformers, names)
+    [answer] = eval(capsys.readouterr().out)
+    assert answer["generated_text"][-1]["role"] == "assistant"
+    exec(peft, names)
+    assert names["adapted"].peft_config
 
 
 def test_page_states_the_limits() -> None:

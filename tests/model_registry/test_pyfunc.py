@@ -85,6 +85,50 @@ def test_large_model_is_loaded_from_the_store(registry: Any, tuned: Customizatio
     assert load().predict(QUESTION, params={"max_new_tokens": 4}) == [answer_directly(tuned.model, QUESTION, 4)]
 
 
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> CustomizationArtifacts:
+    return build_tuned_model(tmp_path_factory.mktemp("merged"), merged=True)
+
+
+@pytest.mark.parametrize("limit", [512, 0])
+def test_merged_model_loads_with_transformers(
+    registry: Any, merged: CustomizationArtifacts, tmp_path: Path, limit: int
+) -> None:
+    """The weights are copied to MLflow or, above the limit, read in the artifact store."""
+    import mlflow.transformers
+
+    promote_version(merged, copy_limit_mb=limit)
+    assert bool(list((tmp_path / "mlflow-artifacts").rglob("*.safetensors"))) == bool(limit)
+    pipeline = mlflow.transformers.load_model(URI)
+    [answer] = pipeline([QUESTION["messages"]], max_new_tokens=8, do_sample=False, return_full_text=False)
+    assert answer[0]["generated_text"] == answer_directly(merged.model, QUESTION, 8)
+    assert load().predict(QUESTION, params={"max_new_tokens": 8}) == [answer_directly(merged.model, QUESTION, 8)]
+    assert find_champion("helper").fetch(tmp_path / "fetched").sha256 == merged.model.sha256
+
+
+def test_store_that_moved_is_passed_to_transformers(
+    registry: Any, merged: CustomizationArtifacts, tmp_path: Path
+) -> None:
+    import mlflow.transformers
+
+    moved = tmp_path / "moved"
+    shutil.copytree(merged.model.path, tmp_path / "model")
+    copied = Artifact(tmp_path / "model", merged.model.manifest)
+    promote_version(CustomizationArtifacts(copied, merged.evaluation, merged.repository), copy_limit_mb=0)
+    copied.path.rename(moved)
+    with pytest.raises(Exception, match="model"):
+        mlflow.transformers.load_model(URI)
+    assert mlflow.transformers.load_model(URI, base_model_path=str(moved))
+
+
+def test_adapter_has_no_transformers_flavour(registry: Any, tuned: CustomizationArtifacts) -> None:
+    import mlflow.transformers
+
+    promote_version(tuned)
+    with pytest.raises(mlflow.exceptions.MlflowException, match='does not have the "transformers" flavor'):
+        mlflow.transformers.load_model(URI)
+
+
 def test_missing_store_is_reported_by_its_address(registry: Any, tuned: CustomizationArtifacts, tmp_path: Path) -> None:
     moved = tmp_path / "model"
     shutil.copytree(tuned.model.path, moved)

@@ -11,8 +11,8 @@ from tests.model_registry.evidence_builder import build_dataset, build_evaluatio
 from tests.tiny import tiny_model
 
 
-def build_tuned_model(root: Path) -> CustomizationArtifacts:
-    """A tiny Llama with a random adapter, its evaluation and its package."""
+def build_tuned_model(root: Path, *, merged: bool = False) -> CustomizationArtifacts:
+    """A tiny Llama with a random adapter, or with the adapter merged into its weights, its evaluation and its package."""
     import peft
     import torch
 
@@ -24,7 +24,7 @@ def build_tuned_model(root: Path) -> CustomizationArtifacts:
         adapted = peft.get_peft_model(loaded, settings)
     folder = root / "model"
     artifact_folder.claim_folder(folder, "tuned")
-    adapted.save_pretrained(folder)
+    (adapted.merge_and_unload() if merged else adapted).save_pretrained(folder)
     model_loading.save_tokenizer(model_loading.load_tokenizer(base.path), folder)
     dataset = build_dataset(root / "dataset")
     model = artifact_folder.publish(
