@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -98,6 +99,14 @@ class EvaluationConfig(BaseModel):
         10_000,
         ge=1000,
         description="Number of bootstrap resamples per interval. More resamples give more precise intervals.",
+    )
+    repetition: int = Field(
+        0,
+        ge=0,
+        exclude_if=operator.not_,
+        description="Number of the repetition. Another number measures all models again, without the scores of earlier "
+        "evaluations, and gives the evaluation a new digest. Raise it to renew an evaluation that is older than "
+        "max_evaluation_age_days of the release policy.",
     )
     gate: list[Rule] = Field(
         default_factory=_default_rules,

@@ -44,9 +44,8 @@ def describe_subject(
         - `settings`: the settings of the gate and of the measurement, and the seed.
     """
     trained = candidate.artifact.manifest if candidate.artifact else None
-    settings = config.model_dump(
-        mode="json", include={"min_items", "max_items", "max_length", "batch_tokens", "bootstrap_samples", "gate"}
-    )
+    names = {"min_items", "max_items", "max_length", "batch_tokens", "bootstrap_samples", "repetition", "gate"}
+    settings = config.model_dump(mode="json", include=names)
     return {
         "model": {
             "content_sha256": candidate.sha256,

@@ -136,7 +136,9 @@ class _Measurement:
         model_loading.prepare_torch(seed)
         base = LoadableModel(candidate.base.sha256, candidate.base, candidate.base.path, None, None)
         self.roles = {"base": base, "candidate": candidate, **({"incumbent": incumbent} if incumbent else {})}
-        self.config, self.cache, self.reporter = config, cache, reporter
+        # A repetition does not read the scores of other evaluations.
+        self.cache = cache / f"repetition-{config.repetition}" if config.repetition else cache
+        self.config, self.reporter = config, reporter
         # All models receive equal inputs, limited to the shortest context length.
         lengths = [length for model in self.roles.values() if (length := engine_loading.read_context_length(model))]
         self.input_limit = min(lengths, default=None)

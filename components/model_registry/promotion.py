@@ -46,7 +46,7 @@ REMEDIES = (
     ("the configuration", "Evaluate the model again with this configuration"),
     (
         "allows evaluations of at most|limits the age",
-        "Evaluate the model with new test rows or other settings, and register it",
+        "Evaluate the model again with a higher evaluation.repetition, and register it",
     ),
     ("so the age of its evaluation", "Correct the clock, or check the history with `tuneline registry audit`"),
     (

@@ -209,6 +209,11 @@ def test_scores_are_cached_and_damaged_cache_is_ignored(
     third = run_evaluation(tuned_artifacts, tmp_path / "3")
     assert len(measured) == 2
     assert first.sha256 == third.sha256 != second.sha256
+    repeated = run_evaluation(tuned_artifacts, tmp_path / "4", repetition=1)
+    assert len(measured) == 4  # for a policy that limits the age, so the cached scores do not count
+    assert repeated.sha256 != first.sha256
+    assert repeated.manifest.summary == first.manifest.summary
+    assert "repetition" not in json.loads((first.path / "evaluation.json").read_text())["measured"]["settings"]
 
 
 def test_evaluation_needs_two_items(tuned_artifacts: tuple[Artifact, Artifact, Path], tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ def test_evaluation_expires_and_its_next_registration_does_not_renew_it(
     objection = f"policy entry {number} allows evaluations of at most 30 days; its evaluation was registered on {date}"
     with pytest.raises(RegistryError, match=objection) as refused:
         promote(NAME, "2", reporter=QUIET)
-    assert refused.value.hint.startswith("Evaluate the model with new test rows or other settings")
+    assert refused.value.hint.startswith("Evaluate the model again with a higher evaluation.repetition")
     dataset = artifact_folder.read(Path(made.model.manifest.find_input("dataset").uri))
     again = build_evaluation(made.model.path.parent / "again", made.model.manifest, dataset, min_items=3)
     register(made.model, again, made.repository, config, reporter=QUIET)
