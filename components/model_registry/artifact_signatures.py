@@ -1,7 +1,8 @@
-"""Signatures of artifacts: a record beside each artifact in the store, `signatures/<content digest>/<manifest digest>.json`.
+"""Signatures of artifacts: a record for each key beside each artifact in the store.
 
-A record has the manifest, the OpenSSF signature of all files, and the signed attestation of the step. It contains no
-payload, so it remains when the artifact is deleted, and travels without the weights.
+Its name is `signatures/<content digest>/<manifest digest>.<key ID>.json`; earlier versions left out the key ID. A record has
+the manifest, the OpenSSF signature of all files, and the signed attestation of the step. It contains no payload, so it
+remains when the artifact is deleted, and travels without the weights.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def sign_artifact(artifact: Artifact, key: SigningKey, store: Path) -> Signature
         attestation=signed_envelopes.sign_envelope(key, statement, attestations.PAYLOAD_TYPE),
         certificates=key.certificates,
     )
-    name = f"{FOLDER}/{artifact.sha256}/{manifest_sha256}.json"
+    # A name for each key: after a rotation, the records of the old key still verify versions that share the artifact.
+    name = f"{FOLDER}/{artifact.sha256}/{manifest_sha256}.{key.key_id}.json"
     artifact_store.write_note(store, name, record.model_dump_json(exclude_defaults=True) + "\n")
     if key.certificates:  # for the signatures in the history, which have no room for certificates
         artifact_store.write_note(store, f"{CERTIFICATES_FOLDER}/{key.key_id}.pem", key.certificates)
@@ -149,20 +151,24 @@ def _split_certificates(text: str) -> list[str]:
     return [part + end for part in text.replace("\r\n", "\n").split(end) if part.strip()]
 
 
-def load_records(store: Path, sha256: str) -> list[SignatureRecord]:
-    """Return the records of artifacts with a content digest. Unreadable records are left out."""
+def load_records(store: Path, sha256: str, manifest_sha256: str = "") -> list[SignatureRecord]:
+    """Return the records of artifacts with a content digest, of all keys. Unreadable records are left out.
+
+    Args:
+        manifest_sha256: digest of the manifest; "" for all manifests.
+    """
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):  # such as a path in a tag that somebody edited
         return []
     names = artifact_store.list_notes(store, f"{FOLDER}/{sha256}")
-    texts = (artifact_store.read_note(store, f"{FOLDER}/{sha256}/{name}") for name in names)
+    chosen = [name for name in names if manifest_sha256 in ("", name.partition(".")[0])]
+    texts = (artifact_store.read_note(store, f"{FOLDER}/{sha256}/{name}") for name in chosen)
     return [record for text in texts if text and (record := parse_record(text))]
 
 
-def load_record(store: Path, artifact: Artifact) -> SignatureRecord | None:
-    """Return the record of an artifact, or None."""
+def load_own_records(store: Path, artifact: Artifact) -> list[SignatureRecord]:
+    """Return the records of an artifact with its present manifest, of all keys."""
     text = (artifact.path / artifact_folder.MANIFEST_FILENAME).read_text(encoding="utf-8")
-    note = artifact_store.read_note(store, f"{FOLDER}/{artifact.sha256}/{compute_manifest_sha256(text)}.json")
-    return parse_record(note) if note else None
+    return load_records(store, artifact.sha256, compute_manifest_sha256(text))
 
 
 def parse_record(text: str) -> SignatureRecord | None:

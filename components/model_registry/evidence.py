@@ -27,6 +27,7 @@ Json = dict[str, Any]
 EVALUATION_FILENAME, PREDICTIONS_FILENAME, PROOF_FILENAME = "evaluation.json", "predictions.parquet", "proof.json"
 EARLIER_EVALUATION = "its evaluation does not state what it measured; an earlier version of tuneline wrote it"
 EARLIER_PACKAGE = "its Triton package does not cover its proof; an earlier version of tuneline wrote it"
+VERDICT_OBJECTION = "its evaluation's verdict is"
 MIN_SCHEMA_VERSION = 2  # of manifests whose identity covers the statement
 # In summary.proof and in proof.json; timings are only in the summary.
 PROOF_FIELDS = ("server_version", "golden_prompts", "matched")

@@ -59,15 +59,18 @@ def read_policy_in_force(name: str) -> PolicyInForce:
 
 
 def find_policy_in_force(name: str) -> PolicyInForce | None:
-    """Return the recorded policy of a model; None if the registry does not exist, or records no policy for the model.
+    """Return the recorded policy of a model that this process is to register.
+
+    None if the registry does not exist, or records no policy for the model.
 
     Raises:
-        RegistryError: the recorded policy was edited.
+        RegistryError: the history is signed and this process has no key, or the recorded policy was edited.
     """
     if model_versions.is_registry_missing():
         return None
     with model_versions.registry_client() as client:
         entries = registry_history.read(client, name)
+        registry_history.check_key(client, name, entries)
     if not promotion_policy.list_policies(entries):
         return None
     promotion_policy.check_unedited(entries)

@@ -35,7 +35,6 @@ from components.model_registry.registry_history import DONE, Entry
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
-VERDICT_OBJECTION = "its evaluation's verdict is"
 SKIP_COMPARISON = "not compared"  # aliases other than champion accept any incumbent
 
 
@@ -73,7 +72,7 @@ def list_objections(version: ModelVersion, requirements: Requirements) -> list[s
             objection to the version.
     """
     verdict = _get_tag(version, "verdict")
-    objections = [] if verdict == "accepted" else [f"{VERDICT_OBJECTION} {verdict or 'missing'}"]
+    objections = [] if verdict == "accepted" else [f"{evidence.VERDICT_OBJECTION} {verdict or 'missing'}"]
     if not _get_tag(version, "repository_sha256"):
         objections.append("it has no Triton package")
     elif _get_tag(version, "proof") != PROVEN:
@@ -253,7 +252,7 @@ def _check_evaluation(
         verdict = lineage_tags.read_verdict(evaluation)
     except RegistryError as error:
         return [error.message]
-    objections = [] if verdict == "accepted" else [f"{VERDICT_OBJECTION} {verdict}"]
+    objections = [] if verdict == "accepted" else [f"{evidence.VERDICT_OBJECTION} {verdict}"]
     source = evaluation.manifest.find_input("model")
     if source is None or source.content_sha256 != _get_tag(version, "model_sha256"):
         objections.append("its evaluation evaluated another model")

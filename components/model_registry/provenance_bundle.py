@@ -93,11 +93,27 @@ class Leaf(BaseModel):
     uri: str
 
 
+class ForcedPromotion(BaseModel):
+    """A promotion of the version to the bundle's alias that was forced, from its entry of the history.
+
+    Attributes:
+        is_signed: whether the entry has a valid signature of its own, and is about this model with this evaluation. Only
+            then does it overrule the evaluation's verdict: an entry before the first signed one shows nobody's decision.
+    """
+
+    entry: int
+    by: str
+    reason: str
+    objections: str
+    is_signed: bool
+
+
 class Verification(BaseModel):
     """The result of `verify`.
 
     Attributes:
         objections: clauses; empty if everything verifies.
+        forced: the forced promotion of the version; None if its promotion was not forced.
         artifacts, leaves: the verified artifacts, and the inputs without attestation.
         entries: number of history entries.
         checkpoint: number of the entry of the checkpoint; None without checkpoint.
@@ -108,6 +124,7 @@ class Verification(BaseModel):
     version: str
     alias: str | None
     verified: bool
+    forced: ForcedPromotion | None
     objections: list[str]
     artifacts: list[VerifiedArtifact]
     leaves: list[Leaf]
@@ -242,12 +259,10 @@ def verify(
     roots = {sha256: kind for kind, sha256 in index.artifacts.items()}
     lineage = signature_checks.check_lineage(roots, lambda sha256: bundle.records.get(sha256, []), trust)
     objections, notes = [*lineage.objections], []
-    promotion, forced = _check_promotion(index, history)
-    objections += _check_evidence(index, lineage, is_forced=bool(forced))
+    forced = _find_forced_promotion(index, history, trust)
+    objections += _check_evidence(index, lineage, forced)
     objections += _check_history(bundle, history, trust)
-    objections += promotion
-    if forced:
-        notes.append(f"the version was promoted by force, despite: {forced}")
+    objections += _check_promotion(index, history)
     if "repository" not in index.artifacts:
         notes.append("the version has no Triton package")
     if index.alias is None:
@@ -269,6 +284,7 @@ def verify(
         version=index.version,
         alias=index.alias,
         verified=not objections,
+        forced=forced,
         objections=objections,
         artifacts=artifacts,
         leaves=[Leaf(kind=one.kind, sha256=one.content_sha256, uri=one.uri) for one in lineage.leaves],
@@ -280,20 +296,23 @@ def verify(
 
 def _check_files(records: Sequence[SignatureRecord], artifact: Artifact, trust: Trust) -> list[str]:
     text = (artifact.path / artifact_folder.MANIFEST_FILENAME).read_text(encoding="utf-8")
-    record = next((one for one in records if one.manifest == text), None)
+    own = [record for record in records if record.manifest == text]
     kind, sha256 = artifact.manifest.kind, artifact.sha256
+    found, objection = signature_checks.find_valid(own, sha256, trust)
     try:
-        if record is None:
-            raise SignatureInvalidError("its manifest is not the signed one")
-        artifact_signatures.check_record(record, trust)
-        artifact_signatures.check_files(record, artifact.path, trust)
+        if found is None:
+            raise SignatureInvalidError(objection if own else "its manifest is not the signed one")
+        artifact_signatures.check_files(found[1], artifact.path, trust)
     except SignatureInvalidError as error:
         return [f"its {kind} {sha256[:12]} does not verify: {error.message}"]
     return []
 
 
-def _check_evidence(index: Index, lineage: LineageCheck, *, is_forced: bool) -> Iterator[str]:
-    """Yield the objections to the statement of the evaluation, and to an evaluation or a package of another model."""
+def _check_evidence(index: Index, lineage: LineageCheck, forced: ForcedPromotion | None) -> Iterator[str]:
+    """Yield the objections to the statement of the evaluation, and to an evaluation or a package of another model.
+
+    Another verdict than accepted is no objection if the forced promotion overruled it.
+    """
     found = {kind: lineage.verified.get(index.artifacts.get(kind, "")) for kind in KINDS}
     if "model" not in index.artifacts or "evaluation" not in index.artifacts:
         yield "the version has no model or no evaluation"
@@ -309,8 +328,11 @@ def _check_evidence(index: Index, lineage: LineageCheck, *, is_forced: bool) -> 
             content = json.loads(record.statements[evidence.EVALUATION_FILENAME])
             yield from evidence.check_subject(content["measured"], model)
             yield from evidence.compare_dataset(content["measured"], model)
-            if content["verdict"] != "accepted" and not is_forced:
-                yield f"its evaluation's verdict is {content['verdict']}"
+            objection = f"{evidence.VERDICT_OBJECTION} {content['verdict']}"
+            if content["verdict"] != "accepted" and not (
+                forced and forced.is_signed and registry_history.is_overruled(objection, forced.objections)
+            ):
+                yield objection
         except (LookupError, TypeError, ValueError):
             yield evidence.EARLIER_EVALUATION
         source = evaluation.find_input("model")
@@ -359,15 +381,29 @@ def _check_registration(index: Index, history: Sequence[Entry]) -> list[str]:
     ]
 
 
-def _check_promotion(index: Index, history: Sequence[Entry]) -> tuple[list[str], str]:
-    """Return the objections to the promotion to the bundle's alias, and the objections that a forced one overruled."""
+def _find_forced_promotion(index: Index, history: Sequence[Entry], trust: Trust) -> ForcedPromotion | None:
+    """Return the last promotion of the version to the alias if it was forced; a rollback restores what it decided."""
+    moves = registry_history.list_completed_moves(history, index.alias or "")
+    move = next((move for move in reversed(moves) if move.kind == "promote" and move.to == index.version), None)
+    if move is None or not move.forced:
+        return None
+    unverified = {number for number, _ in history_signatures.list_findings(history, index.name, trust)}
+    is_about_bundle = (move.digest, move.evaluation) == tuple(map(index.artifacts.get, ("model", "evaluation")))
+    is_intact = move.number not in unverified and move not in registry_history.list_edited(history)
+    is_signed = bool(move.signature) and is_intact and is_about_bundle
+    fields = {"entry": move.number, "by": move.by, "reason": move.reason, "objections": move.forced}
+    return ForcedPromotion(**fields, is_signed=is_signed)
+
+
+def _check_promotion(index: Index, history: Sequence[Entry]) -> list[str]:
+    """Return the objections to the promotion to the bundle's alias."""
     if index.alias is None:
-        return _check_registration(index, history), ""
+        return _check_registration(index, history)
     moves = registry_history.list_completed_moves(history, index.alias)
     if not moves or moves[-1].to != index.version or moves[-1].kind == "foreign":
         holder = f"version {moves[-1].to}" if moves else "no version"
         what = "by a move outside of tuneline" if moves and moves[-1].kind == "foreign" else "in the history"
-        return [f"{index.alias} is at {holder} {what}; the bundle is about version {index.version}"], ""
+        return [f"{index.alias} is at {holder} {what}; the bundle is about version {index.version}"]
     move, found = moves[-1], {kind: index.artifacts.get(kind, "none") for kind in KINDS}
     later = {entry.evaluation for entry in history if entry.number > move.number and _evaluates(entry, move)}
     objections = []
@@ -377,4 +413,4 @@ def _check_promotion(index: Index, history: Sequence[Entry]) -> tuple[list[str],
     if found["evaluation"] not in {move.evaluation, *later}:
         what = f"evaluation {move.evaluation[:12] or 'unknown'}; the bundle has {found['evaluation'][:12]}"
         objections.append(f"entry {move.number} moved {index.alias} with {what}")
-    return objections, move.forced
+    return objections

@@ -28,6 +28,7 @@ from components.model_registry.model_versions import HISTORY_SUFFIX, TAG_PREFIX
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import RegisteredModel as MlflowModel
 
 OBJECTION_SEPARATOR = " and "  # between the objections in `forced`
 SIGNED_TAG = f"{TAG_PREFIX}signed"  # tag of the history's registered model
@@ -126,7 +127,7 @@ def append(client: MlflowClient, model: str, intent: Entry) -> Entry:
     name = get_history_name(model)
     purpose = f"The history of {model}: every version of this model is an entry of the history."
     home = model_versions.ensure_model(client, name, f"{purpose} tuneline writes it; do not edit or delete versions.")
-    _require_key(model, is_signed=home is not None and SIGNED_TAG in home.tags)
+    _require_key(model, is_signed=_is_marked_signed(home))
     entry = intent.model_copy(
         update={
             "token": intent.token or uuid.uuid4().hex,
@@ -181,6 +182,20 @@ def close(
     return closed
 
 
+def _is_marked_signed(home: MlflowModel | None) -> bool:
+    return home is not None and SIGNED_TAG in home.tags
+
+
+def check_key(client: MlflowClient, model: str, entries: Sequence[Entry]) -> None:
+    """Raise RegistryError if this process could not append an entry, because the history is signed.
+
+    Args:
+        entries: the history, as read.
+    """
+    home = model_versions.find_model(client, get_history_name(model))
+    _require_key(model, is_signed=_is_marked_signed(home) or any(entry.signature for entry in entries))
+
+
 def _require_key(model: str, *, is_signed: bool) -> None:
     """Raise RegistryError if the history is signed and this process has no key: an audit would find the entry."""
     if is_signed and not signing_keys.is_signing():
@@ -211,16 +226,16 @@ def list_open_objections(entries: Iterable[Entry], alias: str, version: str, obj
     The number of the policy's entry does not count: another policy with the same requirement gives the same objection.
     """
     own = [move for move in list_completed_moves(entries, alias) if move.kind == "promote" and move.to == version]
-    overruled = join_objections(["", own[-1].forced if own else "", ""])
+    forced = own[-1].forced if own else ""
+    return [objection for objection in objections if not is_overruled(objection, forced)]
 
-    def drop_entry_number(text: str) -> str:
-        return re.sub(r"policy entry \d+", "policy entry", text)
 
-    return [
-        objection
-        for objection in objections
-        if drop_entry_number(join_objections(["", objection, ""])) not in drop_entry_number(overruled)
-    ]
+def is_overruled(objection: str, forced: str) -> bool:
+    """Return whether an objection is one of those that a forced promotion overruled (`Entry.forced`)."""
+    wanted, overruled = (
+        re.sub(r"policy entry \d+", "policy entry", join_objections(["", text, ""])) for text in (objection, forced)
+    )
+    return wanted in overruled
 
 
 def list_gaps(entries: Iterable[Entry]) -> list[int]:

@@ -77,16 +77,10 @@ def sign_version(artifacts: Sequence[Artifact], store_uri: str, reporter: Report
 
 def _sign_once(artifact: Artifact, key: SigningKey) -> None:
     """Sign an artifact unless a valid signature of this key exists."""
-    store = Workdir.from_environment().store
-    trust = Trust({key.key_id: key.private_key.public_key()})
-    if record := artifact_signatures.load_record(store, artifact):
-        try:
-            artifact_signatures.check_record(record, trust)
-            artifact_signatures.check_files(record, artifact.path, trust)
-            return
-        except SignatureInvalidError:
-            pass
-    artifact_signatures.sign_artifact(artifact, key, store)
+    try:
+        check_artifact(artifact, Trust({key.key_id: key.private_key.public_key()}))
+    except SignatureInvalidError:
+        artifact_signatures.sign_artifact(artifact, key, Workdir.from_environment().store)
 
 
 def _is_attested(source: ArtifactInput) -> bool:
@@ -108,7 +102,7 @@ def check_lineage(
     seen = {(sha256, True) for sha256 in roots}  # an artifact may be an ancestor and, as the incumbent, a leaf
     while pending:
         kind, sha256 = pending.pop(0)
-        found, objection = _find_valid(load_records(sha256), sha256, trust)
+        found, objection = find_valid(load_records(sha256), sha256, trust)
         if found is None:
             result.objections.append(f"its {kind.replace('_', ' ')} {sha256[:12]} does not verify: {objection}")
             continue
@@ -128,7 +122,7 @@ def check_lineage(
     return result
 
 
-def _find_valid(
+def find_valid(
     records: Sequence[SignatureRecord], sha256: str, trust: Trust
 ) -> tuple[tuple[Manifest, SignatureRecord] | None, str]:
     """Return the first record that verifies with its manifest; else None and the objection to the last record."""
@@ -159,11 +153,10 @@ def list_objections(artifacts: Mapping[str, Artifact], trust: Trust) -> list[str
             objections.append(f"its {kind} {artifact.sha256[:12]} does not verify: {error.message}")
     if objections:
         return objections
-    own = {artifact.sha256: artifact_signatures.load_record(store, artifact) for artifact in artifacts.values()}
+    own = {artifact.sha256: artifact_signatures.load_own_records(store, artifact) for artifact in artifacts.values()}
 
     def load_records(sha256: str) -> list[SignatureRecord]:
-        record = own.get(sha256)
-        return [record] if record else artifact_signatures.load_records(store, sha256)
+        return own.get(sha256) or artifact_signatures.load_records(store, sha256)
 
     roots = {artifact.sha256: kind for kind, artifact in artifacts.items()}
     return check_lineage(roots, load_records, trust).objections
@@ -175,12 +168,11 @@ def check_artifact(artifact: Artifact, trust: Trust) -> None:
     Raises:
         SignatureInvalidError: the artifact does not verify.
     """
-    record = artifact_signatures.load_record(Workdir.from_environment().store, artifact)
-    if record is None:
-        raise SignatureInvalidError("it has no signature")
-    if artifact_signatures.check_record(record, trust).content_sha256 != artifact.sha256:
-        raise SignatureInvalidError("its signature is for another artifact")
-    artifact_signatures.check_files(record, artifact.path, trust)
+    records = artifact_signatures.load_own_records(Workdir.from_environment().store, artifact)
+    found, objection = find_valid(records, artifact.sha256, trust)
+    if found is None:
+        raise SignatureInvalidError(objection)
+    artifact_signatures.check_files(found[1], artifact.path, trust)
 
 
 def require_signature(artifact: Artifact, trust: Trust) -> None:

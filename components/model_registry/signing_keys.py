@@ -6,6 +6,8 @@ One elliptic-curve key signs artifacts, attestations and entries of the history.
 from __future__ import annotations
 
 import os
+import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +26,7 @@ CERTIFICATES_VARIABLE = "TUNELINE_SIGNING_CERTIFICATES_FILE"
 CURVES = ("secp256r1", "secp384r1", "secp521r1")  # that model-signing accepts
 EXPECTED_KEY = "an elliptic-curve key on P-256, P-384 or P-521 in PEM format"
 PRIVATE_KEY_FILENAME, PUBLIC_KEY_FILENAME = "signing.key", "signing.pub"
+KEY_BLOCK, CERTIFICATE_BLOCK = rb"-----BEGIN [A-Z ]*KEY-----", rb"-----BEGIN CERTIFICATE-----"
 KEY_HINT = "Create a key pair with `tuneline signing keygen -o DIR`."
 
 
@@ -78,6 +81,7 @@ def load_signing_key() -> SigningKey | None:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     path, password = Path(name), os.environ.get(PASSWORD_VARIABLE) or None
+    _check_permissions(path)
     load = partial(load_pem_private_key, password=password.encode() if password else None)
     key = load_pem(path, KEY_VARIABLE, load)
     if not is_supported(key):
@@ -119,6 +123,23 @@ def is_supported(key: object) -> bool:
     return isinstance(key, (ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey)) and key.curve.name in CURVES
 
 
+def _check_permissions(path: Path) -> None:
+    """Refuse a private key of this user that others can read, as ssh does.
+
+    The files of a Kubernetes secret belong to root, who decides on their mode.
+    """
+    try:
+        status = path.stat()
+    except OSError:  # reported when the file is read
+        return
+    if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigurationError(
+            f"{KEY_VARIABLE}: {path} has mode {stat.S_IMODE(status.st_mode):04o}, so other users can read or change the "
+            "private key; expected 0600 or 0400",
+            hint=f"Restrict it: chmod 600 {path}. If others had access, create a new key and revoke this one.",
+        )
+
+
 def load_certificates(content: bytes) -> list[Certificate]:
     from cryptography import x509
 
@@ -130,7 +151,12 @@ def load_pem(path: Path, source: str, load: Callable[[bytes], Any]) -> Any:
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
-        return load(path.read_bytes())
+        content = path.read_bytes()
+        keys, certificates = (len(re.findall(block, content)) for block in (KEY_BLOCK, CERTIFICATE_BLOCK))
+        if keys > 1 or (keys and certificates):  # the first would be loaded, and the others would not count
+            found = f"{keys} keys" if keys > 1 else f"a key and {certificates} certificates"
+            raise key_error(path, source, f"{found} in one file")
+        return load(content)
     except OSError as error:
         raise key_error(path, source, error.strerror or "an unreadable file") from None
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

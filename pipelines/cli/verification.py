@@ -97,6 +97,7 @@ def verify(
 
 
 def _format_verification(result: Verification) -> list[str]:
+    forced = result.forced
     lines = [
         f"✔ {one.kind} {one.sha256[:12]}, key {one.key_id[:12]}{'' if one.hashed else ', files not hashed'}"
         for one in result.artifacts
@@ -104,6 +105,11 @@ def _format_verification(result: Verification) -> list[str]:
     lines += [f"  input without attestation: {one.kind} {one.sha256[:12]} {one.uri}" for one in result.leaves]
     lines += [f"✘ {objection}" for objection in result.objections]
     lines += [f"! {note}" for note in result.notes]
+    if forced:
+        lines.append(f"! PROMOTED BY FORCE by {forced.by} in entry {forced.entry}, despite: {forced.objections}")
+        lines += [] if forced.is_signed else ["! no valid signature covers this forced promotion"]
+        lines.append(f"! reason of the forced promotion: {forced.reason}")
     title = f"{result.name}{f'@{result.alias}' if result.alias else ''}, version {result.version}"
     verdict = f"verified {len(result.artifacts)} artifacts and {result.entries} history entries"
+    verdict = f"{verdict}, promoted by force" if forced else verdict
     return [*lines, f"{title}: {verdict if result.verified else f'refused, {len(result.objections)} objections'}"]

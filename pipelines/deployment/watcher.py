@@ -31,7 +31,7 @@ from components.common.runtime.errors import (
 from components.common.runtime.process_control import until_signal
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import job_folders
-from components.model_registry import promotion, promotion_checks, servable_versions
+from components.model_registry import evidence, promotion, servable_versions
 from components.model_registry.release_policy import Policy
 from components.model_registry.servable_versions import AliasTarget
 from components.triton_packaging.deployment import deployment_state, repository_api, version_switch
@@ -328,9 +328,9 @@ def _reconcile(deployment: Deployment, server: ServerAddress, target: AliasTarge
         objections = servable_versions.list_serving_objections(
             target.name, target.version, deployment.alias, model_sha256
         )
-        is_rejected = any(each.startswith(promotion_checks.VERDICT_OBJECTION) for each in objections)
+        is_rejected = any(each.startswith(evidence.VERDICT_OBJECTION) for each in objections)
         if deployment.is_canary:  # a version without an accepting verdict may receive copies of requests
-            objections = [each for each in objections if not each.startswith(promotion_checks.VERDICT_OBJECTION)]
+            objections = [each for each in objections if not each.startswith(evidence.VERDICT_OBJECTION)]
         if objections:
             raise RegistryError(" and ".join(objections), hint="")
         _switch_version(deployment, server, target, is_shadow=is_rejected)

@@ -248,7 +248,8 @@ def test_retired_key_verifies_and_the_next_registration_signs_with_the_new_one(
     assert result.objections == []
     new_key = signing_keys.load_signing_key()
     assert new_key is not None
-    assert {entry.key_id for entry in result.artifacts} == {new_key.key_id}
+    # The dataset was signed with version 1.
+    assert {one.key_id for one in result.artifacts if one.kind != "dataset"} == {new_key.key_id}
 
 
 @pytest.mark.long
@@ -517,10 +518,41 @@ def test_forced_promotion_of_a_refused_version_is_noted(signed: SignedRegistry, 
     made = customize("three", "refused", packaged=False)
     register(made.model, made.evaluation, None, ModelRegistryConfig(name=NAME), reporter=QUIET)
     assert signed.verify("3").objections == ["its evaluation's verdict is refused"]
-    promote(NAME, "3", force=True, reason="the gate is wrong", reporter=QUIET)
+    promote(NAME, "3", force=True, reason="the gate is wrong", by="ann", reporter=QUIET)
     result = signed.verify()
     assert result.objections == []
-    assert any("promoted by force, despite: its evaluation's verdict is refused" in note for note in result.notes)
+    assert result.forced
+    assert result.forced.is_signed
+    assert (result.forced.by, result.forced.reason) == ("ann", "the gate is wrong")
+    assert "its evaluation's verdict is refused" in result.forced.objections
+    promote(NAME, "2", force=True, reason="back", reporter=QUIET)
+    rollback(NAME, reporter=QUIET)  # restores what the forced promotion decided
+    result = signed.verify()
+    assert result.objections == []
+    assert result.forced
+    bundle = provenance_bundle.collect(NAME, "champion")
+    trust = trust_root.load_trust([signed.public_key])
+    for name, changes in FORCED_ENTRY_CHANGES.items():
+        history = [
+            entry.model_copy(update=changes) if entry.kind == "promote" and entry.to == "3" else entry
+            for entry in bundle.history
+        ]
+        found = provenance_bundle.verify(bundle.model_copy(update={"history": history}), trust)
+        assert not (found.forced and found.forced.is_signed), name
+        assert "its evaluation's verdict is refused" in found.objections, name
+    signed_move = next(entry for entry in bundle.history if entry.kind == "promote" and entry.to == "3")
+    other = signed_move.model_copy(update={"number": 0, "forced": "it has no Triton package", "token": ""})
+    alias_moves.move_alias(signed.client, NAME, other)
+    result = signed.verify()
+    assert result.forced
+    assert result.objections == ["its evaluation's verdict is refused"]
+
+
+FORCED_ENTRY_CHANGES: dict[str, dict[str, str]] = {
+    "unsigned": {"signature": ""},
+    "other evaluation": {"evaluation": "e" * 64},
+    "other version": {"to": "1"},
+}
 
 
 def _all_records(signed: SignedRegistry) -> dict[str, list[SignatureRecord]]:
@@ -623,12 +655,81 @@ def test_run_without_a_key_reports_before_training_that_the_policy_refuses(
 ) -> None:
     config = CustomizationConfig.model_validate({"model_registry": {"name": NAME}})
     assert policy_preflight.list_objections(config, None, []) == []
-    monkeypatch.delenv("TUNELINE_SIGNING_KEY_FILE")
-    [objection] = policy_preflight.list_objections(config, None, [])
+    with monkeypatch.context() as patch:
+        patch.delenv("TUNELINE_SIGNING_KEY_FILE")
+        patch.setattr(registry_history, "check_key", lambda *_: None)  # a policy before the first signature
+        [objection] = policy_preflight.list_objections(config, None, [])
     assert objection.endswith("requires signatures; TUNELINE_SIGNING_KEY_FILE is not set")
     monkeypatch.setenv("TUNELINE_SIGNING_KEY_FILE", str(signed.folder / "missing.key"))
     with pytest.raises(ConfigurationError, match=r"missing\.key: found No such file or directory"):
         policy_preflight.list_objections(config, None, [])
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_run_without_a_key_is_refused_before_training_by_a_signed_history(
+    signed: SignedRegistry, monkeypatch: pytest.MonkeyPatch, tagged: bool
+) -> None:
+    """Its registration would fail. The tag of the history alone is no protection: anyone can delete it."""
+    if not tagged:
+        signed.client.delete_registered_model_tag(HISTORY, registry_history.SIGNED_TAG)
+    monkeypatch.delenv("TUNELINE_SIGNING_KEY_FILE")
+    config = CustomizationConfig.model_validate({"model_registry": {"name": NAME}})
+    with pytest.raises(RegistryError, match="the history of helper is signed, and this process has no signing key"):
+        policy_preflight.check_policy(config, None, [], QUIET)
+
+
+def test_private_key_that_others_can_read_is_refused(signed: SignedRegistry) -> None:
+    path = signed.folder / "keys" / "signing.key"
+    for mode in (0o640, 0o604, 0o622):
+        path.chmod(mode)
+        with pytest.raises(ConfigurationError, match=f"signing.key has mode {mode:04o}, so other users") as error:
+            signing_keys.load_signing_key()
+        assert f"chmod 600 {path}" in error.value.hint
+    path.chmod(0o400)
+    assert signing_keys.load_signing_key()
+
+
+def test_file_with_several_keys_is_refused(signed: SignedRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, the first counts and the others are ignored without a word."""
+    _, other, _ = signing_keys.generate_key_pair(signed.folder / "other")
+    both = signed.folder / "both.pem"
+    both.write_text(signed.public_key.read_text() + other.read_text())
+    with pytest.raises(ConfigurationError, match=r"both.pem: found 2 keys in one file; expected an elliptic-curve key"):
+        trust_root.load_trust([both])
+    write_certificates(signed.folder / "site", "site-ca")
+    both.write_text(signed.public_key.read_text() + (signed.folder / "site" / "ca.pem").read_text())
+    with pytest.raises(ConfigurationError, match="found a key and 1 certificates in one file"):
+        trust_root.load_trust([both])
+    private = signed.folder / "keys" / "signing.key"
+    with private.open("a") as file:
+        file.write((signed.folder / "other" / "signing.key").read_text())
+    with pytest.raises(ConfigurationError, match=r"signing.key: found 2 keys in one file"):
+        signing_keys.load_signing_key()
+
+
+def test_shared_artifact_keeps_the_record_of_a_retired_key(
+    signed: SignedRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a rotation, the next registration signs the dataset again, which version 2 shares."""
+    _, other, _ = signing_keys.generate_key_pair(signed.folder / "new")
+    sha256 = signed.get_digest("dataset")
+    dataset = signature_checks.find_artifact(sha256)
+    assert dataset
+    monkeypatch.setenv("TUNELINE_SIGNING_KEY_FILE", str(signed.folder / "new" / "signing.key"))
+    for _ in range(2):
+        signature_checks.sign_version([dataset], "", QUIET)
+        assert len(load_records(signed.store, sha256)) == 2
+    for key in (signed.public_key, other):
+        signature_checks.require_signature(dataset, trust_root.load_trust([key]))
+    assert signed.verify().objections == []
+
+
+def test_record_of_an_earlier_release_verifies(signed: SignedRegistry) -> None:
+    """Its name is the digest of the manifest without the ID of the key."""
+    record = signed.find_record("model")
+    record.rename(record.with_name(f"{record.name.partition('.')[0]}.json"))
+    assert signed.verify().objections == []
+    assert list_serving_objections() == []
 
 
 def test_key_of_another_kind_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -638,6 +739,7 @@ def test_key_of_another_kind_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "ed25519.key"
     content = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     path.write_bytes(content)
+    path.chmod(0o600)
     monkeypatch.setenv("TUNELINE_SIGNING_KEY_FILE", str(path))
     with pytest.raises(ConfigurationError, match="found another kind of key; expected an elliptic-curve key"):
         signing_keys.load_signing_key()
@@ -720,6 +822,7 @@ def write_certificates(folder: Path, authority_name: str, purpose: str = "") -> 
     (folder / "chain.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
     content = leaf.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     (folder / "leaf.key").write_bytes(content)
+    (folder / "leaf.key").chmod(0o600)
 
 
 @pytest.mark.parametrize("unsigned", [False, True])

@@ -1177,6 +1177,10 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
         "configuration",
         2,
     ),
+    "TUNELINE_SIGNING_KEY_FILE: … has mode …, so other users can read or change the private key; expected 0600 or 0400": (
+        "configuration",
+        2,
+    ),
     "… cannot be signed: …": ("signature", 1),
     "the bundle in … is unreadable: …": ("artifact_damaged", 1),
     "… has no bundle.json": ("usage", 2),
