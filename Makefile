@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-all test-gpu quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-gate bench-gpu bench-serving soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-all test-cluster test-gpu quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-gate bench-gpu bench-serving soak vllm-package lint ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -35,6 +35,12 @@ test: lint ## Run ruff, mypy, the import contracts and the fast tests with one w
 $(VENV)/.engines: $(VENV)/.ready
 	@$(PIP) install -q -c constraints.txt -e '.[all,dev,engines]'
 	@touch $@
+
+# Folder with the programs up, down, image and mkimage, which start a Kubernetes cluster on this machine (tests/engines/cluster.py).
+CLUSTER_KIT ?= $(wildcard ../shared/cluster)
+export TUNELINE_CLUSTER_KIT = $(abspath $(CLUSTER_KIT))
+test-cluster: $(VENV)/.engines ## Run the tests in pods of a real Kubernetes cluster of one node (root; CLUSTER_KIT=folder of the kit; 2 minutes)
+	@$(PYTEST) -n 0 -m cluster tests/engines $(ARGS)
 
 # Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
 # Tests against engines mostly wait while the others compute, so one more worker runs both.

@@ -241,7 +241,9 @@ def check_files(record: SignatureRecord, folder: Path, trust: Trust) -> None:
 
     Raises:
         SignatureInvalidError: a file was changed, added or removed, or the key is not trusted.
+        EngineMissingError: the packages of the extra signing are not installed.
     """
+    signing_keys.require_packages("signing")
     from model_signing import verifying
 
     trusted = trust.add_certificates([record.certificates]) if record.certificates else trust

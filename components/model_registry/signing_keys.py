@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from components.common.runtime.errors import ConfigurationError, EngineMissingError, OutputOccupiedError
 
@@ -77,7 +77,7 @@ def load_signing_key() -> SigningKey | None:
     """
     if not (name := os.environ.get(KEY_VARIABLE)):
         return None
-    require_packages()
+    require_packages("signing")
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     path, password = Path(name), os.environ.get(PASSWORD_VARIABLE) or None
@@ -105,22 +105,22 @@ def load_signing_key() -> SigningKey | None:
     return SigningKey(key, key_id, path, password, certificates)
 
 
-def require_packages() -> None:
-    """Raise EngineMissingError if the packages for signatures are not installed."""
+def require_packages(extra: Literal["verification", "signing"]) -> None:
+    """Raise EngineMissingError if the packages of the extra are not installed.
+
+    Only signing, and hashing the files of an artifact, needs model-signing, which imports the client of Sigstore.
+    """
     try:
-        import model_signing  # noqa: F401
+        import OpenSSL  # noqa: F401
         import securesystemslib  # noqa: F401
+
+        if extra == "signing":
+            import model_signing  # noqa: F401
     except ImportError as error:
         raise EngineMissingError(
-            f"signatures require the packages of the extra signing: {error}",
-            hint="Install them: pip install 'tuneline[signing]'.",
+            f"signatures require the packages of the extra {extra}: {error}",
+            hint=f"Install them: pip install 'tuneline[{extra}]'.",
         ) from None
-
-
-def is_supported(key: object) -> bool:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return isinstance(key, (ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey)) and key.curve.name in CURVES
 
 
 def _check_permissions(path: Path) -> None:
@@ -138,6 +138,12 @@ def _check_permissions(path: Path) -> None:
             "private key; expected 0600 or 0400",
             hint=f"Restrict it: chmod 600 {path}. If others had access, create a new key and revoke this one.",
         )
+
+
+def is_supported(key: object) -> bool:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return isinstance(key, (ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey)) and key.curve.name in CURVES
 
 
 def load_certificates(content: bytes) -> list[Certificate]:
@@ -178,7 +184,7 @@ def generate_key_pair(folder: Path) -> tuple[Path, Path, str]:
         OutputOccupiedError: the folder already has a key.
         EngineMissingError: the packages for signatures are not installed.
     """
-    require_packages()
+    require_packages("verification")
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import (
         BestAvailableEncryption,

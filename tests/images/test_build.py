@@ -163,7 +163,9 @@ def test_unknown_image_and_shared_base_image_are_refused(checkout: Path) -> None
     assert unknown.returncode != 0
     message, _, available = unknown.stderr.splitlines()[0].partition("; there are: ")
     assert message.endswith("there is no image trainning")
-    assert set(available.split()) == {"curation", "evaluation", "mlflow", "training", "training-gaudi", "serving"}
+    assert set(available.split()) == {
+        *("curation", "evaluation", "mlflow", "training", "training-gaudi", "serving", "verification")
+    }
     several = make_images(checkout, "BASE_IMAGE=r/base:1")
     assert several.returncode != 0
     assert "BASE_IMAGE is for one image" in several.stderr

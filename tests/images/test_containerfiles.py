@@ -60,7 +60,7 @@ def instruction_values(file: Path, keyword: str) -> list[str]:
 def test_every_component_image_has_a_containerfile() -> None:
     component_images = {image_name(value) for name, value in vars(container_images).items() if name.isupper()}
     assert len(component_images) == 4
-    additional_images = {"training-gaudi", "mlflow"}
+    additional_images = {"training-gaudi", "mlflow", "verification"}
     assert {file.name.partition(".")[0] for file in CONTAINERFILES} == component_images | additional_images
     default = re.search(r"IMAGES:-([a-z ]+)}", (ROOT / "images" / "build.sh").read_text(encoding="utf-8"))
     assert default is not None

@@ -14,21 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from components.model_registry import provenance_bundle, trust_root
+from tests import kubernetes_schemas, pod_security
 from tests.image_packages import copy_packages, create_environment, image_variables
 from tests.model_registry.conftest import NAME
 from tests.model_registry.signed_registry import SignedRegistry
-from tests.pipelines.command import answer_in_process, refusal, run_in_process
+from tests.pipelines.command import ROOT, answer_in_process, refusal, run_in_process
 
 pytestmark = pytest.mark.mlflow
 
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python environment with the packages of the extra `signing` alone: no MLflow, no pyarrow, no torch."""
+    """A Python environment with the packages of the extra `verification` alone: no MLflow, no pyarrow, no torch."""
     folder = tmp_path_factory.mktemp("machine")
-    return create_environment(folder / "venv", copy_packages(folder / "tuneline"), ["signing"])
+    return create_environment(folder / "venv", copy_packages(folder / "tuneline"), ["verification"])
 
 
 def verify_on(machine: Path, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -213,3 +215,12 @@ def test_output_names_the_alias(signed: SignedRegistry, tmp_path: Path) -> None:
     edit_bundle(folder, "bundle.json", lambda index: index.update(alias="candidate"))
     process = run_in_process("verify", "bundle", "--trust", "site.pub", cwd=folder)
     assert "helper@candidate, version 2" in process.stdout
+
+
+def test_example_job_is_valid_and_allowed_in_a_restricted_namespace() -> None:
+    """The long tier runs it on a cluster: tests/engines/test_verification_pod.py."""
+    policy, job = yaml.safe_load_all((ROOT / "docs" / "examples" / "verify-bundle.yaml").read_text(encoding="utf-8"))
+    assert pod_security.violations(job["spec"]["template"]) == []
+    for manifest in (policy, job):
+        assert kubernetes_schemas.problems(manifest) == []
+    assert policy["spec"]["podSelector"]["matchLabels"] == job["spec"]["template"]["metadata"]["labels"]

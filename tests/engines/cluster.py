@@ -1,0 +1,77 @@
+"""A real Kubernetes cluster of one node, started by a kit: a folder with the programs up, down, image and mkimage.
+
+`up DIR` starts the cluster in a folder and writes DIR/admin.kubeconfig, `down DIR` stops it, `mkimage FOLDER NAME FILE`
+makes an image from a folder, and `image DIR FILE` loads it into the node.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+KIT_VARIABLE = "TUNELINE_CLUSTER_KIT"
+REQUIRED_PROGRAMS = ("containerd", "runc", "iptables", "conntrack", "socat", "busybox", "openssl", "curl", "xz", "kubectl")  # fmt: skip
+DEBIAN_PACKAGES = (
+    "containerd, runc, containernetworking-plugins, iptables, conntrack, socat, busybox-static and xz-utils"
+)
+TIMEOUT_SECONDS = 300  # of a busy machine
+# A mark of the tests, which skips them before any fixture is built. The kit is no package, so it is never required.
+REQUIRED = pytest.mark.skipif(
+    not os.environ.get(KIT_VARIABLE) or os.geteuid() != 0,
+    reason=f"{KIT_VARIABLE} is not set to the folder of a kit that starts a Kubernetes cluster, or this user is not root",
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster; its state is in `folder`."""
+
+    kit: Path
+    folder: Path
+
+    def kubectl(self, *arguments: str, text: str = "") -> str:
+        """Run kubectl as the administrator, with `text` as its input, and return its output."""
+        kubectl = shutil.which("kubectl", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+        return _run(str(kubectl), f"--kubeconfig={self.folder / 'admin.kubeconfig'}", *arguments, text=text)
+
+    def add_image(self, root: Path, name: str) -> None:
+        """Load an image into the node whose files are those of a folder."""
+        archive = self.folder / "image.tar"
+        _run(str(self.kit / "mkimage"), str(root), name, str(archive))
+        _run(str(self.kit / "image"), str(self.folder), str(archive), name)
+        archive.unlink()
+
+
+@contextmanager
+def running_cluster(kit: Path) -> Iterator[Cluster]:
+    """Start a cluster with a node, and stop it. A machine runs one of them at a time."""
+    folder = Path(tempfile.mkdtemp(prefix="cluster-", dir="/tmp"))  # sockets require a short path
+    try:
+        _run(str(kit / "up"), str(folder), NODE="1")
+        yield Cluster(kit, folder)
+    finally:
+        subprocess.run([kit / "down", folder], timeout=TIMEOUT_SECONDS, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(*command: str, text: str = "", **variables: str) -> str:
+    result = subprocess.run(
+        command,
+        input=text,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
