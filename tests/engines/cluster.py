@@ -43,6 +43,10 @@ class Cluster:
         kubectl = shutil.which("kubectl", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
         return _run(str(kubectl), f"--kubeconfig={self.folder / 'admin.kubeconfig'}", *arguments, text=text)
 
+    def start_controllers(self, *names: str) -> None:
+        """Start controllers with their resource kinds and webhooks."""
+        _run(str(self.kit / "controllers"), str(self.folder), "on", *names)
+
     def add_image(self, root: Path, name: str) -> None:
         """Load an image into the node whose files are those of a folder."""
         archive = self.folder / "image.tar"
