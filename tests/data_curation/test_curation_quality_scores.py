@@ -75,6 +75,12 @@ def shuffle_words(generator, text):
 
 
 @pytest.fixture
+def few_features(monkeypatch):
+    """Hash the texts to few features: the solver's time grows with their number, whatever the length of the texts."""
+    monkeypatch.setattr(linear_classifier, "FEATURES", 1 << 12)
+
+
+@pytest.fixture
 def examples(tmp_path):
     """Write 60 good texts and the same number of texts with shuffled words."""
     generator = random.Random(1)
@@ -141,6 +147,7 @@ def test_classifier_drops_bad_rows_with_their_scores(texts, examples, curate_sco
     assert min(read_scores(dataset, read_rows, "classifier").values()) >= 0.5
 
 
+@pytest.mark.usefixtures("few_features")
 def test_without_a_threshold_rows_are_only_scored(texts, examples, curate_scored, read_rows):
     dataset = curate_scored(texts, classifier=examples)
     assert "low_quality_score" not in dataset.manifest.summary["rows"]["rejected"]
@@ -150,6 +157,7 @@ def test_without_a_threshold_rows_are_only_scored(texts, examples, curate_scored
     assert all(score == round(score, 4) for score in scores.values())
 
 
+@pytest.mark.usefixtures("few_features")
 def test_equal_inputs_give_equal_bytes(texts, examples, curate_scored):
     first, second = (curate_scored(texts, out, classifier={**examples, "min_score": 0.4}) for out in ("one", "two"))
     assert first.sha256 == second.sha256
@@ -157,6 +165,7 @@ def test_equal_inputs_give_equal_bytes(texts, examples, curate_scored):
     assert inputs == [("good.jsonl", {"label": "good"}), ("bad.txt", {"label": "bad"})]
 
 
+@pytest.mark.usefixtures("few_features")
 def test_changed_example_is_another_dataset(texts, examples, curate_scored, tmp_path):
     first = curate_scored(texts, "one", classifier=examples)
     with (tmp_path / "bad.txt").open("a") as file:
@@ -164,6 +173,7 @@ def test_changed_example_is_another_dataset(texts, examples, curate_scored, tmp_
     assert curate_scored(texts, "two", classifier=examples).sha256 != first.sha256
 
 
+@pytest.mark.usefixtures("few_features")
 def test_report_shows_the_histogram_and_the_threshold(texts, examples, curate_scored):
     dataset = curate_scored(texts, classifier={**examples, "min_score": 0.35})
     page = (dataset.path / "report.html").read_text(encoding="utf-8")
@@ -180,6 +190,7 @@ def test_few_examples_are_an_error_before_the_rows_are_read(texts, examples, cur
     assert not (tmp_path / "out" / ".engine").exists()
 
 
+@pytest.mark.usefixtures("few_features")
 def test_unreadable_examples_are_counted(texts, examples, curate_scored, tmp_path):
     with (tmp_path / "good.jsonl").open("a") as file:
         file.write('{"text": \n')
@@ -188,6 +199,7 @@ def test_unreadable_examples_are_counted(texts, examples, curate_scored, tmp_pat
     assert any("1 of the good examples is unreadable, the first good.jsonl:61" in note for note in reporter.notes)
 
 
+@pytest.mark.usefixtures("few_features")
 def test_examples_that_do_not_differ_give_a_warning(texts, curate_scored, tmp_path):
     generator = random.Random(3)
     for label in ("good", "bad"):
@@ -200,6 +212,7 @@ def test_examples_that_do_not_differ_give_a_warning(texts, curate_scored, tmp_pa
     assert "hardly separates good from bad examples" in (dataset.path / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("few_features")
 @pytest.mark.parametrize(("limit", "value", "used"), [("MAX_EXAMPLES", 25, 25), ("MAX_EXAMPLES_CHARACTERS", 1, 20)])
 def test_number_of_examples_is_limited(texts, examples, curate_scored, monkeypatch, limit, value, used):
     monkeypatch.setattr(linear_classifier, limit, value)
@@ -209,6 +222,7 @@ def test_number_of_examples_is_limited(texts, examples, curate_scored, monkeypat
     assert f"{used} of the bad examples are used, chosen by the hash of their text" in reporter.notes
 
 
+@pytest.mark.usefixtures("few_features")
 def test_threshold_that_no_row_reaches_is_an_error(texts, examples, curate_scored):
     with pytest.raises(InputError, match="no row is kept: 60 rejected as low_quality_score"):
         curate_scored(texts, classifier={**examples, "min_score": 1})
