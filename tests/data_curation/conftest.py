@@ -7,6 +7,7 @@ import pytest
 from components.common.runtime.reporters import SilentReporter
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.stage import curate, list_sources
+from tests import preloaded_server
 
 
 def build_conversation(question, answer):
@@ -17,6 +18,13 @@ def build_distinct_row(number):
     """Build a row that is similar to no other: each word of the answer contains the number."""
     answer = " ".join(f"word{number}x{i}" for i in range(12))
     return build_conversation(f"What is thing number {number}?", answer)
+
+
+@pytest.fixture(autouse=True)
+def preloaded_engine(monkeypatch):
+    """Fork each comparison with Daft from a process that has imported Daft."""
+    for name, value in preloaded_server.get_variables("PRELOADED_ENGINE").items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
