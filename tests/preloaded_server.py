@@ -1,6 +1,7 @@
 """Servers that have imported the libraries of a program and run the program in a fork, for tests of its results.
 
-Imports are half of the CPU time of a comparison with Daft. Runs and commands start it as users do.
+Imports are 70% of the CPU time of a tiny run, and half of that of a comparison with Daft. The first run of a session,
+its comparison included, and the tests of interrupted runs start each process as users do.
 
 `python -P -m tests.preloaded_server NAME MODULE…` serves the Unix socket NAME of the abstract namespace.
 """
@@ -31,7 +32,11 @@ ROOT = Path(__file__).parents[1]
 # Imports by the variable with which `preloaded/sitecustomize.py` finds the server.
 MODULES = {
     "PRELOADED_ENGINE": ("daft", "daft.functions", "components.data_curation.engine"),
-}
+    "PRELOADED_STEPS": (
+        "kfp.local", "mlflow.store.tracking.sqlalchemy_store", "peft", "trl", "transformers.generation.continuous_batching",
+        "pipelines.cli.main", "pipelines.runs.local_runner", "components.common.pipeline_step",
+    ),
+}  # fmt: skip
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import kubernetes_api
+from tests import kubernetes_api, preloaded_server
 from tests.data_curation.document_files import build_pdf, pdf_text
 from tests.datasets import QUESTION_WORDS
 from tests.kfp_api import KfpApi, State, serving
@@ -102,7 +102,8 @@ def run_block(block: str, folder: Path, **extra: str) -> None:
     text = block.replace("/models/my-llama", str(folder / "my-llama")).replace("source .venv/bin/activate", "true")
     text = text.replace("my-project/store/<digest>", '"$(dirname my-project/store/*/tuneline/config.pbtxt)/.."')
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    variables = environment(PATH=path, TUNELINE_ROOT=str(ROOT), SHIMS=str(folder / "bin"), POLL_SECONDS="0.2", **extra)
+    shims = {"PATH": path, "TUNELINE_ROOT": str(ROOT), "SHIMS": str(folder / "bin"), "POLL_SECONDS": "0.2"}
+    variables = environment(**shims, **preloaded_server.get_variables("PRELOADED_STEPS"), **extra)
     start = time.monotonic()
     result = subprocess.run(
         ["bash", "-e", "-c", text], cwd=folder, env=variables, capture_output=True, text=True, timeout=600, check=False
