@@ -36,7 +36,10 @@ def render_card(
         inputs: Inputs in the model's manifest.
         seed: Seed of the training.
     """
-    base_licence, data_licence = find_base_licence(config, base), find_data_licence(config, dataset)
+    base_licence, data_licence = (
+        find_base_licence(config, base),
+        find_data_licence(config.card.data_licence, dataset.manifest.inputs),
+    )
     library = "transformers" if config.merge or config.adaptation_spec.trains_all_weights else "peft"
     licence_lines = [f"license: {base_licence.lower()}"] if base_licence != UNSTATED else []
     front_matter = [f"library_name: {library}", *licence_lines, "pipeline_tag: text-generation", "tags: [tuneline]"]
@@ -86,10 +89,10 @@ def render_card(
     }
     parts = ["\n".join(["---", *front_matter, "---"]), f"# {config.objective} × {config.adaptation} on {base.name}"]
     for title, entries in tables.items():
-        parts.append(_render_table(title, ["", ""], entries))
+        parts.append(render_table(title, ["", ""], entries))
     if summary["sources"]:
         head = ["source", "examples", "examples seen", "repetitions", "tokens seen", "share of tokens"]
-        parts.insert(-1, _render_table("Sources", head, [_format_share(share) for share in summary["sources"]]))
+        parts.insert(-1, render_table("Sources", head, [_format_share(share) for share in summary["sources"]]))
     parts.append(
         "Redistribution of this model is subject to both licences. "
         "For the quality of its answers, see the model's evaluation."
@@ -97,7 +100,7 @@ def render_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _render_table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def render_table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a section with a Markdown table."""
     lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     header = f"| {' | '.join(head)} |" if any(head) else "|" + " |" * len(head)
@@ -129,12 +132,17 @@ def find_base_licence(config: FineTuningConfig, base: LocalBaseModel) -> str:
     )
 
 
-def find_data_licence(config: FineTuningConfig, dataset: Artifact) -> str:
-    """Return the data licence: from the recipe, or the licence that all sources share; UNSTATED if they differ."""
-    if config.card.data_licence:
-        return config.card.data_licence
+def find_data_licence(stated: str, sources: Sequence[ArtifactInput]) -> str:
+    """Return the data licence: from the recipe, or the licence that all sources share; UNSTATED if they differ.
+
+    Args:
+        stated: `card.data_licence` of the recipe.
+        sources: Inputs of the dataset.
+    """
+    if stated:
+        return stated
     found = {
         next((licence for prefix, licence in SOURCE_LICENCES.items() if source.uri.startswith(prefix)), UNSTATED)
-        for source in dataset.manifest.inputs
+        for source in sources
     }
     return found.pop() if len(found) == 1 else UNSTATED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,7 @@ class RegisteredModel(BaseModel):
         incumbent_sha256: digest of the model with which the evaluation compared the version; None without incumbent.
         finetune_key: digest of the recipe; "" if the version has no such tag.
         store_uri: location of the files in the artifact store.
+        registered_at: time of the registration, UTC in ISO 8601 format.
         tags: all tags of the version.
     """
 
@@ -73,6 +75,7 @@ class RegisteredModel(BaseModel):
     incumbent_sha256: str | None
     finetune_key: str
     store_uri: str
+    registered_at: str
     tags: dict[str, str]
 
     def fetch(self, folder: Path) -> Artifact:
@@ -333,5 +336,6 @@ def _build_registered_model(version: ModelVersion) -> RegisteredModel:
         incumbent_sha256=tags.get("incumbent_sha256"),
         finetune_key=tags.get("finetune_key", ""),
         store_uri=tags.get("store_uri", ""),
+        registered_at=datetime.fromtimestamp(version.creation_timestamp // 1000, UTC).isoformat(),
         tags=dict(version.tags),
     )

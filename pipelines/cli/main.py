@@ -23,6 +23,7 @@ from pipelines.cli import (
     stage_commands,
     registry,
     verification,
+    exports,
     release_policy,
     deployment,
     gateway,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput, Manifest
 from components.common.models import model_loading
+from components.common.models.model_loading import LocalBaseModel
 from components.common.runtime.errors import ArtifactDamagedError, RegistryError, TunelineError, UsageError
 from components.common.runtime.reporters import Reporter
 from components.common.runtime.terminal import escape_controls
@@ -79,6 +80,8 @@ class Link:
     Attributes:
         inputs: digests of the links that it was built from.
         parent: parent in the printed tree. Default: the preceding link of the kind in PARENT_KINDS.
+        artifact: the verified artifact; readable while the trace is open.
+        base: the verified base model, if it is on this machine.
     """
 
     kind: str
@@ -89,6 +92,8 @@ class Link:
     detail: str = ""
     hint: str = ""
     parent: Link | None = None
+    artifact: Artifact | None = field(default=None, repr=False)
+    base: LocalBaseModel | None = field(default=None, repr=False)
 
     @property
     def title(self) -> str:
@@ -170,6 +175,13 @@ def trace(reference: str, workdir: Workdir, config: DataVersioningConfig, report
         RegistryError: the model, version or alias does not exist.
         UsageError: `reference` is malformed.
     """
+    with open_trace(reference, workdir, config, reporter) as lineage:
+        return lineage
+
+
+@contextmanager
+def open_trace(reference: str, workdir: Workdir, config: DataVersioningConfig, reporter: Reporter) -> Iterator[Lineage]:
+    """Provide the result of `trace`, with the files of the links' artifacts until the block ends."""
     name, alias_or_number = parse_reference(reference)
     version = get_registered(name, alias_or_number)
     with tempfile.TemporaryDirectory(prefix="tuneline-lineage-") as scratch:
@@ -188,7 +200,8 @@ def trace(reference: str, workdir: Workdir, config: DataVersioningConfig, report
                 raise _mismatch_error("the version's files in MLflow", "model", logged, version.model_sha256)
         initial = _trace_initial_adapter(context, model.manifest, outputs[-1]) if model else []
         chain = [root, *outputs, base, *_check_data(context), *initial, *_trace_ancestors(context, base)]
-    return Lineage(version.name, version.version, None if alias_or_number.isdecimal() else alias_or_number, chain)
+        alias = None if alias_or_number.isdecimal() else alias_or_number
+        yield Lineage(version.name, version.version, alias, chain)
 
 
 def parse_reference(reference: str) -> tuple[str, str]:
@@ -312,6 +325,7 @@ def _check_base(context: _TraceContext) -> Link:
             base.status, base.detail = UNCHECKED, f"{base.uri or 'the base model'} is not on this machine"
         elif local.sha256 != base.sha256:
             raise _mismatch_error(f"the files of {base.uri}", "base_model", local.sha256, base.sha256)
+        base.base = local
     return base
 
 
@@ -514,7 +528,7 @@ def _check_artifact(
             if actual != expected:
                 subject = f"the {artifact.manifest.kind} in {artifact.path}"
                 raise _mismatch_error(subject, input_kind, actual, expected)
-        checked = artifact
+        link.artifact = checked = artifact
     return link, checked
 
 

@@ -1115,6 +1115,12 @@ REPRODUCTION_ERRORS = {  # the tests are in test_reproduction.py
     "the data repository … has no published revision … of …": ("data_versioning", 1),
     "process … on … has locked …/reproduce/…": ("busy", 1),
 }
+EXPORT_ERRORS = {  # the tests are in test_lineage.py
+    "… version … is not exported, because its lineage is damaged: …": ("lineage", 1),
+    "the dataset of … version … was not found": ("lineage", 1),
+    "… is an artifact; the format … requires a registered version": ("usage", 2),
+    "… is in the folder of the … …; an additional file would invalidate its signature": ("output_occupied", 2),
+}
 REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engines with a server that requires authentication
     "version … of … cannot be promoted: its evaluation compared it with …, and the champion is …": ("registry", 1),
     "version … of … cannot be promoted: … earlier candidates failed on its test split, so its rules have to hold with …% of "
@@ -1391,6 +1397,7 @@ def test_errors_page_lists_every_error_with_kind_and_code() -> None:
         **DATA_VERSIONING_ERRORS,
         **REMOTE_RUN_ERRORS,
         **REPRODUCTION_ERRORS,
+        **EXPORT_ERRORS,
         **REGISTRY_ERRORS,
         **PACKAGE_ERRORS,
         **DEPLOYMENT_ERRORS,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import pty
@@ -39,10 +40,13 @@ from components.fine_tuning.stage import finetune
 from components.model_registry.stage import Registration, promote, register
 from components.triton_packaging.stage import package
 from pipelines.config.customization_config import Customization, parse_values
+from pipelines.provenance.exports import dossier, ml_bom
+from pipelines.provenance.exports.version_facts import collect_facts
 from pipelines.provenance.lineage import Lineage, LineageError, Link, print_tree, summarize, trace
 from tests.manifests import read_fields, reseal
-from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, tuneline
+from tests.pipelines.command import COMMAND, ROOT, answer, answer_in_process, environment, refusal, tuneline
 from tests.pipelines.project import write_rows
+from tests.pipelines.test_exports import check_bom
 from tests.pipelines.test_pipeline import flip_bit
 from tests.tiny import tiny_model
 
@@ -570,6 +574,143 @@ def test_lineage_command_prints_the_documented_json(chain: Chain, run_command: C
     assert all(set(link) == {"kind", "sha256", "uri", "inputs", "status", "detail"} for link in result["chain"])
 
 
+EXPORTS = {"ml-bom": "bom.json", "croissant": "croissant.json", "model-card": "README.md", "dossier": "dossier.md"}
+
+
+def export(
+    run_command: Callable[..., Any], format_: str, output: Path, reference: str = f"{NAME}@champion"
+) -> dict[str, Any]:
+    result: dict[str, Any] = run_command(answer_in_process, "export", reference, "--format", format_, "-o", output)
+    return result
+
+
+# Long tier: each export traces the chain, which takes a second. The fast tier has one case of each test.
+@pytest.mark.parametrize(
+    "format_", ["ml-bom", *(pytest.param(name, marks=pytest.mark.long) for name in list(EXPORTS)[1:])]
+)
+def test_export_of_the_same_version_has_the_same_bytes(
+    run_command: Callable[..., Any], chain: Chain, tmp_path: Path, format_: str
+) -> None:
+    output = tmp_path / EXPORTS[format_]
+    result = export(run_command, format_, output)
+    assert (result["name"], result["version"], result["missing"]) == (NAME, "1", [])
+    text = output.read_bytes()
+    assert hashlib.sha256(text).hexdigest() == result["sha256"]
+    assert str(chain.work.root.parent).encode() not in text, "the export has a path of this machine"
+    with move_away(chain.raw):
+        assert export(run_command, format_, output, f"{NAME}@1")["sha256"] == result["sha256"]
+    assert [path.name for path in tmp_path.iterdir()] == [output.name]
+
+
+@pytest.mark.long
+def test_exported_bill_of_materials_is_valid_and_covers_the_chain(
+    run_command: Callable[..., Any], chain: Chain, tmp_path: Path
+) -> None:
+    export(run_command, "ml-bom", tmp_path / "bom.json")
+    bom = check_bom((tmp_path / "bom.json").read_text())
+    model = bom["metadata"]["component"]
+    assert model["bom-ref"] == f"model:{chain.model.sha256}"
+    kinds = {one["bom-ref"].partition(":")[0] for one in bom["components"]}
+    assert {"repository", "evaluation", "base_model", "dataset", "raw", "pkg"} <= kinds
+    used = {one["ref"]: one["dependsOn"] for one in bom["dependencies"]}
+    assert f"dataset:{chain.dataset.sha256}" in used[model["bom-ref"]]
+    metrics = model["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
+    assert {"held_out.loss", "held_out.perplexity"} <= {metric["type"] for metric in metrics}
+
+
+@pytest.mark.parametrize(
+    "source", ["folder", *(pytest.param(name, marks=pytest.mark.long) for name in ("version", "revision"))]
+)
+def test_exported_croissant_loads_the_rows(
+    run_command: Callable[..., Any], chain: Chain, tmp_path: Path, source: str
+) -> None:
+    import mlcroissant
+
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    for path in chain.dataset.path.glob("*.parquet"):
+        shutil.copy(path, folder)
+    references = {"version": NAME, "folder": str(chain.dataset.path), "revision": chain.revision.uri}
+    export(run_command, "croissant", folder / "croissant.json", references[source])
+    described = mlcroissant.Dataset(folder / "croissant.json")
+    rows = list(described.records("test"))
+    assert len(rows) == chain.dataset.manifest.summary["splits"]["test"]
+    assert [message["test/messages/role"] for message in rows[0]["test/messages"]] == [b"user", b"assistant"]
+    assert described.metadata.version == "1.0.0"
+    flip_bit(folder / "test.parquet")
+    with pytest.raises(Exception, match=r"Download\(test.parquet\)"):
+        list(mlcroissant.Dataset(folder / "croissant.json").records("test"))
+
+
+@pytest.mark.long
+def test_dataset_missing_in_the_store_is_exported_from_its_revision(
+    run_command: Callable[..., Any], chain: Chain, tmp_path: Path
+) -> None:
+    with move_away(chain.dataset.path):
+        result = export(run_command, "croissant", tmp_path / "croissant.json")
+    assert result["missing"] == []
+    assert export(run_command, "croissant", tmp_path / "again.json")["sha256"] == result["sha256"]
+
+
+def test_missing_package_is_reported_and_stated_as_unknown(
+    run_command: Callable[..., Any], chain: Chain, tmp_path: Path
+) -> None:
+    with move_away(chain.repository.path):
+        result = export(run_command, "dossier", tmp_path / "dossier.md")
+    [missing] = result["missing"]
+    assert missing.startswith(f"repository {chain.repository.sha256[:12]}")
+    assert "IV 1(d)" not in result["items"]["filled"]
+    assert "- Triton package: unknown" in (tmp_path / "dossier.md").read_text()
+
+
+def test_damaged_lineage_is_not_exported(run_command: Callable[..., Any], chain: Chain, tmp_path: Path) -> None:
+    (tmp_path / "bom.json").write_text("kept")
+    arguments = ("export", NAME, "--format", "ml-bom", "-o", tmp_path / "bom.json")
+    with damage_file(chain.dataset.path / "train.parquet"), move_away(chain.work.root / "data-repository"):
+        error = run_command(partial(refusal, 1), *arguments)
+    assert (error["kind"], error["stage"]) == ("lineage", "export")
+    assert "train.parquet" in error["message"]
+    assert (tmp_path / "bom.json").read_text() == "kept"
+
+
+EXPORT_REFUSALS = {  # arguments, exit code, message
+    "unknown version": (("traced@7", "--format", "dossier", "-o", "out.md"), 1, "traced has no version 7"),
+    "unknown alias": (("traced@none", "--format", "dossier", "-o", "out.md"), 1, "traced has no alias none"),
+    "unknown format": (("traced", "--format", "spdx", "-o", "out.md"), 2, "'spdx' is not one of"),
+    "dataset": (
+        ("{dataset}", "--format", "ml-bom", "-o", "out.json"),
+        2,
+        "{dataset} is an artifact; the format ml-bom requires a registered version",
+    ),
+    "other artifact": (
+        ("{model}", "--format", "croissant", "-o", "out.json"),
+        2,
+        "contains a model; expected a dataset",
+    ),
+    "folder": (("traced", "--format", "ml-bom", "-o", "workdir"), 2, "workdir is a folder"),
+    "missing folder": (("traced", "--format", "ml-bom", "-o", "gone/out.json"), 2, "the folder gone does not exist"),
+    "folder of an artifact": (
+        ("traced", "--format", "model-card", "-o", "{model}/README.md"),
+        2,
+        "{model}/README.md is in the folder of the model",
+    ),
+    "missing registry": (
+        ("traced", "--format", "dossier", "-o", "out.md", "--tracking-uri", "sqlite:///gone.db"),
+        1,
+        "no registry exists yet, so model traced does not exist",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EXPORT_REFUSALS)
+def test_export_is_refused_with_the_reason(run_command: Callable[..., Any], chain: Chain, case: str) -> None:
+    arguments, code, message = EXPORT_REFUSALS[case]
+    values = {"dataset": chain.dataset.path, "model": chain.model.path}
+    error = run_command(partial(refusal, code), "export", *(one.format(**values) for one in arguments))
+    assert message.format(**values) in error["message"]
+    assert not list(chain.work.root.parent.glob("out.*"))
+
+
 def format_tree(chain: Chain, alias: str) -> list[str]:
     """Return the output of the command for an intact chain."""
     lineage = chain.trace(f"{NAME}@{alias}")
@@ -799,6 +940,11 @@ def test_lineage_of_a_dpo_model_leads_to_both_datasets_and_the_original_base(suc
         assert models == [successor.model.sha256]
         assert dpo_base.sha256 == successor.parent.sha256
         assert set(dpo_base.inputs) == {sft.dataset.sha256, original.sha256}
+    facts = collect_facts(lineage, sft.work.store)
+    card = check_bom(ml_bom.render_ml_bom(facts))["metadata"]["component"]["modelCard"]
+    datasets = [f"dataset:{dataset.sha256}" for dataset in (successor.pairs, sft.dataset)]
+    assert [one["ref"] for one in card["modelParameters"]["datasets"]] == datasets
+    assert f"- dataset of an earlier training: `{sft.dataset.sha256}`" in dossier.render_dossier(facts).text
 
 
 def test_tree_nests_the_sft_model_below_the_base_model(

@@ -24,8 +24,13 @@ def check_folder(folder: Path, *, must_exist: bool) -> None:
         )
 
 
-def check_file(output: Path, *, inputs: Iterable[Path]) -> None:
+def check_file(output: Path, *, inputs: Iterable[Path], example: str = "pipeline.yaml") -> None:
     """Check that `output` can be written.
+
+    Args:
+        output: The file to write.
+        inputs: The files that were read; `output` must not be one of them.
+        example: File name for the hint.
 
     Raises:
         UsageError: `output` is a folder, a pipe, a device or one of the `inputs`, or its folder does not exist.
@@ -36,9 +41,7 @@ def check_file(output: Path, *, inputs: Iterable[Path]) -> None:
         if output.exists() and path.exists() and output.samefile(path):
             raise UsageError(f"output {output} is also an input", hint=hint)
     if output.is_dir():
-        raise UsageError(
-            f"{output} is a folder", hint=f"Choose a file in it, for example -o {output / 'pipeline.yaml'}."
-        )
+        raise UsageError(f"{output} is a folder", hint=f"Choose a file in it, for example -o {output / example}.")
     if output.exists() and not output.is_file():
         raise UsageError(f"{output} is a pipe or a device, not a file", hint=hint)
 
