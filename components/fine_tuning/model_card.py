@@ -36,10 +36,8 @@ def render_card(
         inputs: Inputs in the model's manifest.
         seed: Seed of the training.
     """
-    base_licence, data_licence = (
-        find_base_licence(config, base),
-        find_data_licence(config.card.data_licence, dataset.manifest.inputs),
-    )
+    base_licence = find_base_licence(config, base)
+    data_licence = find_data_licence(config.card.data_licence, dataset.manifest.inputs)
     library = "transformers" if config.merge or config.adaptation_spec.trains_all_weights else "peft"
     licence_lines = [f"license: {base_licence.lower()}"] if base_licence != UNSTATED else []
     front_matter = [f"library_name: {library}", *licence_lines, "pipeline_tag: text-generation", "tags: [tuneline]"]
@@ -102,7 +100,7 @@ def render_card(
 
 def render_table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a section with a Markdown table."""
-    lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in row) + " |" for row in rows]
     header = f"| {' | '.join(head)} |" if any(head) else "|" + " |" * len(head)
     return "\n".join([f"## {title}\n", header, "|---" * len(head) + "|", *lines])
 

@@ -19,7 +19,7 @@ from components.model_registry.stage import RegisteredModel
 from pipelines.provenance.exports import croissant, dossier, hub_card, ml_bom
 from pipelines.provenance.exports.annex_items import ANNEXES
 from pipelines.provenance.exports.version_facts import UNKNOWN, VersionFacts, shorten_uri
-from pipelines.provenance.lineage import MISSING, Link
+from pipelines.provenance.lineage import MISSING, UNCHECKED, Link
 from tests.model_registry.evidence_builder import build_dataset, build_evaluation
 
 COMMIT, BASE_SHA256 = "5" * 40, "ba5e" * 16
@@ -94,7 +94,7 @@ def describe(artifacts: dict[str, Artifact | None], store: Path) -> VersionFacts
         chain.append(Link(kind, artifact.sha256 if artifact else kind.encode().hex().zfill(64), "", artifact=artifact))
         if artifact is None:
             chain[-1].status, chain[-1].detail = MISSING, "not found in /store"
-    chain.append(Link("base_model", BASE_SHA256, f"hf://org/base@{COMMIT}", status="unchecked"))
+    chain.append(Link("base_model", BASE_SHA256, f"hf://org/base@{COMMIT}"))
     chain.append(Link("raw", "4" * 64, "file:///home/ann/raw.jsonl"))
     sha256 = next(link.sha256 for link in chain if link.kind == "model")
     chain[1].inputs = [sha256]
@@ -116,7 +116,7 @@ def test_bill_of_materials_has_the_known_facts(facts: VersionFacts) -> None:
     model = bom["metadata"]["component"]
     components = {one["bom-ref"].partition(":")[0]: one for one in bom["components"]}
     assert bom["metadata"]["timestamp"] == REGISTERED_AT
-    assert bom["compositions"][0]["aggregate"] == "complete"
+    assert bom["compositions"][0]["aggregate"] == "unknown"
     assert model["hashes"] == [{"alg": "SHA-256", "content": facts.registered.model_sha256}]
     assert model["modelCard"]["modelParameters"]["modelArchitecture"] == "LlamaForCausalLM"
     assert components["base_model"]["purl"] == f"pkg:huggingface/org/base@{COMMIT}"
@@ -163,6 +163,7 @@ def test_croissant_states_files_columns_and_personal_data(facts: VersionFacts) -
     digests = {file.path: file.sha256 for file in dataset.manifest.files if file.payload}
     assert {one["contentUrl"]: one["sha256"] for one in description["distribution"]} == digests
     assert description["version"] == "2.0.0"
+    assert "datePublished" not in description, "mlcroissant refuses other values than dates"
     assert description["rai:personalSensitiveInformation"] == ["email: 3 found in 2 rows, action redact"]
     assert description["isBasedOn"] == ["raw.jsonl"]
     fields = {one["@id"]: one for one in description["recordSet"][0]["field"]}
@@ -173,14 +174,19 @@ def test_croissant_states_files_columns_and_personal_data(facts: VersionFacts) -
 
 def test_missing_artifacts_are_stated_as_unknown(facts: VersionFacts, artifacts: dict[str, Artifact]) -> None:
     without = describe(dict.fromkeys(artifacts), facts.store)
+    without.chain[-2].status = UNCHECKED  # the base model is not on this machine
     bom = check_bom(ml_bom.render_ml_bom(without))
     assert bom["compositions"][0]["aggregate"] == "incomplete"
     assert bom["metadata"]["component"]["licenses"] == [{"license": {"name": UNKNOWN}}]
+    assert "approach" not in bom["metadata"]["component"]["modelCard"]["modelParameters"]
+    assert bom["serialNumber"] != json.loads(ml_bom.render_ml_bom(facts))["serialNumber"]
     card = ModelCard(hub_card.render_card(without))
     assert (card.data.license, card.data.eval_results) == (UNKNOWN, None)
     document = dossier.render_dossier(without)
     assert document.items[dossier.FILLED] == []
-    assert f"- dataset {without.find_link('dataset').sha256[:12]}: not found in /store" in document.text  # type: ignore[union-attr]
+    assert {link.kind for link in without.missing_links} == {*artifacts, "base_model"}
+    assert all(f"- {link.title} `{link.sha256}`" in document.text for link in without.missing_links)
+    assert "/store" not in document.text
     assert "- rows by split: unknown" in document.text
 
 
@@ -200,12 +206,34 @@ def test_dossier_lists_every_item_once_with_its_state(facts: VersionFacts) -> No
     assert "<h2>Annex XI</h2>" in page
 
 
+def test_names_with_line_breaks_add_no_section(facts: VersionFacts) -> None:
+    hostile = "slice a\n\n## Annex V\n"
+    scores = {"candidate": 1.0, "base": 2.0, "n": 4}
+    facts.__dict__["evaluation"] = {
+        "reasons": [hostile],
+        "metrics": {"held_out": {"loss": scores}},
+        "slices": {"held_out": {"loss": [{"slice": hostile, **scores}]}},
+    }
+    for text in (dossier.render_dossier(facts).text, hub_card.render_card(facts)):
+        assert "slice a ## Annex V" in text
+        assert "\n## Annex V" not in text
+
+
+def test_file_that_the_manifest_omits_is_not_read(facts: VersionFacts, artifacts: dict[str, Artifact]) -> None:
+    (artifacts["model"].path / "added.json").write_text("{}")
+    assert facts.find_file("model", "config.json") == artifacts["model"].path / "config.json"
+    assert facts.find_file("model", "added.json") is None
+
+
 @pytest.mark.parametrize(
     ("uri", "shown"),
     [
         ("/home/ann/tiny", "tiny"),
+        ("/home/ann@company/tiny", "tiny"),
+        ("customers/tiny", "tiny"),
         ("file:///home/ann/raw.jsonl", "raw.jsonl"),
-        ("dvc:///home/ann/data@5:datasets/d", "dvc://data@5:datasets/d"),
+        ("dvc:///home/ann@company/data@5:datasets/d", "dvc://data@5:datasets/d"),
+        ("dvc://git@host:team/data@5:datasets/d", "dvc://git@host:team/data@5:datasets/d"),
         ("s3://bucket/data.jsonl", "s3://bucket/data.jsonl"),
         ("hf://org/name@main", "hf://org/name@main"),
         ("embedded:tiny", "embedded:tiny"),

@@ -59,7 +59,7 @@ ANNEX_IV = (
         "update requirements",
         OPERATIONS,
     ),
-    Item("1(d)", "Forms of delivery", ("package",)),
+    Item("1(d)", "Forms of delivery", ("package",), "other forms of delivery", PRODUCT),
     Item("1(e)", "Hardware on which the system runs", (), "intended hardware", OPERATIONS),
     Item(
         "1(f)",

@@ -43,7 +43,7 @@ COLUMNS = {
 
 
 def render_croissant(
-    dataset: Artifact, *, name: str, licence: str = UNKNOWN, url: str = "", published: str = UNKNOWN
+    dataset: Artifact, *, name: str, licence: str = UNKNOWN, url: str = "", published: str = ""
 ) -> str:
     """Return the description as JSON-LD. File addresses are relative: store it beside the Parquet files to load them.
 
@@ -52,7 +52,7 @@ def render_croissant(
         name: name of its revision, whose number is its version.
         licence: licence of the data.
         url: address of the revision; "" for the digest as a URN.
-        published: date in ISO 8601 format.
+        published: date in ISO 8601 format; "" if the dataset was not published.
     """
     manifest = dataset.manifest
     files = [file for file in manifest.files if file.payload and file.path.endswith(".parquet")]
@@ -71,7 +71,7 @@ def render_croissant(
         "version": _get_version(dataset, name),
         "license": licence,
         "creator": {"@type": "sc:Organization", "name": UNKNOWN},
-        "datePublished": published,
+        **({"datePublished": published} if published else {}),
         "isLiveDataset": False,
         "isBasedOn": _list_sources(dataset),
         **_describe_responsibility(manifest.summary, manifest.config),

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from components.common.reporting import html_report
 from pipelines.provenance.exports import hub_card
 from pipelines.provenance.exports.annex_items import ANNEXES, Item
-from pipelines.provenance.exports.version_facts import UNKNOWN, VersionFacts, shorten_uri
+from pipelines.provenance.exports.version_facts import UNKNOWN, VersionFacts, format_line, shorten_uri
 
 # A third of 1e23 FLOP: the Commission's guidelines of July 2025 on general-purpose models, for a base model whose
 # training compute is unknown.
 MODIFIER_FLOP = 1e23 / 3
 Facts = Sequence[tuple[str, object]]
-
-
 FILLED, PARTIAL, OPEN = "filled", "partly filled", "open"
 
 
@@ -25,8 +23,8 @@ class Dossier:
     """The document, and its items by state.
 
     Attributes:
-        items: `ANNEX NUMBER` of the items by state: FILLED if tuneline knows everything that an item asks for, PARTIAL
-            if it knows some facts, OPEN otherwise.
+        items: `ANNEX NUMBER` of the items by state: FILLED if all facts are known and no point is left to a person,
+            PARTIAL if some facts are known, OPEN otherwise.
     """
 
     text: str
@@ -54,8 +52,8 @@ def render_dossier(facts: VersionFacts) -> Dossier:
         "This document is evidence from the lineage of the model, not legal advice.",
         f"Model `{version.model_sha256}`, registered at {version.registered_at}.",
     ]
-    if facts.missing:
-        missing = "\n".join(f"- {one}" for one in facts.missing)
+    if facts.missing_links:
+        missing = "\n".join(f"- {link.title} `{link.sha256}`" for link in facts.missing_links)
         head.append(f"Artifacts that were not found, so that their facts are unknown:\n\n{missing}")
     return Dossier("\n\n".join([*head, *sections]) + "\n", items)
 
@@ -64,7 +62,10 @@ def _render_item(item: Item, number: str, facts: VersionFacts, shown: dict[str, 
     """Return an item's section and its state. A group of facts is listed once; `shown` has the item that lists it."""
     lines, unknown, known = [], [], 0
     for group in item.facts:
-        pairs = [(label, UNKNOWN if value in (None, "") else value) for label, value in FACT_GROUPS[group](facts)]
+        pairs = [
+            (format_line(label), UNKNOWN if value in (None, "") else format_line(value))
+            for label, value in FACT_GROUPS[group](facts)
+        ]
         missing = [label for label, value in pairs if value == UNKNOWN]
         known += len(pairs) - len(missing)
         unknown += missing
@@ -123,7 +124,7 @@ def _list_software(facts: VersionFacts) -> Facts:
 
 def _list_base(facts: VersionFacts) -> Facts:
     sha256 = facts.registered.tags.get("tuneline.base_model_sha256")
-    return [("base model", facts.base_name), ("its digest", sha256), ("its licence", facts.base_licence)]
+    return [("base model", facts.base_name), ("digest of the base model", sha256)]
 
 
 def _list_training(facts: VersionFacts) -> Facts:
@@ -134,10 +135,11 @@ def _list_training(facts: VersionFacts) -> Facts:
 
 def _list_objective(facts: VersionFacts) -> Facts:
     training = facts.get_summary("model")
+    validation_loss = training.get("validation_loss", UNKNOWN)
     return [
         ("loss function", training.get("loss")),
         ("training loss, last step", training.get("train_loss")),
-        ("validation loss", training.get("validation_loss", UNKNOWN) or "not measured"),
+        ("validation loss", "not measured" if validation_loss is None else validation_loss),
     ]
 
 
@@ -167,11 +169,8 @@ def _list_compute(facts: VersionFacts) -> Facts:
 
 def _list_data(facts: VersionFacts) -> Facts:
     dataset, summary = facts.find_artifact("dataset"), facts.get_summary("dataset")
-    sources = (
-        [f"{shorten_uri(one.uri)} `{one.content_sha256[:12]}`" for one in dataset.manifest.inputs if one.kind == "raw"]
-        if dataset
-        else []
-    )
+    inputs = dataset.manifest.inputs if dataset else []
+    sources = [f"{shorten_uri(one.uri)} `{one.content_sha256[:12]}`" for one in inputs if one.kind == "raw"]
     splits = ", ".join(f"{name} {rows}" for name, rows in summary.get("splits", {}).items())
     earlier = list(dict.fromkeys(link.sha256 for link in facts.chain if link.kind == "dataset"))[1:]
     return [

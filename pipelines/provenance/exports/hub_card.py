@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from components.common.models.adaptations import ADAPTATIONS
 from components.fine_tuning import model_card
 from components.fine_tuning.model_card import render_table
-from pipelines.provenance.exports.version_facts import UNKNOWN, VersionFacts, format_number, shorten_uri
+from pipelines.provenance.exports.version_facts import UNKNOWN, VersionFacts, format_line, format_number, shorten_uri
 
 FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n\s*# [^\n]*\n", re.DOTALL)
 
@@ -101,9 +101,8 @@ def _list_languages(facts: VersionFacts) -> list[str]:
 
 def _read_training_card(facts: VersionFacts) -> str:
     """Return the sections of the card that the training wrote, one level deeper."""
-    model = facts.find_artifact("model")
-    path = model.path / model_card.CARD_FILENAME if model else None
-    if path is None or not path.is_file():
+    path = facts.find_file("model", model_card.CARD_FILENAME)
+    if path is None:
         return UNKNOWN
     body = FRONT_MATTER.sub("", path.read_text(encoding="utf-8")).strip()
     body = re.sub(r"\w+://\S+", lambda address: shorten_uri(address[0]), body)
@@ -113,7 +112,7 @@ def _read_training_card(facts: VersionFacts) -> str:
 def _render_evaluation(facts: VersionFacts) -> Iterator[str]:
     rows = list(list_score_rows(facts))
     yield render_table("Evaluation", SCORE_HEAD, rows) if rows else f"## Evaluation\n\n{UNKNOWN}"
-    yield ("\n".join(f"- {reason}" for reason in facts.reasons) or "Reasons of the verdict: unknown")
+    yield ("\n".join(f"- {format_line(reason)}" for reason in facts.reasons) or "Reasons of the verdict: unknown")
 
 
 SCORE_HEAD = ["metric", "slice", "model", "base", "incumbent", "model − base, 95% interval", "items"]
@@ -122,10 +121,8 @@ SCORE_HEAD = ["metric", "slice", "model", "base", "incumbent", "model − base, 
 def list_score_rows(facts: VersionFacts) -> Iterator[list[str]]:
     """Yield the cells of SCORE_HEAD for every score."""
     for score in facts.list_scores():
-        values, interval = (
-            [score.values.get(role) for role in ("candidate", "base", "incumbent")],
-            score.values.get("ci95"),
-        )
+        values = [score.values.get(role) for role in ("candidate", "base", "incumbent")]
+        interval = score.values.get("ci95")
         cells = ["–" if value is None else format_number(value) for value in values]
         span = f" ({format_number(interval[0])} to {format_number(interval[1])})" if interval else ""
         difference = "–" if score.difference is None else format_number(score.difference) + span

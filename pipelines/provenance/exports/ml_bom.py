@@ -50,12 +50,10 @@ def render_ml_bom(facts: VersionFacts) -> str:
     model_sha256 = facts.registered.model_sha256
     [model] = [one for one in components if one["bom-ref"] == f"model:{model_sha256}"]
     components.remove(model)
-    identity = f"tuneline:{facts.registered.name}/{facts.registered.version}:{model_sha256}"
-    bom = {
+    bom: JSONObject = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, identity)}",
         "version": 1,
         "metadata": {
             "timestamp": facts.registered.registered_at,
@@ -64,10 +62,12 @@ def render_ml_bom(facts: VersionFacts) -> str:
         },
         "components": [*components, *(software[ref] for ref in sorted(software))],
         "dependencies": [{"ref": ref, "dependsOn": refs} for ref, refs in dependencies.items()],
+        # Never "complete": manifests record the packages that results depend on, not the whole environment.
         "compositions": [
-            {"aggregate": "incomplete" if facts.missing else "complete", "assemblies": [model["bom-ref"]]}
+            {"aggregate": "incomplete" if facts.missing_links else "unknown", "dependencies": [model["bom-ref"]]}
         ],
     }
+    bom["serialNumber"] = f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(bom))}"  # one number for each content
     return json.dumps(bom, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -142,9 +142,7 @@ def _describe_model(facts: VersionFacts) -> JSONObject:
     """Return the model card: architecture, data, metrics with slices and intervals, and limits."""
     recipe, training = facts.get_config("model"), facts.get_summary("model")
     datasets = dict.fromkeys(_get_ref(link) for link in facts.chain if link.kind == "dataset" and link.sha256)
-    text = facts.get_summary("dataset").get("rows_kind") == "text"
     parameters: JSONObject = {
-        "approach": {"type": "self-supervised" if text else "supervised"},
         "task": "text-generation",
         "architectureFamily": facts.architecture.get("model_type", UNKNOWN),
         "modelArchitecture": ", ".join(facts.architecture.get("architectures") or [UNKNOWN]),
@@ -152,6 +150,8 @@ def _describe_model(facts: VersionFacts) -> JSONObject:
         "inputs": [{"format": "text"}],
         "outputs": [{"format": "text"}],
     }
+    if rows := facts.get_summary("dataset").get("rows_kind"):
+        parameters["approach"] = {"type": "self-supervised" if rows == "text" else "supervised"}
     limits = [f"Rows were trained with at most {recipe['max_length']} tokens."] if recipe.get("max_length") else []
     limits += [f"Evaluation: {reason}" for reason in facts.reasons]
     values = {name: format_number(training.get(name)) for name in ("steps", "tokens", "device")}
@@ -190,17 +190,20 @@ def _list_metrics(facts: VersionFacts) -> Iterator[JSONObject]:
 
 
 def _list_software(link: Link) -> Iterator[JSONObject]:
-    """Yield the software that made an artifact: Python, tuneline with its commit, packages, and the Triton server."""
+    """Yield the software that made an artifact: Python, tuneline, packages, and the Triton server."""
     made = link.artifact.manifest.produced_by if link.artifact else {}
     proof = link.artifact.manifest.summary.get("proof") if link.artifact else None
-    for name, version in (("Python", made.get("python")), ("tritonserver", (proof or {}).get("server_version"))):
+    applications = {
+        "tuneline": made.get("tuneline"),
+        "Python": made.get("python"),
+        "tritonserver": (proof or {}).get("server_version"),
+    }
+    for name, version in applications.items():
         if version:
             yield {"type": "application", "bom-ref": f"{name}@{version}", "name": name, "version": version}
-    packages = {"tuneline": made.get("tuneline"), **made.get("packages", {})}
-    for name, version in packages.items():
-        if version:
-            purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{quote(str(version))}"
-            yield {"type": "library", "bom-ref": purl, "name": name, "version": str(version), "purl": purl}
+    for name, version in made.get("packages", {}).items():
+        purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{quote(version)}"
+        yield {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
 
 
 def _list_files(artifact: Artifact) -> Iterator[JSONObject]:

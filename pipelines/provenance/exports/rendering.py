@@ -30,7 +30,7 @@ class Export:
 
     Attributes:
         name, version: the registered version; None for a dataset.
-        missing: artifacts that were not found, so that their facts are unknown.
+        missing: artifacts that were not found, so that their facts are unknown, each with the reason.
         items: numbers of a dossier's items by state: filled, partly filled, open.
     """
 
@@ -92,7 +92,8 @@ def export(
                 ml_bom.render_ml_bom if format_ == "ml-bom" else hub_card.render_card
             )
             text = render(facts)
-        return Export(text, lineage.name, lineage.version, facts.missing, items)
+        missing = [f"{link.title} {link.sha256[:12]}: {link.detail}" for link in facts.missing_links]
+        return Export(text, lineage.name, lineage.version, missing, items)
 
 
 def _render_training_data(

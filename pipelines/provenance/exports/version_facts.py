@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from components.common.artifacts.artifact_folder import Artifact
@@ -16,7 +15,7 @@ from components.common.reporting import stage_cost
 from components.fine_tuning import model_card
 from components.model_registry import policy_checks
 from components.model_registry.stage import RegisteredModel, get_registered
-from pipelines.provenance.lineage import DAMAGED, INTACT, MISSING, Lineage, LineageError, Link
+from pipelines.provenance.lineage import DAMAGED, INTACT, MISSING, UNCHECKED, Lineage, LineageError, Link
 
 UNKNOWN = "unknown"
 HUB_SCHEME = "hf://"
@@ -64,6 +63,11 @@ class VersionFacts:
         link = self.find_link(kind)
         return link.artifact if link else None
 
+    def find_file(self, kind: str, name: str) -> Path | None:
+        """Return a file of a verified artifact; None if the manifest, and therefore the verification, omits the file."""
+        artifact = self.find_artifact(kind)
+        return artifact.path / name if artifact and any(one.path == name for one in artifact.manifest.files) else None
+
     def get_summary(self, kind: str) -> JSONObject:
         """Return the summary in an artifact's manifest."""
         artifact = self.find_artifact(kind)
@@ -75,17 +79,20 @@ class VersionFacts:
         return artifact.manifest.config if artifact else {}
 
     @property
-    def missing(self) -> list[str]:
-        """The artifacts that were not found, so that their content is unknown. The dataset records its raw files."""
-        found = [link for link in self.chain if link.status == MISSING and link.kind != "raw"]
-        return [f"{link.title} {link.sha256[:12]}: {link.detail}" for link in found]
+    def missing_links(self) -> list[Link]:
+        """The links whose content is unknown, because it was not found. The dataset records its raw files."""
+        return [
+            link
+            for link in self.chain
+            if (link.kind != "raw" and link.status == MISSING)
+            or (link.kind == "base_model" and link.status == UNCHECKED)
+        ]
 
     @cached_property
     def evaluation(self) -> JSONObject:
         """Content of evaluation.json."""
-        artifact = self.find_artifact("evaluation")
-        path = artifact.path / "evaluation.json" if artifact else None
-        return json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+        path = self.find_file("evaluation", "evaluation.json")
+        return json.loads(path.read_text(encoding="utf-8")) if path else {}
 
     @property
     def reasons(self) -> list[str]:
@@ -133,10 +140,8 @@ class VersionFacts:
     @property
     def data_licence(self) -> str:
         """Licence of the training data."""
-        dataset, stated = (
-            self.find_artifact("dataset"),
-            self.get_config("model").get("card", {}).get("data_licence", ""),
-        )
+        dataset = self.find_artifact("dataset")
+        stated = self.get_config("model").get("card", {}).get("data_licence", "")
         licence = model_card.find_data_licence(stated, dataset.manifest.inputs if dataset else [])
         return UNKNOWN if licence == model_card.UNSTATED else licence
 
@@ -150,10 +155,8 @@ class VersionFacts:
     @cached_property
     def architecture(self) -> JSONObject:
         """Content of config.json of the trained weights or the base model."""
-        model = self.find_artifact("model")
-        folders = [path for path in (model.path if model else None, self.base.path if self.base else None) if path]
-        found = next((folder / "config.json" for folder in folders if (folder / "config.json").is_file()), None)
-        return json.loads(found.read_text(encoding="utf-8")) if found else {}
+        path = self.find_file("model", "config.json") or (self.base.path / "config.json" if self.base else None)
+        return json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {}
 
     @property
     def training_flops(self) -> float | None:
@@ -194,7 +197,16 @@ def is_on_hub(uri: str) -> bool:
 
 def shorten_uri(uri: str) -> str:
     """Return a URI with local paths reduced to the last name: exports are shared beyond this machine."""
-    return re.sub(r"^((?:\w+://)?)/(?:[^/@]*/)*", r"\1", uri.removeprefix("file://"))
+    scheme, separator, path = uri.removeprefix("file://").rpartition("://")
+    if separator and not path.startswith("/"):
+        return uri
+    repository, at, revision = path.rpartition("@") if scheme == "dvc" else (path, "", "")
+    return f"{scheme}{separator}{PurePath(repository).name}{at}{revision}"
+
+
+def format_line(value: object) -> str:
+    """Return a value on one line, so that a name in the data cannot add headings or items to a document."""
+    return " ".join(str(value).split())
 
 
 def format_number(value: object) -> str:
