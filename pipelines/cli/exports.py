@@ -80,16 +80,17 @@ def export(
 
 
 def _check_output(output: Path) -> None:
-    """Refuse a path that cannot be written, and the folder of an artifact, before anything is read."""
+    """Refuse a path that cannot be written, or that is in the folder of an artifact, before anything is read."""
     from components.common.artifacts import artifact_folder, output_paths
 
     output_paths.check_file(output, inputs=(), example="export")
-    try:
-        manifest = artifact_folder.read_manifest(output.parent)
-    except ArtifactDamagedError:  # no artifact
-        return
-    raise OutputOccupiedError(
-        f"{output} is in the folder of the {manifest.kind} {manifest.content_sha256[:12]}; an additional file would "
-        "invalidate its signature",
-        hint="Choose another folder with -o.",
-    )
+    for folder in (output.parent.resolve() / output.name).parents:
+        try:
+            manifest = artifact_folder.read_manifest(folder)
+        except ArtifactDamagedError:  # no artifact
+            continue
+        raise OutputOccupiedError(
+            f"{output} is in the folder of the {manifest.kind} {manifest.content_sha256[:12]}; an additional file would "
+            "invalidate its signature",
+            hint="Choose another folder with -o.",
+        )

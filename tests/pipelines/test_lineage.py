@@ -689,12 +689,13 @@ EXPORT_REFUSALS = {  # arguments, exit code, message
         2,
         "contains a model; expected a dataset",
     ),
+    "missing dataset": (("./gone", "--format", "croissant", "-o", "out.json"), 2, "gone is not a folder"),
     "folder": (("traced", "--format", "ml-bom", "-o", "workdir"), 2, "workdir is a folder"),
     "missing folder": (("traced", "--format", "ml-bom", "-o", "gone/out.json"), 2, "the folder gone does not exist"),
-    "folder of an artifact": (
-        ("traced", "--format", "model-card", "-o", "{model}/README.md"),
+    "folder in an artifact": (
+        ("traced", "--format", "model-card", "-o", "{repository}/tuneline/out.md"),
         2,
-        "{model}/README.md is in the folder of the model",
+        "{repository}/tuneline/out.md is in the folder of the repository",
     ),
     "missing registry": (
         ("traced", "--format", "dossier", "-o", "out.md", "--tracking-uri", "sqlite:///gone.db"),
@@ -707,7 +708,7 @@ EXPORT_REFUSALS = {  # arguments, exit code, message
 @pytest.mark.parametrize("case", EXPORT_REFUSALS)
 def test_export_is_refused_with_the_reason(run_command: Callable[..., Any], chain: Chain, case: str) -> None:
     arguments, code, message = EXPORT_REFUSALS[case]
-    values = {"dataset": chain.dataset.path, "model": chain.model.path}
+    values = {name: getattr(chain, name).path for name in ("dataset", "model", "repository")}
     error = run_command(partial(refusal, code), "export", *(one.format(**values) for one in arguments))
     assert message.format(**values) in error["message"]
     assert not list(chain.work.root.parent.glob("out.*"))

@@ -62,7 +62,8 @@ def export(
         UsageError: `reference` is malformed, or an artifact that the format does not describe.
     """
     is_revision = reference.startswith(REVISION_SCHEME)
-    if is_revision or (Path(reference) / MANIFEST_FILENAME).exists():
+    is_path = reference.startswith((".", "/"))  # a model's name does not start with these
+    if is_revision or is_path or (Path(reference) / MANIFEST_FILENAME).exists():
         if format_ != "croissant":
             raise UsageError(
                 f"{reference} is an artifact; the format {format_} requires a registered version",
