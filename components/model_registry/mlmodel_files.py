@@ -5,6 +5,7 @@ They name `pyfunc_loader`, a module of the installed package: loading a version 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -83,15 +84,17 @@ def build_transformers_flavor(model: Artifact, *, is_copied: bool) -> dict[str, 
     """Return the settings by which `mlflow.transformers` loads full weights; None for a model that it cannot load.
 
     These are adapters, whose base model is elsewhere, models in a bucket of which MLflow has only a pointer, and classes
-    that transformers lacks: MLflow would run the code of their folder.
+    that transformers lacks: MLflow would run the code of their folder. Without transformers, the class is not known.
     """
     config, is_readable = model.path / CONFIG_FILENAME, artifact_store.get_artifact_uri(model).startswith(FILE_SCHEME)
     if model_loading.is_adapter(model) or not config.exists() or not (is_copied or is_readable):
         return None
+    if not importlib.util.find_spec("transformers"):
+        return None
     import transformers
 
     [name, *_] = json.loads(config.read_text(encoding="utf-8")).get("architectures") or [""]
-    if not hasattr(transformers, name):
+    if name not in dir(transformers):  # unlike hasattr, this does not import torch
         return None
     location = {"model_binary": "."} if is_copied else {"local_base_model_path": str(model.path)}
     return {

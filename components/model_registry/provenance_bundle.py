@@ -97,15 +97,15 @@ class ForcedPromotion(BaseModel):
     """A promotion of the version to the bundle's alias that was forced, from its entry of the history.
 
     Attributes:
-        is_signed: whether the entry has a valid signature of its own, and is about this model with this evaluation. Only
-            then does it overrule the evaluation's verdict: an entry before the first signed one shows nobody's decision.
+        overrules: whether it overrules the evaluation's verdict: the entry has a valid signature of its own, unlike one
+            before the first signed entry, and is about this model with this evaluation.
     """
 
     entry: int
     by: str
     reason: str
     objections: str
-    is_signed: bool
+    overrules: bool
 
 
 class Verification(BaseModel):
@@ -330,7 +330,7 @@ def _check_evidence(index: Index, lineage: LineageCheck, forced: ForcedPromotion
             yield from evidence.compare_dataset(content["measured"], model)
             objection = f"{evidence.VERDICT_OBJECTION} {content['verdict']}"
             if content["verdict"] != "accepted" and not (
-                forced and forced.is_signed and registry_history.is_overruled(objection, forced.objections)
+                forced and forced.overrules and registry_history.is_overruled(objection, forced.objections)
             ):
                 yield objection
         except (LookupError, TypeError, ValueError):
@@ -390,9 +390,10 @@ def _find_forced_promotion(index: Index, history: Sequence[Entry], trust: Trust)
     unverified = {number for number, _ in history_signatures.list_findings(history, index.name, trust)}
     is_about_bundle = (move.digest, move.evaluation) == tuple(map(index.artifacts.get, ("model", "evaluation")))
     is_intact = move.number not in unverified and move not in registry_history.list_edited(history)
-    is_signed = bool(move.signature) and is_intact and is_about_bundle
-    fields = {"entry": move.number, "by": move.by, "reason": move.reason, "objections": move.forced}
-    return ForcedPromotion(**fields, is_signed=is_signed)
+    overrules = bool(move.signature) and is_intact and is_about_bundle
+    return ForcedPromotion(
+        entry=move.number, by=move.by, reason=move.reason, objections=move.forced, overrules=overrules
+    )
 
 
 def _check_promotion(index: Index, history: Sequence[Entry]) -> list[str]:

@@ -145,9 +145,9 @@ def read_policy(path: Path) -> Policy:
             )
         return Policy.model_validate(values)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        problem = describe_yaml_error(error) if isinstance(error, yaml.YAMLError) else error
         raise ConfigurationError(
-            f"{path} cannot be read: {problem}", hint="Pass a YAML file, such as mlflow/promotion-policy.yaml."
+            f"{path} cannot be read: {describe_yaml_error(error)}",
+            hint="Pass a YAML file, such as mlflow/promotion-policy.yaml.",
         ) from None
     except ValidationError as error:
         raise ConfigurationError(

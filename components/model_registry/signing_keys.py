@@ -136,7 +136,8 @@ def _check_permissions(path: Path) -> None:
         raise ConfigurationError(
             f"{KEY_VARIABLE}: {path} has mode {stat.S_IMODE(status.st_mode):04o}, so other users can read or change the "
             "private key; expected 0600 or 0400",
-            hint=f"Restrict it: chmod 600 {path}. If others had access, create a new key and revoke this one.",
+            hint=f"Restrict it: chmod 600 {path}, or defaultMode: 0400 of a Kubernetes secret. If others had access, create a "
+            "new key and revoke this one.",
         )
 
 
@@ -160,7 +161,7 @@ def load_pem(path: Path, source: str, load: Callable[[bytes], Any]) -> Any:
         content = path.read_bytes()
         keys, certificates = (len(re.findall(block, content)) for block in (KEY_BLOCK, CERTIFICATE_BLOCK))
         if keys > 1 or (keys and certificates):  # the first would be loaded, and the others would not count
-            found = f"{keys} keys" if keys > 1 else f"a key and {certificates} certificates"
+            found = f"{keys} keys" if keys > 1 else f"a key and certificates ({certificates})"
             raise key_error(path, source, f"{found} in one file")
         return load(content)
     except OSError as error:

@@ -135,9 +135,9 @@ def _read_trust_file(path: Path, content: bytes) -> TrustFile:
     try:
         return TrustFile.model_validate(load_yaml(content.decode(), StrictLoader) or {})
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        problem = describe_yaml_error(error) if isinstance(error, yaml.YAMLError) else error
         raise ConfigurationError(
-            f"{path} cannot be read: {problem}", hint="Pass a public key in PEM format, or a YAML file of public_keys."
+            f"{path} cannot be read: {describe_yaml_error(error)}",
+            hint="Pass a public key in PEM format, or a YAML file of public_keys.",
         ) from None
     except ValidationError as error:
         raise ConfigurationError(

@@ -107,7 +107,8 @@ def _format_verification(result: Verification) -> list[str]:
     lines += [f"! {note}" for note in result.notes]
     if forced:
         lines.append(f"! PROMOTED BY FORCE by {forced.by} in entry {forced.entry}, despite: {forced.objections}")
-        lines += [] if forced.is_signed else ["! no valid signature covers this forced promotion"]
+        if not forced.overrules:
+            lines.append("! it overrules no verdict: it has no valid signature, or is about another evaluation")
         lines.append(f"! reason of the forced promotion: {forced.reason}")
     title = f"{result.name}{f'@{result.alias}' if result.alias else ''}, version {result.version}"
     verdict = f"verified {len(result.artifacts)} artifacts and {result.entries} history entries"

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import ConfigurationError
-from components.common.runtime.yaml_loading import StrictLoader, load_yaml
+from components.common.runtime.yaml_loading import StrictLoader, describe_yaml_error, load_yaml
 from pipelines.gateway.errors import RequestError
 
 KEY_PREFIX = "tl-"
@@ -233,7 +233,8 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
     try:
         keys = _KeyFile.model_validate(load_yaml(path.read_text(encoding="utf-8"), StrictLoader)).keys
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"the key file {path} cannot be read: {error}", hint=example) from None
+        problem = describe_yaml_error(error)
+        raise ConfigurationError(f"the key file {path} cannot be read: {problem}", hint=example) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

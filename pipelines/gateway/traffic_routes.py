@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from components.common.artifacts import artifact_folder, hashing
 from components.common.runtime.errors import ConfigurationError
-from components.common.runtime.yaml_loading import StrictLoader, load_yaml
+from components.common.runtime.yaml_loading import StrictLoader, describe_yaml_error, load_yaml
 
 EXAMPLE = "Example: routes: {assistant: {targets: [{model: assistant, weight: 95}, {model: assistant-candidate, weight: 5}]}}."
 RouteName = Annotated[str, Field(pattern=r"^[^@\s]{1,128}$")]
@@ -96,7 +96,8 @@ def read_routes(path: Path) -> dict[str, Route]:
     try:
         return _RoutingFile.model_validate(load_yaml(path.read_text(encoding="utf-8"), StrictLoader) or {}).routes
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"the routing file {path} cannot be read: {error}", hint=EXAMPLE) from None
+        problem = describe_yaml_error(error)
+        raise ConfigurationError(f"the routing file {path} cannot be read: {problem}", hint=EXAMPLE) from None
     except ValidationError as error:
         raise _describe(str(path), error) from None
 

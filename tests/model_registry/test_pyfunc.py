@@ -129,6 +129,14 @@ def test_adapter_has_no_transformers_flavour(registry: Any, tuned: Customization
         mlflow.transformers.load_model(URI)
 
 
+def test_registration_without_transformers_adds_no_flavour(
+    merged: CustomizationArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mlmodel_files.build_transformers_flavor(merged.model, is_copied=True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert mlmodel_files.build_transformers_flavor(merged.model, is_copied=True) is None
+
+
 def test_missing_store_is_reported_by_its_address(registry: Any, tuned: CustomizationArtifacts, tmp_path: Path) -> None:
     moved = tmp_path / "model"
     shutil.copytree(tuned.model.path, moved)

@@ -41,6 +41,7 @@ from components.model_registry.registry_history import Entry
 from components.model_registry.release_policy import Policy
 from components.model_registry.stage import promote, register, rollback
 from components.model_registry.trust_root import SignatureInvalidError
+from pipelines.cli import verification
 from pipelines.config.customization_config import Customization as CustomizationConfig
 from pipelines.steps import policy_preflight
 from tests.model_registry.conftest import NAME, Customization, build, kill_before_write
@@ -522,9 +523,13 @@ def test_forced_promotion_of_a_refused_version_is_noted(signed: SignedRegistry, 
     result = signed.verify()
     assert result.objections == []
     assert result.forced
-    assert result.forced.is_signed
+    assert result.forced.overrules
     assert (result.forced.by, result.forced.reason) == ("ann", "the gate is wrong")
     assert "its evaluation's verdict is refused" in result.forced.objections
+    lines = verification._format_verification(result)
+    assert any(line.startswith("! PROMOTED BY FORCE by ann in entry ") for line in lines)
+    assert "! reason of the forced promotion: the gate is wrong" in lines
+    assert lines[-1].endswith(", promoted by force")
     promote(NAME, "2", force=True, reason="back", reporter=QUIET)
     rollback(NAME, reporter=QUIET)  # restores what the forced promotion decided
     result = signed.verify()
@@ -538,7 +543,9 @@ def test_forced_promotion_of_a_refused_version_is_noted(signed: SignedRegistry, 
             for entry in bundle.history
         ]
         found = provenance_bundle.verify(bundle.model_copy(update={"history": history}), trust)
-        assert not (found.forced and found.forced.is_signed), name
+        assert not (found.forced and found.forced.overrules), name
+        note = "! it overrules no verdict: it has no valid signature, or is about another evaluation"
+        assert (note in verification._format_verification(found)) == bool(found.forced), name
         assert "its evaluation's verdict is refused" in found.objections, name
     signed_move = next(entry for entry in bundle.history if entry.kind == "promote" and entry.to == "3")
     other = signed_move.model_copy(update={"number": 0, "forced": "it has no Triton package", "token": ""})
@@ -698,7 +705,7 @@ def test_file_with_several_keys_is_refused(signed: SignedRegistry, monkeypatch: 
         trust_root.load_trust([both])
     write_certificates(signed.folder / "site", "site-ca")
     both.write_text(signed.public_key.read_text() + (signed.folder / "site" / "ca.pem").read_text())
-    with pytest.raises(ConfigurationError, match="found a key and 1 certificates in one file"):
+    with pytest.raises(ConfigurationError, match=r"found a key and certificates \(1\) in one file"):
         trust_root.load_trust([both])
     private = signed.folder / "keys" / "signing.key"
     with private.open("a") as file:

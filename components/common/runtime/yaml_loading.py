@@ -55,8 +55,8 @@ def load_yaml(text: str, loader: type[LimitedLoader] = LimitedLoader) -> object:
         raise yaml.YAMLError(str(error)) from None
 
 
-def describe_yaml_error(error: yaml.YAMLError) -> str:
-    """Return line, column and problem in one line."""
+def describe_yaml_error(error: Exception) -> str:
+    """Return line, column and problem in one line; of an error other than YAMLError, its text."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         return " ".join(str(error).split())

@@ -129,6 +129,7 @@ def test_a_changed_file_is_read_and_a_broken_one_is_not(
     [
         ("", "keys"),
         ("keys: [", "cannot be read"),
+        ("keys: []\nkeys: []", "cannot be read: line 2, column 1: duplicate key keys"),
         ("keys: [{name: a, sha256: xyz}]", "sha256"),
         (f"keys: [{{name: a b, sha256: {DIGEST}}}]", "name"),
         (f"keys: [{{name: a, sha256: {DIGEST}, scopes: [all]}}]", "scopes"),

@@ -228,6 +228,7 @@ def test_a_changed_file_applies_and_a_broken_one_does_not(
         ("routes: {a: {targets: [{model: m}], abort: {max_slowdown: 0.5}}}", "max_slowdown"),
         ("routes: {a: {target: m}}", "routes.a"),
         ("routes: {a", "cannot be read"),
+        ("routes:\n  a: {targets: [{model: m}]}\n  a: {targets: [{model: n}]}", "line 3, column 3: duplicate key a"),
     ],
 )
 def test_invalid_routes_are_named(tmp_path: Path, content: str, message: str) -> None:
