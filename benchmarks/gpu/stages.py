@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from benchmarks.gpu import workloads
 from benchmarks.gpu.usage import UsageSampler
-from components.common.models.model_shape import ModelShape, estimate_training_flops
+from components.common.models.model_shape import ModelShape
+from components.common.models.resource_formulas import estimate_training_flops
 from components.common.runtime.reporters import SilentReporter
 
 if TYPE_CHECKING:

@@ -10,7 +10,12 @@ from importlib import util
 from typing import TYPE_CHECKING
 
 from components.common.models import compute_devices
-from components.common.models.model_shape import ModelShape, estimate_training_memory
+from components.common.models.model_shape import ModelShape
+from components.common.models.resource_formulas import (
+    MAX_MEMORY_FRACTION,
+    ParallelLayout,
+    estimate_training_memory,
+)
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
 from components.fine_tuning import model_support, varlen_attention
 from components.fine_tuning.config import FineTuningConfig, Recipe
@@ -21,7 +26,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 BFLOAT16_DEVICES = ("cuda", "hpu")  # devices that compute in bfloat16 by default
-MAX_MEMORY_FRACTION = 0.9  # of free memory; the estimate was within 16% of measured peaks, mostly above them
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,7 @@ def estimate_memory_parts(
     """
     # Preference objectives hold two sequences per row: chosen and rejected, or an answer and its KL completion.
     sequences = rows * (1 if config.objective_spec.is_causal else 2)
-    parts = estimate_training_memory(
+    return estimate_training_memory(
         shape,
         rows=sequences,
         length=length,
@@ -214,11 +218,8 @@ def estimate_memory_parts(
         four_bit=gpu and config.adaptation_spec.holds_4bit_weights,
         fused=config.compile or (config.fused_kernels != "off" and util.find_spec("liger_kernel") is not None),
         whole_logits=not config.objective_spec.is_causal,
+        layout=ParallelLayout(data=config.processes, stage=3 if config.is_sharded else 0),
     )
-    if config.is_sharded:  # each process has its own micro-batches
-        parts |= {name: parts[name] // config.processes for name in ("weights", "gradients", "optimizer")}
-        parts["total"] = sum(size for name, size in parts.items() if name != "total")
-    return parts
 
 
 def _choose_attention(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from components.common.models import resource_formulas
 from components.common.models.model_shape import ModelShape
 from components.common.models.row_lengths import LENGTH_MULTIPLE, find_covering_length
 from components.common.runtime.errors import ConfigurationError
@@ -166,7 +167,7 @@ def _fits(
     required = acceleration.estimate_required_memory(
         config, shape, rows=rows, length=length, gpu=device.is_gpu, checkpointing=checkpointing
     )
-    return required <= acceleration.MAX_MEMORY_FRACTION * (device.memory or math.inf)
+    return required <= resource_formulas.MAX_MEMORY_FRACTION * (device.memory or math.inf)
 
 
 def check_memory(recipe: Recipe, longest_example: int, shape: ModelShape, device: TrainingDevice) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.common.models import adapter_merging, compute_devices, model_loading, model_shape
+from components.common.models import adapter_merging, compute_devices, model_loading, model_shape, resource_formulas
 from components.common.models.model_loading import LocalBaseModel
 from components.common.runtime import process_control
 from components.common.runtime.errors import InterruptedRunError
@@ -517,7 +517,7 @@ def _build_result(
     if config.objective_spec.is_causal:  # the formula does not cover reference passes
         mean_length = splits.train.counts.tokens / max(splits.train.counts.examples, 1)
         trained_shape = model_shape.ModelShape.from_configuration(trainer.model.config, parameters)
-        flops = tokens / (step_seconds + waited) * model_shape.estimate_training_flops(trained_shape, mean_length)
+        flops = tokens / (step_seconds + waited) * resource_formulas.estimate_training_flops(trained_shape, mean_length)
     steps_done, epoch_examples = int(trainer.state.global_step), splits.train.count_epoch_examples(config.mixing)
     device = compute_devices.get_device_name(settings.device)
     peak = compute_devices.get_peak_flops(device)

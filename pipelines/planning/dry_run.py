@@ -25,8 +25,7 @@ from components.common import pipeline_step
 from components.common.artifacts import artifact_folder, hashing
 from components.common.artifacts.artifact_folder import Manifest
 from components.common.launch import launcher_settings
-from components.common.models import model_loading
-from components.common.models import model_shape as shape_of
+from components.common.models import model_loading, resource_formulas
 from components.common.models.model_loading import ModelOutline
 from components.common.models.model_shape import ModelShape
 from components.common.reporting import stage_cost
@@ -68,7 +67,7 @@ from components.fine_tuning.row_encoding import RowCounts, encode_rows
 from components.fine_tuning.training import count_parameters
 from components.model_registry.stage import find_champion
 from pipelines.config.customization_config import Customization
-from pipelines.planning import resource_formulas, suite_cost
+from pipelines.planning import machine_speed, suite_cost
 from pipelines.steps import curation_inputs, policy_preflight
 from pipelines.steps.curation_inputs import CurationInputs
 from pipelines.steps.input_resolution import (
@@ -288,7 +287,7 @@ def estimate_run(config: Customization, workdir: Workdir, reporter: Reporter) ->
     counts, tokenized = summarize_rows(survey.curated), tokens.counts
     first = survey.recipes[0]
     memory, disk, times = _estimate_memory(survey), _estimate_disk(survey), _estimate_times(survey)
-    start = resource_formulas.START_SECONDS
+    start = machine_speed.START_SECONDS
     seconds: dict[str, float | None] = dict.fromkeys(ESTIMATED_STAGES, 0.0)  # 0 for a cached stage
     for stage, estimate in times.items():
         seconds[stage] = None if estimate.seconds is None else round(start[stage] + estimate.seconds, 1)
@@ -640,12 +639,12 @@ def _describe_basis(survey: RunSurvey, times: dict[str, StageTime]) -> dict[str,
         per_step = f"{tuning.rows_per_step}{' packed rows' if tuning.packing else ''} per step"
         epochs = f"{tuning.epochs:g} epochs of {recipe.epoch_rows:,} rows, {per_step}"
         steps.append("fine_tuning.max_steps" if tuning.max_steps else epochs)
-    start = resource_formulas.START_SECONDS
+    start = machine_speed.START_SECONDS
     return {
         "rows": rows,
         "tokens": f"{sample}, with the base model's tokenizer and chat template, truncated at {max_length} tokens",
         "steps": _combine_bases(steps),
-        "memory": "formulas of components/common/models/model_shape.py and pipelines/planning/resource_formulas.py; "
+        "memory": "formulas of components/common/models/resource_formulas.py; "
         "measured peaks of training were within 16% of them",
         "disk": "raw bytes for the dataset; 4 bytes per parameter for weights and 8 for the optimizer's state",
         **{
@@ -682,7 +681,7 @@ def _estimate_memory(survey: RunSurvey) -> Json:
                 gpu=gpu,
                 checkpointing=checkpointing or tuning.activation_checkpointing == "on",
             )
-            is_short = parts["total"] > acceleration.MAX_MEMORY_FRACTION * free
+            is_short = parts["total"] > resource_formulas.MAX_MEMORY_FRACTION * free
             if tuning.activation_checkpointing != "auto" or not is_short:
                 break
         trainings.append(parts)
@@ -722,12 +721,12 @@ def _estimate_disk(survey: RunSurvey) -> dict[str, int]:
         kept = min(math.ceil(recipe.steps / interval), tuning.keep_checkpoints + 1)
         checkpoints.append(resource_formulas.estimate_checkpoint_bytes(recipe.shape, full=recipe.is_full) * kept)
         parameters = recipe.shape.parameters if recipe.is_full or tuning.merge else recipe.shape.trainable
-        sizes.append(parameters * shape_of.FLOAT32_BYTES)
+        sizes.append(parameters * resource_formulas.FLOAT32_BYTES)
     # MLflow has a copy of a small model; a sweep stores every recipe's model
     copies = 2 if max(sizes) <= config.model_registry.copy_limit_mb * 10**6 else 1
     model = copies * max(sizes) + (sum(sizes) if config.fine_tuning.sweep.vary else 0)
     dataset = 2 * sum(source.bytes for source in survey.sources)  # in the store and in the data repository's remote
-    weight = shape_of.BFLOAT16_BYTES if torch.cuda.is_available() else shape_of.FLOAT32_BYTES
+    weight = resource_formulas.BFLOAT16_BYTES if torch.cuda.is_available() else resource_formulas.FLOAT32_BYTES
     parts = {
         "checkpoints": ("fine_tuning", survey.sum_concurrent(checkpoints)),
         "dataset": ("data_curation", dataset),
@@ -766,8 +765,8 @@ def _estimate_times(survey: RunSurvey) -> dict[str, StageTime]:
             break
     if "evaluation" not in survey.cached:  # if the evaluation is cached, its inputs are cached
         tokens = survey.recipe.micro_batch_size * max(8, round(survey.tokens.mean_length))
-        matmul_rate = resource_formulas.measure_matmul_rate(survey.shape, rows=tokens)
-        rate = resource_formulas.TRAINING_EFFICIENCY * matmul_rate
+        matmul_rate = machine_speed.measure_matmul_rate(survey.shape, rows=tokens)
+        rate = machine_speed.TRAINING_EFFICIENCY * matmul_rate
         trainings = [_estimate_training_time(recipe, history, rate) for recipe in survey.recipes]
         # the recipes of a sweep share this machine: concurrent or not, they take the same time together
         times["fine_tuning"] = StageTime(
@@ -794,7 +793,9 @@ def _estimate_training_time(survey: RunSurvey, history: Sequence[Manifest], rate
             speed, digest = float(manifest.summary["tokens_per_second"]), manifest.content_sha256[:12]
             basis = f"{speed:.1f} tokens/s, as in the newest similar training here, {digest}"
             return survey.trained_tokens / speed, basis
-    operations = survey.trained_tokens * shape_of.estimate_training_flops(survey.shape, survey.tokens.mean_length)
+    operations = survey.trained_tokens * resource_formulas.estimate_training_flops(
+        survey.shape, survey.tokens.mean_length
+    )
     return operations / rate, _describe_rate(rate, "operations per training token")
 
 
@@ -805,7 +806,7 @@ def _describe_rate(rate: float, work: str) -> str:
 
 def _count_evaluation_operations(survey: RunSurvey) -> float:
     """Count operations for every task's items, read by candidate and base, and for their longest answers."""
-    forward = shape_of.estimate_forward_flops(survey.shape, survey.tokens.mean_length)
+    forward = resource_formulas.estimate_forward_flops(survey.shape, survey.tokens.mean_length)
     return 2 * _count_evaluation_tokens(survey) * forward
 
 

@@ -20,7 +20,8 @@ from transformers import LlamaConfig
 
 from components.common.models import compute_devices
 from components.common.models.adaptations import ADAPTATIONS
-from components.common.models.model_shape import ModelShape, estimate_training_memory
+from components.common.models.model_shape import ModelShape
+from components.common.models.resource_formulas import estimate_training_memory
 from components.common.runtime.errors import EXIT_USAGE, ConfigurationError, EngineMissingError
 from components.fine_tuning import acceleration
 from components.fine_tuning.acceleration import ComputeSettings

@@ -30,7 +30,7 @@ from components.model_registry.release_policy import Policy
 from pipelines.config.customization_config import Customization, load_customization
 from pipelines.planning import dry_run
 from pipelines.planning.dry_run import estimate_run, format_estimate
-from pipelines.planning.resource_formulas import START_SECONDS
+from pipelines.planning.machine_speed import START_SECONDS
 from pipelines.steps.input_resolution import resolve_plans
 from tests.git_server import git_daemon
 from tests.pipelines.command import answer, refusal, tuneline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from components.common.pipeline_step import STAGE_BY_ARTIFACT
-from pipelines.planning import resource_formulas
+from pipelines.planning import machine_speed
 from pipelines.steps import registry_outcome
 from pipelines.steps.stage_names import CONDITIONAL_STAGES, STAGE_LABELS
 
@@ -24,5 +24,5 @@ def test_aliases_include_the_moved_one() -> None:
 
 
 def test_every_step_has_a_start_time() -> None:
-    assert set(resource_formulas.START_SECONDS) == {"run", *STAGE_LABELS}
+    assert set(machine_speed.START_SECONDS) == {"run", *STAGE_LABELS}
     assert {*STAGE_BY_ARTIFACT.values(), *CONDITIONAL_STAGES} <= set(STAGE_LABELS)

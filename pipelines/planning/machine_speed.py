@@ -1,13 +1,10 @@
-"""Formulas for the memory, disk and work of a customization, and measured start times of its steps.
-
-Sizes are in bytes, work in floating-point operations, times in seconds.
-"""
+"""Speed of this machine: the rate of a matrix product, and measured start times of the steps of a run."""
 
 from __future__ import annotations
 
 import time
 
-from components.common.models.model_shape import BFLOAT16_BYTES, FLOAT32_BYTES, PROCESS_BYTES, ModelShape
+from components.common.models.model_shape import ModelShape
 
 # Share of a plain matrix product's rate that a training step reaches; measured with the demo on two idle cores.
 TRAINING_EFFICIENCY = 0.5
@@ -28,30 +25,6 @@ START_SECONDS = {
 }
 MAX_MATMUL_SIZE = 8192
 MAX_MATMUL_ROWS = 4096
-
-
-def estimate_evaluation_memory(shape: ModelShape, *, batch_tokens: int, gpu: bool) -> int:
-    """Return the size of one model's weights and of a batch's logits with their log-softmax; no gradients."""
-    return (
-        shape.parameters * (BFLOAT16_BYTES if gpu else FLOAT32_BYTES)
-        + batch_tokens * shape.vocabulary * FLOAT32_BYTES * 2
-        + PROCESS_BYTES
-    )
-
-
-def estimate_packaging_memory(shape: ModelShape, *, proven: bool) -> int:
-    """Return the size of the adapter's merge in float32; for verification a server loads the merged model too."""
-    size = shape.parameters * FLOAT32_BYTES + PROCESS_BYTES
-    return 2 * size if proven else size
-
-
-def estimate_checkpoint_bytes(shape: ModelShape, *, full: bool) -> int:
-    """Return the size of a checkpoint: trainable parameters in float32 and Adam's two moments of each.
-
-    4 + 8 bytes per parameter; MLPerf Storage assumes 2 + 12 in mixed precision. With adaptation full the trainer writes
-    the whole model.
-    """
-    return (shape.parameters if full else shape.trainable) * FLOAT32_BYTES + shape.trainable * 2 * FLOAT32_BYTES
 
 
 def measure_matmul_rate(shape: ModelShape, *, rows: int, seconds: float = 1.0) -> float:

@@ -1,0 +1,233 @@
+"""Memory, work and checkpoint size of a model, estimated from its shape.
+
+The training's memory check, the dry run and `tuneline size` share these formulas. The module imports neither torch nor
+transformers. Sizes are in bytes, work in floating-point operations (FLOPs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from components.common.models.model_shape import ModelShape
+
+FLOAT32_BYTES, BFLOAT16_BYTES = 4, 2
+PROCESS_BYTES = 500_000_000  # with torch, transformers and TRL loaded, before any model; measured on Linux x86-64
+# Logits, their log-softmax, the gradients of both, and TRL's copies for entropy and accuracy. With eight copies, the
+# total is within 16% of the measured peaks of LoRA and full training on 64 to 1,024 tokens.
+LOGIT_COPIES = 8
+# TRL's output head for GPUs computes logits in bfloat16 tiles of this many entries of the vocabulary.
+GPU_LOGIT_TILE = 32_768
+# 4-bit NormalFloat with double quantization: a float8 constant for 64 weights, and a float32 one for 256 of these
+# constants (Dettmers et al., arXiv 2305.14314, section 3).
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+# Whole logits of PyTorch's cross-entropy: their float32 values, the log-softmax, and the gradient.
+UNFUSED_LOGIT_BYTES = 3 * FLOAT32_BYTES
+# 4.5 × the buckets for reducing gradients and gathering weights, of 5e8 bfloat16 numbers each: "overlap_comm" in the
+# DeepSpeed page of transformers' documentation.
+ZERO3_BUFFER_BYTES = round(4.5 * 2 * 5e8 * BFLOAT16_BYTES)
+MAX_MEMORY_FRACTION = 0.9  # of free memory; the estimate was within 16% of measured peaks, mostly above them
+Offload = Literal["", "optimizer", "all"]
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """The distribution of a training over processes, one per GPU.
+
+    Attributes:
+        data: data-parallel processes.
+        tensor: processes that share each layer.
+        pipeline: groups of layers.
+        context: processes that share each row.
+        stage: ZeRO stage, 0 to 3. FSDP is stage 3.
+        gathers: whether to count the whole layers that a process of stage 3 holds. The dry run leaves them out.
+        buffer_bytes: communication buffers of DeepSpeed, in place of these layers.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    stage: int = 0
+    gathers: bool = False
+    buffer_bytes: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def shards(self) -> int:
+        """The number of processes over which ZeRO and FSDP distribute."""
+        return self.data * self.context
+
+    def split(self, size: float, stage: int) -> int:
+        """Return a process's share of a size that ZeRO distributes from this stage on."""
+        return round(size / (self.tensor * self.pipeline * (self.shards if self.stage >= stage else 1)))
+
+
+def estimate_training_memory(
+    shape: ModelShape,
+    *,
+    rows: int,
+    length: int,
+    dropout: bool,
+    gpu: bool,
+    checkpointing: bool = False,
+    optimizer_bytes: float = 8.0,
+    four_bit: bool = False,
+    fused: bool = True,
+    whole_logits: bool = False,
+    logit_bytes: float | None = None,
+    master_weights: bool = True,
+    offload: Offload = "",
+    optimizer_in_backward: bool = False,
+    layout: ParallelLayout | None = None,
+) -> dict[str, int]:
+    """Estimate the peak memory of a training step, in bytes.
+
+    Frozen weights are float32 on a CPU and bfloat16 on a GPU. Trained weights are float32 with Adam's two moments: 16
+    bytes per parameter (4 weights, 4 gradients, 8 optimizer), as in EleutherAI's cookbook for mixed precision; a GPU
+    also holds the bfloat16 copy that it computes with, which was not measured for full training.
+
+    Activations on a CPU follow Korthikanti et al. (arXiv 2205.05198): 9h + 4i numbers per token and layer with a gated
+    MLP. With fused or compiled layers on a GPU they are 4h + 2q + 2k + 3i: input and output of two norms, queries and
+    output of the attention (q), keys and values (k), and three of the MLP. Other layers on a GPU add the float32 values of the norms
+    and the gate's activation, 6h + i; this was not measured. The attention matrix is left out, because scaled
+    dot-product attention does not store it. Dropout before a low-rank update adds the adapted inputs and their masks:
+    12h + 2i. With activation checkpointing, every layer keeps its input only, h numbers per token, and one layer at a
+    time has all.
+
+    Logits on a CPU are float32: 4·V bytes per token, LOGIT_COPIES times. A GPU holds a tile of them.
+
+    ZeRO and FSDP distribute the optimizer's state and float32 weights (stage 1), the gradients (2) and all weights (3)
+    over the data-parallel processes (Rajbhandari et al., arXiv 1910.02054). In stage 3, a process also gathers whole
+    layers. Tensor parallelism with sequence parallelism divides everything, as in Korthikanti et al.; pipeline
+    parallelism divides the weights, but its first stage holds the activations of as many micro-batches as there are
+    stages.
+
+    Args:
+        rows: number of rows in memory at once.
+        length: number of tokens per row.
+        dropout: whether dropout precedes a low-rank update.
+        gpu: whether the model is trained on a GPU.
+        checkpointing: whether activations are recomputed in the backward pass.
+        optimizer_bytes: bytes of the optimizer's state for each trained parameter; 8 for AdamW.
+        four_bit: whether the frozen matrices of the layers have 4 bits per weight.
+        fused: whether the layers on a GPU are fused or compiled.
+        whole_logits: whether the loss needs the logits of all tokens at once on a GPU too.
+        logit_bytes: bytes per token and vocabulary entry of whole logits. None: LOGIT_COPIES in float32.
+        master_weights: whether trained weights are float32. False: weights and gradients have the compute precision.
+        offload: what the host's memory holds: the optimizer's state with the float32 weights, or all states.
+        optimizer_in_backward: whether each gradient is applied and freed at once, so that one layer has gradients.
+        layout: distribution over processes. None: one process.
+
+    Returns:
+        Bytes by part: {"weights", "gradients", "optimizer", "activations", "logits", "process", "total"}.
+    """
+    width, layout = BFLOAT16_BYTES if gpu else FLOAT32_BYTES, layout or ParallelLayout()
+    queries, keys = shape.query_width or shape.hidden, shape.key_width or shape.hidden
+    gpu_numbers = 4 * shape.hidden + 2 * queries + 2 * keys + 3 * shape.intermediate
+    if not fused:
+        gpu_numbers += 6 * shape.hidden + shape.intermediate
+    numbers = gpu_numbers if gpu else 9 * shape.hidden + 4 * shape.intermediate
+    if dropout:
+        numbers += 12 * shape.hidden + 2 * shape.intermediate
+    numbers = numbers + shape.layers * shape.hidden if checkpointing else shape.layers * numbers
+    ends = (2 if shape.embedding else 1) * shape.vocabulary * shape.hidden
+    frozen_bytes = float(shape.frozen * width)
+    if four_bit:
+        frozen_ends = min(ends, shape.frozen)
+        frozen_bytes = frozen_ends * width + (shape.frozen - frozen_ends) * NF4_BYTES
+    tokens = rows * length
+    logits = tokens * shape.vocabulary * (FLOAT32_BYTES * LOGIT_COPIES if logit_bytes is None else logit_bytes)
+    if gpu and not whole_logits:
+        logits = tokens * min(shape.vocabulary, GPU_LOGIT_TILE) * BFLOAT16_BYTES
+    layer = max((shape.parameters - ends) // shape.layers, shape.vocabulary * shape.hidden)
+    has_master = master_weights and not offload
+    copy_width = BFLOAT16_BYTES if gpu and has_master else 0
+    trained_width = FLOAT32_BYTES if has_master else width
+    with_gradients = min(shape.trainable, layer) if optimizer_in_backward else shape.trainable
+    parts = {
+        "weights": layout.split(frozen_bytes + shape.trainable * copy_width, 3)
+        + layout.split(shape.trainable * trained_width, 1 if copy_width else 3),
+        "gradients": layout.split(with_gradients * (FLOAT32_BYTES if has_master else width), 2),
+        "optimizer": 0 if offload else layout.split(shape.trainable * optimizer_bytes, 1),
+        "activations": round(tokens * numbers * width / (layout.tensor * layout.context)),
+        "logits": round(logits / (layout.tensor * layout.context)),
+        "process": PROCESS_BYTES,
+    }
+    if offload == "all":
+        parts |= {"weights": 0, "gradients": 0}
+    if layout.buffer_bytes:
+        parts["weights"] += layout.buffer_bytes
+    elif (
+        layout.gathers and layout.stage == 3 and layout.shards > 1
+    ):  # the layer that computes, and the next one or the output head
+        layer_bytes = (shape.parameters - ends) // shape.layers * (NF4_BYTES if four_bit else width)
+        head_bytes = shape.vocabulary * shape.hidden * width
+        parts["weights"] += round((layer_bytes + max(layer_bytes, head_bytes)) / layout.tensor)
+    return {**parts, "total": sum(parts.values())}
+
+
+def estimate_training_flops(
+    shape: ModelShape, length: float, *, causal: bool = True, checkpointing: bool = False
+) -> float:
+    """Estimate the FLOPs per trained token.
+
+    Full training of N parameters: 6(N−E) + 6·L·q·T, within 0.1% of the published figures of Megatron-Bridge. With N
+    frozen weights: 4(N−E) + 4·L·q·T, plus 6 per trained parameter, within 0.2% of NeMo AutoModel's LoRA figures. Frozen
+    weights have no weight gradient. E is the number of parameters of the input embedding, which is a lookup. L is the
+    number of layers, and q the size of the queries. Parameters of experts that a token does not use do not count.
+
+    Args:
+        length: T, the number of tokens per row.
+        causal: whether a token attends to earlier ones only. False counts the whole matrix, as many papers do.
+        checkpointing: whether the backward pass repeats the forward pass.
+    """
+    forward = estimate_forward_flops(shape, length, causal=causal)
+    repeated = forward if checkpointing else 0.0
+    if not shape.frozen:
+        return 3 * forward + repeated
+    return 2 * (forward - 2 * shape.trainable) + 6 * shape.trainable + repeated
+
+
+def estimate_forward_flops(shape: ModelShape, length: float, *, causal: bool = True) -> float:
+    """Estimate the FLOPs per token of a forward pass: a third of full training.
+
+    Args:
+        length: number of tokens per row.
+        causal: as for `estimate_training_flops`.
+    """
+    attention = (2 if causal else 4) * shape.layers * (shape.query_width or shape.hidden) * length
+    return 2 * (shape.parameters - shape.embedding - shape.inactive) + attention
+
+
+def estimate_cache_bytes(shape: ModelShape, *, value_bytes: float = BFLOAT16_BYTES) -> float:
+    """Return the size of the keys and values of one token in all layers: 2·L·k values."""
+    return 2 * shape.layers * (shape.key_width or shape.hidden) * value_bytes
+
+
+def estimate_evaluation_memory(shape: ModelShape, *, batch_tokens: int, gpu: bool) -> int:
+    """Return the size of one model's weights and of a batch's logits with their log-softmax; no gradients."""
+    return (
+        shape.parameters * (BFLOAT16_BYTES if gpu else FLOAT32_BYTES)
+        + batch_tokens * shape.vocabulary * FLOAT32_BYTES * 2
+        + PROCESS_BYTES
+    )
+
+
+def estimate_packaging_memory(shape: ModelShape, *, proven: bool) -> int:
+    """Return the size of the adapter's merge in float32; for verification a server loads the merged model too."""
+    size = shape.parameters * FLOAT32_BYTES + PROCESS_BYTES
+    return 2 * size if proven else size
+
+
+def estimate_checkpoint_bytes(shape: ModelShape, *, full: bool) -> int:
+    """Return the size of a checkpoint: trainable parameters in float32 and Adam's two moments of each.
+
+    4 + 8 bytes per parameter; MLPerf Storage assumes 2 + 12 in mixed precision. With adaptation full the trainer writes
+    the whole model.
+    """
+    return (shape.parameters if full else shape.trainable) * FLOAT32_BYTES + shape.trainable * 2 * FLOAT32_BYTES
