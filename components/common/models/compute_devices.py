@@ -10,23 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from components.common.models.accelerators import TERA, load_accelerators
 from components.common.runtime.errors import ConfigurationError
 
 Device = Literal["auto", "cuda", "hpu", "mps", "cpu"]
 
-# Dense bf16 FLOP/s as published by the manufacturer, by a part of the driver's device name; the longest match applies.
-# Data sheets also list doubled figures, which apply to matrices with structured sparsity only.
-PEAK_BF16_FLOPS = {
-    "A100": 312e12,
-    "H100 PCIe": 756e12,
-    "H100": 989.5e12,
-    "H200": 989.5e12,
-    "B200": 2250e12,
-    "L40S": 362e12,
-    "A10": 125e12,
-    "GAUDI2": 432e12,
-    "GAUDI3": 1835e12,
-}
+# Dense bf16 FLOP/s by a part of the driver's device name; the longest match applies.
+PEAK_BF16_FLOPS = {device.driver: device.bf16 * TERA for device in load_accelerators().values() if device.driver}
 
 # Environment variable that limits the accelerators visible to a process.
 VISIBLE_DEVICES_VARIABLES = {"cuda": "CUDA_VISIBLE_DEVICES", "hpu": "HABANA_VISIBLE_MODULES"}
