@@ -33,6 +33,7 @@ from pipelines.cli import (
     base_models,
     garbage_collection,
     kubeflow,
+    sizing,
     storage_probing,
     traffic,
 )

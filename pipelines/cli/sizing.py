@@ -1,0 +1,261 @@
+"""`tuneline size`: what customizations need, before anything is bought or reserved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.application import JsonOption, SetOption, app, load_config, open_reporter, print_result
+
+DATA, PLACE, SERVING, STORAGE, MONEY = "Data", "Layout", "Serving", "Storage", "Money and energy"
+
+GpuOption = Annotated[
+    str, typer.Option("--gpu", help="GPU type, or TYPE:COUNT. Without COUNT, the smallest number that fits.")
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="Public model, path of a config.json, or number of parameters. Default: fine_tuning.base_model.",
+    ),
+]
+RecipeOption = Annotated[
+    Path | None,
+    typer.Option("-c", "--config", "--from", readable=False, help="customization.yaml with the recipe."),
+]
+PrecisionOption = Annotated[str, typer.Option("--precision", help="Compute precision: bf16 or fp8.")]
+StackOption = Annotated[
+    str,
+    typer.Option("--stack", help="standard: FSDP or DeepSpeed, as in tuneline. tuned: Megatron-LM and NeMo."),
+]
+AdaptationOption = Annotated[
+    str, typer.Option("--adaptation", help="full, lora, qlora, p_tuning, … Default: that of the recipe.")
+]
+RankOption = Annotated[int | None, typer.Option("--rank", min=1, help="Rank of LoRA. Default: that of the recipe.")]
+ObjectiveOption = Annotated[str, typer.Option("--objective", help="sft, dpo or grpo. Default: that of the recipe.")]
+DatasetOption = Annotated[
+    Path | None,
+    typer.Option("--dataset", help="Dataset artifact, whose tokens are counted.", rich_help_panel=DATA),
+]
+TokensOption = Annotated[
+    float | None, typer.Option("--tokens", min=1, help="Tokens of one epoch.", rich_help_panel=DATA)
+]
+RowsOption = Annotated[int | None, typer.Option("--rows", min=1, help="Training rows.", rich_help_panel=DATA)]
+MeanLengthOption = Annotated[
+    float | None,
+    typer.Option(
+        "--mean-length",
+        min=1,
+        help="Mean tokens per row, or per answer of a pair with its prompt. Default: --length.",
+        rich_help_panel=DATA,
+    ),
+]
+EpochsOption = Annotated[
+    float | None, typer.Option("--epochs", min=0.001, help="Epochs. Default: recipe.", rich_help_panel=DATA)
+]
+LengthOption = Annotated[
+    int | None, typer.Option("--length", min=8, help="Longest row in tokens. Default: 2048.", rich_help_panel=DATA)
+]
+PackingOption = Annotated[
+    bool | None, typer.Option("--packing/--no-packing", help="Pack rows up to --length.", rich_help_panel=DATA)
+]
+MicroBatchOption = Annotated[
+    int | None,
+    typer.Option("--micro-batch", min=1, help="Rows per GPU and pass. Default: as fits.", rich_help_panel=PLACE),
+]
+GlobalBatchOption = Annotated[
+    int | None, typer.Option("--global-batch", min=1, help="Rows per optimizer step.", rich_help_panel=PLACE)
+]
+RecomputationOption = Annotated[
+    str,
+    typer.Option("--recomputation", help="Recompute activations: auto, on or off.", rich_help_panel=PLACE),
+]
+StageOption = Annotated[
+    int | None,
+    typer.Option("--zero-stage", min=0, max=3, help="ZeRO stage; FSDP is 3.", rich_help_panel=PLACE),
+]
+TensorOption = Annotated[int, typer.Option("--tensor", min=1, help="Tensor parallelism.", rich_help_panel=PLACE)]
+PipelineOption = Annotated[int, typer.Option("--pipeline", min=1, help="Pipeline parallelism.", rich_help_panel=PLACE)]
+ContextOption = Annotated[int, typer.Option("--context", min=1, help="Context parallelism.", rich_help_panel=PLACE)]
+OffloadOption = Annotated[
+    str,
+    typer.Option("--offload", help="Keep on the host: optimizer, or all states.", rich_help_panel=PLACE),
+]
+GenerationShareOption = Annotated[
+    float,
+    typer.Option(
+        "--generation-share", min=0, max=0.99, help="Share of the time that grpo generates.", rich_help_panel=PLACE
+    ),
+]
+DeadlineHoursOption = Annotated[
+    float | None,
+    typer.Option("--deadline-hours", min=0.01, help="Typical time allowed, in hours.", rich_help_panel=PLACE),
+]
+ModelsOption = Annotated[
+    int, typer.Option("--models", min=1, help="Models trained at the same time.", rich_help_panel=PLACE)
+]
+ConcurrencyOption = Annotated[
+    int | None,
+    typer.Option("--concurrency", min=1, help="Concurrent requests to size serving for.", rich_help_panel=SERVING),
+]
+InputTokensOption = Annotated[
+    int, typer.Option("--input-tokens", min=1, help="Tokens per prompt.", rich_help_panel=SERVING)
+]
+OutputTokensOption = Annotated[
+    int, typer.Option("--output-tokens", min=1, help="Tokens per answer.", rich_help_panel=SERVING)
+]
+WeightsPrecisionOption = Annotated[
+    str, typer.Option("--weights-precision", help="bf16, fp8 or int4.", rich_help_panel=SERVING)
+]
+CachePrecisionOption = Annotated[
+    str, typer.Option("--cache-precision", help="KV cache: bf16 or fp8.", rich_help_panel=SERVING)
+]
+RawOption = Annotated[str, typer.Option("--raw", help="Raw data of one model, such as 200GB.", rich_help_panel=STORAGE)]
+VersionsOption = Annotated[
+    int, typer.Option("--versions", min=1, help="Dataset and model versions kept.", rich_help_panel=STORAGE)
+]
+CheckpointsOption = Annotated[
+    int, typer.Option("--checkpoints", min=1, help="Checkpoints kept per training.", rich_help_panel=STORAGE)
+]
+CheckpointMinutesOption = Annotated[
+    float,
+    typer.Option("--checkpoint-minutes", min=1, help="Minutes between checkpoints.", rich_help_panel=STORAGE),
+]
+StallBudgetOption = Annotated[
+    float,
+    typer.Option(
+        "--stall-budget", min=0.001, max=0.5, help="Share of the time for checkpoints.", rich_help_panel=STORAGE
+    ),
+]
+WriteRateOption = Annotated[
+    str,
+    typer.Option("--write-rate", help="Write rate per second of the storage, such as 2GB.", rich_help_panel=STORAGE),
+]
+GpuHourPriceOption = Annotated[
+    float | None, typer.Option("--gpu-hour-price", min=0, help="Price of a GPU-hour.", rich_help_panel=MONEY)
+]
+KwhPriceOption = Annotated[
+    float | None, typer.Option("--kwh-price", min=0, help="Price of a kWh.", rich_help_panel=MONEY)
+]
+PueOption = Annotated[float, typer.Option("--pue", min=1, help="Power usage effectiveness.", rich_help_panel=MONEY)]
+
+
+@app.command("size")
+def size_customizations(
+    gpu: GpuOption = "h200",
+    model: ModelOption = "",
+    config: RecipeOption = None,
+    sets: SetOption = [],  # noqa: B006
+    precision: PrecisionOption = "bf16",
+    stack: StackOption = "standard",
+    adaptation: AdaptationOption = "",
+    rank: RankOption = None,
+    objective: ObjectiveOption = "",
+    dataset: DatasetOption = None,
+    tokens: TokensOption = None,
+    rows: RowsOption = None,
+    mean_length: MeanLengthOption = None,
+    epochs: EpochsOption = None,
+    length: LengthOption = None,
+    packing: PackingOption = None,
+    micro_batch: MicroBatchOption = None,
+    global_batch: GlobalBatchOption = None,
+    recomputation: RecomputationOption = "",
+    stage: StageOption = None,
+    tensor: TensorOption = 1,
+    pipeline: PipelineOption = 1,
+    context: ContextOption = 1,
+    offload: OffloadOption = "",
+    generation_share: GenerationShareOption = 0.7,
+    deadline_hours: DeadlineHoursOption = None,
+    models: ModelsOption = 1,
+    concurrency: ConcurrencyOption = None,
+    input_tokens: InputTokensOption = 1024,
+    output_tokens: OutputTokensOption = 256,
+    weights_precision: WeightsPrecisionOption = "bf16",
+    cache_precision: CachePrecisionOption = "bf16",
+    raw: RawOption = "",
+    versions: VersionsOption = 3,
+    checkpoints: CheckpointsOption = 2,
+    checkpoint_minutes: CheckpointMinutesOption = 30.0,
+    stall_budget: StallBudgetOption = 0.05,
+    write_rate: WriteRateOption = "",
+    gpu_hour_price: GpuHourPriceOption = None,
+    kwh_price: KwhPriceOption = None,
+    pue: PueOption = 1.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Estimate GPUs, memory, time, storage, energy and cost of a customization, without data, weights or torch."""
+    from components.common.runtime.errors import UsageError
+    from pipelines.planning import sizing, sizing_input, sizing_report
+    from pipelines.planning.serving_size import ServingRequest
+    from pipelines.planning.storage_size import StorageRequest
+
+    sets = [
+        *sets,
+        *([f"fine_tuning.adaptation={adaptation}"] if adaptation else []),
+        *([f"fine_tuning.lora.rank={rank}"] if rank else []),
+    ]
+    recipe = load_config(config, sets).fine_tuning
+    device, gpus = sizing_input.parse_gpu(gpu)
+    sizing_input.check_precision(device, precision)
+    sizing_input.check_choices(
+        {
+            "--stack": stack,
+            "--objective": objective,
+            "--recomputation": recomputation,
+            "--offload": offload,
+            "--weights-precision": weights_precision,
+            "--cache-precision": cache_precision,
+        }
+    )
+    if dataset and (tokens or rows):
+        raise UsageError("--dataset is combined with --tokens or --rows", hint="Give one of them.")
+    if dataset:
+        with open_reporter("size", as_json) as reporter:
+            tokens, mean_length = sizing_input.count_dataset_tokens(dataset, recipe.base_model, length, reporter)
+    storage = StorageRequest(
+        sizing_input.parse_bytes("--raw", raw) or 0.0,
+        versions,
+        checkpoints,
+        checkpoint_minutes,
+        stall_budget,
+        sizing_input.parse_bytes("--write-rate", write_rate),
+    )
+    request = sizing_input.build_request(
+        recipe,
+        device,
+        gpus,
+        model,
+        precision=precision,
+        stack=stack,
+        objective=objective or None,
+        rows=rows,
+        tokens=tokens,
+        mean_length=mean_length,
+        epochs=epochs,
+        length=length,
+        packing=packing,
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        recomputation=recomputation or None,
+        stage=stage,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        offload=offload,
+        generation_share=generation_share,
+        deadline_hours=deadline_hours,
+        models=models,
+        storage=storage,
+        serving=ServingRequest(concurrency, input_tokens, output_tokens, weights_precision, cache_precision)
+        if concurrency
+        else None,
+        gpu_hour_price=gpu_hour_price,
+        kwh_price=kwh_price,
+        pue=pue,
+    )
+    result = sizing.size(request)
+    print_result(result, as_json, lambda: sizing_report.format_size(result))
