@@ -57,6 +57,7 @@ The causes are likely, not measured. FLOPs: Qwen3 30B on H100 is published as 12
 
 Speeds outside their band:
 
+- The time of a kernel launch was derived from Qwen's rows at 256 tokens. These rows therefore do not test it.
 - Each run is predicted from the others, so that the slowest and the fastest run of a small group miss.
 - Mixture-of-experts models: five GPUs, precisions and models with one or two runs each. Treat their band as unknown.
 - ml-engineering at 8k tokens: the host's optimizer step takes about two seconds, which longer rows hide. The formula
@@ -123,7 +124,7 @@ class PublishedRun:
         if self.method == "generate":
             cache = resource_formulas.estimate_cache_bytes(self.shape) * self.rows * self.length
             weights = self.shape.parameters * resource_formulas.BFLOAT16_BYTES
-            return ((cache + weights) / self.gpus + resource_formulas.PROCESS_BYTES) / GIB
+            return float((cache + weights) / self.gpus + resource_formulas.PROCESS_BYTES) / GIB
         buffers = round(1e9 * (self.buffer_gb or 0))
         parts = resource_formulas.estimate_training_memory(
             self.shape,

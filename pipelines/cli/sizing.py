@@ -40,23 +40,27 @@ DatasetOption = Annotated[
     typer.Option("--dataset", help="Dataset artifact, whose tokens are counted.", rich_help_panel=DATA),
 ]
 TokensOption = Annotated[
-    float | None, typer.Option("--tokens", min=1, help="Tokens of one epoch.", rich_help_panel=DATA)
+    float | None, typer.Option("--tokens", min=1, max=1e18, help="Tokens of one epoch.", rich_help_panel=DATA)
 ]
-RowsOption = Annotated[int | None, typer.Option("--rows", min=1, help="Training rows.", rich_help_panel=DATA)]
+RowsOption = Annotated[
+    int | None, typer.Option("--rows", min=1, max=10**15, help="Training rows.", rich_help_panel=DATA)
+]
 MeanLengthOption = Annotated[
     float | None,
     typer.Option(
         "--mean-length",
         min=1,
+        max=1e9,
         help="Mean tokens per row, or per answer of a pair with its prompt. Default: --length.",
         rich_help_panel=DATA,
     ),
 ]
 EpochsOption = Annotated[
-    float | None, typer.Option("--epochs", min=0.001, help="Epochs. Default: recipe.", rich_help_panel=DATA)
+    float | None, typer.Option("--epochs", min=0.001, max=1e6, help="Epochs. Default: recipe.", rich_help_panel=DATA)
 ]
 LengthOption = Annotated[
-    int | None, typer.Option("--length", min=8, help="Longest row in tokens. Default: 2048.", rich_help_panel=DATA)
+    int | None,
+    typer.Option("--length", min=8, max=10**9, help="Longest row in tokens. Default: 2048.", rich_help_panel=DATA),
 ]
 PackingOption = Annotated[
     bool | None, typer.Option("--packing/--no-packing", help="Pack rows up to --length.", rich_help_panel=DATA)
@@ -91,14 +95,16 @@ GenerationShareOption = Annotated[
 ]
 DeadlineHoursOption = Annotated[
     float | None,
-    typer.Option("--deadline-hours", min=0.01, help="Typical time allowed, in hours.", rich_help_panel=PLACE),
+    typer.Option("--deadline-hours", min=0.01, max=1e6, help="Typical time allowed, in hours.", rich_help_panel=PLACE),
 ]
 ModelsOption = Annotated[
     int, typer.Option("--models", min=1, help="Models trained at the same time.", rich_help_panel=PLACE)
 ]
 ConcurrencyOption = Annotated[
     int | None,
-    typer.Option("--concurrency", min=1, help="Concurrent requests to size serving for.", rich_help_panel=SERVING),
+    typer.Option(
+        "--concurrency", min=1, max=10**9, help="Concurrent requests to size serving for.", rich_help_panel=SERVING
+    ),
 ]
 InputTokensOption = Annotated[
     int, typer.Option("--input-tokens", min=1, help="Tokens per prompt.", rich_help_panel=SERVING)
@@ -121,7 +127,7 @@ CheckpointsOption = Annotated[
 ]
 CheckpointMinutesOption = Annotated[
     float,
-    typer.Option("--checkpoint-minutes", min=1, help="Minutes between checkpoints.", rich_help_panel=STORAGE),
+    typer.Option("--checkpoint-minutes", min=1, max=1e6, help="Minutes between checkpoints.", rich_help_panel=STORAGE),
 ]
 StallBudgetOption = Annotated[
     float,
@@ -134,12 +140,14 @@ WriteRateOption = Annotated[
     typer.Option("--write-rate", help="Write rate per second of the storage, such as 2GB.", rich_help_panel=STORAGE),
 ]
 GpuHourPriceOption = Annotated[
-    float | None, typer.Option("--gpu-hour-price", min=0, help="Price of a GPU-hour.", rich_help_panel=MONEY)
+    float | None, typer.Option("--gpu-hour-price", min=0, max=1e9, help="Price of a GPU-hour.", rich_help_panel=MONEY)
 ]
 KwhPriceOption = Annotated[
-    float | None, typer.Option("--kwh-price", min=0, help="Price of a kWh.", rich_help_panel=MONEY)
+    float | None, typer.Option("--kwh-price", min=0, max=1e9, help="Price of a kWh.", rich_help_panel=MONEY)
 ]
-PueOption = Annotated[float, typer.Option("--pue", min=1, help="Power usage effectiveness.", rich_help_panel=MONEY)]
+PueOption = Annotated[
+    float, typer.Option("--pue", min=1, max=10, help="Power usage effectiveness.", rich_help_panel=MONEY)
+]
 
 
 @app.command("size")
@@ -215,7 +223,8 @@ def size_customizations(
         raise UsageError("--dataset is combined with --tokens or --rows", hint="Give one of them.")
     if dataset:
         with open_reporter("size", as_json) as reporter:
-            tokens, mean_length = sizing_input.count_dataset_tokens(dataset, recipe.base_model, length, reporter)
+            longest = length or recipe.max_length or sizing.DEFAULT_LENGTH
+            tokens, mean_length = sizing_input.count_dataset_tokens(dataset, recipe.base_model, longest, reporter)
     storage = StorageRequest(
         sizing_input.parse_bytes("--raw", raw) or 0.0,
         versions,

@@ -21,11 +21,15 @@ from components.common.runtime.yaml_loading import load_yaml
 
 UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 MIN_PARAMETERS, MAX_PARAMETERS = 10**6, 10**13
+MAX_SIZE = 10**7  # of a number in config.json
 # Head size, layers per hidden size and MLP ratio of Llama 3 8B, the typical shape for a number of parameters.
 TYPICAL_HEAD, TYPICAL_LAYER_RATIO, TYPICAL_MLP_RATIO, TYPICAL_VOCABULARY = 128, 128, 3.5, 128_256
 ATTENTION_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
 LINEAR_NAMES = (*ATTENTION_NAMES, "gate_proj", "up_proj", "down_proj")
 CONFIG_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+OPTIONAL_CONFIG_KEYS = (
+    "intermediate_size", "num_key_value_heads", "head_dim", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ def find_architecture(model: str) -> Architecture:
         path = path / "config.json"
         if not path.is_file():
             raise UsageError(f"--model {model!r} is a folder without config.json", hint="Give the folder of a model.")
-    if path.is_file():
+    if path.is_file() or path.suffix == ".json":
         return read_config(path)
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmbt]?)", model.strip().lower()):
         return derive_architecture(round(float(match[1]) * UNITS.get(match[2], 1)), model)
@@ -180,15 +184,23 @@ def read_config(path: Path) -> Architecture:
     """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="Give the config.json of a model.") from None
+    except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UsageError(f"{path} is not JSON: {error}", hint="Give the config.json of a model.") from None
     config = config.get("text_config", config) if isinstance(config, Mapping) else {}
-    if missing := [key for key in CONFIG_KEYS if not isinstance(config.get(key), int) or config[key] < 1]:
+    config = config if isinstance(config, Mapping) else {}
+    optional = [key for key in OPTIONAL_CONFIG_KEYS if config.get(key)]
+    if missing := [key for key in (*CONFIG_KEYS, *optional) if not _is_size(config.get(key))]:
         raise UsageError(
-            f"{path} has no positive whole number {', '.join(missing)}",
+            f"{path} has no whole number from 1 to {MAX_SIZE:,} as {', '.join(missing)}",
             hint="Give the config.json of a decoder-only model in the format of transformers.",
         )
     return _convert_config(path, config)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MAX_SIZE
 
 
 def _convert_config(path: Path, config: Mapping[str, Any]) -> Architecture:

@@ -34,8 +34,9 @@ class ServingRequest:
 def size_serving(request: ServingRequest, architecture: Architecture, device: Accelerator) -> dict[str, Any]:
     """Return the GPUs of one replica, its memory and lower bounds of the delays.
 
-    Each generated token reads all weights and the KV cache once, so that bandwidth bounds the time per output token.
-    The time to the first token is at least that of the prompt's FLOPs at the peak rate.
+    Each step reads the KV cache and the weights once, but of the input embedding a row per request, and of the experts
+    those that a request uses, with uniform routing. Bandwidth and the FLOPs at the peak rate bound the time per output
+    token; the prompt's FLOPs bound the time to the first one.
 
     Raises:
         UsageError: the model and its cache do not fit on the largest replica.
@@ -53,9 +54,15 @@ def size_serving(request: ServingRequest, architecture: Architecture, device: Ac
             hint="Lower --concurrency, or set --cache-precision fp8.",
         )
     alone = next(count for count in TENSOR_SIZES if weights <= count * capacity)
-    seconds = (weights + cache) / (gpus * device.bandwidth_bytes) if device.bandwidth_bytes else None
-    peak = device.get_peak_flops("bf16") or math.inf
+    precision = "fp8" if request.weights == "fp8" and device.fp8 else "bf16"
+    peak = gpus * (device.get_peak_flops(precision) or math.inf)
     prompt = request.input_tokens * estimate_forward_flops(shape, request.input_tokens)
+    unused = (
+        (1 - architecture.used / architecture.experts) ** (request.concurrency - 1) if architecture.experts else 0.0
+    )
+    read = weights - (shape.embedding + shape.inactive * unused) * VALUE_BYTES[request.weights]
+    work = request.concurrency * estimate_forward_flops(shape, request.input_tokens) / peak
+    seconds = max(work, (read + cache) / (gpus * device.bandwidth_bytes)) if device.bandwidth_bytes else None
     return {
         "gpus": gpus,
         "memory_gib_per_gpu": round(((weights + cache) / gpus + PROCESS_BYTES) / 2**30, 2),
@@ -65,5 +72,5 @@ def size_serving(request: ServingRequest, architecture: Architecture, device: Ac
         "binds": "KV cache" if gpus > alone else "weights",
         "min_seconds_per_token": float(f"{seconds:.3g}") if seconds else None,
         "max_tokens_per_second": float(f"{request.concurrency / seconds:.3g}") if seconds else None,
-        "min_first_token_seconds": float(f"{prompt / (gpus * peak):.3g}"),
+        "min_first_token_seconds": float(f"{prompt / peak:.3g}"),
     }

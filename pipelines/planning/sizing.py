@@ -161,7 +161,7 @@ def size(request: SizingRequest) -> Json:
         "gpu_hours": _round_cases(gpu_hours),
         "energy": energy,
         "serving": size_serving(request.serving, request.architecture, request.device) if request.serving else None,
-        "formulas": _list_formulas(band),
+        "formulas": _list_formulas(request, band),
     }  # fmt: skip
 
 
@@ -200,7 +200,10 @@ def choose_plan(request: SizingRequest) -> tuple[TrainingPlan, Bound, str]:
                 hint=f"Give --global-batch {request.gpus // split * (request.micro_batch or 1)} or more.",
             )
         plan = build_plan(request, request.gpus)
-        used = f"{_to_gib(plan.memory['total']):g} of {_to_gib(request.device.memory_bytes):g} GiB per GPU"
+        used = (
+            f"{_to_gib(plan.memory['total']):g} of {_to_gib(resource_formulas.MAX_MEMORY_FRACTION * request.device.memory_bytes):g} "
+            "usable GiB per GPU"
+        )
         return plan, "GPU count" if plan.fits else "memory", used if plan.fits else f"does not fit: {used}"
     smallest: TrainingPlan | None = None
     max_data = max(1, request.global_batch // (request.micro_batch or 1))
@@ -332,17 +335,19 @@ def _estimate_energy(request: SizingRequest, plan: TrainingPlan, hours: dict[str
     return {"kilowatts": round(kilowatts, 2), "pue": request.pue, "kwh": _round_cases(energy)}
 
 
-def _estimate_cost(request: SizingRequest, gpu_hours: dict[str, float] | None, energy: Json | None) -> Json | None:
-    """Return the cost of one training by case; None without a price."""
-    if gpu_hours is None or (request.gpu_hour_price is None and request.kwh_price is None):
-        return None
-    kwh = (energy or {}).get("kwh") or {}
-    parts = {
-        "gpus": {case: value * (request.gpu_hour_price or 0.0) for case, value in gpu_hours.items()},
-        "energy": {case: kwh.get(case, 0.0) * (request.kwh_price or 0.0) for case in gpu_hours},
+def _estimate_cost(request: SizingRequest, gpu_hours: dict[str, float] | None, energy: Json | None) -> Json:
+    """Return the cost of one training by case; None for a part whose price or amount is not known."""
+    priced = {
+        "gpus": (gpu_hours, request.gpu_hour_price),
+        "energy": (energy["kwh"] if energy else None, request.kwh_price),
     }
-    total = {case: parts["gpus"][case] + parts["energy"][case] for case in gpu_hours}
-    return {**{name: _round_cases(values) for name, values in parts.items()}, "total": _round_cases(total)}
+    parts = {
+        name: {case: value * price for case, value in amounts.items()} if amounts and price is not None else None
+        for name, (amounts, price) in priced.items()
+    }
+    known = [part for part in parts.values() if part]
+    parts["total"] = {case: sum(part[case] for part in known) for case in throughput.CASES} if known else None
+    return {name: _round_cases(values) for name, values in parts.items()}
 
 
 def _list_assumptions(request: SizingRequest, plan: TrainingPlan) -> list[str]:
@@ -366,6 +371,8 @@ def _list_assumptions(request: SizingRequest, plan: TrainingPlan) -> list[str]:
         assumptions.append("tokens count both answers, and the reference model reads them once more")
     if request.epoch_tokens is None:
         assumptions.append("the amount of data is not given, so that time, energy and cost are left out")
+    if request.kwh_price is not None and request.device.watts is None:
+        assumptions.append(f"the design power of {request.device.name} is not known; cost leaves out energy")
     if not plan.fits:
         assumptions.append("the training does not fit; time and cost are those of a GPU with enough memory")
     if request.architecture.experts:
@@ -377,15 +384,24 @@ def _list_assumptions(request: SizingRequest, plan: TrainingPlan) -> list[str]:
     return assumptions
 
 
-def _list_formulas(band: throughput.EfficiencyBand) -> list[Json]:
+def _list_formulas(request: SizingRequest, band: throughput.EfficiencyBand) -> list[Json]:
     """Return formula and source of each quantity."""
     efficiency = f"{band.low:.0%} – {band.typical:.0%} – {band.best:.0%}"
+    launches = " – ".join(f"{1000 * throughput.LAUNCH_SECONDS[case]:g}" for case in throughput.CASES)
+    serving = [
+        {"quantity": "KV cache", "formula": "2·L·k values per token", "source": "docs/sizing.md"},
+        {"quantity": "time per output token", "formula": "at least (weights + KV cache) ÷ bandwidth, and FLOPs ÷ peak FLOP/s",
+         "source": "roofline model (Williams et al., 2009)"},
+    ]  # fmt: skip
     return [
         {"quantity": "memory", "formula": "weights + gradients + optimizer + activations + logits + process",
          "source": "Korthikanti et al., arXiv 2205.05198; Rajbhandari et al., arXiv 1910.02054; docs/sizing-validation.md"},
         {"quantity": "FLOPs per token", "formula": "full: 6(N−E) + 6·L·q·T; frozen weights: 4(N−E) + 4·L·q·T",
          "source": "docs/sizing-validation.md"},
-        {"quantity": "tokens per second", "formula": f"peak FLOP/s × {efficiency} ÷ FLOPs per token", "source": band.basis},
+        {"quantity": "tokens per second", "formula": f"peak FLOP/s × {efficiency} ÷ FLOPs per token, less the reads of weights by "
+         "small micro-batches" + ("" if request.stack == "tuned" else f"; at most a micro-batch per {launches} ms and layer"), "source": band.basis},
         {"quantity": "energy", "formula": f"{NODE_POWER_FACTOR:g} × GPUs × design power × hours × PUE",
          "source": "MLPerf Training power logs, v4.0 and v5.0"},
+        {"quantity": "checkpoint interval", "formula": "√(2 · write time · time between failures)", "source": "Daly, 2006; arXiv 2407.21783"},
+        *(serving if request.serving else []),
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -135,6 +136,11 @@ def build_request(
         recipe["length"] = config.max_length
     given = {name: value for name, value in options.items() if value is not None}
     request = SizingRequest(architecture, device, gpus, **{**recipe, **given})
+    if request.mean_length is not None and request.mean_length > request.length:
+        raise UsageError(
+            f"--mean-length {request.mean_length:g} exceeds the longest row, {request.length} tokens",
+            hint=f"Give --length {math.ceil(request.mean_length)} or more.",
+        )
     if config.max_steps and not {"epochs", "tokens", "rows"} & given.keys():
         batch_tokens = request.global_batch * (request.length if request.packing else request.row_tokens)
         request = replace(request, tokens=config.max_steps * batch_tokens, epochs=1.0)
@@ -147,10 +153,10 @@ def strip_model_source(base_model: str) -> str:
     return name.partition("@")[0] if base_model.startswith("hf://") else name
 
 
-def count_dataset_tokens(dataset: Path, base_model: str, length: int | None, reporter: Reporter) -> tuple[int, float]:
+def count_dataset_tokens(dataset: Path, base_model: str, length: int, reporter: Reporter) -> tuple[int, float]:
     """Return the tokens of a dataset's training split, and the mean tokens per row.
 
-    At most 5,000 rows are tokenized; the total is extrapolated.
+    At most 5,000 rows are tokenized; the total is extrapolated. Tokens beyond the longest row are not trained on.
 
     Raises:
         UsageError: the tokens cannot be counted.
@@ -164,7 +170,8 @@ def count_dataset_tokens(dataset: Path, base_model: str, length: int | None, rep
     )
     if isinstance(measured, str):
         raise UsageError(f"--dataset {dataset}: {measured}", hint="Give --tokens, or --rows and --mean-length.")
-    return measured.total, measured.mean
+    kept = 1 - measured.truncated_tokens
+    return round(measured.total * kept), measured.mean * kept
 
 
 def parse_bytes(option: str, text: str) -> float | None:

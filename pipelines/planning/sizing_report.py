@@ -55,8 +55,9 @@ def _format_energy(result: Json) -> list[str]:
     if energy:
         used = f"; {_format_cases(energy['kwh'])} kWh per training" if energy["kwh"] else ""
         lines.append(f"energy    {energy['kilowatts']:g} kW{used} (PUE {energy['pue']:g})")
-    if cost:
-        lines.append(f"cost      {_format_cases(cost['total'])} per training")
+    if cost["total"]:
+        parts = " and ".join(name for name in ("gpus", "energy") if cost[name]).replace("gpus", "GPUs")
+        lines.append(f"cost      {_format_cases(cost['total'])} per training, for {parts}")
     return lines
 
 

@@ -130,11 +130,11 @@ def select_band(groups: Mapping[str, EfficiencyGroup], gpu: str, precision: str,
     if len(own.efficiencies) >= MIN_BAND_RUNS and own.sources >= MIN_BAND_SOURCES:
         found = f"{len(own.efficiencies)} published runs on {gpu} with {precision}, {stack} stack"
         return build_band(own.efficiencies, found)
-    for suffix in (f" {precision} {stack}", f" {stack}"):
+    for suffix, kind in ((f" {precision} {stack}", f"with {precision}"), (f" {stack}", "with all precisions")):
         pooled = [value for key, group in groups.items() if key.endswith(suffix) for value in group.efficiencies]
         if len(pooled) >= MIN_BAND_RUNS:
             few = f"{len(own.efficiencies)} published runs" if own.efficiencies else "no published run"
-            others = f"the band is that of {len(pooled)} runs on all GPUs, {stack} stack"
+            others = f"the band is that of {len(pooled)} runs on all GPUs {kind}, {stack} stack"
             return build_band(pooled, f"{few} on {gpu} with {precision}, too few; {others}")
     return None
 

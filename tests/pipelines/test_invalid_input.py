@@ -1316,6 +1316,20 @@ CURATION_ERRORS = {
 PLATFORM_ERRORS = {  # the test is in test_platform_check.py
     "the environment does not match platform.yaml: …": ("platform", 1),
 }
+SIZING_ERRORS = {  # the tests are in test_sizing.py
+    "--gpu '…' is not a known accelerator": ("usage", 2),
+    "the memory of --gpu … is not known": ("usage", 2),
+    "--precision fp8: … has no fp8 rate": ("usage", 2),
+    "--model '…' is not a known model, a config.json or a number of parameters": ("usage", 2),
+    "… has no whole number from 1 to … as …": ("usage", 2),
+    "--gpu: … GPUs cannot form groups of … (tensor × pipeline × context parallelism)": ("usage", 2),
+    "--global-batch … is too small for … data-parallel processes": ("usage", 2),
+    "the training does not fit on …: …": ("usage", 2),
+    "no number of GPUs finishes in … hours: …": ("usage", 2),
+    "--deadline-hours needs the amount of data": ("usage", 2),
+    "--mean-length … exceeds the longest row, … tokens": ("usage", 2),
+    "--concurrency …: weights and KV cache need … GB, more than 64 GPUs of … have": ("usage", 2),
+}
 STORAGE_PROBE_ERRORS = {  # the tests are in tests/pipelines/storage_probe
     "no partner joined … within 300 seconds": ("partner", 1),
     "no leader of this pair is in … after 300 seconds": ("partner", 1),
@@ -1405,6 +1419,7 @@ def test_errors_page_lists_every_error_with_kind_and_code() -> None:
         **JOB_ERRORS,
         **MODEL_ERRORS,
         **PLATFORM_ERRORS,
+        **SIZING_ERRORS,
         **STORAGE_PROBE_ERRORS,
     }
     assert all(meaning and action for _, _, _, meaning, action in rows)

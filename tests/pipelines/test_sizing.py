@@ -21,7 +21,6 @@ from pipelines.cli.sizing import size_customizations
 from pipelines.planning.architectures import ATTENTION_NAMES, find_architecture, load_architectures
 from tests.datasets import small_dataset
 from tests.pipelines.command import ROOT, answer_in_process, environment, refusal, run_in_process
-from tests.tiny import tiny_model
 
 GIB = 2**30
 CONTRACT = ("memory_gib_per_gpu", "gpus", "hours", "tokens_per_second", "storage", "cost", "assumptions")
@@ -225,13 +224,31 @@ def test_serving_is_bound_by_weights_or_by_the_cache() -> None:
     assert (many["binds"], many["gpus"]) == ("KV cache", 4)
     compact = size(*job, "--concurrency", 128, "--cache-precision", "fp8")["serving"]
     assert compact["cache_bytes"] == many["cache_bytes"] / 2
-    assert few["min_seconds_per_token"] == pytest.approx((16.06e9 + 8192 * 131072) / 3.35e12, rel=0.01)
+    embedding = 128_256 * 4096 * 2  # of which a step reads one row per request
+    assert few["min_seconds_per_token"] == pytest.approx((16.06e9 - embedding + 8192 * 131072) / 3.35e12, rel=0.01)
+
+
+def test_serving_bounds_count_experts_in_use_and_work() -> None:
+    job = ("--model", "mixtral-8x7b", "--gpu", "h200:8", "--input-tokens", 8, "--output-tokens", 8)
+    one, many = (size(*job, "--concurrency", count)["serving"]["min_seconds_per_token"] for count in (1, 64))
+    assert one == pytest.approx(many * 12.7 / 46.6, rel=0.02)  # billions of parameters that a step reads
+    short = ("--model", "llama-3.1-8b", "--gpu", "h100", "--input-tokens", 8, "--output-tokens", 8)
+    busy = size(*short, "--concurrency", 4096)["serving"]["min_seconds_per_token"]
+    assert busy == pytest.approx(4096 * 15.0e9 / 989.5e12, rel=0.01)
+
+
+def test_cost_contains_known_parts_only() -> None:
+    job = ("--model", "llama-3.1-8b", *TOKENS, "--gpu-hour-price", 2, "--kwh-price", 1)
+    unknown = size(*job, "--gpu", "b300")  # no design power
+    assert unknown["cost"]["energy"] is None
+    assert unknown["cost"]["total"] == unknown["cost"]["gpus"]
+    assert "the design power of b300 is not known; cost leaves out energy" in unknown["assumptions"]
+    assert size("--model", "llama-3.1-8b", *TOKENS)["cost"] == {"gpus": None, "energy": None, "total": None}
 
 
 def test_recipe_and_dataset_of_a_customization_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny_model(tmp_path / "base")
     monkeypatch.chdir(tmp_path)
-    settings = {"base_model": "base", "adaptation": "full", "max_length": 64, "epochs": 2, "batch_size": 4}
+    settings = {"adaptation": "full", "max_length": 64, "epochs": 2, "batch_size": 4}
     (tmp_path / "customization.yaml").write_text(json.dumps({"fine_tuning": settings}))
     dataset = small_dataset(tmp_path / "dataset", train=24)
     result = size("-c", "customization.yaml", "--dataset", dataset.path, "--gpu", "h200:1")
@@ -269,6 +286,8 @@ def test_text_names_what_binds_formulas_and_assumptions(tmp_path: Path) -> None:
         (("--objective", "ppo"), "--objective is 'ppo'", "sft, dpo or grpo"),
         (("--adaptation", "lorra"), "fine_tuning.adaptation: found 'lorra'", "configuration.md"),
         (("--gpu", "h200:8", "--global-batch", "4"), "--global-batch 4 is too small", "--global-batch 8"),
+        (("--model", "gone.json"), "gone.json cannot be read: No such file", "config.json"),
+        (("--mean-length", "3000"), "--mean-length 3000 exceeds the longest row, 2048 tokens", "--length 3000"),
         (("--model", "."), "is a folder without config.json", "folder of a model"),
         (("--raw", "many"), "--raw 'many' is not a size", "500MB"),
         (("--deadline-hours", "5"), "--deadline-hours needs the amount of data", "--tokens"),
@@ -301,10 +320,17 @@ def test_invalid_config_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"hidden_size": 64}')
     error = refusal(2, "size", "--model", path, cwd=tmp_path)
-    assert "has no positive whole number num_hidden_layers, num_attention_heads, vocab_size" in error["message"]
-    path.write_text("{")
-    with pytest.raises(UsageError, match="is not JSON"):
-        size("--model", path)
+    assert "as num_hidden_layers, num_attention_heads, vocab_size" in error["message"]
+    sizes = '"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9'
+    for text, reason in (
+        ("{", "is not JSON"),
+        ('{"text_config": 3}', "as hidden_size, "),
+        (f'{{{sizes}, "head_dim": "x"}}', "as head_dim"),
+        (f'{{{sizes}, "num_experts": true}}', "as num_experts"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=reason):
+            size("--model", path)
 
 
 def test_estimate_imports_no_torch() -> None:
