@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import secrets
 import time
@@ -81,6 +82,10 @@ class Completion:
         async with aclosing(self._generate()) as chunks:
             async for _ in chunks:
                 pass
+        return self.format_response()
+
+    def format_response(self) -> dict[str, Any]:
+        """Return the response with the answers so far; the response of a stream is the one of a whole answer."""
         return {
             **self._header(self.form.whole),
             "choices": [self._format_choice(number) for number in range(len(self.choices))],
@@ -113,7 +118,7 @@ class Completion:
                     if text or chunk.logprobs:
                         yield self._event(number, {"content": text} if is_chat else text, logprobs=chunk.logprobs)
                     if calls:
-                        yield self._event(number, {"tool_calls": _format_calls(calls, is_chunk=True)})
+                        yield self._event(number, {"tool_calls": self._format_calls(number, calls, is_chunk=True)})
                     if chunk.finish_reason:
                         reason = "tool_calls" if calls else chunk.finish_reason
                         yield self._event(number, {} if is_chat else "", finish_reason=reason)
@@ -172,16 +177,31 @@ class Completion:
     def _format_choice(self, number: int) -> dict[str, Any]:
         choice = self.choices[number]
         logprobs = None if self.call.logprobs is None else self._format_logprobs(choice.logprobs)
-        common = {"index": number, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        common = {"index": number, "logprobs": logprobs, "finish_reason": choice.finish_reason or None}
         if not self.form.is_chat:
             return {**common, "text": choice.text}
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if self.call.tool_choice:
             text, calls = split_calls(choice.text, self.call.tool_choice)
             if calls:
-                message |= {"content": text or None, "tool_calls": _format_calls(calls)}
+                message |= {"content": text or None, "tool_calls": self._format_calls(number, calls)}
                 common["finish_reason"] = "tool_calls"
         return {**common, "message": message}
+
+    def _format_calls(
+        self, number: int, calls: list[tuple[str, str]], *, is_chunk: bool = False
+    ) -> list[dict[str, Any]]:
+        # The ids follow from the answer's id: a captured stream has the ids that the client received.
+        digests = [hashlib.sha256(f"{self.id} {number} {index}".encode()).hexdigest() for index in range(len(calls))]
+        return [
+            {
+                **({"index": index} if is_chunk else {}),
+                "id": f"call_{digests[index][:24]}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for index, (name, arguments) in enumerate(calls)
+        ]
 
     def _format_logprobs(self, tokens: list[dict[str, Any]]) -> dict[str, Any]:
         if self.form.is_chat:
@@ -207,18 +227,6 @@ class Completion:
 def encode_event(value: Mapping[str, Any]) -> bytes:
     """Return a server-sent event."""
     return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-def _format_calls(calls: list[tuple[str, str]], *, is_chunk: bool = False) -> list[dict[str, Any]]:
-    return [
-        {
-            **({"index": number} if is_chunk else {}),
-            "id": f"call_{secrets.token_hex(12)}",
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
-        for number, (name, arguments) in enumerate(calls)
-    ]
 
 
 async def merge(sources: Sequence[AsyncGenerator[AnswerChunk, None]]) -> AsyncGenerator[tuple[int, AnswerChunk], None]:

@@ -114,14 +114,14 @@ def test_folder_without_manifest_is_reported_as_missing_artifact(tmp_path: Path)
 
 
 def test_atomic_writes_of_equal_pids_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = artifact_folder._fsync
+    real = artifact_folder.fsync
 
     def write_from_other_job(path: Path) -> None:
-        monkeypatch.setattr(artifact_folder, "_fsync", real)
+        monkeypatch.setattr(artifact_folder, "fsync", real)
         artifact_folder.write_atomically(tmp_path / "note", "another's")
         real(path)
 
-    monkeypatch.setattr(artifact_folder, "_fsync", write_from_other_job)
+    monkeypatch.setattr(artifact_folder, "fsync", write_from_other_job)
     artifact_folder.write_atomically(tmp_path / "note", "mine")
     assert (tmp_path / "note").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["note"]

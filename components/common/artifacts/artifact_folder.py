@@ -214,7 +214,7 @@ def publish(
     files = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in own_files):
         name = path.relative_to(folder).as_posix()
-        _fsync(path)
+        fsync(path)
         sha256 = hashing.sha256_file(path)
         files.append(ArtifactFile(path=name, bytes=path.stat().st_size, sha256=sha256, payload=is_payload(name)))
     manifest = Manifest(
@@ -244,15 +244,16 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # process IDs can be equal in two pods
     try:
         temporary.write_text(text, encoding="utf-8")
-        _fsync(temporary)
+        fsync(temporary)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    _fsync(path.parent)
+    fsync(path.parent)
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
