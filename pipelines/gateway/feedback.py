@@ -1,4 +1,4 @@
-"""Feedback on answers: ratings and corrected texts, one JSON line each, in a file that only grows to a limit."""
+"""Feedback on answers: ratings, labels and corrected texts, one JSON line each, in a file that only grows to a limit."""
 
 from __future__ import annotations
 
@@ -6,28 +6,37 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from components.common.personal_data import mask
 from pipelines.gateway.errors import RequestError, invalid
 
 MAX_CORRECTION_CHARACTERS = 65_536
 MAX_REMEMBERED_ANSWERS = 10_000
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class Feedback(BaseModel):
-    """The body of a request to /v1/feedback. Null in both fields withdraws earlier feedback."""
+    """The body of a request to /v1/feedback. Null in all fields withdraws earlier feedback."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     id: str = Field(pattern=r"^(chatcmpl|cmpl)-[0-9A-Za-z]{1,64}$")
     rating: Literal["up", "down"] | None = None
     correction: str | None = Field(None, min_length=1, max_length=MAX_CORRECTION_CHARACTERS)
+    labels: list[Annotated[str, Field(min_length=1, max_length=64)]] | None = Field(
+        None, max_length=16, exclude_if=_is_none
+    )
+    author: str | None = Field(None, min_length=1, max_length=128, exclude_if=_is_none)
 
 
 @dataclass(frozen=True)
@@ -72,11 +81,17 @@ class FeedbackFile:
         return origin
 
     def append(self, feedback: Feedback, origin: AnswerOrigin | None, key: str) -> None:
-        """Append a line.
+        """Append a line, with personal data in the correction and the labels replaced by placeholders.
 
         Raises:
             RequestError: the file has reached its limit, or cannot be written.
         """
+        feedback = feedback.model_copy(
+            update={
+                "correction": feedback.correction and mask(feedback.correction),
+                "labels": feedback.labels and [mask(label) for label in feedback.labels],
+            }
+        )
         known = asdict(origin) if origin else {"model": None, "version": None}
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         record = {"id": feedback.id, **known, "key": key, **feedback.model_dump(exclude={"id"}), "time": time}
@@ -108,14 +123,49 @@ class FeedbackFile:
         os.fsync(file)
 
 
+def read_feedback(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a feedback file; a line that a full disk has cut is skipped."""
+    with path.open("rb") as file:
+        for line in file:
+            if (record := _parse_line(line)) is not None:
+                yield record
+
+
+def erase_feedback(path: Path, should_erase: Callable[[dict[str, Any]], bool]) -> int:
+    """Overwrite lines with spaces, and return their number.
+
+    A gateway may append meanwhile: the file is neither replaced nor shortened. A line that an interrupted call has
+    overwritten in part starts with a space, and is overwritten again.
+    """
+    erased, start = 0, 0
+    with path.open("rb") as lines, path.open("r+b", buffering=0) as file:
+        for line in lines:
+            text = line.rstrip(b"\n")
+            record = _parse_line(line)
+            if (record is not None and should_erase(record)) or (text.startswith(b" ") and text.strip()):
+                os.pwrite(file.fileno(), b" " * len(text), start)
+                erased += 1
+            start += len(line)
+        os.fsync(file.fileno())
+    return erased
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and not line.startswith(b" ") else None
+
+
 def parse_feedback(body: Mapping[str, Any]) -> Feedback:
     """Validate the body of a request to /v1/feedback.
 
     Raises:
-        RequestError: a field is invalid, or rating and correction are both missing.
+        RequestError: a field is invalid, or rating, correction and labels are missing.
     """
-    if not body.keys() & {"rating", "correction"}:
-        raise invalid("rating and correction are missing; send at least one", "rating")
+    if not body.keys() & {"rating", "correction", "labels"}:
+        raise invalid("rating, correction and labels are missing; send at least one", "rating")
     try:
         return Feedback.model_validate(body)
     except ValidationError as error:

@@ -76,8 +76,8 @@ def test_feedback_is_stored_with_the_exact_id_and_the_version_that_answered(tmp_
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "rating and correction are missing"),
-        ({"id": ID}, "rating and correction are missing"),
+        ({}, "rating, correction and labels are missing"),
+        ({"id": ID}, "rating, correction and labels are missing"),
         ({"rating": "up"}, "id: Field required"),
         ({"id": "../x", "rating": "up"}, "id: String should match"),
         ({"id": ID + "\n", "rating": "up"}, "id: String should match"),
