@@ -108,6 +108,10 @@ RoutesOption = Annotated[
     Path | None,
     typer.Option("--routes", help="Routing file of canaries and shadow traffic, see `tuneline routes set`."),
 ]
+CaptureOption = Annotated[
+    Path | None,
+    typer.Option("--capture", help="Capture file: which requests are stored, and where. Default: none is stored."),
+]
 DrainOption = Annotated[
     float,
     typer.Option("--drain-seconds", min=0.0, help="Time for answers in progress after a stop signal, in seconds."),

@@ -13,6 +13,7 @@ import typer
 
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
+    CaptureOption,
     DrainOption,
     HostOption,
     HttpPortOption,
@@ -71,6 +72,7 @@ def deploy(
     host: HostOption = "127.0.0.1",
     keys: KeysOption = None,
     routes: RoutesOption = None,
+    capture: CaptureOption = None,
     drain_seconds: DrainOption = 60.0,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Timeout for loading a version, in seconds.")
@@ -88,11 +90,14 @@ def deploy(
     """
     from components.common.runtime.process_control import until_signal
     from components.triton_packaging.triton_server import ServerAddress, get_socket_addresses, open_socket_folder
+    from pipelines.capture.settings import load_settings
     from pipelines.deployment import canary_process, watcher
     from pipelines.gateway import addresses
     from pipelines.gateway.process import GatewayOptions, running_gateway
 
     addresses.require_keys(host, keys)
+    if capture:
+        load_settings(capture)
     _check_canary(alias, canary_alias, is_canary=is_canary, is_watching=watch, is_remote=bool(grpc_url))
     with open_workdir("deploy", as_json, workdir, tracking_uri) as (reporter, work):
         home = (folder or watcher.get_serving_folder(work.root, name)).absolute()
@@ -116,6 +121,7 @@ def deploy(
                     home / "usage.json",
                     home / "feedback.jsonl",
                     routes,
+                    capture,
                     log=home / "gateway.log",
                     drain_seconds=drain_seconds,
                 )

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.application import (
+    CaptureOption,
     DrainOption,
     HostOption,
     HttpPortOption,
@@ -56,6 +57,7 @@ def gateway(
     ] = 600.0,
     feedback: FeedbackOption = None,
     feedback_max_mib: FeedbackLimitOption = 1024,
+    capture: CaptureOption = None,
     drain_seconds: DrainOption = 60.0,
     log: Annotated[
         Path | None, typer.Option("--log", help="File for the request log, rotated at 64 MiB. Default: standard error.")
@@ -66,6 +68,7 @@ def gateway(
     """Serve the models of a running Triton through the OpenAI API until Ctrl-C."""
     import socket
 
+    from pipelines.capture.settings import load_settings
     from pipelines.gateway import addresses
     from pipelines.gateway.api_keys import KeyRing
     from pipelines.gateway.application import Gateway
@@ -78,6 +81,7 @@ def gateway(
     configure_tracing()
     ring = KeyRing(keys, usage)
     feedback_file = FeedbackFile(feedback, feedback_max_mib << 20) if feedback else None
+    capture_settings = load_settings(capture) if capture else None
     sock = socket.socket(fileno=listener) if listener >= 0 else addresses.listen(host, http_port)
     url = addresses.get_url(sock)
 
@@ -96,6 +100,7 @@ def gateway(
             metrics_socket,
             feedback_file,
             routes,
+            capture_settings,
         ),
         sock,
         drain_seconds=drain_seconds,

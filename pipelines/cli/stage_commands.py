@@ -13,6 +13,7 @@ import typer
 from components.common.runtime.errors import EXIT_REFUSED, UsageError
 from pipelines.cli.application import (
     DEFAULT_WORKDIR_PATH,
+    CaptureOption,
     ConfigOption,
     DrainOption,
     FailOnRefusalOption,
@@ -273,6 +274,7 @@ def serve(
     host: HostOption = "127.0.0.1",
     keys: KeysOption = None,
     routes: RoutesOption = None,
+    capture: CaptureOption = None,
     drain_seconds: DrainOption = 60.0,
     trust: Annotated[
         list[Path],
@@ -289,10 +291,13 @@ def serve(
     from components.common.runtime.process_control import until_signal
     from components.common.workspace import artifact_store
     from components.triton_packaging.package_serving import served_package
+    from pipelines.capture.settings import load_settings
     from pipelines.gateway import addresses
     from pipelines.gateway.process import GatewayOptions, running_gateway
 
     addresses.require_keys(host, keys)
+    if capture:
+        load_settings(capture)
     with (
         open_workdir("serve", as_json, DEFAULT_WORKDIR_PATH) as (reporter, work),
         artifact_store.keep_paths_in_use(repository),
@@ -311,6 +316,7 @@ def serve(
             folder / f"{name}.usage.json",
             feedback=folder / f"{name}.feedback.jsonl",
             routes=routes,
+            capture=capture,
             log=folder / f"{name}.gateway.log",
             drain_seconds=drain_seconds,
         )

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from pipelines.capture.settings import CaptureSettings
 from pipelines.gateway import chat_page, openai_requests
 from pipelines.gateway.addresses import is_loopback
 from pipelines.gateway.api_keys import ANONYMOUS, ApiKey, KeyRing, Scope
@@ -34,6 +35,7 @@ from pipelines.gateway.openai_requests import GenerationCall
 from pipelines.gateway.telemetry import AnswerMeasures, GatewayMetrics
 from pipelines.gateway.tool_messages import describe_tools
 from pipelines.gateway.tracing import start_span
+from pipelines.gateway.traffic_capture import CapturedRequest, TrafficCapture
 from pipelines.gateway.traffic_routing import RoutedAnswer, TrafficRouter
 from pipelines.gateway.triton_models import ServedModel, TritonModels, unavailable
 
@@ -59,6 +61,7 @@ class Gateway:
         metrics_socket: Unix socket of Triton's metrics, which are appended to the gateway's, or None.
         feedback: file of the feedback on answers, or None: feedback is refused.
         routes: the routing file, or None.
+        capture_settings: the settings of captured traffic, or None: nothing is captured.
         is_draining: whether the server is stopping: it finishes its answers and accepts no request.
     """
 
@@ -69,11 +72,14 @@ class Gateway:
     metrics_socket: Path | None = None
     feedback: FeedbackFile | None = None
     routes: Path | None = None
+    capture_settings: CaptureSettings | None = None
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
     is_draining: bool = False
 
     def __post_init__(self) -> None:
         self.traffic = TrafficRouter(self.triton, self.routes, self.metrics.registry, self.request_seconds)
+        settings = self.capture_settings
+        self.capture = None if settings is None else TrafficCapture(settings, self.metrics.registry)
 
     def start_draining(self) -> None:
         """Accept no further request."""
@@ -94,6 +100,8 @@ class RequestLog:
     status: int = 200
     measures: AnswerMeasures = field(default_factory=AnswerMeasures)
     routed: RoutedAnswer | None = None
+    captured: CapturedRequest | None = None
+    completion: Completion | None = None
     began: float = field(default_factory=time.perf_counter)
 
     def finish(self, metrics: GatewayMetrics) -> None:
@@ -169,7 +177,8 @@ async def answer(
         log.key = gateway.keys.authenticate(request.headers.get("authorization", ""), "inference")
         if gateway.is_draining:
             raise unavailable("the server is stopping")
-        body = openai_requests.parse_json(await read_body(gateway, request))
+        content = await read_body(gateway, request)
+        body = openai_requests.parse_json(content)
         call = parse(body)
         subject = "" if log.key is ANONYMOUS else log.key.name
         assignment = await gateway.traffic.assign(call.model, key=subject, body=body, headers=request.headers)
@@ -187,9 +196,11 @@ async def answer(
         log.finish(gateway.metrics)
         raise
     log.measures.choices = call.choices
+    if gateway.capture is not None:
+        log.captured = gateway.capture.select(log.model, body, len(content), request.headers, log.key.name)
     gateway.metrics.running.inc()
     deadline = asyncio.get_running_loop().time() + gateway.request_seconds
-    completion = Completion(gateway.triton, model, call, form, log.measures)
+    completion = log.completion = Completion(gateway.triton, model, call, form, log.measures)
     log.routed = gateway.traffic.begin(assignment, completion, log.measures)
     try:
         async with asyncio.timeout_at(deadline):
@@ -227,6 +238,9 @@ def finish_answer(gateway: Gateway, log: RequestLog) -> None:
     gateway.metrics.running.dec()
     if log.routed is not None:
         gateway.traffic.finish(log.routed, log.status)
+    if gateway.capture is not None and log.captured is not None and log.completion is not None:
+        seconds = time.perf_counter() - log.began
+        gateway.capture.submit(log.captured, log.completion, log.status, seconds, log.measures.first_seconds)
     log.finish(gateway.metrics)
 
 
@@ -282,6 +296,8 @@ async def take_feedback(gateway: Gateway, request: Request) -> Response:
                 404, "this gateway does not store feedback; start it with --feedback FILE", code="not_found"
             )
         feedback = parse_feedback(openai_requests.parse_json(await read_body(gateway, request)))
+        if gateway.capture is not None and feedback.author is not None:
+            feedback = feedback.model_copy(update={"author": gateway.capture.hash_author(feedback.author)})
         origin = gateway.feedback.find_origin(feedback.id, log.key.name)
         if origin is not None:
             log.model, log.version = origin.model, origin.version

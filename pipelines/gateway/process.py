@@ -31,6 +31,7 @@ class GatewayOptions:
         usage: file that keeps the keys' token counts of the day, or None.
         feedback: file of the feedback on answers, or None.
         routes: the routing file, or None.
+        capture: the capture file, or None: nothing is captured.
         log: file for the request log, or None: standard error.
         drain_seconds: time for answers in progress at the end.
     """
@@ -39,6 +40,7 @@ class GatewayOptions:
     usage: Path | None = None
     feedback: Path | None = None
     routes: Path | None = None
+    capture: Path | None = None
     log: Path | None = None
     drain_seconds: float = 60.0
 
@@ -156,6 +158,7 @@ def running_gateway(
         "--feedback": options.feedback,
         "--log": options.log,
         "--routes": options.routes,
+        "--capture": options.capture,
     }
     arguments = [str(each) for pair in values.items() if pair[1] is not None for each in pair]
     command = process_control.build_module_command("pipelines.cli", "gateway", "--json", *arguments)

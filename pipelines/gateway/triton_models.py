@@ -61,6 +61,8 @@ class ServedModel:
         alias: the registry alias that the deployment follows, or "".
         traffic: CANARY or SHADOW for the deployment of a canary, else "".
         max_queue: number of requests that may wait for a slot, or None if the package does not state it.
+        model_sha256: the model's content digest, or "".
+        repository_sha256: the package's content digest, or "" for a package that was not deployed from a registry.
     """
 
     name: str
@@ -77,6 +79,8 @@ class ServedModel:
     alias: str = ""
     traffic: str = ""
     max_queue: int | None = None
+    model_sha256: str = ""
+    repository_sha256: str = ""
 
     @property
     def client_name(self) -> str:
@@ -203,6 +207,8 @@ class TritonModels:
                 alias=parameters.get("registered_alias", ""),
                 traffic=parameters.get("traffic", ""),
                 max_queue=int(max_queue) if max_queue.isdecimal() else None,
+                model_sha256=parameters.get("model_sha256", ""),
+                repository_sha256=parameters.get("repository_sha256", ""),
             )
             for adapter in adapters
         ]

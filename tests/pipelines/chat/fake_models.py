@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import uvicorn
 
+from pipelines.capture.settings import CaptureSettings
 from pipelines.gateway.api_keys import KeyRing
 from pipelines.gateway.application import Gateway, create_application
 from pipelines.gateway.errors import RequestError
@@ -72,12 +73,17 @@ class FakeModels:
 
 @contextmanager
 def running_gateway(
-    models: FakeModels, *, feedback: Path | None = None, keys: Path | None = None, max_feedback_bytes: int = 1 << 20
+    models: FakeModels,
+    *,
+    feedback: Path | None = None,
+    keys: Path | None = None,
+    max_feedback_bytes: int = 1 << 20,
+    capture: CaptureSettings | None = None,
 ) -> Iterator[str]:
     """Yield the URL of a gateway on a free port of this machine."""
     listener = socket.create_server(("127.0.0.1", 0))
     file = FeedbackFile(feedback, max_feedback_bytes) if feedback else None
-    gateway = Gateway(cast(TritonModels, models), KeyRing(keys), feedback=file)
+    gateway = Gateway(cast(TritonModels, models), KeyRing(keys), feedback=file, capture_settings=capture)
     config = uvicorn.Config(create_application(gateway), log_config=None, access_log=False, ws="none")
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)
@@ -90,4 +96,6 @@ def running_gateway(
     finally:
         server.should_exit = True
         thread.join(timeout=10)
+        if gateway.capture is not None:
+            gateway.capture.close()
         listener.close()

@@ -1,0 +1,1 @@
+"""Captured traffic: settings, files, compaction, retention, erasure and export."""

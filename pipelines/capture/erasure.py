@@ -1,0 +1,143 @@
+"""Erasure of a subject: its rows are removed from all files, and its feedback is overwritten."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.capture import compaction, tombstones, traffic_files
+from pipelines.capture.settings import CaptureSettings
+from pipelines.capture.tombstones import Tombstone
+from pipelines.capture.traffic_files import DayFolder
+
+SEAL_SECONDS = 5.0  # time for running gateways to seal their files; they look for tombstones each second
+NOTICE_SECONDS = 1.5
+POLL_SECONDS = 0.1
+
+EraseFeedback = Callable[[Callable[[dict[str, Any]], bool]], int]
+
+
+@dataclass
+class Erasure:
+    """Result of an erasure.
+
+    Attributes:
+        subject: keyed hash of the subject.
+        rows: number of erased rows.
+        files: number of files that contained them.
+        feedback: number of erased lines of feedback.
+        held: models under a legal hold, whose rows remain.
+        not_searched: open files of running gateways.
+    """
+
+    subject: str
+    rows: int = 0
+    files: int = 0
+    feedback: int = 0
+    held: list[str] = field(default_factory=list)
+    not_searched: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no row of the subject remains."""
+        return not self.not_searched and not self.held
+
+
+def erase(
+    settings: CaptureSettings,
+    subject: str,
+    requested_by: str,
+    feedback: Collection[EraseFeedback] = (),
+    seal_seconds: float = SEAL_SECONDS,
+) -> Erasure:
+    """Erase the rows of a subject. Call it under the lock; an interrupted call is repeated.
+
+    Args:
+        settings: the capture file.
+        subject: the subject as the gateway receives it.
+        requested_by: who runs the command.
+        feedback: functions that erase lines of a feedback file.
+        seal_seconds: time for running gateways to seal their files.
+    """
+    digest = settings.hash_subject(subject)
+    result = Erasure(digest)
+    earlier = tombstones.read_tombstones(settings.folder).get(digest)
+    tombstone = Tombstone(subject=digest, requested=int(time.time()), requested_by=requested_by)
+    if earlier:
+        tombstone = tombstone.model_copy(update=earlier.model_dump(include={"rows", "files", "feedback"}))
+    traffic_files.make_folder(settings.folder / traffic_files.TOMBSTONES, settings.folder, settings.group_id)
+    tombstones.write_tombstone(settings.folder, tombstone)
+    days = traffic_files.list_days(settings.folder)
+    result.held = sorted({day.model for day in days if tombstones.is_held(settings, day.model)})
+    days = [day for day in days if day.model not in result.held]
+    result.not_searched = _wait_for_sealed_files(days, seal_seconds)
+    ids = {row_id for day in days for row_id in _list_ids(day, digest)}
+    # The feedback first: an interrupted call would not find the ids again.
+    authors = {subject, digest}
+    for erase_lines in feedback:
+        result.feedback += erase_lines(lambda line: line.get("id") in ids or line.get("author") in authors)
+    for day in days:
+        _erase_from_day(day, digest, result)
+    tombstone.rows += result.rows
+    tombstone.files += result.files
+    tombstone.feedback += result.feedback
+    tombstone.finished = int(time.time()) if result.is_complete else None
+    tombstones.write_tombstone(settings.folder, tombstone)
+    return result
+
+
+def _wait_for_sealed_files(days: Collection[DayFolder], seconds: float) -> list[str]:
+    """Seal the files that gateways left behind, and return those that running gateways have not sealed."""
+    time.sleep(min(seconds, NOTICE_SECONDS))  # a gateway may just open a file
+    before = {path for day in days for path in day.list_open()}
+    deadline = time.monotonic() + seconds
+    while True:
+        for day in days:
+            traffic_files.recover(day)
+        remaining = before & {path for day in days for path in day.list_open()}
+        if not remaining or time.monotonic() >= deadline:
+            return sorted(map(str, remaining))
+        time.sleep(POLL_SECONDS)
+
+
+def _list_ids(day: DayFolder, digest: str) -> Iterator[str]:
+    """Yield the ids of the subject's answers."""
+    for row in traffic_files.read_day(day):
+        if row["tuneline"]["subject"] == digest:
+            yield row["response"]["id"]
+
+
+def _erase_from_day(day: DayFolder, digest: str, result: Erasure) -> None:
+    compaction.remove_compacted(day)
+    for path in day.list_sealed():
+        # The hash as bytes, so that a damaged line does not keep the subject's text.
+        lines = [line for line in traffic_files.read_lines(path) if digest.encode() in line]
+        if lines:
+            _rewrite_lines(path, digest.encode())
+            result.rows += len(lines)
+            result.files += 1
+    if day.parquet.exists():
+        count = sum(digest in json.dumps(row) for row in traffic_files.read_parquet(day.parquet))
+        if count:
+            kept = (row for row in traffic_files.read_parquet(day.parquet) if digest not in json.dumps(row))
+            compaction.write_parquet(day.parquet, kept, ())
+            result.rows += count
+            result.files += 1
+
+
+def _rewrite_lines(path: Path, digest: bytes) -> None:
+    """Replace a file by its lines without the subject's; remove a file without other lines."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.writelines(line for line in traffic_files.read_lines(path) if digest not in line)
+
+    traffic_files.replace_file(path, write)
+    if not path.stat().st_size:
+        with suppress(FileNotFoundError):
+            path.unlink()

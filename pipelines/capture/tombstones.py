@@ -1,0 +1,60 @@
+"""Tombstones: a file for each erased subject, so that rows which arrive later in a file are not kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from components.common.artifacts import artifact_folder
+from pipelines.capture.settings import CaptureSettings
+from pipelines.capture.traffic_files import TOMBSTONES, Row
+
+
+class Tombstone(BaseModel):
+    """The erasure of a subject.
+
+    Attributes:
+        subject: keyed hash of the subject.
+        requested: Unix time up to which the subject's rows are erased.
+        requested_by: who ran the command.
+        finished: Unix time at which all files had been searched, or None.
+        rows: number of erased rows.
+        files: number of files that contained them.
+        feedback: number of erased lines of feedback.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    subject: str
+    requested: int
+    requested_by: str
+    finished: int | None = None
+    rows: int = 0
+    files: int = 0
+    feedback: int = 0
+
+
+def read_tombstones(folder: Path) -> dict[str, Tombstone]:
+    """Return the tombstones by subject."""
+    found = (Tombstone.model_validate_json(path.read_bytes()) for path in (folder / TOMBSTONES).glob("*.json"))
+    return {tombstone.subject: tombstone for tombstone in found}
+
+
+def write_tombstone(folder: Path, tombstone: Tombstone) -> None:
+    """Write the tombstone of a subject. Gateways notice the new file, and seal their files."""
+    content = json.dumps(tombstone.model_dump(), indent=2) + "\n"
+    artifact_folder.write_atomically(folder / TOMBSTONES / f"{tombstone.subject}.json", content)
+
+
+def is_erased(row: Row, erased: Mapping[str, Tombstone]) -> bool:
+    """Return whether the row's subject was erased after the row's request."""
+    tombstone = erased.get(row["tuneline"]["subject"] or "")
+    return tombstone is not None and row["timestamp"] <= tombstone.requested
+
+
+def is_held(settings: CaptureSettings, model: str) -> bool:
+    """Return whether the model's traffic is under a legal hold."""
+    return model in settings.models and settings.models[model].legal_hold

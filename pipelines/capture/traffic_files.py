@@ -1,0 +1,204 @@
+"""The files of captured traffic: FOLDER/MODEL/DAY/HOUR/*.jsonl, and FOLDER/MODEL/DAY/rows.parquet after compaction.
+
+A gateway appends to a file `open.<owner tag>` of its own, and seals it by renaming it to `<owner tag>.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from components.common.artifacts import artifact_folder
+from components.common.workspace import job_folders
+
+FOLDER_MODE, FILE_MODE = 0o2750, 0o640  # the owner writes, the group reads; new files get the folder's group
+OPEN_PREFIX = "open"
+PARQUET_FILENAME = "rows.parquet"
+TOMBSTONES = ".tombstones"
+ROWS_PER_BATCH = 2000
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DayFolder:
+    """Captured traffic of one model on one day (UTC)."""
+
+    model: str
+    day: date
+    path: Path
+
+    @property
+    def parquet(self) -> Path:
+        """The compacted rows."""
+        return self.path / PARQUET_FILENAME
+
+    def list_sealed(self) -> list[Path]:
+        """Return the sealed files that are not part of the compacted rows."""
+        compacted = read_compacted_names(self.parquet)
+        return [path for path in sorted(self.path.glob("*/*.jsonl")) if get_name(path) not in compacted]
+
+    def list_open(self) -> list[Path]:
+        """Return the files that a gateway writes, or left behind."""
+        return sorted(self.path.glob(f"*/{OPEN_PREFIX}.*"))
+
+
+def get_hour_folder(folder: Path, model: str, time: datetime) -> Path:
+    """Return the folder of the rows that are written at this time (UTC)."""
+    name = quote(model, safe="")
+    name = f"%2E{name[1:]}" if name.startswith(".") else name
+    return folder / name / f"{time:%Y-%m-%d}" / f"{time:%H}"
+
+
+def list_days(folder: Path, model: str | None = None) -> list[DayFolder]:
+    """Return the day folders of all models, or of one, sorted by model and day."""
+    found = []
+    for path in sorted(folder.glob("[!.]*/[0-9]*-*-*")):
+        with suppress(ValueError):
+            day = DayFolder(unquote(path.parent.name), date.fromisoformat(path.name), path)
+            if model in (None, day.model):
+                found.append(day)
+    return found
+
+
+def make_folder(path: Path, root: Path, group_id: int) -> None:
+    """Create a folder below the root, and the root itself, with the modes of captured traffic."""
+    for each in [*reversed([p for p in path.parents if p.is_relative_to(root)]), path]:
+        if not each.exists():
+            each.mkdir(parents=each == root, exist_ok=True)
+            if group_id >= 0:
+                os.chown(each, -1, group_id)
+            each.chmod(FOLDER_MODE)
+
+
+def create_file(path: Path, group_id: int) -> int:
+    """Create a file to append to, and return its descriptor."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if group_id >= 0:
+        os.fchown(descriptor, -1, group_id)
+    os.fchmod(descriptor, FILE_MODE)
+    return descriptor
+
+
+def seal(path: Path) -> Path:
+    """Cut a partial last line of an open file, and rename the file; remove a file without rows.
+
+    Returns:
+        The sealed file, which does not exist if there was no row.
+    """
+    sealed = path.with_name(f"{path.name.removeprefix(f'{OPEN_PREFIX}.')}.jsonl")
+    with path.open("r+b") as file:
+        size = _find_last_line_end(file.fileno())
+        os.ftruncate(file.fileno(), size)
+        os.fsync(file.fileno())
+    if size:
+        path.rename(sealed)
+    else:
+        path.unlink()
+    artifact_folder.fsync(path.parent)
+    return sealed
+
+
+def _find_last_line_end(descriptor: int) -> int:
+    """Return the size of a file without its partial last line."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - (1 << 16))
+        position = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if position >= 0:
+            return start + position + 1
+        end = start
+    return 0
+
+
+def recover(day: DayFolder) -> None:
+    """Seal the open files of gateways that have ended."""
+    for path in day.list_open():
+        if job_folders.is_abandoned(path, OPEN_PREFIX):
+            with suppress(FileNotFoundError):  # sealed by another process
+                seal(path)
+
+
+def get_name(path: Path) -> str:
+    """Return HOUR/FILE, the name of a sealed file in its day."""
+    return f"{path.parent.name}/{path.name}"
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the complete lines of a file."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line
+
+
+def parse_line(line: bytes) -> Row | None:
+    """Return the row of a line; None if a disk has damaged it."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "tuneline" in row else None
+
+
+def read_day(day: DayFolder) -> Iterator[Row]:
+    """Yield the sealed and compacted rows of a day."""
+    # The list first: a file that is compacted meanwhile is then read twice by no one and missed by no one who holds the lock.
+    sealed = day.list_sealed()
+    if day.parquet.exists():
+        yield from read_parquet(day.parquet)
+    for path in sealed:
+        yield from (row for line in read_lines(path) if (row := parse_line(line)) is not None)
+
+
+def read_parquet(path: Path) -> Iterator[Row]:
+    """Yield the rows of a compacted file."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(ROWS_PER_BATCH, columns=["row"]):
+            for text in batch.column(0).to_pylist():
+                yield json.loads(text)
+
+
+def read_compacted_names(parquet: Path) -> frozenset[str]:
+    """Return the names of the sealed files whose rows a compacted file contains."""
+    if not parquet.exists():
+        return frozenset()
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_schema(parquet).metadata or {}
+    return frozenset(json.loads(metadata.get(b"tuneline.files", b"[]")))
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Replace a file, atomically and with the modes of captured traffic, by what `write` writes to a path."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        os.close(create_file(temporary, -1))
+        write(temporary)
+        artifact_folder.fsync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    artifact_folder.fsync(path.parent)
+
+
+def remove_temporary_files(day: DayFolder) -> None:
+    """Remove what an interrupted replacement left. Call it under the lock."""
+    for path in [*day.path.glob(".*"), *day.path.glob("*/.*")]:
+        path.unlink()
+
+
+def now() -> datetime:
+    """Return the current time (UTC)."""
+    return datetime.now(UTC)

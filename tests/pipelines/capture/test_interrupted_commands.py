@@ -1,0 +1,251 @@
+"""Compaction, erasure, retention and export: results, and the state after an interruption at every change of a file.
+
+The fast tests interrupt the commands in this process before each call that changes a file. The long test kills
+processes with SIGKILL at random moments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from components.common.artifacts import artifact_folder
+from pipelines.capture import compaction, erasure, retention, tombstones, traffic_files
+from pipelines.capture.settings import CaptureSettings
+from pipelines.gateway.feedback import erase_feedback, read_feedback
+from tests.pipelines.capture import traffic
+from tests.pipelines.command import COMMAND, environment
+
+TODAY = date(2026, 11, 25)
+
+
+@pytest.fixture(autouse=True)
+def skip_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner in (artifact_folder, os):
+        monkeypatch.setattr(owner, "fsync", lambda _: None)
+
+
+class KilledError(BaseException):
+    """Stands for SIGKILL: no later change happens."""
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Callable[[], bool]:
+    """Raise KilledError at the change of a file with this number and at all later ones; return whether it was reached."""
+    count = [0]
+
+    def wrap(real: Callable[..., object]) -> Callable[..., object]:
+        def change(*arguments: object, **options: object) -> object:
+            count[0] += 1
+            if count[0] > number:
+                raise KilledError
+            return real(*arguments, **options)
+
+        return change
+
+    for name in ("replace", "rename", "unlink", "rmdir", "write_text"):
+        monkeypatch.setattr(Path, name, wrap(getattr(Path, name)))
+    for name in ("pwrite", "ftruncate"):
+        monkeypatch.setattr(os, name, wrap(getattr(os, name)))
+    return lambda: count[0] > number
+
+
+def run_interrupted(command: Callable[[], object], number: int) -> bool:
+    """Run a command that is interrupted at a change of a file; return whether it was interrupted."""
+    with pytest.MonkeyPatch.context() as patch:
+        was_reached = interrupt_at(patch, number)
+        try:
+            command()
+        except KilledError:
+            assert was_reached()
+        return was_reached()
+
+
+def fill(settings: CaptureSettings) -> None:
+    """Write two days of rows: of the subject Jane, of others, an abandoned file and a compacted day."""
+    jane = settings.hash_subject("jane")
+    for day in (0, 1):
+        start = traffic.DAY + timedelta(days=day)
+        first = 10 * day
+        rows = [traffic.build_row(first + n, jane if n % 3 == 0 else "other") for n in range(6)]
+        traffic.write_sealed(settings, start, rows[:3])
+        traffic.write_sealed(settings, start + timedelta(hours=1), rows[3:])
+    compaction.compact(settings, traffic.DAY.date() + timedelta(days=1))
+    path = traffic.write_sealed(settings, start, [traffic.build_row(20, jane), traffic.build_row(21)], is_open=True)
+    path.rename(path.with_name(f"{traffic_files.OPEN_PREFIX}.{path.name.split('.')[1]}.1-1.00000000"))
+
+
+ALL_IDS = sorted(f"chatcmpl-{n}" for n in (*range(6), *range(10, 16), 20, 21))
+KEPT_IDS = sorted(f"chatcmpl-{n}" for n in (1, 2, 4, 5, 11, 12, 14, 15, 21))
+
+
+def test_compaction_loses_and_repeats_no_row_when_it_is_interrupted(tmp_path: Path) -> None:
+    number, was_interrupted = 0, True
+    while was_interrupted:
+        home = tmp_path / str(number)
+        home.mkdir()
+        settings = traffic.load(home)
+        fill(settings)
+        was_interrupted = run_interrupted(lambda settings=settings: compaction.compact(settings, TODAY), number)  # type: ignore[misc]
+        assert set(traffic.list_ids(traffic.read_rows(settings))) <= set(ALL_IDS)
+        compaction.compact(settings, TODAY)
+        assert traffic.list_ids(traffic.read_rows(settings)) == ALL_IDS, number
+        files = [path.name for path in settings.folder.rglob("*") if path.is_file()]
+        assert files == ["rows.parquet", "rows.parquet"], number
+        number += 1
+    assert number > 10
+
+
+def test_interrupted_erasure_leaves_nothing_of_the_subject_when_it_is_repeated(tmp_path: Path) -> None:
+    number, was_interrupted = 0, True
+    while was_interrupted:
+        home = tmp_path / str(number)
+        home.mkdir()
+        settings = traffic.load(home)
+        fill(settings)
+        feedback = home / "feedback.jsonl"
+        lines = [{"id": f"chatcmpl-{n}", "correction": f"correction {n}"} for n in (0, 1, 20)]
+        lines.append({"id": "chatcmpl-99", "author": "jane"})
+        feedback.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+        def run(settings: CaptureSettings = settings, path: Path = feedback) -> None:
+            erasure.erase(settings, "jane", "dpo", [lambda should: erase_feedback(path, should)], seal_seconds=0)
+
+        was_interrupted = run_interrupted(run, number)
+        assert {*KEPT_IDS} <= {"chatcmpl-21", *traffic.list_ids(traffic.read_rows(settings))}, number  # 21: not sealed
+        run()
+        assert traffic.list_ids(traffic.read_rows(settings)) == KEPT_IDS, number
+        assert [line["id"] for line in read_feedback(feedback)] == ["chatcmpl-1"]
+        digest = settings.hash_subject("jane")
+        files = [path for path in home.rglob("*") if path.is_file() and path.parent.name != traffic_files.TOMBSTONES]
+        stored = b"".join(path.read_bytes() for path in files)
+        for text in (digest, *(f"{kind} {n}" for kind in ("question", "answer", "correction") for n in (0, 10, 20))):
+            assert f'{text}"'.encode() not in stored, (number, text)
+        assert tombstones.read_tombstones(settings.folder)[digest].finished is not None
+        number += 1
+    assert number > 10
+
+
+def test_row_that_arrives_after_an_erasure_is_dropped_by_compaction_and_not_read_for_training(tmp_path: Path) -> None:
+    settings = traffic.load(tmp_path)
+    fill(settings)
+    erasure.erase(settings, "jane", "dpo", seal_seconds=0)
+    traffic.write_sealed(settings, traffic.DAY, [traffic.build_row(30, settings.hash_subject("jane"))])
+    compaction.compact(settings, TODAY)
+    assert traffic.list_ids(traffic.read_rows(settings)) == KEPT_IDS
+
+
+def test_open_file_of_a_running_gateway_is_reported(tmp_path: Path) -> None:
+    settings = traffic.load(tmp_path)
+    path = traffic.write_sealed(settings, traffic.DAY, [traffic.build_row(1)], is_open=True)
+    result = erasure.erase(settings, "jane", "dpo", seal_seconds=0)
+    assert (result.not_searched, result.is_complete) == ([str(path)], False)
+    assert retention.describe(settings, 0, TODAY)["unfinished_erasures"] == [settings.hash_subject("jane")]
+
+
+def test_legal_hold_keeps_rows_from_erasure_and_expiry(tmp_path: Path) -> None:
+    fill(traffic.load(tmp_path))
+    settings = traffic.load(tmp_path, models={"echo": {"legal_hold": True, "retention_days": 1}})
+    result = erasure.erase(settings, "jane", "dpo", seal_seconds=0)
+    assert (result.held, result.rows, result.is_complete) == (["echo"], 0, False)
+    assert retention.expire(settings, TODAY + timedelta(days=100)) == []
+    compaction.compact(settings, TODAY)
+    assert traffic.list_ids(traffic.read_rows(settings)) == ALL_IDS
+
+
+def test_expiry_deletes_whole_days_also_after_an_interruption(tmp_path: Path) -> None:
+    number, was_interrupted = 0, True
+    while was_interrupted:
+        home = tmp_path / str(number)
+        home.mkdir()
+        settings = traffic.load(home, models={"echo": {"retention_days": 1}})
+        fill(settings)
+        was_interrupted = run_interrupted(lambda settings=settings: retention.expire(settings, TODAY), number)  # type: ignore[misc]
+        retention.expire(settings, TODAY)
+        assert [str(day.day) for day in traffic_files.list_days(settings.folder)] == ["2026-11-24"]
+        assert not list(settings.folder.glob("*/.expired.*"))
+        number += 1
+    assert number >= 2
+
+
+def test_status_estimates_the_storage_and_reports_wrong_permissions(tmp_path: Path) -> None:
+    settings = traffic.load(tmp_path, models={"echo": {"sampling_rate": 0.5, "retention_days": 10}, "new": {}})
+    fill(settings)
+    (settings.folder / "echo" / "2026-11-24").chmod(0o755)
+    result = retention.describe(settings, 1000, TODAY)
+    echo, new = result["models"]
+    assert echo["row_bytes_measured"]
+    assert echo["estimate"]["bytes_per_day"] == 500 * echo["row_bytes"]
+    assert echo["estimate"]["bytes"] == 10 * echo["estimate"]["bytes_per_day"]
+    assert (new["days"], new["row_bytes_measured"]) == (0, False)
+    assert result["readable_by_others"] == [str(settings.folder / "echo" / "2026-11-24")]
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from pipelines.capture.settings import load_settings
+from pipelines.capture.traffic_writer import TrafficWriter
+from tests.pipelines.capture.traffic import build_row
+
+writer = TrafficWriter(load_settings(Path(sys.argv[1])), lambda *_: None)
+number = 0
+while True:
+    writer.submit("echo", 10, lambda number=number: build_row(number))
+    print(number, time.time(), flush=True)
+    number += 1
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.long
+def test_killed_writer_loses_at_most_a_second_and_killed_commands_can_be_repeated(tmp_path: Path) -> None:
+    """Long tier: it kills processes."""
+    rng = random.Random(1)
+    path = traffic.write_capture_file(tmp_path)
+    settings = traffic.load(tmp_path)
+    variables = environment()
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, env=variables, text=True
+        )
+        assert process.stdout is not None
+        lines = [process.stdout.readline()]
+        stop = time.time() + 1 + rng.random()
+        while time.time() < stop:
+            lines.append(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        killed = time.time()
+        lines += process.stdout.readlines()
+        process.wait()
+        submitted = [line.split() for line in lines if line.endswith("\n")]
+        due = {f"chatcmpl-{number}" for number, submitted_at in submitted if float(submitted_at) < killed - 1}
+        for day in traffic_files.list_days(settings.folder):
+            traffic_files.recover(day)
+        rows = traffic.read_rows(settings)
+        assert due <= set(traffic.list_ids(rows))
+        assert len(traffic.list_ids(rows)) == len({row["response"]["id"] for row in rows})
+        (day,) = traffic_files.list_days(settings.folder)
+        for sealed in day.list_sealed():
+            sealed.unlink()
+    fill(settings)
+    for _ in range(4):
+        with subprocess.Popen(
+            [*COMMAND, "traffic", "erase", "--subject", "jane", "--capture", str(path)],
+            cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ) as command:  # fmt: skip
+            time.sleep(1.2 + 1.5 * rng.random())
+            command.kill()
+        assert {*KEPT_IDS} <= {"chatcmpl-21", *traffic.list_ids(traffic.read_rows(settings))}
+    erasure.erase(settings, "jane", "dpo", seal_seconds=0)
+    compaction.compact(settings, TODAY)
+    assert traffic.list_ids(traffic.read_rows(settings)) == KEPT_IDS

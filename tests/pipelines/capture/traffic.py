@@ -1,0 +1,80 @@
+"""Capture files and captured rows for the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.common.workspace import job_folders
+from pipelines.capture import traffic_files
+from pipelines.capture.settings import CaptureSettings, load_settings
+from pipelines.capture.traffic_files import Row
+
+
+def write_capture_file(home: Path, **changes: object) -> Path:
+    """Write a capture file that captures every request of the model echo, and the key of the subjects."""
+    (home / "subject.key").write_text("0123456789abcdef0123456789abcdef\n")
+    settings = {
+        "folder": "traffic",
+        "models": {"echo": {}},
+        "consent": {"policy": "not_asked"},
+        "subject": {"key_file": "subject.key"},
+        **changes,
+    }
+    path = home / "capture.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def load(home: Path, **changes: object) -> CaptureSettings:
+    """Return the settings of a capture file."""
+    return load_settings(write_capture_file(home, **changes))
+
+
+def build_row(number: int, subject: str | None = None, timestamp: int = 0, **message: object) -> Row:
+    """Return a row with the id `chatcmpl-<number>`."""
+    answer = {"role": "assistant", "content": f"answer {number}", "refusal": None, **message}
+    choice = {"index": 0, "logprobs": None, "finish_reason": "stop", "message": answer}
+    return {
+        "timestamp": timestamp,
+        "workload_id": "echo",
+        "client_id": "team-a",
+        "request": {"model": "echo", "messages": [{"role": "user", "content": f"question {number}"}]},
+        "response": {"id": f"chatcmpl-{number}", "object": "chat.completion", "choices": [choice]},
+        "tuneline": {"model": "echo", "version": "7", "subject": subject, "state": "complete", "redactions": {}},
+    }
+
+
+def write_sealed(settings: CaptureSettings, time: datetime, rows: list[Row], *, is_open: bool = False) -> Path:
+    """Write a sealed or open file of the model echo."""
+    folder = traffic_files.get_hour_folder(settings.folder, "echo", time)
+    traffic_files.make_folder(folder, settings.folder, -1)
+    tag = job_folders.create_owner_tag()
+    path = folder / (f"{traffic_files.OPEN_PREFIX}.{tag}" if is_open else f"{tag}.jsonl")
+    descriptor = traffic_files.create_file(path, -1)
+    os.write(descriptor, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    os.close(descriptor)
+    return path
+
+
+def read_stored_bytes(folder: Path) -> bytes:
+    """Return the bytes of all files below a folder."""
+    return b"\n".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def read_rows(settings: CaptureSettings) -> list[dict[str, Any]]:
+    """Return all sealed and compacted rows."""
+    return [row for day in traffic_files.list_days(settings.folder) for row in traffic_files.read_day(day)]
+
+
+def list_ids(rows: list[Mapping[str, Any]]) -> list[str]:
+    return sorted(row["response"]["id"] for row in rows)
+
+
+DAY = datetime(2026, 11, 23, 7, tzinfo=UTC)
