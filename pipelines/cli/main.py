@@ -36,6 +36,7 @@ from pipelines.cli import (
     sizing,
     storage_probing,
     traffic,
+    captured_traffic,
 )
 from pipelines.cli.application import app, print_text
 

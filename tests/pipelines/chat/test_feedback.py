@@ -14,7 +14,15 @@ import pytest
 
 from pipelines.gateway import api_keys
 from pipelines.gateway.errors import RequestError
-from pipelines.gateway.feedback import MAX_CORRECTION_CHARACTERS, AnswerOrigin, Feedback, FeedbackFile
+from pipelines.gateway.feedback import (
+    MAX_CORRECTION_CHARACTERS,
+    AnswerOrigin,
+    Feedback,
+    FeedbackFile,
+    erase_feedback,
+    parse_feedback,
+    read_feedback,
+)
 from tests.pipelines.chat.fake_models import FakeModels, running_gateway
 
 ID = "chatcmpl-0123456789abcdef01234567"
@@ -139,6 +147,33 @@ def test_line_after_a_cut_line_starts_a_new_line(tmp_path: Path) -> None:
     FeedbackFile(path, 1 << 20).append(Feedback(id=ID, rating="up"), AnswerOrigin("echo", "7", "team"), "team")
     cut, line, end = path.read_text().split("\n")
     assert (cut, json.loads(line)["id"], end) == ('{"id": "cut', ID, "")
+
+
+def test_labels_and_author_are_stored_and_personal_data_is_redacted(tmp_path: Path) -> None:
+    file = FeedbackFile(tmp_path / "feedback.jsonl", 1 << 20)
+    fields = {"labels": ["tone", "of ann@example.org"], "author": "reviewer-3", "correction": "Mail ann@example.org"}
+    file.append(parse_feedback({"id": ID, **fields}), None, "team")
+    (line,) = read_feedback(tmp_path / "feedback.jsonl")
+    assert (line["labels"], line["author"], line["correction"]) == (
+        ["tone", "of <EMAIL>"],
+        "reviewer-3",
+        "Mail <EMAIL>",
+    )
+
+
+def test_erased_lines_are_overwritten_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "feedback.jsonl"
+    file = FeedbackFile(path, 1 << 20)
+    for number in range(3):
+        file.append(Feedback(id=f"chatcmpl-{number}", correction=f"text {number}"), None, "team")
+
+    size = path.stat().st_size
+    with path.open("r+b") as lines:  # an interrupted erasure has overwritten half of the first line
+        lines.write(b" " * 20)
+    assert erase_feedback(path, lambda line: line["id"] == "chatcmpl-1") == 2
+    assert path.stat().st_size == size
+    assert [line["id"] for line in read_feedback(path)] == ["chatcmpl-2"]
+    assert b"text 1" not in path.read_bytes()
 
 
 def test_unwritable_file_is_reported_to_the_client_without_its_path(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""Rows for curation from captured traffic and feedback: conversations, and preference pairs from corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.capture import tombstones, traffic_files
+from pipelines.capture.settings import CaptureSettings
+from pipelines.capture.traffic_files import Row
+from pipelines.capture.traffic_rows import COMPLETE
+
+SOURCE = "traffic"
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """What one captured answer and its feedback give.
+
+    Attributes:
+        conversation: an SFT row, or None.
+        preference: a preference pair with the correction as the chosen answer, or None.
+    """
+
+    conversation: dict[str, Any] | None = None
+    preference: dict[str, Any] | None = None
+
+
+def select_feedback(lines: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the feedback that counts by the answer's id: the last line of an id and a key, then the last with content."""
+    latest = {(line["id"], line.get("key")): line for line in lines}
+    return {
+        line["id"]: line
+        for line in latest.values()
+        if line.get("rating") or line.get("correction") or line.get("labels")
+    }
+
+
+def build_training_rows(row: Row, feedback: Mapping[str, Any] | None, *, include_unrated: bool) -> TrainingRows:
+    """Return the rows for curation of one captured answer.
+
+    A correction replaces the answer of the conversation, and is preferred to it. An answer without a correction is a
+    row if it was rated "up", or with `include_unrated` if it was not rated. Answers that were cut off, and requests for
+    several answers or without messages, give no row.
+    """
+    messages, choices = row["request"].get("messages"), row["response"]["choices"]
+    correction = feedback.get("correction") if feedback else None
+    rating = feedback.get("rating") if feedback else None
+    if not messages or len(choices) != 1:
+        return TrainingRows()
+    message, facts = choices[0]["message"], row["tuneline"]
+    prompt = [_join_parts(each) for each in messages]
+    answer = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
+    meta = {
+        "response_id": row["response"]["id"],
+        "subject": facts["subject"],
+        "model_version": f"{facts['model']}:{facts['version']}",
+        "rating": rating,
+        "labels": (feedback or {}).get("labels") or [],
+        "origin": "correction" if correction else "model",
+    }
+    common = {"id": row["response"]["id"], "source": SOURCE, "meta": meta}
+    tools = {"tools": row["request"]["tools"]} if row["request"].get("tools") else {}
+    if correction:
+        chosen = {"role": "assistant", "content": correction}
+        conversation = {**common, "messages": [*prompt, chosen], **tools}
+        has_answer = bool(answer.get("content")) and answer["content"] != correction
+        pair = {**common, "prompt": prompt, "chosen": [chosen], "rejected": [answer]}
+        return TrainingRows(conversation, pair if has_answer else None)
+    is_whole = facts["state"] == COMPLETE and choices[0]["finish_reason"] in ("stop", "tool_calls")
+    if is_whole and len(answer) > 1 and (rating == "up" or (include_unrated and feedback is None)):
+        return TrainingRows({**common, "messages": [*prompt, answer], **tools})
+    return TrainingRows()
+
+
+def _join_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with its content as text."""
+    content = message.get("content")
+    return (
+        {**message, "content": "".join(part["text"] for part in content)} if isinstance(content, list) else {**message}
+    )
+
+
+def read_training_rows(
+    settings: CaptureSettings, feedback: Mapping[str, Mapping[str, Any]], model: str | None, *, include_unrated: bool
+) -> Iterator[TrainingRows]:
+    """Yield the rows for curation of all stored answers, without those of erased subjects. Call it under the lock.
+
+    Args:
+        settings: the capture file.
+        feedback: the feedback by the answer's id.
+        model: name of the model that answered; None: all models.
+        include_unrated: include answers without feedback.
+    """
+    erased = tombstones.read_tombstones(settings.folder)
+    for day in traffic_files.list_days(settings.folder, model):
+        for row in traffic_files.read_day(day):
+            if not tombstones.is_erased(row, erased):
+                yield build_training_rows(row, feedback.get(row["response"]["id"]), include_unrated=include_unrated)

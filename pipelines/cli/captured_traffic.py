@@ -1,0 +1,242 @@
+"""`tuneline traffic`: captured traffic with its retention, erasure and export."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from components.common.runtime.errors import InputError, OutputOccupiedError, UsageError
+from pipelines.cli import tables
+from pipelines.cli.application import (
+    DEFAULT_WORKDIR_PATH,
+    ConfigOption,
+    JsonOption,
+    OutputOption,
+    SetOption,
+    TrackingUriOption,
+    WorkdirOption,
+    app,
+    load_config,
+    open_workdir,
+    print_result,
+)
+
+if TYPE_CHECKING:
+    from pipelines.capture.erasure import Erasure
+    from pipelines.capture.settings import CaptureSettings
+
+CONVERSATIONS_FILENAME, PREFERENCES_FILENAME = "conversations.jsonl", "preferences.jsonl"
+
+CaptureFileOption = Annotated[Path, typer.Option("--capture", help="Capture file of the gateway.")]
+FeedbackFilesOption = Annotated[
+    list[Path], typer.Option("--feedback", help="Feedback file of a gateway; repeatable. Default: none.")
+]
+
+traffic_app = typer.Typer(
+    no_args_is_help=True, help="Captured traffic of the gateway: state, compaction, retention, erasure and export."
+)
+app.add_typer(traffic_app, name="traffic")
+
+
+@contextmanager
+def locked_traffic(capture: Path, feedback: list[Path]) -> Iterator[CaptureSettings]:
+    """Provide the settings, and lock the folder of the captured traffic.
+
+    Raises:
+        InputError: the folder or a feedback file does not exist.
+    """
+    from components.common.workspace import job_folders
+    from pipelines.capture.settings import load_settings
+
+    settings = load_settings(capture)
+    for path in (settings.folder, *feedback):
+        if not path.exists():
+            raise InputError(
+                f"{path} does not exist", hint=f"Start the gateway with --capture {capture}, or correct the path."
+            )
+    with job_folders.folder_lock(settings.folder):
+        yield settings
+
+
+@traffic_app.command("status")
+def show_status(
+    capture: CaptureFileOption = Path("capture.yaml"),
+    requests_per_day: Annotated[
+        int, typer.Option("--requests-per-day", min=0, help="Estimate the storage of this number of requests a day.")
+    ] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the capture file, and show what is stored of each model, for how long, and who can read it."""
+    from pipelines.capture import retention, traffic_files
+    from pipelines.capture.settings import load_settings
+
+    result = retention.describe(load_settings(capture), requests_per_day, traffic_files.now().date())
+    print_result(result, as_json, lambda: _format_status(result))
+
+
+@traffic_app.command("compact")
+def compact_traffic(capture: CaptureFileOption = Path("capture.yaml"), as_json: JsonOption = False) -> None:
+    """Compact the days before today to one Parquet file each. Run it daily."""
+    from pipelines.capture import compaction, traffic_files
+
+    with locked_traffic(capture, []) as settings:
+        days = compaction.compact(settings, traffic_files.now().date())
+    lines = [f"{each['model']} {each['day']}: {each['rows']} rows, {each['bytes']:,} bytes" for each in days]
+    print_result({"days": days}, as_json, lines or ["nothing to compact"])
+
+
+@traffic_app.command("expire")
+def expire_traffic(
+    capture: CaptureFileOption = Path("capture.yaml"),
+    feedback: FeedbackFilesOption = [],  # noqa: B006
+    as_json: JsonOption = False,
+) -> None:
+    """Delete the days and the feedback whose retention has ended. Run it daily."""
+    from pipelines.capture import retention, traffic_files
+    from pipelines.gateway.feedback import erase_feedback
+
+    today = traffic_files.now().date()
+    with locked_traffic(capture, feedback) as settings:
+        days = retention.expire(settings, today)
+        is_expired = partial(retention.is_feedback_expired, settings=settings, today=today)
+        erased = sum(erase_feedback(path, is_expired) for path in feedback)
+    lines = [f"{each['model']} {each['day']}: deleted" for each in days]
+    print_result({"days": days, "feedback": erased}, as_json, [*lines, f"{erased} lines of feedback deleted"])
+
+
+@traffic_app.command("erase")
+def erase_subject(
+    subject: Annotated[
+        str, typer.Option("--subject", help="Subject as the gateway receives it; - to read it from standard input.")
+    ],
+    capture: CaptureFileOption = Path("capture.yaml"),
+    feedback: FeedbackFilesOption = [],  # noqa: B006
+    requested_by: Annotated[
+        str, typer.Option("--by", help="Who requests the erasure, for the tombstone. Default: the current user.")
+    ] = "",
+    config: ConfigOption = None,
+    sets: SetOption = [],  # noqa: B006
+    tracking_uri: TrackingUriOption = "",
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
+) -> None:
+    """Erase the rows and the feedback of a subject, and list the datasets, models and packages built from them.
+
+    Exit with status 1 if rows remain, or if not everything could be searched.
+    """
+    from components.common.runtime.user_name import get_user_name
+    from components.data_versioning.row_search import Query
+    from pipelines.capture import erasure
+    from pipelines.gateway.feedback import erase_feedback
+    from pipelines.provenance import erasure_search
+
+    subject = sys.stdin.read().strip() if subject == "-" else subject
+    if not subject.strip():
+        raise UsageError("--subject is empty", hint="Enter the subject as the gateway receives it.")
+    with locked_traffic(capture, feedback) as settings:
+        if settings.subject.source == "none":
+            raise UsageError(
+                "subject.source is none: the captured rows have no subject",
+                hint="Delete whole days: lower retention_days and run `tuneline traffic expire`.",
+            )
+        erasers = [partial(erase_feedback, path) for path in feedback]
+        erased = erasure.erase(settings, subject, requested_by or get_user_name(), erasers)
+    result: dict[str, Any] = {**vars(erased), "complete": erased.is_complete, "derived": None}
+    lines = _format_erasure(erased)
+    is_complete = erased.is_complete
+    if workdir.exists():
+        with open_workdir("traffic", as_json, workdir, tracking_uri) as (reporter, work):
+            settings_of_data = load_config(config, sets).data_versioning
+            report = erasure_search.find_rows(Query("text", erased.subject), work, settings_of_data, reporter)
+        result["derived"] = report.as_dict()
+        lines += tables.format_search(report)
+        is_complete = is_complete and report.is_complete
+    else:
+        lines.append(f"{workdir} does not exist: no dataset or model was searched")
+    print_result(result, as_json, lines)
+    if not is_complete:
+        raise typer.Exit(1)
+
+
+@traffic_app.command("export")
+def export_traffic(
+    output: OutputOption,
+    capture: CaptureFileOption = Path("capture.yaml"),
+    feedback: FeedbackFilesOption = [],  # noqa: B006
+    model: Annotated[str, typer.Option("--model", help="Model that answered. Default: all models.")] = "",
+    include_unrated: Annotated[
+        bool, typer.Option("--unrated", help="Include answers without feedback, as the model wrote them.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write corrected and well-rated answers as rows for `tuneline curate`: conversations and preference pairs."""
+    from pipelines.capture import training_rows
+    from pipelines.gateway.feedback import read_feedback
+
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise OutputOccupiedError(f"{output} is not an empty folder", hint="Choose another folder with -o.")
+    with locked_traffic(capture, feedback) as settings, ExitStack() as files:
+        latest = training_rows.select_feedback(line for path in feedback for line in read_feedback(path))
+        output.mkdir(mode=0o700, parents=True, exist_ok=True)
+        names = {"conversation": CONVERSATIONS_FILENAME, "preference": PREFERENCES_FILENAME}
+        streams = {
+            kind: files.enter_context((output / name).open("w", encoding="utf-8")) for kind, name in names.items()
+        }
+        counts = dict.fromkeys(names, 0)
+        for rows in training_rows.read_training_rows(settings, latest, model or None, include_unrated=include_unrated):
+            for kind, stream in streams.items():
+                if (row := getattr(rows, kind)) is not None:
+                    stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+                    counts[kind] += 1
+    for kind, name in names.items():
+        if not counts[kind]:
+            (output / name).unlink()  # curation refuses a file without rows
+    result = {"output": str(output), "conversations": counts["conversation"], "preferences": counts["preference"]}
+    lines = [f"{counts['conversation']} conversations and {counts['preference']} preference pairs in {output}"]
+    print_result(result, as_json, lines)
+
+
+def _format_status(result: dict[str, Any]) -> list[str]:
+    rows = [
+        (
+            each["model"],
+            f"{each['sampling_rate']:g}",
+            f"{each['retention_days'] or 'no limit'}{', legal hold' if each['legal_hold'] else ''}",
+            each["days"],
+            each["first_day"] or "",
+            each["expired_days"],
+            each["open_files"],
+            f"{each['bytes']:,}",
+        )
+        for each in result["models"]
+    ]
+    columns = ("model", "sampling rate", "retention days", "days", "first day", "expired days", "open files", "bytes")
+    lines = [result["folder"], *tables.render(tables.build_table(columns, rows))]
+    for each in result["models"]:
+        if estimate := each.get("estimate"):
+            basis = "measured" if each["row_bytes_measured"] else "assumed"
+            lines.append(
+                f"{each['model']}: {estimate['requests_per_day']:,} requests a day need {estimate['bytes_per_day']:,} bytes "
+                f"a day, {estimate['bytes']:,} bytes in {each['retention_days']} days before compaction "
+                f"({each['row_bytes']:,} bytes a row, {basis})"
+            )
+    lines += [f"erasure of {subject} is not finished: repeat it" for subject in result["unfinished_erasures"]]
+    lines += [f"{path} can be read by other users: remove their permissions" for path in result["readable_by_others"]]
+    return lines
+
+
+def _format_erasure(erased: Erasure) -> list[str]:
+    lines = [
+        f"subject {erased.subject}: {erased.rows} rows erased from {erased.files} files, "
+        f"{erased.feedback} lines of feedback erased"
+    ]
+    lines += [f"{model} is under a legal hold: its rows remain" for model in erased.held]
+    lines += [f"{path} is open: run the command again when its gateway has sealed it" for path in erased.not_searched]
+    return lines
