@@ -150,8 +150,7 @@ def parse_line(line: bytes) -> Row | None:
 
 
 def read_day(day: DayFolder) -> Iterator[Row]:
-    """Yield the sealed and compacted rows of a day."""
-    # The list first: a file that is compacted meanwhile is then read twice by no one and missed by no one who holds the lock.
+    """Yield the compacted and the sealed rows of a day. Call it under the lock, because compaction removes files."""
     sealed = day.list_sealed()
     if day.parquet.exists():
         yield from read_parquet(day.parquet)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from components.common.personal_data import PLACEHOLDERS
@@ -16,6 +16,7 @@ from components.common.personal_data.json_redaction import Redactor
 from components.common.personal_data.names_config import NamesConfig
 from pipelines.capture.traffic_files import Row
 
+NO_NAMES = NamesConfig()
 COMPLETE, ABORTED, FAILED = "complete", "aborted", "failed"
 USER_FIELDS = ("user", "safety_identifier", "prompt_cache_key")  # identify a person; stored as the subject's hash
 
@@ -70,7 +71,7 @@ def build_row(
         workload: name that the client requested.
         client: name of the API key.
     """
-    redactor = Redactor(PLACEHOLDERS, NamesConfig(), Counter(), redacts_field_names=True)
+    redactor = Redactor(PLACEHOLDERS, NO_NAMES, Counter(), redacts_field_names=True)
     choices = [_redact_choice(choice, redactor) for choice in response["choices"]]
     return {
         "timestamp": timestamp,
@@ -79,7 +80,7 @@ def build_row(
         "request": _redact_request(request, facts.subject, redactor),
         "response": {**response, "choices": choices},
         "tuneline": {
-            **asdict(facts),
+            **vars(facts),
             "finish_reasons": [choice["finish_reason"] for choice in choices],
             "redactions": dict(redactor.counts),
         },

@@ -102,8 +102,7 @@ def test_no_personal_data_is_in_the_stored_bytes(tmp_path: Path) -> None:
 
 def test_aborted_and_failed_streams_are_stored_with_their_text(tmp_path: Path) -> None:
     settings = traffic.load(tmp_path)
-    models = FakeModels()
-    with running_gateway(models, capture=settings) as url:
+    with running_gateway(FakeModels(), capture=settings) as url:
         assert ask(url, "break", stream=True)[0] == 200
         assert ask(url, "refuse")[0] == 400, "no answer: not captured"
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
@@ -138,6 +137,12 @@ def test_only_requests_with_consent_are_captured(
     capture.close()
     refused = registry.get_sample_value(METRIC, {"model": "echo", "outcome": "no_consent"}) or 0
     assert (request is not None, refused) == (stored, not stored)
+
+
+def test_author_of_feedback_is_stored_as_a_keyed_hash(tmp_path: Path) -> None:
+    capture = TrafficCapture(traffic.load(tmp_path), CollectorRegistry())
+    capture.close()
+    assert capture.hash_author("reviewer") == traffic.load(tmp_path).hash_subject("reviewer")
 
 
 def test_models_without_capture_and_requests_without_a_subject_are_not_captured(tmp_path: Path) -> None:
