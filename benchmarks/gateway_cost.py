@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
+from prometheus_client import CollectorRegistry
 
 from benchmarks import load, served
 from components.triton_packaging.triton_server import Server
-from pipelines.gateway import addresses, api_keys
+from pipelines.capture.settings import load_settings
+from pipelines.gateway import addresses, api_keys, openai_requests
+from pipelines.gateway.backend_protocols import AnswerChunk
+from pipelines.gateway.completions import CHAT, Completion
 from pipelines.gateway.process import GatewayOptions, GatewayProcess, running_gateway
+from pipelines.gateway.telemetry import AnswerMeasures
+from pipelines.gateway.traffic_capture import TrafficCapture
+from pipelines.gateway.triton_models import ServedModel
 
 TIMEOUT_SECONDS = 600.0
 
 
 @contextmanager
 def opened_gateway(
-    server: Server, repository: Path, workdir: Path
+    server: Server, repository: Path, workdir: Path, capture: Path | None = None
 ) -> Iterator[tuple[GatewayProcess, openai.AsyncOpenAI]]:
     """Start a gateway with API keys, usage file and log before a Triton server. Yield it and a client without retries."""
     keys = workdir / "keys.yaml"
     keys.unlink(missing_ok=True)
     key = api_keys.create_key(keys, "benchmark", {})
-    options = GatewayOptions(keys=keys, usage=workdir / "usage.json", log=workdir / "gateway.log")
+    options = GatewayOptions(keys=keys, usage=workdir / "usage.json", capture=capture, log=workdir / "gateway.log")
     with (
         addresses.listen("127.0.0.1", 0) as listener,
         running_gateway(listener, server.grpc_url, server.metrics_socket, repository, options) as gateway,
@@ -36,7 +45,15 @@ def opened_gateway(
 
 
 def measure_cost(
-    server: Server, repository: Path, texts: Sequence[str], workdir: Path, *, requests: int, clients: int, tokens: int
+    server: Server,
+    repository: Path,
+    texts: Sequence[str],
+    workdir: Path,
+    *,
+    requests: int,
+    clients: int,
+    tokens: int,
+    capture: Path | None = None,
 ) -> dict[str, Any]:
     """Return CPU seconds of the gateway per whole answer, per streamed answer and per streamed token, and their profile.
 
@@ -48,7 +65,7 @@ def measure_cost(
     """
     levels = {"whole": (False, 1), "streamed": (True, 1), "tokens": (True, tokens)}
     seconds, loop_seconds = dict[str, float](), dict[str, float]()
-    with opened_gateway(server, repository, workdir) as (gateway, client):
+    with opened_gateway(server, repository, workdir, capture) as (gateway, client):
 
         async def measure_level(is_streamed: bool, max_tokens: int, count: int) -> None:
             waiting = iter(range(count))
@@ -76,6 +93,64 @@ def measure_cost(
     loop_share = loop_seconds["tokens"] / seconds["tokens"]
     figures = {"whole": seconds["whole"], "streamed": seconds["streamed"], "token": per_token}
     return {**settings, **figures, "loop_share": loop_share}
+
+
+def write_capture_file(workdir: Path) -> Path:
+    """Write a capture file that captures every request under the name of its API key."""
+    key_file, path = workdir / "subject.key", workdir / "capture.yaml"
+    key_file.write_text("benchmark" * 4)
+    subject = {"source": "key", "key_file": str(key_file)}
+    settings = {"folder": str(workdir / "traffic"), "models": {served.NAME: {}}, "consent": {"policy": "not_asked"}}
+    path.write_text(json.dumps({**settings, "subject": subject}))
+    return path
+
+
+def measure_capture(capture: Path, texts: Sequence[str], *, requests: int) -> dict[str, Any]:
+    """Return CPU seconds of capture per request: on the way of an answer, and in the thread of the writer.
+
+    The thread of this process does what the event loop does for each request; answers are as long as their prompts.
+    """
+    registry, settings = CollectorRegistry(), load_settings(capture)
+    seconds, done = 0.0, 0
+    process_seconds, thread_seconds = time.process_time(), time.thread_time()
+    traffic = TrafficCapture(settings, registry)
+    headers = {"content-type": "application/json", "x-tuneline-consent": "granted"}
+    model = ServedModel(
+        served.NAME, "", "python", "", "1", "", None, None, frozenset(), has_tool_template=True, loaded_at=0
+    )
+    while done < requests:
+        bodies = [
+            {"model": served.NAME, "max_tokens": 64, "messages": [{"role": "user", "content": texts[n % len(texts)]}]}
+            for n in range(done, min(requests, done + settings.queue_rows))
+        ]
+        completions = [_build_completion(model, body) for body in bodies]
+        sizes = [len(json.dumps(body)) for body in bodies]
+        before = time.thread_time()
+        for body, completion, length in zip(bodies, completions, sizes, strict=True):
+            request = traffic.select(served.NAME, body, length, headers, "benchmark")
+            assert request is not None
+            traffic.submit(request, completion, 200, 0.1, 0.01)
+        seconds += time.thread_time() - before
+        done += len(bodies)
+        while _count_rows(registry, "written") < done:
+            time.sleep(0.05)
+    traffic.close()
+    writer_seconds = time.process_time() - process_seconds - (time.thread_time() - thread_seconds)
+    lines = [len(line) for path in settings.folder.rglob("*.jsonl") for line in path.read_bytes().splitlines()]
+    return {"path": seconds / requests, "writer": writer_seconds / requests, "row_bytes": sum(lines) / len(lines)}
+
+
+def _count_rows(registry: CollectorRegistry, outcome: str) -> float:
+    labels = {"model": served.NAME, "outcome": outcome}
+    return registry.get_sample_value("tuneline_gateway_captured_rows_total", labels) or 0.0
+
+
+def _build_completion(model: ServedModel, body: dict[str, Any]) -> Completion:
+    """Return an answer that repeats its prompt."""
+    call = openai_requests.parse_chat(body)
+    completion = Completion(None, model, call, CHAT, AnswerMeasures())  # type: ignore[arg-type]
+    completion.choices[0].add(AnswerChunk(body["messages"][0]["content"], "stop", 64, 64, "1", []))
+    return completion
 
 
 def _measure_event_loop(pid: int) -> float:

@@ -21,13 +21,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import load, machine, measure, peers, served, serving_page
 from benchmarks.client import Answer, Ask, Target
 from benchmarks.fine_tuning import last_line
-from benchmarks.gateway_cost import measure_cost
+from benchmarks.gateway_cost import measure_capture, measure_cost, write_capture_file
 from benchmarks.peers import vllm_served
 from benchmarks.serving_page import ALONE, BATCHED, VLLM
 from components.common.runtime.errors import TunelineError
@@ -41,6 +42,7 @@ LENGTHS = (16, 32, 64, 128)  # tokens of the prompts
 TEXTS = 16
 READY = 900.0  # seconds that a server may take: vLLM compiles
 GATEWAY_TOKENS = 64  # of an answer whose tokens are counted
+CAPTURED_REQUESTS = 2000  # whose capture is measured alone
 IDLE = 5.0  # seconds over which the servers' rest is looked at
 
 
@@ -127,7 +129,8 @@ def compete(
             plain.append(_generate(texts, folder, args, workdir))
             reporter.note(f"plain generate: {plain[-1]['tokens_per_second']:.1f} tokens/s")
         reporter.step("the gateway's cost")
-        gateway = measure_cost(
+        measure_gateway = partial(
+            measure_cost,
             servers[BATCHED],
             contestants[0].repository,
             texts,
@@ -136,6 +139,10 @@ def compete(
             clients=max(args.clients),
             tokens=GATEWAY_TOKENS,
         )
+        capture = write_capture_file(workdir)
+        gateway = measure_gateway()
+        gateway["captured"] = measure_gateway(capture=capture)
+        gateway["capture"] = measure_capture(capture, texts, requests=CAPTURED_REQUESTS)
         ready = {name: {"seconds": server.ready_seconds, "version": server.version} for name, server in servers.items()}
     return {
         "levels": levels,

@@ -11,7 +11,7 @@ from benchmarks.page import made_with, met, table_of
 BATCHED, ALONE, VLLM, GENERATE = "tuneline", "tuneline, one at a time", "vLLM", "plain generate"
 MANY = 16  # clients of the goals
 FASTER, PER_CORE, FIRST, SINGLE = 5.0, 1.0, 1.5, 1.0
-REQUEST_MILLISECONDS, TOKEN_MILLISECONDS = 2.0, 0.1
+REQUEST_MILLISECONDS, TOKEN_MILLISECONDS, CAPTURE_MILLISECONDS = 2.0, 0.1, 0.05
 
 HEAD = """# Serving, measured
 
@@ -38,6 +38,11 @@ moment a request was due. {seconds:g} seconds each.
 GATEWAY = """CPU time of the gateway's process, with an API key, the usage file and the request log. The official OpenAI client sends {requests}
 chats of each kind from {clients} clients. The cost of a token is that of the further tokens of a streamed answer of {tokens} tokens. Of the time
 of these answers {loop_share:.0%} is in the thread of the event loop (reading the model's messages, JSON, HTTP), the rest in gRPC's threads.
+"""
+
+CAPTURE = """
+Capture of every request, measured alone with answers as long as their prompts: {path:.4f} ms of CPU time per request in the thread of
+the event loop, {writer:.3f} ms in the thread of the writer (redaction, JSON, files), {row_bytes:.0f} bytes a row.
 """
 
 
@@ -88,6 +93,7 @@ def goals(results: dict[str, Any]) -> list[dict[str, Any]]:
         ("gateway's CPU milliseconds per whole answer", cost["whole"], REQUEST_MILLISECONDS),
         ("gateway's CPU milliseconds per streamed answer of one token", cost["streamed"], REQUEST_MILLISECONDS),
         ("gateway's CPU milliseconds per further streamed token", cost["token"], TOKEN_MILLISECONDS),
+        ("CPU milliseconds of capture on the way of an answer", cost["capture"]["path"], CAPTURE_MILLISECONDS),
     ]
     return [
         *(_goal(*one) for one in wanted if one[1] and one[2]),
@@ -175,8 +181,16 @@ def _clients(results: dict[str, Any]) -> str:
 
 def _gateway(results: dict[str, Any]) -> str:
     cost = results["gateway"]
-    figures = [f"{1000 * cost[key]:.2f}" for key in ("whole", "streamed")] + [f"{1000 * cost['token']:.3f}"]
-    return table_of(["ms per whole answer", "ms per streamed answer of one token", "ms per further token"], [figures])
+    rows = [
+        [name, *(f"{1000 * each[key]:.2f}" for key in ("whole", "streamed")), f"{1000 * each['token']:.3f}"]
+        for name, each in {"without capture": cost, "with capture": cost["captured"]}.items()
+    ]
+    capture = cost["capture"]
+    text = CAPTURE.format(path=1000 * capture["path"], writer=1000 * capture["writer"], row_bytes=capture["row_bytes"])
+    return (
+        table_of(["", "ms per whole answer", "ms per streamed answer of one token", "ms per further token"], rows)
+        + text
+    )
 
 
 def _rates(results: dict[str, Any]) -> str:

@@ -239,6 +239,8 @@ def build_results(speed: float, **changes: Any) -> dict[str, Any]:
                 "streamed": 0.0025,
                 "token": 0.00005,
                 "loop_share": 0.7,
+                "captured": {"whole": 0.0016, "streamed": 0.0026, "token": 0.00005},
+                "capture": {"path": 0.00001, "writer": 0.0001, "row_bytes": 900},
             },
             "texts": [text_checks],
         },
@@ -257,6 +259,8 @@ def test_page_reports_every_goal_as_met_or_missed() -> None:
     assert "gateway's CPU milliseconds per streamed answer of one token: 2.5 (goal: at most 2: **missed**)" in page
     assert "70% is in the thread of the event loop" in page
     assert "gateway's CPU milliseconds per further streamed token: 0.05 (goal: at most 0.1: met)" in page
+    assert "CPU milliseconds of capture on the way of an answer: 0.01 (goal: at most 0.05: met)" in page
+    assert "| with capture | 1.60 | 2.60 | 0.050 |" in page
     assert "first token at 16 clients over vLLM's, p50: 2 (goal: at most 1.5: **missed**)" in page
     assert f"tokens/s at 1 client over {GENERATE}: 0.941 (goal: at least 1: **missed**)" in page
     assert "answers among many clients are those given alone: met" in page
@@ -446,4 +450,6 @@ def test_benchmark_runs_from_model_to_page(
     assert 0 < results["gateway"]["whole"] < 1
     assert 0 < results["gateway"]["token"] < 0.1
     assert 0 < results["gateway"]["loop_share"] <= 1
+    assert 0 < results["gateway"]["captured"]["whole"] < 1
+    assert 0 < results["gateway"]["capture"]["path"] < 0.001
     assert [profile["clients"] for profile in results["profile"]] == [1, 2]
