@@ -1,6 +1,6 @@
 """Rows of captured traffic: the data flywheel's keys with request and response in OpenAI's form, and tuneline's own.
 
-A row is redacted before it is written. Nothing here runs on the way of an answer.
+A row is redacted before it is written. None of this runs on the request path.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def build_row(
         workload: name that the client requested.
         client: name of the API key.
     """
-    redactor = Redactor(PLACEHOLDERS, NO_NAMES, Counter(), redacts_field_names=True)
+    redactor = Redactor(PLACEHOLDERS, NO_NAMES, Counter(), is_thorough=True)
     choices = [_redact_choice(choice, redactor) for choice in response["choices"]]
     return {
         "timestamp": timestamp,
@@ -91,9 +91,10 @@ def _redact_request(request: Mapping[str, Any], subject: str | None, redactor: R
     fields = {name: value for name, value in request.items() if name not in ("messages", "metadata", *USER_FIELDS)}
     redacted: dict[str, Any] = redactor.redact_value(fields)
     redacted |= {name: subject for name in USER_FIELDS if name in request}
+    redacted |= {"seed": request["seed"]} if "seed" in request else {}  # a random number may look like a card's
     if "metadata" in request:
         redacted["metadata"] = redactor.redact_value({"metadata": request["metadata"]}, use_keys=True)["metadata"]
-    if "messages" in request:
+    if request.get("messages"):
         redacted["messages"] = [_redact_message(message, redactor) for message in request["messages"]]
     return redacted
 

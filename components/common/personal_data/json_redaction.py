@@ -22,13 +22,13 @@ class Redactor:
         kinds: kinds of findings to redact, keys of PLACEHOLDERS.
         names: the search for names.
         counts: number of findings so far by kind.
-        redacts_field_names: redact the names of fields too.
+        is_thorough: redact the names of fields, numbers, and the values of fields named role, too.
     """
 
     kinds: Collection[str]
     names: NamesConfig
     counts: Counter[str]
-    redacts_field_names: bool = False
+    is_thorough: bool = False
 
     def redact_text(self, text: str, lead: str = "") -> str:
         """Return the text with placeholders; `lead` is context before it, such as its field name."""
@@ -52,6 +52,9 @@ class Redactor:
             inner = parent[key]
             if isinstance(inner, str):
                 parent[key] = self.redact_text(inner, lead)
+            elif self.is_thorough and isinstance(inner, int | float) and not isinstance(inner, bool):
+                text = self.redact_text(str(inner), lead)
+                parent[key] = inner if text == str(inner) else text
             elif isinstance(inner, list):
                 parent[key] = inner = list(inner)
                 pending += [(inner, number, lead) for number in range(len(inner))]
@@ -59,17 +62,21 @@ class Redactor:
                 parent[key] = inner = {self._redact_name(name): each for name, each in inner.items()}
                 # Without `use_keys` the value is a message, whose role is not redacted.
                 pending += [
-                    (inner, name, f"{name}: " if use_keys else "") for name in inner if use_keys or name != "role"
+                    (inner, name, f"{name}: " if use_keys else "")
+                    for name in inner
+                    if use_keys or self.is_thorough or name != "role"
                 ]
         return holder[0]
 
     def _redact_name(self, name: str) -> str:
         # No secret is a short identifier.
-        is_clean = not self.redacts_field_names or (len(name) < MIN_SECRET_CHARACTERS and name.isidentifier())
+        is_clean = not self.is_thorough or (len(name) < MIN_SECRET_CHARACTERS and name.isidentifier())
         return name if is_clean else self.redact_text(name)
 
     def redact_json(self, text: str) -> str:
         """Return JSON with its texts redacted; the text is unchanged if nothing is found."""
         before = self.counts.total()
         value = self.redact_value(json.loads(text), use_keys=True)
-        return text if self.counts.total() == before else json.dumps(value, ensure_ascii=False, sort_keys=True)
+        # A repeated key hides an earlier value from the search, and an escape hides it from a search of the text.
+        is_clean = self.counts.total() == before and not (self.is_thorough and "\\u" in text)
+        return text if is_clean else json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.datastructures import Headers
 
 from pipelines.capture import traffic_writer
+from pipelines.capture.traffic_rows import AnswerFacts, build_row
 from pipelines.gateway import api_keys
 from pipelines.gateway.traffic_capture import TrafficCapture
 from tests.pipelines.capture import traffic
@@ -79,18 +80,22 @@ def test_no_personal_data_is_in_the_stored_bytes(tmp_path: Path) -> None:
             {"role": "user", "content": [{"type": "text", "text": "john@"}, {"type": "text", "text": "example.org"}]},
             {
                 "role": "assistant",
-                "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"phone": "555\\u0031234567"}'}}],
+                "tool_calls": [
+                    {"id": "1", "function": {"name": "f", "arguments": '{"phone": "555\\u0031234567"}'}},
+                    {"id": "2", "function": {"name": "f", "arguments": '{"a": "bob\\u0040example.com", "a": 1}'}},
+                ],
             },
             {"role": "tool", "tool_call_id": "1", "content": f"aws {key}"},
             {"role": "user", "content": "Write to ann@example.net"},
         ],
-        "metadata": {"mary@example.com": "x", "phone": "5559876543"},
+        "metadata": {"mary@example.com": "x", "phone": "5559876543", "card": 4242424242424242},
         "safety_identifier": "person-4711",
     }
     with running_gateway(FakeModels(), capture=settings) as url:
         assert ask(url, **fields)[0] == 200
     stored = traffic.read_stored_bytes(settings.folder)
     secrets = (SUBJECT, card, key, "john", "5551234567", "u0031", "ann@", "mary", "5559876543", "person-4711")
+    secrets += ("4242424242424242", "bob")
     for secret in secrets:
         assert secret.encode() not in stored, secret
     (row,) = traffic.read_rows(settings)
@@ -98,6 +103,24 @@ def test_no_personal_data_is_in_the_stored_bytes(tmp_path: Path) -> None:
     assert row["request"]["messages"][1]["content"] == [{"type": "text", "text": "<EMAIL>"}]
     assert row["tuneline"]["redactions"]["email"] == 5
     assert settings.hash_subject("person-4711").encode() not in stored, "another person's hash is not needed"
+
+
+def test_schemas_are_redacted_and_seeds_are_not() -> None:
+    schema = {"properties": {"role": {"enum": ["eve@example.com"]}, "card": {"const": 4242424242424242}}}
+    request = {
+        "model": "echo",
+        "prompt": "Hello",
+        "messages": None,
+        "response_format": schema,
+        "seed": 4242424242424242,
+    }
+    facts = AnswerFacts("echo", "7", "", "", None, None, 1.0, "complete", 200, 0.1, 0.1)
+    response = {"id": "cmpl-1", "choices": [{"index": 0, "finish_reason": "stop", "text": "Hi"}]}
+    row = build_row(request, response, facts, timestamp=0, workload="echo", client="team-a")
+    assert row["request"].pop("response_format") == {
+        "properties": {"role": {"enum": ["<EMAIL>"]}, "card": {"const": "<CREDIT_CARD>"}}
+    }
+    assert row["request"] == {"model": "echo", "prompt": "Hello", "seed": 4242424242424242}
 
 
 def test_aborted_and_failed_streams_are_stored_with_their_text(tmp_path: Path) -> None:
