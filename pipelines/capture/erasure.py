@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.capture import compaction, tombstones, traffic_files
+from pipelines.capture import compaction, retention, tombstones, traffic_files
 from pipelines.capture.settings import CaptureSettings
 from pipelines.capture.tombstones import Tombstone
 from pipelines.capture.traffic_files import DayFolder
 
-SEAL_SECONDS = 5.0  # time for running gateways to seal their files; they look for tombstones each second
+SEAL_SECONDS = 5.0  # time for running gateways to seal their files; they poll the tombstones each second
 NOTICE_SECONDS = 1.5
 POLL_SECONDS = 0.1
 
@@ -77,10 +77,16 @@ def erase(
     days = [day for day in days if day.model not in result.held]
     result.not_searched = _wait_for_sealed_files(days, seal_seconds)
     ids = {row_id for day in days for row_id in _list_ids(day, digest)}
+    retention.remove_expired(settings.folder)
     # The feedback first: an interrupted call would not find the ids again.
     authors = {subject, digest}
+    is_key = settings.subject.source == "key"
     for erase_lines in feedback:
-        result.feedback += erase_lines(lambda line: line.get("id") in ids or line.get("author") in authors)
+        result.feedback += erase_lines(
+            lambda line: (
+                line.get("id") in ids or line.get("author") in authors or (is_key and line.get("key") == subject)
+            )
+        )
     for day in days:
         _erase_from_day(day, digest, result)
     tombstone.rows += result.rows

@@ -30,6 +30,7 @@ def expire(settings: CaptureSettings, today: date) -> list[dict[str, str]]:
     Returns:
         A list of {"model", "day"}.
     """
+    remove_expired(settings.folder)
     removed = []
     for day in traffic_files.list_days(settings.folder):
         capture = settings.models.get(day.model)
@@ -37,17 +38,27 @@ def expire(settings: CaptureSettings, today: date) -> list[dict[str, str]]:
             # The rename first: an interrupted deletion leaves no part of a day that readers find.
             day.path.rename(day.path.with_name(f"{REMOVED_PREFIX}{day.path.name}"))
             removed.append({"model": day.model, "day": str(day.day)})
-    for folder in settings.folder.glob(f"*/{REMOVED_PREFIX}*"):
-        shutil.rmtree(folder)
+    remove_expired(settings.folder)
     return removed
 
 
+def remove_expired(folder: Path) -> None:
+    """Remove the renamed day folders, also those of an interrupted call."""
+    for path in folder.glob(f"*/{REMOVED_PREFIX}*"):
+        shutil.rmtree(path)
+
+
 def is_feedback_expired(line: Mapping[str, Any], settings: CaptureSettings, today: date) -> bool:
-    """Return whether the retention of the model that a line of feedback names has ended."""
-    capture = settings.models.get(line.get("model") or "")
-    if capture is None or capture.legal_hold:
+    """Return whether the retention of the model that a line of feedback names has ended.
+
+    A line without a model (the gateway has restarted since the answer) has the longest retention of all models.
+    """
+    model = line.get("model")
+    captures = [settings.models[model]] if model in settings.models else [] if model else [*settings.models.values()]
+    if not captures or any(capture.legal_hold for capture in captures):
         return False
-    return datetime.fromisoformat(line["time"]).date() < get_first_kept_day(capture, today)
+    first_kept = min(get_first_kept_day(capture, today) for capture in captures)
+    return datetime.fromisoformat(line["time"]).date() < first_kept
 
 
 def describe(settings: CaptureSettings, requests_per_day: int, today: date) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The files of captured traffic: FOLDER/MODEL/DAY/HOUR/*.jsonl, and FOLDER/MODEL/DAY/rows.parquet after compaction.
 
-A gateway appends to a file `open.<owner tag>` of its own, and seals it by renaming it to `<owner tag>.jsonl`.
+Each gateway appends to a separate file `open.<owner tag>`, and seals it by renaming it to `<owner tag>.jsonl`.
 """
 
 from __future__ import annotations
@@ -193,8 +193,9 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def remove_temporary_files(day: DayFolder) -> None:
-    """Remove what an interrupted replacement left. Call it under the lock."""
-    for path in [*day.path.glob(".*"), *day.path.glob("*/.*")]:
+    """Remove the temporary files of an interrupted replacement. Call it under the lock."""
+    # Not all hidden files: a file server has its own, such as .nfs… and .snapshot.
+    for path in [*day.path.glob(f".{PARQUET_FILENAME}.*"), *day.path.glob("*/.*.jsonl.*")]:
         path.unlink()
 
 

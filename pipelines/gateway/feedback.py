@@ -15,10 +15,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from components.common.personal_data import mask
+from components.common.runtime.errors import InputError
 from pipelines.gateway.errors import RequestError, invalid
 
 MAX_CORRECTION_CHARACTERS = 65_536
 MAX_REMEMBERED_ANSWERS = 10_000
+LINE_START = b'{"id": "'
 
 
 def _is_none(value: object) -> bool:
@@ -134,15 +136,22 @@ def read_feedback(path: Path) -> Iterator[dict[str, Any]]:
 def erase_feedback(path: Path, should_erase: Callable[[dict[str, Any]], bool]) -> int:
     """Overwrite lines with spaces, and return their number.
 
-    A gateway may append meanwhile: the file is neither replaced nor shortened. A line that an interrupted call has
-    overwritten in part starts with a space, and is overwritten again.
+    A gateway may append meanwhile: the file is neither replaced nor shortened. Damaged lines are overwritten too: those
+    that an interrupted call has overwritten in part, and those that a full disk has cut.
+
+    Raises:
+        InputError: the file has other lines than feedback.
     """
     erased, start = 0, 0
     with path.open("rb") as lines, path.open("r+b", buffering=0) as file:
+        if not all(line.startswith((LINE_START, b" ", b"\n")) for line in lines):
+            raise InputError(f"{path} is not a feedback file", hint="Correct the path after --feedback.")
+        lines.seek(0)
         for line in lines:
             text = line.rstrip(b"\n")
             record = _parse_line(line)
-            if (record is not None and should_erase(record)) or (text.startswith(b" ") and text.strip()):
+            is_damaged = record is None and line.endswith(b"\n") and bool(text.strip())
+            if is_damaged or (record is not None and should_erase(record)):
                 os.pwrite(file.fileno(), b" " * len(text), start)
                 erased += 1
             start += len(line)

@@ -144,6 +144,25 @@ def test_row_that_arrives_after_an_erasure_is_dropped_by_compaction_and_not_read
     assert traffic.list_ids(traffic.read_rows(settings)) == KEPT_IDS
 
 
+def test_erasure_removes_an_interrupted_expiry_and_the_feedback_of_the_key(tmp_path: Path) -> None:
+    settings = traffic.load(tmp_path, subject={"source": "key", "key_file": "subject.key"})
+    fill(settings)
+    (settings.folder / "echo" / "2026-11-23").rename(settings.folder / "echo" / ".expired.2026-11-23")
+    feedback = tmp_path / "feedback.jsonl"
+    feedback.write_text('{"id": "cmpl-1", "key": "jane"}\n{"id": "cmpl-2", "key": "john"}\n{"id": "cmpl-3", "corr\n')
+    erasure.erase(settings, "jane", "dpo", [lambda should: erase_feedback(feedback, should)], seal_seconds=0)
+    assert [path.name for path in (settings.folder / "echo").iterdir()] == ["2026-11-24"]
+    assert feedback.read_text().split() == ['{"id":', '"cmpl-2",', '"key":', '"john"}']
+
+
+def test_feedback_without_a_model_expires_with_the_longest_retention(tmp_path: Path) -> None:
+    line = {"id": "cmpl-1", "model": None, "time": "2026-11-01T00:00:00+00:00"}
+    settings = traffic.load(tmp_path, models={"echo": {"retention_days": 1}, "other": {"retention_days": 20}})
+    assert not retention.is_feedback_expired(line, settings, date(2026, 11, 21))
+    assert retention.is_feedback_expired(line, settings, date(2026, 11, 22))
+    assert not retention.is_feedback_expired({**line, "model": "gone"}, settings, date(2026, 11, 22))
+
+
 def test_open_file_of_a_running_gateway_is_reported(tmp_path: Path) -> None:
     settings = traffic.load(tmp_path)
     path = traffic.write_sealed(settings, traffic.DAY, [traffic.build_row(1)], is_open=True)
