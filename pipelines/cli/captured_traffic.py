@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -187,7 +188,8 @@ def export_traffic(
         output.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = {"conversation": CONVERSATIONS_FILENAME, "preference": PREFERENCES_FILENAME}
         streams = {
-            kind: files.enter_context((output / name).open("w", encoding="utf-8")) for kind, name in names.items()
+            kind: files.enter_context(open(output / name, "x", encoding="utf-8", opener=_open_private))
+            for kind, name in names.items()
         }
         counts = dict.fromkeys(names, 0)
         for rows in training_rows.read_training_rows(settings, latest, model or None, include_unrated=include_unrated):
@@ -201,6 +203,10 @@ def export_traffic(
     result = {"output": str(output), "conversations": counts["conversation"], "preferences": counts["preference"]}
     lines = [f"{counts['conversation']} conversations and {counts['preference']} preference pairs in {output}"]
     print_result(result, as_json, lines)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _format_status(result: dict[str, Any]) -> list[str]:

@@ -50,6 +50,7 @@ def test_traffic_is_compacted_exported_erased_and_expired(home: Path) -> None:
     assert (exported["conversations"], exported["preferences"]) == (4, 1)
     conversations = read_jsonl(home / "rows" / "conversations.jsonl")
     assert [row["messages"][-1]["content"] for row in conversations] == ["better 0", "answer 1", "answer 2", "answer 3"]
+    assert {path.stat().st_mode & 0o777 for path in (home / "rows").iterdir()} == {0o600}
     (pair,) = read_jsonl(home / "rows" / "preferences.jsonl")
     assert [pair[name][0]["content"] for name in ("prompt", "chosen", "rejected")] == [
         "question 0",
@@ -118,6 +119,10 @@ def test_wrong_arguments_are_refused(home: Path) -> None:
         "gone.jsonl does not exist" in refusal(1, "traffic", "expire", "--feedback", "gone.jsonl", cwd=home)["message"]
     )
     assert "not an empty folder" in refusal(2, "traffic", "export", "-o", ".", cwd=home)["message"]
+    before = (home / "capture.yaml").read_bytes()
+    error = refusal(1, "traffic", "expire", "--feedback", "capture.yaml", cwd=home)
+    assert "capture.yaml is not a feedback file" in error["message"]
+    assert (home / "capture.yaml").read_bytes() == before
     with job_folders.folder_lock(home / "traffic"):
         assert refusal(1, "traffic", "compact", cwd=home)["kind"] == "busy"
     traffic.write_capture_file(home, subject={"source": "none"})
