@@ -21,6 +21,7 @@ from pipelines.capture.traffic_files import OPEN_PREFIX, Row
 
 WRITE_SECONDS = 0.2  # between two writes: the rows of this time are lost if the process is killed
 FLUSH_SECONDS = 1.0  # between two flushes to the disk: the rows of this time are lost if the machine stops
+CLOSE_SECONDS = 10.0  # for the queued rows at the end; a disk that hangs does not delay the exit further
 YIELD_SECONDS = 2e-5  # after each row, so that the event loop does not wait for the interpreter lock
 
 Outcome = Literal["written", "dropped", "too_large", "no_consent", "no_subject", "erased", "failed"]
@@ -43,7 +44,7 @@ class _OpenFile:
 
 
 class TrafficWriter:
-    """Appends rows to files of its own, one per model and hour.
+    """Appends rows to separate files, one per model and hour.
 
     Args:
         settings: the folder, and the limits of the queue.
@@ -88,7 +89,9 @@ class TrafficWriter:
     def close(self) -> None:
         """Write the queued rows, and seal the files."""
         self._stop_requested.set()
-        self._thread.join()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            logger.error("capture_failed error=Timeout reason=the disk does not answer")
 
     def _run(self) -> None:
         is_stopping = False
