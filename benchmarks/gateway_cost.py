@@ -106,7 +106,7 @@ def write_capture_file(workdir: Path) -> Path:
 
 
 def measure_capture(capture: Path, texts: Sequence[str], *, requests: int) -> dict[str, Any]:
-    """Return CPU seconds of capture per request: on the way of an answer, and in the thread of the writer.
+    """Return CPU seconds of capture per request: on the request path, and in the thread of the writer.
 
     The thread of this process does what the event loop does for each request; answers are as long as their prompts.
     """

@@ -93,7 +93,7 @@ def goals(results: dict[str, Any]) -> list[dict[str, Any]]:
         ("gateway's CPU milliseconds per whole answer", cost["whole"], REQUEST_MILLISECONDS),
         ("gateway's CPU milliseconds per streamed answer of one token", cost["streamed"], REQUEST_MILLISECONDS),
         ("gateway's CPU milliseconds per further streamed token", cost["token"], TOKEN_MILLISECONDS),
-        ("CPU milliseconds of capture on the way of an answer", cost["capture"]["path"], CAPTURE_MILLISECONDS),
+        ("CPU milliseconds of capture on the request path", cost["capture"]["path"], CAPTURE_MILLISECONDS),
     ]
     return [
         *(_goal(*one) for one in wanted if one[1] and one[2]),

@@ -16,7 +16,7 @@ SOURCE = "traffic"
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """What one captured answer and its feedback give.
+    """The training rows of one captured answer and its feedback.
 
     Attributes:
         conversation: an SFT row, or None.

@@ -259,7 +259,7 @@ def test_page_reports_every_goal_as_met_or_missed() -> None:
     assert "gateway's CPU milliseconds per streamed answer of one token: 2.5 (goal: at most 2: **missed**)" in page
     assert "70% is in the thread of the event loop" in page
     assert "gateway's CPU milliseconds per further streamed token: 0.05 (goal: at most 0.1: met)" in page
-    assert "CPU milliseconds of capture on the way of an answer: 0.01 (goal: at most 0.05: met)" in page
+    assert "CPU milliseconds of capture on the request path: 0.01 (goal: at most 0.05: met)" in page
     assert "| with capture | 1.60 | 2.60 | 0.050 |" in page
     assert "first token at 16 clients over vLLM's, p50: 2 (goal: at most 1.5: **missed**)" in page
     assert f"tokens/s at 1 client over {GENERATE}: 0.941 (goal: at least 1: **missed**)" in page
