@@ -1394,6 +1394,16 @@ DEPLOYMENT_ERRORS = {  # the tests are in tests/pipelines/test_deployment.py
     "version … cannot be installed now and will be retried: …": ("failed", 1),
     "…@… no longer points to version …": ("failed", 1),
 }
+CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_commands.py
+    "the capture file … cannot be read: …": ("configuration", 2),
+    "the capture file … is not a mapping of settings": ("configuration", 2),
+    "subject.key_file … cannot be read: …": ("configuration", 2),
+    "subject.key_file … has … bytes; expected at least 16": ("configuration", 2),
+    "group … does not exist on this machine": ("configuration", 2),
+    "subject.source is none: the captured rows have no subject": ("usage", 2),
+    "--subject is empty": ("usage", 2),
+    "… is not a feedback file": ("input", 1),
+}
 
 
 def test_errors_page_lists_every_error_with_kind_and_code() -> None:
@@ -1407,6 +1417,7 @@ def test_errors_page_lists_every_error_with_kind_and_code() -> None:
     expected = {re.sub(r"\{\w+\}", "…", error.message): (error.kind, error.code) for error in ERRORS.values()}
     assert documented == {
         **expected,
+        **CAPTURE_ERRORS,
         **CURATION_ERRORS,
         **DATA_VERSIONING_ERRORS,
         **REMOTE_RUN_ERRORS,

@@ -107,6 +107,12 @@ def test_invalid_capture_file_is_refused(tmp_path: Path, changes: dict[str, Any]
     assert error["hint"]
 
 
+def test_unreadable_capture_file_is_refused(tmp_path: Path) -> None:
+    assert "capture.yaml cannot be read" in refusal(2, "traffic", "status", cwd=tmp_path)["message"]
+    (tmp_path / "capture.yaml").write_text("- folder")
+    assert "is not a mapping of settings" in refusal(2, "traffic", "status", cwd=tmp_path)["message"]
+
+
 def test_short_key_is_refused(tmp_path: Path) -> None:
     traffic.write_capture_file(tmp_path)
     (tmp_path / "subject.key").write_text("short")
