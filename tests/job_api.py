@@ -109,6 +109,7 @@ class JobApi:
     objects: dict[str, dict[str, Json]] = field(
         default_factory=lambda: {kind: {} for kind in (*JOB_RESOURCES, "workloads", "pods", "events")}
     )
+    removed_pods: set[str] = field(default_factory=set)  # jobs whose pods were deleted
     pod_status: dict[str, Json] = field(default_factory=dict)  # by job, instead of a running pod's
     created: list[str] = field(default_factory=list)
     running: dict[str, Pod] = field(default_factory=dict)
@@ -198,6 +199,8 @@ class JobApi:
             if pod.code is None or name in self.stuck_jobs:
                 states.setdefault(name, {"phase": "Running"})
                 jobs[name] = pod.job
+            elif name in jobs and jobs[name]["kind"] == "TrainJob" and name not in self.removed_pods:
+                states.setdefault(name, {"phase": "Failed" if pod.code else "Succeeded"})  # until the job is deleted
         return [
             {"metadata": {"name": f"{name}-node-0-0", "labels": _pod_labels(jobs[name])}, "status": status}
             for name, status in states.items()

@@ -269,6 +269,7 @@ def run_with_removed_pod(cluster: JobCluster, status: dict[str, Any] | None) -> 
         cluster.wait_until(lambda: cluster.api.calls.count(("list", "pods")) > polls + 1)
         with cluster.api.lock:
             cluster.api.pod_status.clear()
+            cluster.api.removed_pods.add(cluster.api.created[0])
             cluster.api.running[cluster.api.created[0]].stop_requested.set()
 
     with in_background(remove):
@@ -284,6 +285,8 @@ def run_with_removed_pod(cluster: JobCluster, status: dict[str, Any] | None) -> 
 )
 def test_job_of_a_removed_pod_is_restarted(cluster: JobCluster, status: dict[str, Any] | None, cause: str) -> None:
     """Kubernetes deletes an evicted pod with its conditions, so they are read while the job runs."""
+    if cluster.kind == "rayjob" and status is None:
+        pytest.skip("KubeRay deletes the pods of every ended RayJob")
     cluster.api.works = [end_without_outcome, succeed]
     run_with_removed_pod(cluster, status)
     assert len(cluster.api.created) == 2
@@ -768,6 +771,7 @@ def test_stuck_deletion_blocks_next_job(cluster: JobCluster, monkeypatch: pytest
     cluster.settings = {"patience_seconds": 0.1}
     previous = cluster.create_launcher().start(COMMAND, cluster.folder)
     cluster.api.stuck_jobs.add(previous.name)
+    cluster.wait_until(lambda: cluster.api.started)
     previous.cancel()
     with pytest.raises(BusyError, match=r"is being deleted, but has not ended within \d+ s"):
         cluster.run()

@@ -147,7 +147,7 @@ class KubernetesLauncher:
     def list_active_pods(self, selector: str) -> list[JsonObject] | None:
         """Return the pods of a label selector that have not ended, or None without permission."""
         try:
-            pods = self.retry(partial(self.client.list_pods, selector))
+            pods = self.client.list_pods(selector)
         except AccessError:
             return None
         return [pod for pod in pods if not job_conditions.has_pod_ended(pod)]
@@ -163,7 +163,7 @@ class KubernetesLauncher:
             waiting = [f"{self.kind.plural} {job['metadata']['name']}" for job in jobs if _is_deleting(job)]
             waiting += [
                 f"pods {pod['metadata']['name']}"
-                for pod in self.list_active_pods(selector) or []
+                for pod in self.retry(partial(self.list_active_pods, selector)) or []
                 if pod["metadata"]["labels"].get(NAME_LABEL) not in names
             ]
             if not waiting:
@@ -290,7 +290,8 @@ class KubernetesJob:
             names = {pod["metadata"]["name"] for pod in pods}
             self._has_failed_pod = self._has_failed_pod or any(map(job_conditions.has_failed_by_itself, pods))
             causes = [*filter(None, map(job_conditions.find_disruption, pods))]
-            if not self._has_failed_pod:
+            # KubeRay deletes the pods of every ended RayJob.
+            if not self._has_failed_pod and not (status.state == "failed" and self.launcher.kind is RAYJOB):
                 removed = {pod["metadata"]["name"] for pod in pods if _is_deleting(pod)} | (self._pods - names)
                 causes += [f"the pod {name} was deleted" for name in sorted(removed)]
             self._disruption = next(iter(causes), "")
@@ -304,16 +305,17 @@ class KubernetesJob:
     def _read_deleted_status(self) -> JobStatus:
         """Return "running" while pods still save, then "succeeded" if the training wrote a result.
 
-        Without permission to list pods, they are given their grace period, unless they write an outcome earlier.
+        Pods on an unreachable node never end, so they are awaited for their grace period plus the retry timeout. Without
+        permission to list pods, they are given their grace period, unless they write an outcome earlier.
         """
+        self._deleted_since = self._deleted_since or time.monotonic()
+        seconds, grace_seconds = time.monotonic() - self._deleted_since, self.launcher.grace_seconds
         pods = self.launcher.list_active_pods(f"{NAME_LABEL}={self.name}")
         outcome = read_json_object(self.folder / OUTCOME_FILENAME)
-        if pods is None and not outcome:
-            self._deleted_since = self._deleted_since or time.monotonic()
-            pods = [{}] if time.monotonic() - self._deleted_since < self.launcher.grace_seconds else []
-        if pods:
+        may_save = not outcome and seconds < grace_seconds if pods is None else bool(pods)
+        if may_save and seconds < grace_seconds + self.launcher.settings.patience_seconds:
             return JobStatus("running", "the job was deleted; its pods are saving their work")
-        outcome = outcome or read_json_object(self.folder / OUTCOME_FILENAME) or {"error": {}}
+        outcome = outcome or {"error": {}}
         return JobStatus("cancelled", "the job was deleted") if "error" in outcome else JobStatus("succeeded")
 
     def _find_workload(self) -> JsonObject | None:
