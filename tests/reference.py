@@ -21,7 +21,7 @@ from components.data_curation.reading.source_settings import SourceEntry
 from components.evaluation.tasks.task_registry import TaskConfig
 from components.fine_tuning import adapters, model_support
 from components.fine_tuning.config import FineTuningConfig
-from pipelines.config.config_templates import dump_value
+from pipelines.config.config_templates import dump_field, dump_value
 from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import MountedFiles, Platform, Resources, Scheduling, SecretKey, StageResources
 from tests.model_families import FAMILIES, Family, build_configuration
@@ -80,7 +80,7 @@ def render_customization_page() -> str:
 def _render_model(title: str, model: type[BaseModel]) -> Iterator[str]:
     yield f"### {title}\n\n{TABLE_HEADER}"
     for name, field in model.model_fields.items():
-        yield _render_row(name, field, "" if field.is_required() else field.default)
+        yield _render_row(name, field, "" if field.is_required() else dump_value(field.default))
     yield ""
 
 
@@ -91,7 +91,7 @@ def _render_sections(model: BaseModel, prefix: str, leave_out: str = "") -> Iter
         yield f"## {prefix.rstrip('.') or 'Top level'}\n\n{TABLE_HEADER}"
         for name, field in fields.items():
             if name not in sections:
-                yield _render_row(prefix + name, field, getattr(model, name))
+                yield _render_row(prefix + name, field, dump_field(model, name))
         yield ""
     for name, section in sections.items():
         if name != leave_out:
@@ -102,8 +102,8 @@ def _render_sections(model: BaseModel, prefix: str, leave_out: str = "") -> Iter
         yield from _render_model("A rule of evaluation.gate", Rule)
 
 
-def _render_row(name: str, field: FieldInfo, value: object) -> str:
-    default = "" if field.is_required() else f"`{dump_value(value)}`"
+def _render_row(name: str, field: FieldInfo, value: str) -> str:
+    default = "" if field.is_required() else f"`{value}`"
     cells = (f"`{name}`", default, _describe_type(field.annotation), field.description or "")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

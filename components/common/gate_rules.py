@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SUITE_PREFIX = "suite_"  # of the names of the regression suite's tasks; reserved for them
+CONTROL_MIN_ITEMS = 29  # of a rule with control: five of these and no control item are a significant excess
 LIMIT_KEYS = ("min_gain", "max_loss", "max_harmed_share")
+METRIC_PATTERN = r"^[a-z][a-z0-9_]*\.[A-Za-z0-9_,@.-]+$"
+OTHER_LIMITS = ("max_item_loss", "slices")  # of a rule without control
 SliceKind = Literal["source", "category", "length"]
 SLICE_KINDS: tuple[SliceKind, ...] = ("source", "category", "length")
 
@@ -19,7 +23,7 @@ class Rule(BaseModel):
 
     metric: str = Field(
         "held_out.loss",
-        pattern=r"^[a-z][a-z0-9_]*\.[A-Za-z0-9_,@.-]+$",
+        pattern=METRIC_PATTERN,
         description="Metric to compare, as task.metric.",
     )
     against: Literal["base", "incumbent"] | float = Field(
@@ -68,6 +72,15 @@ class Rule(BaseModel):
         "The rule fails if a slice is significantly worse by more than max_loss (Holm's correction over the slices).",
     )
 
+    control: str | None = Field(
+        None,
+        pattern=METRIC_PATTERN,
+        exclude_if=lambda control: control is None,
+        description="Metric of a control task, as task.metric. The rule fails if items are worse than those of the "
+        "comparison target significantly more often than the control's items are (Fisher's exact test at the rule's "
+        "confidence). Requires max_loss: 0.0 and binary metrics. null: no control.",
+    )
+
     @model_validator(mode="after")
     def _check_bounds(self) -> Rule:
         limits = {name: getattr(self, name) for name in LIMIT_KEYS if getattr(self, name) is not None}
@@ -89,9 +102,30 @@ class Rule(BaseModel):
             )
         if self.slices and isinstance(self.against, float):
             raise ValueError(f"slices: against is {self.against}; expected base or incumbent")
+        if self.control and (self.max_loss != 0 or self.max_item_loss is not None or self.slices):
+            found = [
+                f"{name}: {value}" for name, value in self if name in LIMIT_KEYS + OTHER_LIMITS and value is not None
+            ]
+            raise ValueError(f"control: found {', '.join(found)}; expected max_loss: 0.0 alone")
+        if self.control and isinstance(self.against, float):
+            raise ValueError(f"control: against is {self.against}; expected base or incumbent")
         return self
 
 
 def get_min_items(metric: str, min_items: int | None) -> int | None:
     """Return `evaluation.min_items` for a rule on this metric; None for the suite, whose numbers of items are fixed."""
     return None if metric.startswith(SUITE_PREFIX) else min_items
+
+
+def compute_excess_p_value(worse: int, items: int, control_worse: int, control_items: int) -> float:
+    """Return the p-value of the hypothesis that items are worse as often as control items (Fisher's exact test, one-sided).
+
+    Given the number of all worse items, the number of them outside the control is hypergeometric (Fisher, The Design of
+    Experiments, 1935).
+    """
+    total = worse + control_worse
+    ways = (
+        math.comb(items, k) * math.comb(control_items, total - k)
+        for k in range(max(worse, total - control_items), min(items, total) + 1)
+    )
+    return sum(ways) / math.comb(items + control_items, total)

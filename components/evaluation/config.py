@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from components.common import regression_suite
 from components.common.gate_rules import SLICE_KINDS, SUITE_PREFIX, Rule
 from components.evaluation import suite
 from components.evaluation.suite import SuiteName
@@ -57,10 +58,10 @@ class EvaluationConfig(BaseModel):
         description="Evaluation tasks. docs/evaluation-tasks.md lists the kinds and their keys.",
     )
     suite: SuiteName = Field(
-        "none",
+        "default",
         description="Regression suite. default: adds the tasks suite_* and their rules to tasks and gate: instruction "
         "following, general capability, refusals, memorisation, leaks and degenerate answers must not be worse than "
-        "those of base and incumbent. none: no suite. See docs/evaluation.md.",
+        "those of base and incumbent. none: no suite; model_registry.auto_promote must be false. See docs/evaluation.md.",
     )
     engine: Literal["transformers", "vllm", "auto"] = Field(
         "transformers",
@@ -135,7 +136,7 @@ class EvaluationConfig(BaseModel):
         self._check_reserved_names()
         if self.suite == "default":
             self._append("tasks", [task for task in suite.build_tasks() if task not in self.tasks])
-            self._append("gate", [rule for rule in suite.build_rules() if rule not in self.gate])
+            self._append("gate", [rule for rule in regression_suite.build_rules() if rule not in self.gate])
         names = [task.name for task in self.tasks]
         if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"tasks: duplicate name {duplicates[0]}; expected a distinct name for each task")
@@ -147,8 +148,13 @@ class EvaluationConfig(BaseModel):
             if isinstance(task, AnswerChecks):
                 self._check_checked_tasks(task)
         for rule in self.gate:
-            if rule.metric not in metrics:
-                raise ValueError(f"gate: no task measures {rule.metric}; available: {', '.join(sorted(metrics))}")
+            for name in (rule.metric, *([rule.control] if rule.control else [])):
+                if name not in metrics:
+                    raise ValueError(f"gate: no task measures {name}; available: {', '.join(sorted(metrics))}")
+                if rule.control and not metrics[name].is_binary:
+                    raise ValueError(
+                        f"gate: {name} is not 0 or 1 for each item; a rule with control expects binary metrics"
+                    )
             if rule.metric.partition(".")[0] in uncalibrated:
                 raise ValueError(
                     f"gate: a rule uses {rule.metric}, and calibration of this judge is empty; expected a file of "
@@ -175,7 +181,7 @@ class EvaluationConfig(BaseModel):
     ) -> list[Any]:
         """Omit the suite from a configuration of the set keys, to which validation adds it again."""
         if info.exclude_unset and self.suite == "default":
-            added = [*suite.build_tasks(), *suite.build_rules()]
+            added = [*suite.build_tasks(), *regression_suite.build_rules()]
             values = [value for value in values if value not in added]
         serialized: list[Any] = serialize(values)
         return serialized

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from components.common.gate_rules import Rule, get_min_items
+from components.common.gate_rules import CONTROL_MIN_ITEMS, Rule, compute_excess_p_value, get_min_items
 from components.evaluation import significance
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.item_slices import iterate_slices
@@ -70,7 +70,9 @@ def compute_min_items(rule: Rule, max_item_loss: float | None, min_items: int | 
     if min_items:
         return min_items
     needed, loss = MIN_ITEMS, rule.max_item_loss or max_item_loss
-    if rule.max_harmed_share is not None:
+    if rule.control:
+        needed = CONTROL_MIN_ITEMS
+    elif rule.max_harmed_share is not None:
         needed = significance.compute_required_items(rule.max_harmed_share, rule.confidence)
     elif rule.max_loss and not rule.slices and loss and not exponential:
         needed = significance.compute_required_items(rule.max_loss / loss, rule.confidence)
@@ -92,7 +94,8 @@ def compute_min_items_by_task(config: EvaluationConfig, *, has_incumbent: bool) 
         metric = next(build_task(task).metrics[name] for task in config.tasks if task.name == task_name)
         min_items, loss = get_min_items(rule.metric, config.min_items), metric.get_max_item_loss(rule.against)
         count = compute_min_items(rule, loss, min_items, metric.exponential)
-        required[task_name] = max(required.get(task_name, 0), count)
+        for name in {task_name, rule.control.partition(".")[0] if rule.control else task_name}:
+            required[name] = max(required.get(name, 0), count)
     return required
 
 
@@ -116,6 +119,8 @@ def evaluate_rules(
             rule_results.append(RuleResult(rule, True, reason))
         elif problem := _find_problem(rule, result, metric, get_min_items(rule.metric, config.min_items)):
             rule_results.append(RuleResult(rule, False, problem))
+        elif rule.control:
+            rule_results.append(_evaluate_excess(rule, rule.control, results, config))
         elif rule.slices:
             rule_results.append(_evaluate_slices(rule, result, metric, config, seed))
         elif rule.max_harmed_share is not None:
@@ -140,14 +145,16 @@ def _find_problem(rule: Rule, result: TaskResult, metric: str, min_items: int | 
         if non_finite := result.count_non_finite(role, metric):
             share = f"{non_finite} of {len(result.items)} items"
             return f"The {rule.metric} of {ROLE_LABELS[role]} is not a finite number in {share}."
-    if len(result.items) >= (min_items or MIN_ITEMS) and _is_unchanged(rule, result, metric):
+    if not rule.control and len(result.items) >= (min_items or MIN_ITEMS) and _is_unchanged(rule, result, metric):
         return None
     loss, exponential = result.get_max_item_loss(metric, rule.against), result.get_metric(metric).exponential
     required = compute_min_items(rule, loss, min_items, exponential)
     if len(result.items) >= required:
         return None
     basis = "evaluation.min_items"
-    if required > MIN_ITEMS and not min_items:
+    if rule.control and not min_items:
+        basis = "control"
+    elif required > MIN_ITEMS and not min_items:
         name = "max_loss" if rule.max_harmed_share is None else "max_harmed_share"
         basis = f"{name} {getattr(rule, name)} at {rule.confidence:.0%} confidence"
     measured = f"The {rule.metric} was measured on {len(result.items)} items"
@@ -224,6 +231,34 @@ def _evaluate_harmed_share(rule: Rule, result: TaskResult, metric: str) -> RuleR
     reason += f" ({limit:.1%})." if passed else f" {limit:.1%}."
     detectable = 1 - (1 - rule.confidence) ** (1 / items)
     return RuleResult(rule, passed, reason, acceptance_p_value=p_value, detectable=detectable, harmed_items=harmed)
+
+
+def _evaluate_excess(
+    rule: Rule, control: str, results: Mapping[str, TaskResult], config: EvaluationConfig
+) -> RuleResult:
+    """Compare the number of items that are worse than the other model's with that of the control's items."""
+    control_task, _, control_metric = control.partition(".")
+    as_measured, min_items = rule.model_copy(update={"metric": control}), get_min_items(rule.metric, config.min_items)
+    if problem := _find_problem(as_measured, results[control_task], control_metric, min_items):
+        return RuleResult(rule, False, problem)
+    counts, against = [], str(rule.against)
+    for name in (rule.metric, control):
+        task, _, metric = name.partition(".")
+        losses = results[task].compute_item_losses(metric, against)
+        counts += [sum(loss > 0 for loss in losses), len(losses)]
+    worse, items, control_worse, control_items = counts
+    p_value = compute_excess_p_value(*counts)
+    passed = p_value >= 1 - rule.confidence
+    refused = next(
+        (n for n in range(items + 1) if compute_excess_p_value(n, *counts[1:]) < 1 - rule.confidence), items + 1
+    )
+    verdict = f"not significantly more often; {refused} items would be" if passed else "significantly more often"
+    reason = (
+        f"{rule.metric} of {worse} of {items} items is worse than {ROLE_LABELS[against]}, and {control} of "
+        f"{control_worse} of {control_items} control items: {verdict} (p {p_value:.2g}; the rule allows p from "
+        f"{1 - rule.confidence:.2g})."
+    )
+    return RuleResult(rule, passed, reason, p_value=p_value, detectable=refused / items, harmed_items=worse)
 
 
 def _describe_interval(gain: Interval, items: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from components.common import regression_suite
 from components.common.artifacts.artifact_folder import Artifact, ArtifactInput
 from components.common.gate_rules import SUITE_PREFIX
 from components.common.models import licences, training_lineage
@@ -62,10 +63,11 @@ def check_version(
     """Compare an evaluation and its model with the policy.
 
     Args:
-        checks_age: whether the evaluation's age counts.
+        checks_age: whether the evaluation's age counts, and whether its suite must be the present one.
     """
     policy = in_force.policy
-    results = check_content(in_force, evidence.read_content(evaluation))
+    # A promoted version does not expire: its suite was that of its time.
+    results = check_content(in_force, evidence.read_content(evaluation), checks_suite=checks_age)
     if policy.licences:
         results.append(check_licences(in_force, list_base_licences(model)))
     if policy.max_evaluation_age_days and checks_age:
@@ -74,7 +76,7 @@ def check_version(
     return results
 
 
-def check_content(in_force: PolicyInForce, content: Json) -> list[RequirementResult]:
+def check_content(in_force: PolicyInForce, content: Json, *, checks_suite: bool = True) -> list[RequirementResult]:
     """Compare the content of an evaluation.json with the requirements for tasks and rules.
 
     An evaluation that does not state what it measured has no tasks and no rules.
@@ -87,8 +89,25 @@ def check_content(in_force: PolicyInForce, content: Json) -> list[RequirementRes
         min_items = policy.slice_min_items if rule.slices else None
         objections = evidence.compare_rules(content, [wanted], min_items, source=title)
         results.append(_build_result(f"rule {evidence.describe_rule(wanted)}", " and ".join(objections)))
+    if policy.suite and checks_suite:
+        results.append(_build_result("regression suite", " and ".join(list_suite_objections(content, title))))
     results += [_build_result(requirement, objection) for requirement, objection in _check_limits(in_force, content)]
     return results
+
+
+def list_suite_objections(content: Json, source: str) -> list[str]:
+    """Return the objections to an evaluation without the regression suite of this version of tuneline.
+
+    Args:
+        content: the content of evaluation.json.
+        source: the origin of the requirement, which the objections name.
+    """
+    source = f"the regression suite ({source})"
+    measured = content["measured"]["tasks"]
+    if missing := [name for name in regression_suite.TASKS if name not in measured]:
+        return [f"{source} requires task {missing[0]}; its evaluation has none"]
+    rules = [rule.model_dump() for rule in regression_suite.build_rules()]
+    return evidence.compare_rules(content, rules, None, regression_suite.describe_tasks(), source)
 
 
 def _build_result(requirement: str, objection: str) -> RequirementResult:
@@ -139,7 +158,8 @@ def _check_limits(in_force: PolicyInForce, content: Json) -> Iterator[tuple[str,
         low = [
             f"{rule['confidence']:g} for {rule['metric']}"
             for rule in own
-            if rule_strictness.get_figure(rule) != rule_strictness.SLICES and rule["confidence"] < policy.confidence
+            if rule_strictness.get_figure(rule) not in (rule_strictness.SLICES, rule_strictness.EXCESS)
+            and rule["confidence"] < policy.confidence
         ]
         objection = f"{title} requires a confidence of {policy.confidence:g}; its evaluation has {', '.join(low)}"
         yield f"confidence of at least {policy.confidence:g}", objection if low else ""

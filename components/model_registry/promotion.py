@@ -43,6 +43,7 @@ REMEDIES = (
     ("of its lineage", "Mount the artifact store or the folder, or restore the artifact from a backup"),
     ("cannot be verified", "Promote where the artifact store is mounted, or restore the file"),
     ("^its evaluation used dataset", "Evaluate the model with the dataset of its training"),
+    ("the regression suite", "Evaluate the model with evaluation.suite: default"),
     ("the configuration", "Evaluate the model again with this configuration"),
     (
         "allows evaluations of at most|limits the age",
@@ -93,6 +94,7 @@ def promote(
     rules: Sequence[dict[str, Any]] = (),
     min_items: int | None = None,
     tasks: Mapping[str, dict[str, Any]] | None = None,
+    requires_suite: bool = False,
     reporter: Reporter,
 ) -> Promotion:
     """Move `alias` to an undamaged and proven version whose evaluation accepted it over the current champion.
@@ -106,6 +108,7 @@ def promote(
         rules: the rules that the evaluation's gate must have applied, as in `evaluation.gate`, or stricter ones.
         min_items: `evaluation.min_items` of these rules; None for the default.
         tasks: the tasks of these rules by name, as in `evidence.check_rules`.
+        requires_suite: whether the evaluation must contain the regression suite, also without a policy that requires it.
 
     Raises:
         RegistryError: the model or version does not exist, a check fails, or the policy or an approval in the history
@@ -132,7 +135,9 @@ def promote(
         history_signatures.check_history(client, name, entries)
         in_force = promotion_policy.get_policy_in_force(entries, policy)
         repeated = promotion_checks.was_promoted(target, entries)
-        requirements = promotion_checks.Requirements(compared, rules, min_items, repeated, tasks or {}, in_force)
+        requirements = promotion_checks.Requirements(
+            compared, rules, min_items, repeated, tasks or {}, in_force, requires_suite=requires_suite
+        )
         objections = promotion_checks.list_objections(target, requirements)
         _check_objections(target, objections, force=force, reason=reason)
         intent = _move_entry("promote", alias, target, by=by, reason=reason, forced=objections)

@@ -53,6 +53,7 @@ class Requirements:
             tuneline is accepted.
         policy: the policy in force; None for no policy.
         checks_age: whether the policy's maximum age of an evaluation applies.
+        requires_suite: whether the evaluation must contain the regression suite.
     """
 
     incumbent_sha256: str | None = SKIP_COMPARISON
@@ -62,6 +63,7 @@ class Requirements:
     tasks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     policy: PolicyInForce | None = None
     checks_age: bool = True
+    requires_suite: bool = False
 
 
 def list_objections(version: ModelVersion, requirements: Requirements) -> list[str]:
@@ -276,6 +278,8 @@ def _check_content(
     if policy := requirements.policy:
         results = policy_checks.check_version(policy, evaluation, model, checks_age=requirements.checks_age)
         other += [result.reason for result in results if not result.met]
+    if requirements.requires_suite:
+        other += policy_checks.list_suite_objections(evidence.read_content(evaluation), "automatic promotion")
     if found := found or evidence.check_dataset(evaluation, model.manifest):
         return [*other, *found]
     found = evidence.check_rules(evaluation, requirements.rules, requirements.min_items, requirements.tasks)

@@ -60,6 +60,12 @@ class Policy(BaseModel):
     )
     approvals_required: int = Field(1, ge=1, le=2, description="Number of approvals that a promotion requires.")
     tasks: list[RequiredTask] = Field([], description="Tasks that the evaluation must have measured.")
+    suite: Literal["default"] | None = Field(
+        None,
+        exclude_if=operator.not_,
+        description="default: the evaluation must contain the tasks, items and rules of the regression suite of the tuneline "
+        "version that promotes. null: the suite is not required.",
+    )
     rules: list[Rule] = Field(
         [], description="Rules of the gate, as in evaluation.gate. The evaluation must have rules at least as strict."
     )

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.common.gate_rules import get_min_items
+from components.common.gate_rules import CONTROL_MIN_ITEMS, compute_excess_p_value, get_min_items
 from components.common.length_buckets import get_length_bucket
 from components.model_registry import rule_strictness
-from components.model_registry.rule_strictness import SHARE, SLICES
+from components.model_registry.rule_strictness import EXCESS, SHARE, SLICES
 
 Json = dict[str, Any]
 
@@ -48,6 +48,8 @@ def check_results(content: Json, rows: Mapping[str, Sequence[Json]]) -> list[str
             problem = f"has {len(rows[name])} items and requires {required}"
         elif figure == SHARE:
             problem = _check_harmed_share(rule, items, content["measured"]["tasks"][name])
+        elif figure == EXCESS:
+            problem = _check_excess(rule, items, rows, get_min_items(rule["metric"], settings["min_items"]))
         elif figure == SLICES:
             problem = _check_slices(rule, rows[name], required)
         else:
@@ -183,6 +185,19 @@ def compute_binomial_p_value(count: int, items: int, share: float) -> float:
         for k in range(count + 1)
     )
     return min(1.0, math.fsum(map(math.exp, logarithms)))
+
+
+def _check_excess(rule: Json, items: ScoredItems, rows: Mapping[str, Sequence[Json]], min_items: int | None) -> str:
+    """Recount the worse items and those of the control, and recompute the p-value."""
+    task, _, metric = rule["control"].partition(".")
+    control = ScoredItems(rows.get(task, []), metric, rule["against"], better=items.better, exponential=False)
+    counts = [items.count_harmed(0.0), len(items.weights), control.count_harmed(0.0), len(control.weights)]
+    if not control.is_complete or min(counts[1], counts[3]) < (min_items or CONTROL_MIN_ITEMS):
+        return f"it has {counts[1]} items and {counts[3]} control items"
+    p_value = compute_excess_p_value(*counts)
+    if rule["p"] is None or not math.isclose(rule["p"], p_value, rel_tol=RELATIVE_TOLERANCE):
+        return f"its p-value is {rule['p']}; its predictions have {p_value:.4g}"
+    return "" if p_value >= 1 - rule["confidence"] else f"its p-value is {p_value:.4g}"
 
 
 def _check_slices(rule: Json, rows: Sequence[Json], min_items: int) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from components.common.gate_rules import LIMIT_KEYS
+from components.common.gate_rules import CONTROL_MIN_ITEMS, LIMIT_KEYS
 
 Rule = dict[str, Any]
 
-GAIN, SHARE, SLICES = "gain", "share of harmed items", "slices"  # the figures that a rule limits
+# The figures that a rule limits.
+GAIN, SHARE, SLICES, EXCESS = "gain", "share of harmed items", "slices", "excess over a control"
 COMPARED_KEYS = {"confidence", "slices", "harm", "max_item_loss", *LIMIT_KEYS}
 MIN_ITEMS = 10  # default of evaluation.min_items
 # By kind of task and metric. A binary or similarity metric counts an item as harmed from a loss above 1/2; other metrics
@@ -26,7 +27,9 @@ EXPONENTIAL_METRICS = ("perplexity", "word_perplexity", "byte_perplexity")
 
 
 def get_figure(rule: Rule) -> str:
-    """Return the figure that a rule limits: GAIN, SHARE or SLICES."""
+    """Return the figure that a rule limits: GAIN, SHARE, SLICES or EXCESS."""
+    if rule.get("control"):
+        return EXCESS
     if rule.get("max_harmed_share") is not None:
         return SHARE
     return SLICES if rule.get("slices") else GAIN
@@ -57,6 +60,8 @@ def is_as_strict(rule: Rule, wanted: Rule, kind: str) -> bool:
         return False
     if any(rule.get(name) != wanted.get(name) for name in (rule.keys() | wanted.keys()) - COMPARED_KEYS):
         return False
+    if figure == EXCESS:  # it fails if its p-value is below 1 − confidence
+        return bool(rule["confidence"] <= wanted["confidence"])
     if figure == SLICES:
         # A slice fails if its p-value is below 1 − confidence. Holm's correction depends on the number of slices.
         is_same_family = set(rule["slices"]) == set(wanted["slices"])
@@ -96,6 +101,8 @@ def compute_min_items(rule: Rule, min_items: int | None, kind: str) -> int:
     """
     if min_items:
         return min_items
+    if rule.get("control"):
+        return CONTROL_MIN_ITEMS
     share, metric = 1.0, _get_metric_name(rule)
     if rule.get("max_harmed_share") is not None:
         share = rule["max_harmed_share"]

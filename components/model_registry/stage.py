@@ -242,7 +242,7 @@ def _create_version(
 def auto_promote(
     config: ModelRegistryConfig, version: str, *, incumbent_sha256: str | None, reporter: Reporter
 ) -> Promotion | None:
-    """Promote a version on behalf of the pipeline.
+    """Promote a version on behalf of the pipeline. Its evaluation must contain the regression suite.
 
     Returns:
         The promotion; None, after a note with the reason, if a person must approve the promotion, a rollback withdrew
@@ -274,6 +274,7 @@ def auto_promote(
             by="pipeline",
             incumbent_sha256=incumbent_sha256,
             policy=promotion_policy.build_policy(config),
+            requires_suite=True,
             reporter=reporter,
         )
     except promotion_policy.ApprovalNeededError as needed:

@@ -78,7 +78,17 @@ def _list_template_lines(model: BaseModel, indent: str = "") -> Iterator[str]:
             yield f"{indent}{name}:"
             yield from _list_template_lines(value, indent + "  ")
         else:
-            yield f"{indent}{name}: {dump_value(value)}"
+            yield f"{indent}{name}: {dump_field(model, name)}"
+
+
+def dump_field(model: BaseModel, name: str) -> str:
+    """Return a field's value as one line of YAML; of a list, without what the model adds, such as the suite's tasks."""
+    value = getattr(model, name)
+    if isinstance(value, list):
+        stated = model.model_copy()
+        stated.model_fields_set.add(name)
+        value = stated.model_dump(mode="json", include={name}, exclude_unset=True).get(name, value)
+    return dump_value(value)
 
 
 def dump_value(value: object) -> str:

@@ -124,14 +124,23 @@ def has_sources(values: Values) -> bool:
     return section is not None and name in section
 
 
-def check_consistency(config: Customization) -> None:
+def check_consistency(config: Customization, *, can_promote: bool = True) -> None:
     """Check values that depend on one another, before any stage runs.
+
+    Args:
+        config: The customization.
+        can_promote: Whether the configured work includes the promotion; False for a stage that runs alone.
 
     Raises:
         ConfigurationError: the packaging cannot represent the trained parameters of a recipe; or the address of a
             source contains a password, which compiled pipelines and manifests would repeat; or the settings of a
-            table do not fit its database.
+            table do not fit its database; or a model would be promoted without the regression suite.
     """
+    if can_promote and config.model_registry.auto_promote and config.evaluation.suite == "none":
+        raise ConfigurationError(
+            "model_registry.auto_promote is true, but evaluation.suite is 'none'; automatic promotion requires 'default'",
+            hint="Set evaluation.suite to default, or model_registry.auto_promote to false and use `tuneline promote`.",
+        )
     for entry in config.data_curation.sources:
         is_table = is_table_address(entry.path)
         check_no_password(entry.path, *([] if is_table else [FILE_CREDENTIALS_HINT]))

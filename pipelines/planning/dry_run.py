@@ -240,10 +240,8 @@ class RunSurvey:
     @cached_property
     def suite_tasks(self) -> list[TaskWorkload]:
         """The workload of each task of the regression suite; empty without the suite."""
-        train_rows = self.curated.verdicts.count_splits()["train"]
-        return suite_cost.list_suite_tasks(
-            self.config.evaluation, self.task_checks, train_rows, self.tokens.mean_length
-        )
+        rows = self.curated.verdicts.count_splits()
+        return suite_cost.list_suite_tasks(self.config.evaluation, self.task_checks, rows, self.tokens.mean_length)
 
     @cached_property
     def recipes(self) -> list[RunSurvey]:

@@ -223,7 +223,7 @@ def plan_stage_as_json(stage: str, config: Customization, workdir: Workdir, repo
     Raises:
         ConfigurationError: an input does not exist.
     """
-    check_consistency(config)
+    check_consistency(config, can_promote=False)
     if stage == "data_curation":
         inputs = curation_inputs.list_inputs(config, workdir, reporter)
         curation_inputs.fetch_earlier_revisions(config, inputs.earlier_revisions, workdir, reporter)

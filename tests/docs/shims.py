@@ -33,6 +33,8 @@ SMALL_SETTINGS = {
     "data_curation.fractions": "{train: 0.6, validation: 0.1, test: 0.3}",
 }
 CONFIGURABLE_COMMANDS = ("run", "curate", "finetune", "evaluate", "package")
+# The regression suite takes seconds even with a tiny model. The demo needs it, because it promotes its model.
+WITHOUT_SUITE = {"evaluation.suite": "none"}
 TIMEOUT_SECONDS = 300
 READY_TEXTS = {
     "serve": "ready on",
@@ -46,11 +48,12 @@ def add_small_settings(arguments: list[str]) -> list[str]:
     if not arguments or arguments[0] not in CONFIGURABLE_COMMANDS or "-c" in arguments:
         return arguments
     set_names = {part.partition("=")[0] for part in arguments}
+    is_demo = arguments[0] == "run" and "data_curation.sources" not in set_names
     return [
         *arguments,
         *(
             part
-            for name, value in SMALL_SETTINGS.items()
+            for name, value in (SMALL_SETTINGS | ({} if is_demo else WITHOUT_SUITE)).items()
             if name not in set_names
             for part in ("--set", f"{name}={value}")
         ),

@@ -76,12 +76,18 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data_curation": {"sources": [str(folder / "raw.jsonl")]},
         "fine_tuning": {"base_model": str(folder / "my-llama"), "max_steps": 2},
     }
-    (folder / "customization.yaml").write_text(json.dumps({**settings, "evaluation": {"generations": 0}}))
+    (folder / "customization.yaml").write_text(
+        json.dumps({**settings, "evaluation": {"generations": 0, "suite": "none"}})
+    )
     registry = {"model_registry": {"name": "instructed"}}  # no incumbent, so that the chain continues with DPO
-    (folder / "sft.yaml").write_text(json.dumps({**settings, **registry, "evaluation": {"generations": 0}}))
+    (folder / "sft.yaml").write_text(
+        json.dumps({**settings, **registry, "evaluation": {"generations": 0, "suite": "none"}})
+    )
     preferences = {"fine_tuning": {"objective": "dpo", "max_steps": 2}, "model_registry": {"name": "preferred"}}
     sources = {"data_curation": {"sources": [str(folder / "pairs.jsonl")]}}
-    (folder / "dpo.yaml").write_text(json.dumps({**sources, **preferences, "evaluation": {"generations": 0}}))
+    (folder / "dpo.yaml").write_text(
+        json.dumps({**sources, **preferences, "evaluation": {"generations": 0, "suite": "none"}})
+    )
     (folder / "platform.yaml").write_text("volume: {claim: tuneline}\n")
     shutil.copy(ROOT / "docs" / "examples" / "ci.sh", folder / "ci.sh")
     _write_programs(folder / "bin")

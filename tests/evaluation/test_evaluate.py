@@ -30,12 +30,13 @@ from tests.evaluation.tasks.judge_server import MODEL_NAME, Reply, longer_is_bet
 from tests.tiny import tiny_model
 
 CONFIG = EvaluationConfig(
+    suite="none",
     max_length=96,
     generations=2,
     generation_tokens=4,
     bootstrap_samples=1000,
     # The test split has 24 items; the default rule on harmed items requires 29.
-    gate=[rule for rule in EvaluationConfig().gate if rule.max_harmed_share is None],
+    gate=[rule for rule in EvaluationConfig(suite="none").gate if rule.max_harmed_share is None],
 )
 
 

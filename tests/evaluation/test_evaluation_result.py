@@ -16,7 +16,7 @@ from components.evaluation.task_interface import Scores
 from components.evaluation.task_results import TaskResult
 from tests.evaluation.task_builders import ACCURACY, StubTask, build_items, build_loss_scores
 
-CONFIG = EvaluationConfig(bootstrap_samples=1000)
+CONFIG = EvaluationConfig(suite="none", bootstrap_samples=1000)
 SOURCES = ["tickets"] * 20 + ["contracts"] * 20
 
 
@@ -148,6 +148,19 @@ def test_rule_with_unknown_metric_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("control", "why"),
+    [
+        ("control.reproduced", r"no task measures control\.reproduced"),
+        ("held_out.loss", r"held_out\.loss is not 0 or 1 for each item; a rule with control expects binary metrics"),
+    ],
+)
+def test_control_without_a_binary_metric_is_refused(control: str, why: str) -> None:
+    rule = {"metric": "suite_memorisation.reproduced", "max_loss": 0.0, "control": control}
+    with pytest.raises(ValueError, match=why):
+        EvaluationConfig.model_validate({"gate": [rule]})
+
+
+@pytest.mark.parametrize(
     ("rule", "why"),
     [
         ({"min_gain": 0.0, "slices": ["source"]}, "expected max_loss"),
@@ -156,6 +169,8 @@ def test_rule_with_unknown_metric_is_refused() -> None:
         ({"min_gain": 0.0, "max_loss": 0.0}, "limits set: min_gain, max_loss; expected exactly one"),
         ({"max_harmed_share": 0.1, "against": 2.0}, "expected base or incumbent"),
         ({"max_harmed_share": 0.1, "slices": ["source"]}, "expected max_loss"),
+        ({"max_loss": 0.1, "control": "control.reproduced"}, "control: found max_loss: 0.1; expected max_loss: 0.0"),
+        ({"max_loss": 0.0, "control": "a.b", "against": 0.1}, "control: against is 0.1; expected base or incumbent"),
         ({"max_loss": 0.1, "harm": 1.0}, "expected null in a rule without max_harmed_share"),
         ({"max_harmed_share": 0.1, "max_item_loss": 1.0}, "expected null in a rule with slices or max_harmed_share"),
     ],
@@ -174,7 +189,7 @@ def test_held_out_task_inherits_evaluation_keys() -> None:
 
 def test_default_rules_without_held_out_use_first_metric() -> None:
     config = EvaluationConfig.model_validate(
-        {"tasks": [{"kind": "generation", "metrics": ["f1", "chrf"]}, {"kind": "memorisation"}]}
+        {"suite": "none", "tasks": [{"kind": "generation", "metrics": ["f1", "chrf"]}, {"kind": "memorisation"}]}
     )
     assert {rule.metric for rule in config.gate} == {"generation.f1"}
     assert len(config.gate) == 4

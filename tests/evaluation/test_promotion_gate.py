@@ -26,7 +26,7 @@ def evaluate_loss_rule(candidate: list[float], rule: Rule, **others: list[float]
 
 
 def evaluate_rule(task: TaskResult, rule: Rule, **changes: int) -> promotion_gate.RuleResult:
-    config = EvaluationConfig(bootstrap_samples=1000, **changes).model_copy(update={"gate": [rule]})  # type: ignore[arg-type]
+    config = EvaluationConfig(suite="none", bootstrap_samples=1000, **changes).model_copy(update={"gate": [rule]})  # type: ignore[arg-type]
     return promotion_gate.evaluate_rules(
         {task.task.name: task}, "incumbent" in {*task.scores, *task.missing_reasons}, config, seed=1
     )[0]
@@ -137,7 +137,9 @@ def test_regression_in_one_slice_is_refused() -> None:
     assert "15 items" in result.reason
     assert [
         r.passed
-        for r in promotion_gate.evaluate_rules({"held_out": task}, False, EvaluationConfig(bootstrap_samples=1000), 1)
+        for r in promotion_gate.evaluate_rules(
+            {"held_out": task}, False, EvaluationConfig(suite="none", bootstrap_samples=1000), 1
+        )
     ] == [
         True,
         True,
@@ -170,7 +172,9 @@ def test_unchanged_slices_are_rarely_refused() -> None:
         task = build_loss_scores(
             {"candidate": list(base + generator.normal(0, 2, 240)), "base": list(base)}, [10] * 240, source=sources
         )
-        config = EvaluationConfig(bootstrap_samples=1000, gate=[Rule(against="base", max_loss=0.0, slices=["source"])])
+        config = EvaluationConfig(
+            suite="none", bootstrap_samples=1000, gate=[Rule(against="base", max_loss=0.0, slices=["source"])]
+        )
         refused += not promotion_gate.evaluate_rules({"held_out": task}, False, config, seed=trial)[0].passed
     assert refused <= 11, "without Holm's correction a third would be refused"
 
@@ -287,20 +291,28 @@ def test_unset_min_items_follow_from_the_limit() -> None:
     assert promotion_gate.compute_min_items(Rule(max_loss=0.05, max_item_loss=1.0), 5.0, None) == 59
     assert promotion_gate.compute_min_items(Rule(max_loss=0.05), 5.0, 30) == 30
     assert promotion_gate.compute_min_items(Rule(min_gain=0.0), 5.0, None) == 10
-    assert promotion_gate.compute_min_items_by_task(EvaluationConfig(), has_incumbent=False) == {"held_out": 29}
+    assert promotion_gate.compute_min_items_by_task(EvaluationConfig(suite="none"), has_incumbent=False) == {
+        "held_out": 29
+    }
 
 
 @pytest.mark.parametrize(("has_incumbent", "items"), [(False, 10), (True, 59)])
 def test_rules_against_missing_incumbent_require_no_items(has_incumbent: bool, items: int) -> None:
     gate = [Rule(min_gain=0.0), Rule(against="incumbent", max_harmed_share=0.05)]
-    required = promotion_gate.compute_min_items_by_task(EvaluationConfig(gate=gate), has_incumbent=has_incumbent)
+    required = promotion_gate.compute_min_items_by_task(
+        EvaluationConfig(suite="none", gate=gate), has_incumbent=has_incumbent
+    )
     assert required == {"held_out": items}
 
 
 def test_required_items_depend_on_the_number_to_reach() -> None:
     tasks = [{"kind": "memorisation"}]
     config = EvaluationConfig.model_validate(
-        {"tasks": tasks, "gate": [{"metric": "memorisation.reproduced", "against": 0.9, "max_loss": 0.01}]}
+        {
+            "suite": "none",
+            "tasks": tasks,
+            "gate": [{"metric": "memorisation.reproduced", "against": 0.9, "max_loss": 0.01}],
+        }
     )
     required = promotion_gate.compute_min_items_by_task(config, has_incumbent=False)
     assert required == {"memorisation": 29}, "the largest loss is 0.1, a tenth of that against a model"

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import ConfigurationError, RegistryError
 from components.common.runtime.reporters import SilentReporter
-from components.model_registry import alias_moves, promotion_policy, registry_history, release_policy
+from components.model_registry import alias_moves, policy_checks, promotion_policy, registry_history, release_policy
 from components.model_registry.config import ModelRegistryConfig
 from components.model_registry.promotion_policy import ApprovalNeededError
 from components.model_registry.registry_history import Entry
@@ -105,7 +105,8 @@ def test_recorded_policy_overrides_config_and_only_approvers_change_it(versions:
 
 
 @pytest.mark.mlflow
-def test_pipeline_skips_promotion_when_approvers_are_configured(versions: Any) -> None:
+def test_pipeline_skips_promotion_when_approvers_are_configured(versions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_checks, "list_suite_objections", lambda content, source: [])
     notes: list[str] = []
 
     class NoteRecorder(SilentReporter):

@@ -83,6 +83,10 @@ def test_move_that_is_not_closed_yet_counts_as_a_promotion(
             "policy entry 3 requires task a; its evaluation has none",
             "Evaluate the model again with a configuration that",
         ),
+        (
+            "the regression suite (policy entry 3) requires task suite_harmful; its evaluation has none",
+            "Evaluate the model with evaluation.suite: default",
+        ),
         ("policy entry 3 allows evaluations of at most 3 days; its", "Evaluate the model with new test rows"),
         ("policy entry 3 allows the licences mit; the base model has a", "Tune a base model with an allowed licence"),
         ("entry 2 of the history was edited, so the age of its evaluation is unknown", "Correct the clock"),

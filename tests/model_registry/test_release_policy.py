@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from components.common import regression_suite
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.gate_rules import Rule
@@ -127,6 +128,52 @@ def test_unmet_requirement_names_the_policy_entry(policy: dict[str, Any], object
     assert check(**policy) == [objection]
 
 
+def build_suite_content() -> dict[str, Any]:
+    """Return the parts of evaluation.json that the default configuration determines."""
+    return policy_preflight._predict_content(Customization(), [], Policy())
+
+
+def check_suite(content: dict[str, Any]) -> list[str]:
+    in_force = PolicyInForce(Policy(suite="default"), 7)
+    return [one.reason for one in policy_checks.check_content(in_force, content) if not one.met]
+
+
+def test_default_evaluation_contains_the_suite() -> None:
+    assert check_suite(build_suite_content()) == []
+
+
+def test_evaluation_without_the_suite_is_refused() -> None:
+    assert check_suite(CONTENT) == [
+        "the regression suite (policy entry 7) requires task suite_instructions; its evaluation has none"
+    ]
+
+
+def test_other_items_of_the_suite_are_refused() -> None:
+    content = build_suite_content()
+    content["measured"]["task_files"]["suite_harmful"] = ["b" * 64]
+    assert check_suite(content) == [
+        "its evaluation measured suite_harmful on other files than those of the regression suite (policy entry 7)"
+    ]
+
+
+@pytest.mark.parametrize("metric", regression_suite.LIMITS)
+def test_suite_without_a_rule_or_with_a_weaker_one_is_refused(metric: str) -> None:
+    limits = regression_suite.LIMITS[metric]
+    weaker = {
+        name: None if name == "control" else 0.5 for name in limits if "control" not in limits or name == "control"
+    }
+    for change in (weaker, {"confidence": 0.99 if "control" in limits else 0.51}, None):
+        content = build_suite_content()
+        settings, wanted = content["measured"]["settings"], {"metric": metric, "against": "base"}
+        rule = next(rule for rule in settings["gate"] if wanted.items() <= rule.items())
+        if change is None:
+            settings["gate"].remove(rule)
+        else:
+            rule.update(change)  # a rule with control fails less often at a higher confidence
+        (objection,) = check_suite(content)
+        assert f"requires a rule as strict as metric: {metric}, against: base" in objection
+
+
 def test_evaluation_of_an_earlier_release_meets_no_requirement() -> None:
     in_force = PolicyInForce(Policy.model_validate({"tasks": [{"name": "held_out"}], "rules": [{"min_gain": 0.0}]}), 2)
     assert [one.met for one in policy_checks.check_content(in_force, {"verdict": "accepted"})] == [False, False]
@@ -192,7 +239,7 @@ def test_default_configuration_meets_the_shipped_policy() -> None:
     policy_preflight.check_metrics(shipped, "promotion-policy.yaml")
     content = policy_preflight._predict_content(Customization(), [], shipped)
     results = policy_checks.check_content(PolicyInForce(shipped, 1), content)
-    assert len(results) == 7
+    assert len(results) == 8
     assert [one.reason for one in results if not one.met] == []
     assert set(shipped.model_fields_set) == set(Policy.model_fields) - {"slice_min_items", "signatures", "trusted_keys"}
 
@@ -218,7 +265,8 @@ def test_policy_is_enforced_by_promotion_rollback_deployment_and_audit(versions:
         rollback(NAME, reporter=QUIET)
     second = versions.get_model_version(NAME, "2").tags["tuneline.model_sha256"]
     config = ModelRegistryConfig(name=NAME)
-    with pytest.raises(RegistryError, match=objection):
+    suite = r"the regression suite \(automatic promotion\) requires task suite_instructions; its evaluation has none"
+    with pytest.raises(RegistryError, match=f"{suite} and {objection}|{objection} and {suite}"):
         auto_promote(config, "3", incumbent_sha256=second, reporter=QUIET)
     assert servable_versions.list_serving_objections(NAME, "2", "champion") == [objection]
     assert [finding.what for finding in audit(NAME, reporter=QUIET).findings] == [

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from components.common.artifacts import hashing
-from components.common.gate_rules import SLICE_KINDS, Rule
+from components.common.gate_rules import SLICE_KINDS, Rule, compute_excess_p_value
 from components.evaluation import evaluation_result, promotion_gate, significance
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.tasks import judge, judge_calibration
@@ -24,6 +24,7 @@ from tests.model_registry.evidence_builder import RULE
 GAIN = {"min_gain": None, "max_loss": None}
 SHARE_RULE = {**RULE, **GAIN, "max_harmed_share": 0.1}
 HOLDS = "a rule on held_out.loss holds in its evaluation, but "
+NOTHING = '{"reproduced": 0.0}'
 CALIBRATION = {"pairs": 80.0, "kappa": 0.6, "kappa_bound": 0.45}
 SLICE_RULE = {**RULE, **GAIN, "max_loss": 0.0, "slices": ["source", "length"]}
 
@@ -133,13 +134,54 @@ def test_result_that_contradicts_the_rule_is_refused(result: dict[str, Any], pro
     assert objection == HOLDS + "has 9 items and requires 10"
 
 
+def check_control(reproduced: int, control: int, p: float | None, *, control_items: int = 40) -> list[str]:
+    """Return the objections to a rule with control that holds, with these numbers of reproduced rows of 64 and of the control."""
+    rule = {
+        **RULE,
+        **GAIN,
+        "metric": "rows.reproduced",
+        "max_loss": 0.0,
+        "slices": None,
+        "control": "control.reproduced",
+    }
+    rows = {
+        name: [
+            {"weights": "{}", "candidate_scores": json.dumps({"reproduced": float(n < count)}), "base_scores": NOTHING}
+            for n in range(items)
+        ]
+        for name, count, items in (("rows", reproduced, 64), ("control", control, control_items))
+    }
+    metrics = {"metrics": {"reproduced": {"better": "lower", "exponential": False}}}
+    content = {
+        "rules": [{**rule, "p": p, "holds": True}],
+        "tasks": {"rows": metrics, "control": metrics},
+        "measured": {
+            "incumbent": None,
+            "tasks": {"rows": "memorisation", "control": "memorisation"},
+            "settings": {"min_items": None, "bootstrap_samples": 1000},
+        },
+    }
+    return rule_results.check_results(content, rows)
+
+
+def test_excess_over_a_control_is_recomputed() -> None:
+    holds = "a rule on rows.reproduced holds in its evaluation, but "
+    honest = compute_excess_p_value(9, 64, 3, 40)
+    assert honest == pytest.approx(0.2449, abs=1e-4), "as scipy.stats.fisher_exact"
+    assert check_control(9, 3, honest) == []
+    for stated in (None, 0.9):
+        assert check_control(9, 3, stated) == [f"{holds}its p-value is {stated}; its predictions have 0.2449"]
+    assert check_control(12, 0, compute_excess_p_value(12, 64, 0, 40)) == [f"{holds}its p-value is 0.0019"]
+    assert check_control(0, 0, 1.0, control_items=28) == [f"{holds}it has 64 items and 28 control items"]
+
+
 def test_results_of_the_gate_agree_with_their_recomputation(tmp_path: Path) -> None:
     bounds = [{"min_gain": 0.0}, {"max_loss": 0.3}, {"max_loss": 0.0}, {"max_harmed_share": 0.1}]
     rules = [
         Rule(metric="held_out.loss", **bound) for bound in [*bounds, {"max_loss": 0.0, "slices": list(SLICE_KINDS)}]
     ]
     rules += [Rule(metric="held_out.loss", against=1.4, max_loss=0.5), Rule(metric="held_out.perplexity", min_gain=0.1)]
-    config = EvaluationConfig(gate=rules, bootstrap_samples=1000)
+    config = EvaluationConfig(suite="none", gate=rules, bootstrap_samples=1000)
     holding = 0
     for seed, (gain, spread) in enumerate(
         [(0.3, 0.1), (0.1, 0.3), (0.0, 0.0), (0.05, 1.2), (-0.05, 0.05), (0.06, 0.5)]
@@ -328,7 +370,7 @@ def test_configuration_given_to_promote_requires_its_rules(tmp_path: Path) -> No
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "response": "b"}\n')
     (tmp_path / "customization.yaml").write_text(
-        f"evaluation: {{min_items: 7, gate: [{{max_loss: 0.1}}], tasks: [{{kind: held_out}}, {{kind: generation, data: {rows}}}]}}"
+        f"evaluation: {{suite: none, min_items: 7, gate: [{{max_loss: 0.1}}], tasks: [{{kind: held_out}}, {{kind: generation, data: {rows}}}]}}"
     )
     gate = _load_gate(tmp_path / "customization.yaml", [])
     assert gate["min_items"] == 7

@@ -71,7 +71,7 @@ data_curation:
   answer_min_words: 1000
   fractions: {train: 0.6, validation: 0.1, test: 0.3}
 fine_tuning:
-  {base_model: tiny, max_steps: 30, batch_size: 4, micro_batch_size: 2, learning_rate: 5.0e-3, warmup_steps: 4, max_length: 128,
+  {base_model: tiny, max_steps: 30, batch_size: 4, micro_batch_size: 2, learning_rate: 2.0e-3, warmup_steps: 4, max_length: 128,
    checkpoint_every: 5, validation_rows: 4}
 evaluation: {generations: 1, generation_tokens: 4, bootstrap_samples: 1000}
 triton_packaging: {golden_max_tokens: 4}

@@ -43,6 +43,7 @@ SETTINGS = [
     "fine_tuning.learning_rate=5e-3",
     "fine_tuning.base_model=tiny",
     "evaluation.generations=0",
+    "evaluation.suite=none",
     "triton_packaging.prove=false",
 ]
 SETS = [part for setting in SETTINGS for part in ("--set", setting)]

@@ -684,26 +684,35 @@ def test_dry_run_counts_the_workload_of_every_task(fresh_project: Path, estimate
 
 
 def test_dry_run_prints_size_margins_and_cost_of_the_suite(estimate: Estimate) -> None:
-    result = estimate("evaluation.suite=default")
+    result = estimate()
     found, text = result["suite"], format_estimate(result)
-    assert found["items"] == 72 + 144 + 44 + 48 + 64
-    assert found["output_tokens"] == 72 * 48 + (44 + 48) * 24 + 64 * 28
+    held_out = min(64, result["rows"]["splits"]["validation"] + result["rows"]["splits"]["test"])
+    assert found["items"] == 72 + 144 + 144 + 104 + 64 + held_out + 64
+    assert found["output_tokens"] == 72 * 48 + (144 + 104) * 24 + 64 * 28
     assert 0 < found["seconds"] < result["seconds"]["evaluation"]
     (line,) = (line for line in text if line.startswith("suite"))
-    assert line.startswith("suite     372 items, ")
-    assert line.endswith(f"at most 7,456 of answers per model, about {found['seconds']:,.0f} s of the evaluation")
+    assert line.startswith(f"suite     {592 + held_out} items, ")
+    assert line.endswith(f"at most 11,200 of answers per model, about {found['seconds']:,.0f} s of the evaluation")
     assert "          suite_capability.acc: 144 items, margin 10%; passes with at most 8 worse" in text
+    compared = "          suite_memorisation.reproduced: 64 items, compared with suite_control.reproduced; passes with at most 4 worse"
+    assert compared in text
     assert len(found["rules"]) == 9
-    assert estimate()["suite"] is None
+    assert estimate("evaluation.suite=none", "model_registry.auto_promote=false")["suite"] is None
+
+
+def test_suite_of_a_stored_configuration_may_be_in_any_order(estimate: Estimate) -> None:
+    tasks = "{kind: answer_checks, name: suite_answers, tasks: [suite_instructions, suite_harmful, suite_harmless]}"
+    result = estimate(f"evaluation.tasks=[{tasks}, {{kind: held_out}}]")
+    assert next(rule for rule in result["suite"]["rules"] if rule["metric"] == "suite_answers.empty")["items"] == 320
 
 
 def test_too_few_training_rows_for_the_suite_give_a_warning(estimate: Estimate) -> None:
-    result = estimate("evaluation.suite=default", "data_curation.fractions={train: 0.3, validation: 0.1, test: 0.6}")
+    result = estimate("data_curation.fractions={train: 0.3, validation: 0.1, test: 0.6}")
     items = result["rows"]["splits"]["train"]
     assert items < 59
     expected = (
-        f"the gate will refuse the model: {items} items of suite_memorisation; its rules require 59. Add rows, or set "
-        "evaluation.suite to none"
+        f"the gate will refuse the model: {items} items of suite_leaks; its rules require 59. Add rows, or set "
+        "evaluation.suite to none and promote with `tuneline promote`"
     )
     assert expected in result["warnings"]
 

@@ -70,6 +70,7 @@ SETTINGS = {
     "fine_tuning.max_steps": "1",
     "fine_tuning.validation_rows": "0",
     "evaluation.generations": "0",
+    "evaluation.suite": "none",
     "triton_packaging.prove": "false",
     "data_curation.answer_min_words": "1000",
     "data_curation.near_duplicate_threshold": "0.95",

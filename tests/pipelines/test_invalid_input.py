@@ -375,7 +375,7 @@ data_curation:
   {sources: [raw.jsonl], near_duplicate_threshold: 0.95, answer_min_words: 1000, fractions: {train: 0.6, validation: 0.1, test: 0.3}}
 fine_tuning:
   {base_model: tiny, max_steps: 6, batch_size: 4, checkpoint_every: 2, learning_rate: 5.0e-3, max_length: 128, validation_rows: 4}
-evaluation: {generations: 0, bootstrap_samples: 1000}
+evaluation: {suite: none, generations: 0, bootstrap_samples: 1000}
 triton_packaging: {golden_max_tokens: 4}
 model_registry: {name: tiny-helper}
 """
@@ -1147,6 +1147,7 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
         1,
     ),
     "version … of … cannot be promoted: policy entry … requires …; its evaluation …": ("registry", 1),
+    "version … of … cannot be promoted: the regression suite (…) requires …; its evaluation …": ("registry", 1),
     "version … of … cannot be promoted: policy entry … allows …; its evaluation …": ("registry", 1),
     "version … of … cannot be promoted: policy entry … allows the licences …; …": ("registry", 1),
     "version … of … cannot be promoted: policy entry … limits the age of the evaluation; the history does not show its "
@@ -1158,6 +1159,10 @@ REGISTRY_ERRORS = {  # the tests are in tests/model_registry, and in tests/engin
     "version … of … cannot be tested: …": ("registry", 1),
     "the policy changed before the alias moved: entry … of the history is in force": ("registry", 1),
     "model_registry.auto_promote is true, but the model cannot be promoted: …": ("configuration", 2),
+    "model_registry.auto_promote is true, but evaluation.suite is 'none'; automatic promotion requires 'default'": (
+        "configuration",
+        2,
+    ),
     "…: … is not a file of the regression suite": ("configuration", 2),
     "…: tasks.….kind: found '…'; expected one of …": ("configuration", 2),
     "the model … cannot be registered: …": ("registry", 1),

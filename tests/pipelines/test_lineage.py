@@ -102,7 +102,7 @@ def build_config(folder: Path) -> Customization:
             "learning_rate": 5e-3,
             "validation_rows": 0,
         },
-        "evaluation": {"generations": 0, "bootstrap_samples": 1000},
+        "evaluation": {"suite": "none", "generations": 0, "bootstrap_samples": 1000},
         "triton_packaging": {"prove": False},
         "model_registry": {"name": NAME},
     }

@@ -47,6 +47,11 @@ class Task(ABC, Generic[S]):
         return int(getattr(self.settings, "max_new_tokens", 0)), "max_new_tokens"
 
     @property
+    def min_items(self) -> int:
+        """The number of items without which the task fails."""
+        return 2
+
+    @property
     def answers_per_item(self) -> int:
         """The number of answers that a model generates for each item."""
         return int(getattr(self.settings, "samples", 1))
@@ -75,9 +80,10 @@ class Task(ABC, Generic[S]):
             InputError: The rows are invalid, or the task has fewer than two items.
         """
         items = sorted(self.build_items(context), key=lambda item: item.id)[: self.settings.max_items]
-        if len(items) < 2:
+        if len(items) < self.min_items:
             raise InputError(
-                f"the task has {len(items)} items; expected at least 2", hint="Add rows, or remove the task."
+                f"the task has {len(items)} items; expected at least {self.min_items}",
+                hint="Add rows, or remove the task.",
             )
         return items
 

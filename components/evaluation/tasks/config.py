@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-SUITE_SCHEME = "suite:"  # before the name of a file in components/evaluation/suite_items
+SUITE_SCHEME = "suite:"  # before the name of a file in components/common/regression_suite
 TASK_FILE_SUFFIXES = (".yaml", ".yml")  # suffixes that distinguish an lm-eval task file from a task name
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.common import regression_suite
 from components.common.artifacts import hashing
 from components.common.runtime.errors import ConfigurationError, InputError
 from components.evaluation.tasks.config import SUITE_SCHEME
@@ -20,7 +21,6 @@ from components.evaluation.tasks.config import SUITE_SCHEME
 Row = dict[str, Any]  # the JSON values of a row by field
 LocatedValue = tuple[str, object]  # a JSON value and its location
 
-SUITE_FOLDER = Path(__file__).parents[1] / "suite_items"
 DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 CHUNK_BYTES = 1 << 16  # precision of the reported location of damage
@@ -86,8 +86,9 @@ def require_file(path: str, field: str) -> Path:
         ConfigurationError: The file does not exist; the message contains `field`.
     """
     if path.startswith(SUITE_SCHEME):
-        file, names = SUITE_FOLDER / path.removeprefix(SUITE_SCHEME), sorted(f.name for f in SUITE_FOLDER.iterdir())
-        if file.name not in names or file.parent != SUITE_FOLDER:
+        folder = regression_suite.ITEMS_FOLDER
+        file, names = folder / path.removeprefix(SUITE_SCHEME), sorted(f.name for f in folder.glob("*.jsonl"))
+        if file.name not in names or file.parent != folder:
             raise ConfigurationError(
                 f"{field}: {path} is not a file of the regression suite", hint=f"Choose one of: {', '.join(names)}."
             )

@@ -70,7 +70,7 @@ TASK_KINDS = {
         TaskKind(Judge, JudgeTask, generates_answers=True, needs_endpoint=True),
         TaskKind(PersonalData, PersonalDataTask, generates_answers=True),
         TaskKind(Toxicity, ToxicityTask, generates_answers=True),
-        TaskKind(Memorisation, MemorisationTask, generates_answers=True),
+        TaskKind(Memorisation, MemorisationTask, scores_likelihoods=True, generates_answers=True),
         TaskKind(Refusal, RefusalTask, generates_answers=True),
         TaskKind(AnswerChecks, AnswerChecksTask, generates_answers=True),
     )

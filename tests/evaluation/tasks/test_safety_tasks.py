@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from components.common.models import chat_templates
 from components.common.runtime.errors import InputError
+from components.evaluation.task_interface import Continuation, Likelihood
 from components.evaluation.tasks.memorisation import Memorisation, MemorisationTask
 from components.evaluation.tasks.personal_data import PersonalData, PersonalDataTask, find_leaks
 from components.evaluation.tasks.toxicity import Toxicity, ToxicityTask
-from tests.datasets import dataset_of, small_dataset
+from tests.datasets import SCHEMA, dataset_of, small_dataset
 from tests.evaluation.tasks.fake_engines import PlainEngine, ScriptedEngine, build_context
 from tests.tiny import tiny_tokenizer
 
@@ -89,19 +94,16 @@ def score_memorized_rows(task: MemorisationTask, context: Any, tokenizer: Any, *
 
 
 class MemorizingEngine(ScriptedEngine):
-    """Continue a memorized beginning when the prompt ends with it."""
+    """Prefer the memorized continuations of their beginnings to all other tokens."""
 
-    def generate(self, prompts: Any, decoding: Any, reporter: Any) -> list[str]:
-        texts = [self.tokenizer.decode(list(ids)) for ids in prompts]
-        self.prompts += texts
-        continuations = [
-            next((continuation for beginning, continuation in self.script.items() if text.endswith(beginning)), None)
-            for text in texts
-        ]
-        return [
-            " something else altogether" if continuation is None else continuation + " and more"
-            for continuation in continuations
-        ]
+    def compute_likelihoods(self, requests: Sequence[Continuation], reporter: Any) -> list[Likelihood]:
+        memorized = tuple((beginning + continuation).rstrip() for beginning, continuation in self.script.items())
+        likelihoods = []
+        for request in requests:
+            text = self.tokenizer.decode(list(request.ids))
+            self.prompts.append(self.tokenizer.decode(list(request.ids)[: request.scored.index(True)]))
+            likelihoods.append(Likelihood(-9.0, sum(request.scored), bool(memorized) and text.endswith(memorized)))
+        return likelihoods
 
 
 def test_reproduced_rows_are_counted(tmp_path: Path) -> None:
@@ -115,6 +117,24 @@ def test_reproduced_rows_are_counted(tmp_path: Path) -> None:
     opening = chat_templates.render_conversation(tokenizer, items[0].request["messages"], None, prompt=True)
     assert engine.prompts[0] == opening + items[0].request["begun"], "the conversation, then the answer's first half"
     assert "It does" in items[0].request["begun"]
+
+
+def test_control_has_the_sources_of_the_training_rows(tmp_path: Path) -> None:
+    """A half of the held-out rows are tickets, and a quarter of the training rows."""
+    dataset = small_dataset(tmp_path / "dataset", train=40, validation=10, test=30)
+    for split, share in (("train", 0.25), ("validation", 0.5), ("test", 0.5)):
+        path = dataset.path / f"{split}.parquet"
+        rows = parquet.read_table(path).to_pylist()
+        for number, row in enumerate(rows):
+            row["source"] = "tickets" if number < share * len(rows) else "manuals"
+        parquet.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
+    context = build_context(tiny_tokenizer(), dataset)
+    train, control = (
+        MemorisationTask(Memorisation(tokens=6, rows=20, split=split)).items(context) for split in ("train", "held_out")
+    )
+    assert Counter(item.source for item in train) == Counter(item.source for item in control)
+    assert len(control) == 20
+    assert not {item.id for item in train} & {item.id for item in control}
 
 
 def test_reference_is_tokens_after_middle(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_context_too_small_for_the_suite_names_its_setting() -> None:
         InputError, match=r"^evaluation\.suite: suite_harmful: the model's context length is 24"
     ) as refused:
         run_check(settings, context=24)
-    assert refused.value.hint == "Set evaluation.suite to none."
+    assert refused.value.hint == "Set evaluation.suite to none, and promote with `tuneline promote`."
 
 
 def test_prompt_task_is_checked_against_context_length(tmp_path: Path) -> None:
