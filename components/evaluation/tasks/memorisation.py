@@ -161,9 +161,10 @@ class MemorisationTask(Task[Memorisation]):
         text, tokens = str(row["text"]), self.settings.tokens
         encoding = context.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         starts = [start for start, _ in encoding["offset_mapping"]]
-        cut = len(starts) // 2 if data_start is None else max(bisect_right(starts, data_start) - 1, 0)
+        length = min(len(starts), context.max_length)  # the training truncates longer rows
+        cut = length // 2 if data_start is None else max(bisect_right(starts, data_start) - 1, 0)
         if cut < 1 and not row["messages"]:  # a plain text that begins with personal data
-            cut = len(starts) // 2
+            cut = length // 2
         is_short_answer = self.settings.include_short or self.settings.search_leaks
         if not starts or (cut < 1 and not (is_short_answer and row["messages"])):
             return None
@@ -174,7 +175,7 @@ class MemorisationTask(Task[Memorisation]):
             "tools": row["tools"],
             "begun": prefix,
             "expected": expected,
-            "is_long_enough": len(starts) - cut >= tokens,
+            "is_long_enough": length - cut >= tokens,
         }
         if self.settings.search_leaks:
             rest, known = text[starts[cut] :], normalize_value(prompt)

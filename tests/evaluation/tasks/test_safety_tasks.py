@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,15 @@ def test_reference_is_tokens_after_middle(tmp_path: Path) -> None:
     for item in MemorisationTask(Memorisation(tokens=5, rows=12)).items(context):
         assert len(tokenizer(item.reference)["input_ids"]) == 5
         assert item.prompt == item.request["begun"]
+
+
+def test_end_of_a_truncated_row_is_not_tested(tmp_path: Path) -> None:
+    """The model was not trained on it."""
+    tokenizer = tiny_tokenizer()
+    context = replace(build_context(tokenizer, dataset_of("text", tmp_path / "texts", train=12)), max_length=8)
+    for item in MemorisationTask(Memorisation(tokens=4, rows=12)).items(context):
+        assert item.length > 8
+        assert len(tokenizer(item.request["begun"])["input_ids"]) == 4
 
 
 def test_sample_depends_on_seed_only(tmp_path: Path) -> None:
