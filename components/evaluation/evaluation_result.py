@@ -53,7 +53,7 @@ def build_result(
         - `verdict`: "accepted", "refused" or "unchanged".
         - `reasons`: one sentence per rule, after the sentence for an unchanged candidate.
         - `rules`: each rule's settings and result. `gain` is [estimate, low, high], `at_least` its lower bound, `p` the
-          p-value of the worst slice, `acceptance_p` the p-value of the hypothesis that the candidate violates the rule,
+          p-value of the worst slice or of the excess over a control, `acceptance_p` the p-value of the hypothesis that the candidate violates the rule,
           `detectable` the smallest gain or loss that the items can show, `harmed_items` the number of harmed items, and
           `unjudged_slices` the number of slices with too few items.
         - `items`, `answer_tokens`, `task_sha256`: number of items, total weight and digest of the first task.

@@ -34,12 +34,14 @@ class RuleResult:
     Attributes:
         gain: Gain with its 95% interval; for a failed rule over slices, the gain of the worst slice.
         lower_bound: One-sided lower confidence bound of the gain.
-        p_value: For a rule over slices, the corrected p-value of the worst slice.
+        p_value: For a rule over slices, the corrected p-value of the worst slice; for a rule with control, that of an
+            excess.
         acceptance_p_value: p-value of the hypothesis that the candidate violates the rule; None for a rule over slices
-            and for a rule that compares nothing. With it, the repeated use of a test split is corrected.
+            or with control, and for a rule that compares nothing. With it, the repeated use of a test split is corrected.
         detectable: Smallest gain that these items can show; for a rule over slices, the smallest detectable loss; for a
-            rule on harmed items, the smallest limit that these items can show.
-        harmed_items: Number of harmed items, for a rule on harmed items.
+            rule on harmed items, the smallest limit that these items can show; for a rule with control, the smallest share
+            of worse items that is a significant excess.
+        harmed_items: Number of harmed items, for a rule on harmed items; of worse items, for a rule with control.
         unjudged_slices: Number of slices with too few items.
     """
 
