@@ -92,7 +92,7 @@ def test_mlflow_run_has_stage_runs_metrics_and_dataset_version(first: dict[str, 
     for dataset in contexts.values():
         assert dataset.source_type == "dvc"
         assert {"repo", "path", "rev", "md5", "store_uri"} <= set(json.loads(dataset.source))
-    assert parent.data.params["fine_tuning.learning_rate"] == "0.005"
+    assert parent.data.params["fine_tuning.learning_rate"] == "0.002"
     assert {"validation_loss", "tokens_per_second", "held_out.loss.candidate", "held_out.loss.ci95.low"} <= set(
         parent.data.metrics
     )
