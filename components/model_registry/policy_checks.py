@@ -103,7 +103,7 @@ def list_suite_objections(content: Json, source: str) -> list[str]:
         source: the origin of the requirement, which the objections name.
     """
     source = f"the regression suite ({source})"
-    measured = content["measured"]["tasks"]
+    measured = content.get("measured", {"tasks": {}})["tasks"]
     if missing := [name for name in regression_suite.TASKS if name not in measured]:
         return [f"{source} requires task {missing[0]}; its evaluation has none"]
     rules = [rule.model_dump() for rule in regression_suite.build_rules()]

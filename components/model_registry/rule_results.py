@@ -49,7 +49,7 @@ def check_results(content: Json, rows: Mapping[str, Sequence[Json]]) -> list[str
         elif figure == SHARE:
             problem = _check_harmed_share(rule, items, content["measured"]["tasks"][name])
         elif figure == EXCESS:
-            problem = _check_excess(rule, items, rows, get_min_items(rule["metric"], settings["min_items"]))
+            problem = _check_excess(rule, items, content, rows)
         elif figure == SLICES:
             problem = _check_slices(rule, rows[name], required)
         else:
@@ -187,10 +187,12 @@ def compute_binomial_p_value(count: int, items: int, share: float) -> float:
     return min(1.0, math.fsum(map(math.exp, logarithms)))
 
 
-def _check_excess(rule: Json, items: ScoredItems, rows: Mapping[str, Sequence[Json]], min_items: int | None) -> str:
+def _check_excess(rule: Json, items: ScoredItems, content: Json, rows: Mapping[str, Sequence[Json]]) -> str:
     """Recount the worse items and those of the control, and recompute the p-value."""
     task, _, metric = rule["control"].partition(".")
-    control = ScoredItems(rows.get(task, []), metric, rule["against"], better=items.better, exponential=False)
+    better = content["tasks"][task]["metrics"][metric]["better"]
+    control = ScoredItems(rows[task], metric, rule["against"], better=better, exponential=False)
+    min_items = get_min_items(rule["metric"], content["measured"]["settings"]["min_items"])
     counts = [items.count_harmed(0.0), len(items.weights), control.count_harmed(0.0), len(control.weights)]
     if not control.is_complete or min(counts[1], counts[3]) < (min_items or CONTROL_MIN_ITEMS):
         return f"it has {counts[1]} items and {counts[3]} control items"

@@ -148,6 +148,11 @@ def test_evaluation_without_the_suite_is_refused() -> None:
     ]
 
 
+def test_evaluation_of_an_earlier_version_has_no_suite() -> None:
+    (objection,) = policy_checks.list_suite_objections({"tasks": {}}, "automatic promotion")
+    assert objection.endswith("requires task suite_instructions; its evaluation has none")
+
+
 def test_other_items_of_the_suite_are_refused() -> None:
     content = build_suite_content()
     content["measured"]["task_files"]["suite_harmful"] = ["b" * 64]
