@@ -175,7 +175,7 @@ class MemorisationTask(Task[Memorisation]):
             "tools": row["tools"],
             "begun": prefix,
             "expected": expected,
-            "is_long_enough": length - cut >= tokens,
+            "is_long_enough": length - cut >= tokens and not expected.isspace(),
         }
         if self.settings.search_leaks:
             rest, known = text[starts[cut] :], normalize_value(prompt)

@@ -146,6 +146,18 @@ def test_reference_is_tokens_after_middle(tmp_path: Path) -> None:
         assert item.prompt == item.request["begun"]
 
 
+def test_blank_continuation_does_not_count_as_reproduced(tmp_path: Path) -> None:
+    dataset = dataset_of("text", tmp_path / "texts", train=12)
+    path = dataset.path / "train.parquet"
+    rows = parquet.read_table(path).to_pylist()
+    rows[0]["text"] = "one two three" + " \n" * 60
+    parquet.write_table(pa.Table.from_pylist(rows, parquet.read_schema(path)), path)
+    items = MemorisationTask(Memorisation(tokens=4, rows=12, include_short=True)).items(
+        build_context(tiny_tokenizer(), dataset)
+    )
+    assert [item.request["is_long_enough"] for item in items if item.id == rows[0]["id"]] == [False]
+
+
 def test_end_of_a_truncated_row_is_not_tested(tmp_path: Path) -> None:
     """The model was not trained on it."""
     tokenizer = tiny_tokenizer()
