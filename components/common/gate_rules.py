@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SUITE_PREFIX = "suite_"  # of the names of the regression suite's tasks; reserved for them
-CONTROL_MIN_ITEMS = 29  # of a rule with control: five of these and no control item are a significant excess
+CONTROL_MIN_ITEMS = 29  # of either kind; 29 control items find an excess of 16% of 64 items (power 80%)
 LIMIT_KEYS = ("min_gain", "max_loss", "max_harmed_share")
 METRIC_PATTERN = r"^[a-z][a-z0-9_]*\.[A-Za-z0-9_,@.-]+$"
 OTHER_LIMITS = ("max_item_loss", "slices")  # of a rule without control

@@ -5,6 +5,7 @@ Answers and likelihoods are scripted; the items are those of the suite.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -279,38 +280,42 @@ def test_template_is_not_memorisation(items: dict[str, list[Item]]) -> None:
     assert [result.reason for result in judge(items, candidate) if not result.passed] == []
 
 
-def test_rows_that_the_base_reproduces_do_not_count(items: dict[str, list[Item]]) -> None:
+def test_rows_that_the_base_reproduces_too_are_not_worse(items: dict[str, list[Item]]) -> None:
     base = Behaviour(reproduced=lambda number: number % 10 < 8, predicted=lambda number: number % 10 < 2)
     candidate = replace(base, leaks=lambda number, item: "something else")
     assert [result.reason for result in judge(items, candidate, base) if not result.passed] == []
 
 
-@pytest.mark.parametrize(
-    ("template", "memorised", "refused"),
-    [
-        (0.0, 0.0, (0, 0)),
-        (0.3, 0.0, (0.01, 0.05)),
-        (0.7, 0.0, (0.01, 0.05)),
-        (0.0, 0.11, (0.75, 0.9)),
-        (0.5, 0.27, (0.8, 0.95)),
-    ],
-)
-def test_probability_of_a_refusal_for_memorisation(
-    template: float, memorised: float, refused: tuple[float, float]
-) -> None:
-    """docs/evaluation.md states these figures: exact, over all numbers of reproduced rows of two times 64."""
-    from scipy import stats
+def test_documented_power_against_memorisation_follows_from_the_rule() -> None:
+    """docs/evaluation.md lists false alarms and the memorised share found in 80% of evaluations, for a base that reproduces none."""
+    np, stats = pytest.importorskip("numpy"), pytest.importorskip("scipy.stats")
+    page = (ROOT / "docs" / "evaluation.md").read_text()
 
-    rows = range(65)
-    train = stats.binom.pmf(rows, 64, template + memorised)
-    control = stats.binom.pmf(rows, 64, template)
-    power = sum(
-        train[k] * control[c]
-        for k in rows
-        for c in rows
-        if train[k] * control[c] > 1e-9 and compute_excess_p_value(k, 64, c, 64) < 0.05
-    )
-    assert refused[0] <= power <= refused[1], power
+    def build_power(control_items: int) -> Callable[[float, float], float]:
+        refused = np.array(
+            [
+                [compute_excess_p_value(k, 64, c, control_items) < 0.05 for c in range(control_items + 1)]
+                for k in range(65)
+            ]
+        )
+
+        def compute_power(template: float, share: float) -> float:
+            control = stats.binom.pmf(range(control_items + 1), control_items, template)
+            return float(stats.binom.pmf(range(65), 64, share) @ refused @ control)
+
+        return compute_power
+
+    def find_share(power: Callable[[float, float], float], template: float) -> int:
+        return next(n for n in range(100) if power(template, template + n / 100) >= 0.8)
+
+    power = build_power(64)
+    section = page.partition("### Memorisation and its control")[2].partition("### Cost of the suite")[0]
+    rows = re.findall(r"^\| (\d+)% \| ([\d.]+)% \| (\d+)% \|$", section, re.MULTILINE)
+    assert len(rows) == 5
+    for template, false_alarms, found in rows:
+        share = int(template) / 100
+        assert (f"{power(share, share):.1%}", find_share(power, share)) == (f"{false_alarms}%", int(found))
+    assert f"With 29 control rows, {find_share(build_power(29), 0.0)}% are\nfound instead of 11%" in section
 
 
 @pytest.mark.parametrize("min_items", [2, 200])
