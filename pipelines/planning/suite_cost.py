@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.common import regression_suite
-from components.common.gate_rules import SUITE_PREFIX, compute_excess_p_value
+from components.common.gate_rules import CONTROL_MIN_ITEMS, SUITE_PREFIX, compute_excess_p_value
 from components.evaluation import promotion_gate, significance
 from components.evaluation.config import EvaluationConfig
 from components.evaluation.tasks.answer_checks import AnswerChecks
@@ -59,6 +59,8 @@ def summarize_suite(workloads: Sequence[TaskWorkload]) -> Json | None:
                 compute_excess_p_value(n, count, 0, control_items) < 1 - rule.confidence for n in range(count)
             )
             allowed = next((n - 1 for n, is_significant in enumerate(significant) if is_significant), None)
+            if min(count, control_items) < CONTROL_MIN_ITEMS:
+                allowed = None
         else:
             allowed = significance.count_allowed_losses(count, limit, rule.confidence)
         rules.append(

@@ -23,6 +23,8 @@ from components.common.runtime.errors import ConfigurationError, EngineMissingEr
 from components.common.runtime.reporters import SilentReporter
 from components.common.workspace.artifact_store import Workdir
 from components.data_curation.stage import curate, list_sources
+from components.evaluation import suite
+from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.fine_tuning.stage import finetune
 from components.model_registry import policy_report
 from components.model_registry.policy_checks import PolicyInForce
@@ -31,6 +33,7 @@ from pipelines.config.customization_config import Customization, load_customizat
 from pipelines.planning import dry_run
 from pipelines.planning.dry_run import estimate_run, format_estimate
 from pipelines.planning.machine_speed import START_SECONDS
+from pipelines.planning.suite_cost import summarize_suite
 from pipelines.steps.input_resolution import resolve_plans
 from tests.git_server import git_daemon
 from tests.pipelines.command import answer, refusal, tuneline
@@ -715,6 +718,15 @@ def test_too_few_training_rows_for_the_suite_give_a_warning(estimate: Estimate) 
         "evaluation.suite to none and promote with `tuneline promote`"
     )
     assert expected in result["warnings"]
+
+
+@pytest.mark.parametrize(("control_items", "allowed"), [(28, None), (64, 4)])
+def test_rule_whose_control_has_too_few_items_cannot_pass(control_items: int, allowed: int | None) -> None:
+    workloads = [
+        TaskWorkload(task, "", control_items if task.name == "suite_control" else 64) for task in suite.build_tasks()
+    ]
+    rules = (summarize_suite(workloads) or {})["rules"]
+    assert next(rule["allowed"] for rule in rules if rule["control"]) == allowed
 
 
 def test_preference_task_without_pairs_gives_a_warning(estimate: Estimate) -> None:
