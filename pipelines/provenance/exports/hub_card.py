@@ -59,12 +59,14 @@ def _render_metadata(facts: VersionFacts) -> str:
     is_whole = facts.get_config("model").get("merge") or (
         adaptation in ADAPTATIONS and ADAPTATIONS[adaptation].trains_all_weights
     )
+    tasks = facts.evaluation.get("tasks") or {}
+    on_test_rows = (facts.evaluation.get("measured") or {}).get("held_out") or {}
     results = [
         EvalResult(
             task_type="text-generation",
             dataset_type=score.task,
-            dataset_name=f"{facts.data_name}, {score.task}",
-            dataset_revision=facts.registered.tags.get("tuneline.dataset_sha256"),
+            dataset_name=f"{facts.data_name}, {score.task}" if score.task in on_test_rows else score.task,
+            dataset_revision=(tasks.get(score.task) or {}).get("items_sha256"),
             metric_type=score.metric,
             metric_name=f"{score.task}.{score.metric}",
             metric_value=score.values["candidate"],
