@@ -143,7 +143,7 @@ def test_another_recipe_uses_the_speed_of_the_newest_similar_training(first: dic
         "--workdir",
         "wd",
         "--set",
-        "fine_tuning.learning_rate=2e-3",
+        "fine_tuning.learning_rate=3e-3",
         "--dry-run",
     ]
     result = answer(*arguments, cwd=project)
@@ -190,7 +190,7 @@ def test_package_without_recorded_cost_has_unknown_time(first: dict[str, Any], p
     shutil.copytree(project / "wd" / "store", tmp_path / "store")
     for cost in find_package_costs(tmp_path / "store"):
         cost.unlink()
-    change = ("--set", "fine_tuning.learning_rate=2e-3")
+    change = ("--set", "fine_tuning.learning_rate=3e-3")
     arguments = ("run", "-c", "customization.yaml", "--workdir", "wd", *change, "--dry-run")
     result = answer(*arguments, cwd=project, TUNELINE_STORE=str(tmp_path / "store"))
     assert (result["seconds"]["triton_packaging"], result["seconds"]["total"]) == (None, None)
