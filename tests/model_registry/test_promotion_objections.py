@@ -87,7 +87,10 @@ def test_move_that_is_not_closed_yet_counts_as_a_promotion(
             "the regression suite (policy entry 3) requires task suite_harmful; its evaluation has none",
             "Evaluate the model with evaluation.suite: default",
         ),
-        ("policy entry 3 allows evaluations of at most 3 days; its", "Evaluate the model with new test rows"),
+        (
+            "policy entry 3 allows evaluations of at most 3 days; its",
+            "Evaluate the model again with a higher evaluation.repetition",
+        ),
         ("policy entry 3 allows the licences mit; the base model has a", "Tune a base model with an allowed licence"),
         ("entry 2 of the history was edited, so the age of its evaluation is unknown", "Correct the clock"),
         ("its evaluation measured a on 4 items; the configuration requires 5", "Evaluate the model again with this"),
