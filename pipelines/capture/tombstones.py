@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from components.common.artifacts import artifact_folder
+from components.common.runtime.errors import InputError
 from pipelines.capture.settings import CaptureSettings
 from pipelines.capture.traffic_files import TOMBSTONES, Row
 
@@ -38,9 +39,20 @@ class Tombstone(BaseModel):
 
 
 def read_tombstones(folder: Path) -> dict[str, Tombstone]:
-    """Return the tombstones by subject."""
-    found = (Tombstone.model_validate_json(path.read_bytes()) for path in (folder / TOMBSTONES).glob("*.json"))
-    return {tombstone.subject: tombstone for tombstone in found}
+    """Return the tombstones by subject.
+
+    Raises:
+        InputError: a tombstone is damaged.
+    """
+    found = {}
+    for path in (folder / TOMBSTONES).glob("*.json"):
+        try:
+            tombstone = Tombstone.model_validate_json(path.read_bytes())
+        except ValidationError:
+            hint = "Restore the file, or delete it and repeat the erasure of its subject."
+            raise InputError(f"the tombstone {path} is damaged", hint=hint) from None
+        found[tombstone.subject] = tombstone
+    return found
 
 
 def write_tombstone(folder: Path, tombstone: Tombstone) -> None:

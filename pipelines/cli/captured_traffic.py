@@ -141,6 +141,8 @@ def erase_subject(
     subject = sys.stdin.read().strip() if subject == "-" else subject
     if not subject.strip():
         raise UsageError("--subject is empty", hint="Enter the subject as the gateway receives it.")
+    if workdir != DEFAULT_WORKDIR_PATH and not workdir.exists():
+        raise InputError(f"--workdir: {workdir} does not exist", hint="Correct the path; nothing was erased.")
     with locked_traffic(capture, feedback) as settings:
         if settings.subject.source == "none":
             raise UsageError(
@@ -178,28 +180,35 @@ def export_traffic(
     as_json: JsonOption = False,
 ) -> None:
     """Write corrected and well-rated answers as rows for `tuneline curate`: conversations and preference pairs."""
+    from components.common.workspace import job_folders
     from pipelines.capture import training_rows
     from pipelines.gateway.feedback import read_feedback
 
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OutputOccupiedError(f"{output} is not an empty folder", hint="Choose another folder with -o.")
-    with locked_traffic(capture, feedback) as settings, ExitStack() as files:
+    names = {"conversation": CONVERSATIONS_FILENAME, "preference": PREFERENCES_FILENAME}
+    counts = dict.fromkeys(names, 0)
+    with (
+        locked_traffic(capture, feedback) as settings,
+        job_folders.private_folder(output.parent, f".{output.name}", mode=0o700) as draft,
+    ):
         latest = training_rows.select_feedback(line for path in feedback for line in read_feedback(path))
-        output.mkdir(mode=0o700, parents=True, exist_ok=True)
-        names = {"conversation": CONVERSATIONS_FILENAME, "preference": PREFERENCES_FILENAME}
-        streams = {
-            kind: files.enter_context(open(output / name, "x", encoding="utf-8", opener=_open_private))
-            for kind, name in names.items()
-        }
-        counts = dict.fromkeys(names, 0)
-        for rows in training_rows.read_training_rows(settings, latest, model or None, include_unrated=include_unrated):
-            for kind, stream in streams.items():
-                if (row := getattr(rows, kind)) is not None:
-                    stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-                    counts[kind] += 1
-    for kind, name in names.items():
-        if not counts[kind]:
-            (output / name).unlink()  # curation refuses a file without rows
+        with ExitStack() as files:
+            streams = {
+                kind: files.enter_context(open(draft / name, "x", encoding="utf-8", opener=_open_private))
+                for kind, name in names.items()
+            }
+            for rows in training_rows.read_training_rows(
+                settings, latest, model or None, include_unrated=include_unrated
+            ):
+                for kind, stream in streams.items():
+                    if (row := getattr(rows, kind)) is not None:
+                        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+                        counts[kind] += 1
+        for kind, name in names.items():
+            if not counts[kind]:
+                (draft / name).unlink()  # curation refuses a file without rows
+        draft.rename(output)  # a killed export leaves no part of the rows in the output folder
     result = {"output": str(output), "conversations": counts["conversation"], "preferences": counts["preference"]}
     lines = [f"{counts['conversation']} conversations and {counts['preference']} preference pairs in {output}"]
     print_result(result, as_json, lines)

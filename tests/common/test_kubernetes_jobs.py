@@ -180,6 +180,12 @@ class JobCluster:
     def is_training(self) -> bool:
         return "trains" in self.reporter.notes
 
+    def delete_job(self) -> None:
+        """Delete the job while it trains, as `kubectl delete` does."""
+        self.wait_until(self.is_training)
+        with self.api.lock:
+            self.api._delete(self.api.job(), {"propagationPolicy": "Background"})
+
 
 @pytest.fixture(params=KINDS)
 def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobCluster]:
@@ -418,12 +424,7 @@ def test_job_stopped_in_queue_starts_no_pod(cluster: JobCluster) -> None:
 def test_deleted_job_saves_and_is_not_restarted(cluster: JobCluster) -> None:
     cluster.api.works = [save_when_stopped]
 
-    def delete() -> None:
-        cluster.wait_until(cluster.is_training)
-        with cluster.api.lock:
-            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Background"})
-
-    with in_background(delete), pytest.raises(TunelineError, match="saved after step 7") as raised:
+    with in_background(cluster.delete_job), pytest.raises(TunelineError, match="saved after step 7") as raised:
         cluster.run()
     assert raised.value.exit_code == EXIT_INTERRUPTED
     assert len(cluster.api.created) == 1
@@ -432,12 +433,10 @@ def test_deleted_job_saves_and_is_not_restarted(cluster: JobCluster) -> None:
 def test_job_deleted_before_first_save_is_terminated_externally(cluster: JobCluster) -> None:
     cluster.api.works = [end_without_outcome]
 
-    def delete() -> None:
-        cluster.wait_until(cluster.is_training)
-        with cluster.api.lock:
-            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Background"})
-
-    with in_background(delete), pytest.raises(JobEndedError, match="was terminated externally: the job was deleted"):
+    with (
+        in_background(cluster.delete_job),
+        pytest.raises(JobEndedError, match="was terminated externally: the job was deleted"),
+    ):
         cluster.run()
     assert len(cluster.api.created) == 1
 
@@ -446,12 +445,7 @@ def test_job_deleted_in_the_background_saves_first(cluster: JobCluster) -> None:
     """`kubectl delete trainjob` removes the object at once; the pods have a grace period."""
     cluster.api.works = [save_after_a_while]
 
-    def delete() -> None:
-        cluster.wait_until(cluster.is_training)
-        with cluster.api.lock:
-            cluster.api._delete(cluster.api.job(), {"propagationPolicy": "Background"})
-
-    with in_background(delete), pytest.raises(TunelineError, match="saved after step 7") as raised:
+    with in_background(cluster.delete_job), pytest.raises(TunelineError, match="saved after step 7") as raised:
         cluster.run()
     assert raised.value.exit_code == EXIT_INTERRUPTED
     assert "the job was deleted; its pods are saving their work" in str(cluster.reporter)

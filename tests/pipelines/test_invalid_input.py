@@ -1408,6 +1408,8 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "subject.source is none: the captured rows have no subject": ("usage", 2),
     "--subject is empty": ("usage", 2),
     "… is not a feedback file": ("input", 1),
+    "the tombstone … is damaged": ("input", 1),
+    "--workdir: … does not exist": ("input", 1),
 }
 
 

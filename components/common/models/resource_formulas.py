@@ -162,9 +162,8 @@ def estimate_training_memory(
         parts |= {"weights": 0, "gradients": 0}
     if layout.buffer_bytes:
         parts["weights"] += layout.buffer_bytes
-    elif (
-        layout.gathers and layout.stage == 3 and layout.shards > 1
-    ):  # the layer that computes, and the next one or the output head
+    elif layout.gathers and layout.stage == 3 and layout.shards > 1:
+        # the layer that computes, and the next one or the output head
         layer_bytes = (shape.parameters - ends) // shape.layers * (NF4_BYTES if four_bit else width)
         head_bytes = shape.vocabulary * shape.hidden * width
         parts["weights"] += round((layer_bytes + max(layer_bytes, head_bytes)) / layout.tensor)

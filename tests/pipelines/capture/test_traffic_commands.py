@@ -11,7 +11,7 @@ import pytest
 
 from components.common.workspace import job_folders
 from components.data_versioning.row_search import Query
-from pipelines.capture import erasure, traffic_files
+from pipelines.capture import erasure, traffic_files, training_rows
 from pipelines.capture.training_rows import build_training_rows, select_feedback
 from tests.pipelines.capture import traffic
 from tests.pipelines.command import answer_in_process, refusal, run_in_process
@@ -121,6 +121,8 @@ def test_short_key_is_refused(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_refused(home: Path) -> None:
     assert "--subject is empty" in refusal(2, "traffic", "erase", "--subject", " ", cwd=home)["message"]
+    error = refusal(1, "traffic", "erase", "--subject", "jane", "--workdir", "gone", cwd=home)
+    assert "--workdir: gone does not exist" in error["message"]
     assert (
         "gone.jsonl does not exist" in refusal(1, "traffic", "expire", "--feedback", "gone.jsonl", cwd=home)["message"]
     )
@@ -135,6 +137,24 @@ def test_wrong_arguments_are_refused(home: Path) -> None:
     assert "the captured rows have no subject" in refusal(2, "traffic", "erase", "--subject", "a", cwd=home)["message"]
     traffic.write_capture_file(home, folder="gone")
     assert "gone does not exist" in refusal(1, "traffic", "compact", cwd=home)["message"]
+
+
+def test_damaged_tombstone_is_named(home: Path) -> None:
+    answer_in_process("traffic", "erase", "--subject", "jane", cwd=home)
+    (tombstone,) = (home / "traffic").rglob("*.json")
+    tombstone.write_text("{")
+    error = refusal(1, "traffic", "compact", cwd=home)
+    assert f"{tombstone.name} is damaged" in error["message"]
+
+
+def test_interrupted_export_leaves_no_rows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> Any:
+        yield from ()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(training_rows, "read_training_rows", interrupt)
+    refusal(1, "traffic", "export", "-o", "rows", "--unrated", cwd=home)
+    assert not [path for path in home.iterdir() if "rows" in path.name]
 
 
 def build(row: dict[str, Any], include_unrated: bool = True, **feedback: object) -> Any:
