@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -55,6 +56,18 @@ def build_kustomization(folder: Path) -> list[Json]:
 def render_overlay(overlay: str) -> list[Json]:
     """Render an overlay."""
     return build_kustomization(DEPLOY / "overlays" / overlay)
+
+
+@cache
+def render_with_optional(overlay: str) -> list[Json]:
+    """Render an overlay with its optional components, which its kustomizations list as comments."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(DEPLOY, Path(folder) / "deploy")
+        shutil.copytree(ROOT / "mlflow", Path(folder) / "mlflow")  # base/mlflow reads its settings
+        for kustomization in (copy / "overlays" / overlay).rglob("kustomization.yaml"):
+            text = kustomization.read_text(encoding="utf-8")
+            kustomization.write_text(text.replace("  # - ../", "  - ../"), encoding="utf-8")
+        return build_kustomization(copy / "overlays" / overlay)
 
 
 @cache

@@ -26,6 +26,7 @@ from tests.deploy.rendering import (
     iterate_pods,
     load_overlay_platform,
     render_overlay,
+    render_with_optional,
     select_kind,
     selector_matches,
     team_namespace,
@@ -120,7 +121,7 @@ def _is_bound(binding: Json, account: str, namespace: str) -> bool:
 
 @each_overlay
 def test_trainjob_runtime_account_networks_and_devices_exist(overlay: str) -> None:
-    platform, manifests = load_overlay_platform(overlay), render_overlay(overlay)
+    platform, manifests = load_overlay_platform(overlay), render_with_optional(overlay)
     if platform.launcher.kind != "trainjob":
         assert overlay != "gaudi3-roce"
         return

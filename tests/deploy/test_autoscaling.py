@@ -20,7 +20,7 @@ from tests.deploy.autoscaler import (
     read_autoscaler,
     simulate,
 )
-from tests.deploy.rendering import OVERLAYS, render_overlay, select_kind
+from tests.deploy.rendering import OVERLAYS, render_overlay, render_with_optional, select_kind
 from tests.docs.test_alerts import METRICS, parse_selectors
 from tests.pipelines.command import ROOT
 
@@ -32,7 +32,7 @@ each_kind = pytest.mark.parametrize("kind", OVERLAYS_BY_KIND)
 
 
 def load_autoscaler(kind: str) -> Autoscaler:
-    (manifest,) = select_kind(render_overlay(OVERLAYS_BY_KIND[kind]), kind).values()
+    (manifest,) = select_kind(render_with_optional(OVERLAYS_BY_KIND[kind]), kind).values()
     return read_autoscaler(manifest)
 
 
@@ -160,7 +160,7 @@ def test_adapter_computes_the_metrics_of_the_autoscalers_from_existing_metrics()
 
 def test_triggers_of_keda_query_the_own_namespace_and_existing_metrics() -> None:
     for overlay in OVERLAYS:
-        for scaled in select_kind(render_overlay(overlay), "ScaledObject").values():
+        for scaled in select_kind(render_with_optional(overlay), "ScaledObject").values():
             target = select_kind(render_overlay(overlay), "Deployment", scaled["metadata"]["namespace"])
             assert scaled["spec"]["scaleTargetRef"]["name"] in target
             for trigger in scaled["spec"]["triggers"]:

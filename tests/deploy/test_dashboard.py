@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.rendering import DEPLOY, render_overlay, select_kind
+from tests.deploy.rendering import DEPLOY, render_with_optional, select_kind
 from tests.docs.test_alerts import METRICS, parse_selectors
 
 Json = dict[str, Any]
@@ -55,7 +55,7 @@ def test_variables_and_panels_are_consistent() -> None:
 
 
 def test_config_map_has_the_dashboard_and_the_label_of_the_sidecar() -> None:
-    maps = select_kind(render_overlay("xe9680-powerscale"), "ConfigMap", "monitoring")
+    maps = select_kind(render_with_optional("xe9680-powerscale"), "ConfigMap", "monitoring")
     manifest = maps["tuneline-gateway-dashboard"]
     assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(manifest["data"]["gateway.json"]) == DASHBOARD

@@ -18,6 +18,7 @@ from tests.deploy.rendering import (
     find_kubectl,
     iterate_pods,
     render_overlay,
+    render_with_optional,
     select_kind,
     selector_matches,
     team_namespace,
@@ -80,11 +81,13 @@ def is_custom(manifest: Json) -> bool:
 
 
 def collect_manifests() -> list[Json]:
-    """Return the manifests of all overlays without duplicates."""
+    """Return the manifests of all overlays and their optional components without duplicates."""
     return [
         json.loads(text)
         for text in dict.fromkeys(
-            json.dumps(manifest, sort_keys=True) for name in OVERLAYS for manifest in render_overlay(name)
+            json.dumps(manifest, sort_keys=True)
+            for name in OVERLAYS
+            for manifest in (*render_overlay(name), *render_with_optional(name))
         )
     ]
 
@@ -94,10 +97,18 @@ def test_four_overlays_exist() -> None:
 
 
 @each_overlay
+def test_overlay_needs_no_operator_but_those_of_its_launcher_and_queue(overlay: str) -> None:
+    groups = {manifest["apiVersion"].partition("/")[0] for manifest in render_overlay(overlay) if is_custom(manifest)}
+    assert groups <= {"trainer.kubeflow.org", "kueue.x-k8s.io"}
+    optional = {manifest["kind"] for manifest in render_with_optional(overlay)}
+    assert "PodMonitor" in optional
+
+
+@each_overlay
 def test_names_are_unique_and_namespaces_match_the_kind_scope(overlay: str) -> None:
     names = [
         (manifest["apiVersion"], manifest["kind"], manifest["metadata"].get("namespace"), manifest["metadata"]["name"])
-        for manifest in render_overlay(overlay)
+        for manifest in render_with_optional(overlay)
     ]
     assert len(names) == len(set(names)) > 20
     assert [name for name in names if (name[1] in CLUSTER_WIDE) != (name[2] is None)] == []
@@ -264,7 +275,7 @@ def test_claims_config_maps_and_accounts_of_pods_exist(overlay: str) -> None:
 
 @each_overlay
 def test_selectors_match_one_pod_that_has_the_ports(overlay: str) -> None:
-    manifests = render_overlay(overlay)
+    manifests = render_with_optional(overlay)
     for manifest in manifests:
         if manifest["kind"] not in ("Service", "PodDisruptionBudget", "PodMonitor", "Deployment", "StatefulSet"):
             continue
@@ -383,7 +394,7 @@ def test_time_slicing_config_has_the_format_of_the_device_plugin() -> None:
 
 
 def test_rdma_network_and_device_configs_are_consistent() -> None:
-    manifests = render_overlay("gaudi3-roce")
+    manifests = render_with_optional("gaudi3-roce")
     network = json.loads(select_kind(manifests, "NetworkAttachmentDefinition")["roce"]["spec"]["config"])
     assert {"cniVersion", "name", "type", "master", "ipam"} <= set(network)
     devices = json.loads(select_kind(manifests, "ConfigMap", "kube-system")["rdma-devices"]["data"]["config.json"])
