@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-OLDEST_VERSION = (1, 29)
+OLDEST_VERSION = (1, 30)
 SCALAR_TYPES = {"str": str, "bool": bool, "int": int, "float": (int, float)}
 QUANTITY = re.compile(r"^[+-]?(\d+|\d+\.\d*|\.\d+)(m|k|[KMGTPE]i?|[eE][+-]?\d+)?$")
 VOLUME_NAME = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")

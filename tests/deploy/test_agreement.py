@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from components.common.launch.kubernetes import job_manifests
+from components.common.launch.kubernetes.kubernetes_client import LIMITS_NAME
 from pipelines.definition import pod_spec
-from pipelines.kubeflow.preflight import kubeflow_pods
+from pipelines.kubeflow.preflight import kubeflow_pods, launcher_checks
 from pipelines.kubeflow.preflight.check_context import collect_demands, parse_amount
 from pipelines.steps import step_launcher
 from tests.deploy.rendering import (
@@ -136,6 +137,21 @@ def test_trainjob_runtime_account_networks_and_devices_exist(overlay: str) -> No
         "configList"
     ]
     assert set(job.resources) == {f"{device['resourcePrefix']}/{device['resourceName']}" for device in devices}
+
+
+@each_overlay
+def test_limits_of_the_launcher_list_what_the_platform_uses(overlay: str) -> None:
+    """The checks of `tuneline doctor` on the rendered ConfigMap. tests/engines/test_overlays_cluster.py tries the policies."""
+    platform, manifests = load_overlay_platform(overlay), render_overlay(overlay)
+    has_policies = bool(select_kind(manifests, "ValidatingAdmissionPolicy"))
+    assert has_policies == (platform.launcher.kind in ("trainjob", "rayjob"))
+    if has_policies:
+        limits = select_kind(manifests, "ConfigMap", team_namespace(overlay))[LIMITS_NAME]
+        (finding,) = launcher_checks.check_limits(platform, limits, team_namespace(overlay))
+        assert finding["ok"], finding["found"]
+        limits["data"]["images"] = "registry.example/other:1"
+        (finding,) = launcher_checks.check_limits(platform, limits, team_namespace(overlay))
+        assert finding["found"] == f"not listed: {platform.images.training} (images)"
 
 
 @each_overlay

@@ -73,6 +73,7 @@ CSI_POWERSCALE = {
 CLUSTER_WIDE = (
     "Namespace", "PersistentVolume", "StorageClass", "ClusterRole", "ClusterRoleBinding",
     "ClusterQueue", "ResourceFlavor", "WorkloadPriorityClass", "ClusterTrainingRuntime",
+    "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 )  # fmt: skip
 
 

@@ -56,11 +56,11 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(kit: Path) -> Iterator[Cluster]:
-    """Start a cluster with a node, and stop it. A machine runs one of them at a time."""
+def running_cluster(kit: Path, *, node: bool = True) -> Iterator[Cluster]:
+    """Start a cluster, and stop it. A machine runs one of them with a node at a time; without a node, pods stay pending."""
     folder = Path(tempfile.mkdtemp(prefix="cluster-", dir="/tmp"))  # sockets require a short path
     try:
-        _run(str(kit / "up"), str(folder), NODE="1")
+        _run(str(kit / "up"), str(folder), NODE="1" if node else "")
         yield Cluster(kit, folder)
     finally:
         subprocess.run([kit / "down", folder], timeout=TIMEOUT_SECONDS, check=False)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from components.common.launch.kubernetes.job_manifests import EXIT_GRACE_SECONDS, TRAINER_CONTAINER
-from components.common.launch.kubernetes.kubernetes_client import ResourceKind
+from components.common.launch import JsonObject
+from components.common.launch.kubernetes.job_manifests import EXIT_GRACE_SECONDS, TRAINER_CONTAINER, get_pod_settings
+from components.common.launch.kubernetes.kubernetes_client import LIMITS_NAME, ResourceKind
 from components.common.launch.kubernetes.pod_settings import PodSettings, TrainJobSettings
 from components.common.reporting.check_findings import CheckResult, check_result, skipped_check
+from pipelines.config.platform_config import Platform
+from pipelines.definition import pod_spec
 from pipelines.kubeflow.preflight.check_context import RBAC_HINT, CheckContext
 from pipelines.kubeflow.preflight.cluster_api import ForbiddenError
 from pipelines.kubeflow.preflight.permission_checks import has_right
+from pipelines.steps import step_launcher
 
 DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
 JOB_VERBS = ("create", "get", "list", "delete")
@@ -56,6 +60,9 @@ def check_launcher(context: CheckContext) -> Iterator[CheckResult]:
             queues = (pods.queue, context.platform.scheduling.queue, own.queue if own else "")
             if runtime and any(queues):
                 yield _check_grace_period(runtime, pods)
+    limits = context.api.get(f"/api/v1/namespaces/{namespace}/configmaps/{LIMITS_NAME}")
+    if limits is not None:
+        yield from check_limits(context.platform, limits, namespace)
     if context.get("serviceaccounts", context.service_account) is not None:
         yield from _check_rights(context, kind, namespace)
 
@@ -74,6 +81,32 @@ def _check_grace_period(runtime: dict[str, Any], pods: TrainJobSettings) -> Chec
         "runtime's."
     )
     return check_result(f"grace period of the runtime {pods.runtime}", given >= needed, found, hint)
+
+
+def check_limits(platform: Platform, limits: JsonObject, namespace: str) -> Iterator[CheckResult]:
+    """Check that the limits of a namespace's launcher allow the pods of the training.
+
+    Args:
+        platform: the content of platform.yaml, with a launcher whose jobs are Kubernetes resources.
+        limits: the ConfigMap that deploy/components/launcher-policies reads.
+        namespace: the namespace of the jobs.
+    """
+    scheduling = pod_spec.merge_scheduling(platform.scheduling, platform.resources.fine_tuning.scheduling)
+    pods = get_pod_settings(step_launcher.resolve_launcher(platform, scheduling))
+    used = {
+        "images": [pods.image],
+        "claims": [pods.claim, *(claim.claim for claim in pods.claims)],
+        "serviceAccounts": [pods.service_account or "default"],
+        "pullSecrets": pods.pull_secrets,
+        "capabilities": pods.capabilities,
+    }
+    if isinstance(pods, TrainJobSettings):
+        used["runtimes"] = [f"{pods.runtime_kind}/{pods.runtime}"]
+    allowed = {key: str((limits.get("data") or {}).get(key, "")).split("\n") for key in used}
+    missing = [f"{value} ({key})" for key, values in used.items() for value in values if value not in allowed[key]]
+    found = f"not listed: {', '.join(missing)}" if missing else f"{LIMITS_NAME} lists all values"
+    hint = f"Ask an administrator to list them in the ConfigMap {LIMITS_NAME} in {namespace}, or correct platform.yaml."
+    yield check_result("limits of the launcher", not missing, found, hint)
 
 
 def _check_rights(context: CheckContext, kind: ResourceKind, namespace: str) -> Iterator[CheckResult]:

@@ -160,7 +160,8 @@ def _build_ray_template(
     # Ray kills its processes as soon as its pod gets SIGTERM; the hook runs before that signal.
     lifecycle = {"preStop": {"exec": {"command": hook}}}
     metadata = _build_pod_metadata(settings, folder, name, **{f"{LABEL_PREFIX}part": part})
-    return {"metadata": metadata, "spec": _build_pod_spec(pods, container, lifecycle)}
+    spec = {"automountServiceAccountToken": False, **_build_pod_spec(pods, container, lifecycle)}
+    return {"metadata": metadata, "spec": spec}
 
 
 def _build_module_command(settings: LauncherSettings, module: str, *arguments: str) -> list[str]:

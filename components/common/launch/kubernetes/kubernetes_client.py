@@ -31,6 +31,7 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 MAX_RETRY_INTERVAL_SECONDS = 30.0
 RETRYABLE_STATUSES = (408, 410, 425, 429, 500, 502, 503, 504)  # 410: the list's resource version expired
 MAX_MESSAGE_CHARACTERS = 500
+LIMITS_NAME = "tuneline-launcher-limits"  # ConfigMap of deploy/components/launcher-policies
 
 
 class AccessError(TunelineError):
@@ -299,6 +300,8 @@ def _call(verb: str, plural: str, call: Callable[[], object]) -> JsonObject | No
         if error.status == 403:
             raise _sort_refusal(verb, plural, message) from None
         hint = "Correct the matching key of the section launcher of platform.yaml."
+        if "ValidatingAdmissionPolicy" in message:
+            hint += f" The ConfigMap {LIMITS_NAME} of the namespace lists the allowed values."
         raise ConfigurationError(f"the cluster rejects the job: {message}", hint=hint) from None
     except (urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError) as error:
         raise RetryableError(f"the API server does not answer ({type(error).__name__})") from None
