@@ -8,6 +8,7 @@ remains when the artifact is deleted, and travels without the weights.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import tempfile
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 FOLDER, CERTIFICATES_FOLDER = "signatures", "certificates"  # of notes in the store
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 STATEMENT_FILENAMES = (evidence.EVALUATION_FILENAME, evidence.PROOF_FILENAME)
 
 
@@ -40,7 +42,7 @@ class SignatureRecord(BaseModel):
     Attributes:
         manifest: manifest.json as text.
         statements: the statements of an evaluation or a package as text, by file name.
-        signature: Sigstore bundle that model-signing wrote.
+        signature: OpenSSF signature of the files, a Sigstore bundle.
         attestation: DSSE envelope of the step's in-toto statement.
         certificates: certificates of the key in PEM format; "" without.
     """
@@ -111,27 +113,45 @@ def _build_hashing() -> model_hashing.Config:
 
 
 def _sign_folder(folder: Path, key: SigningKey) -> Json:
-    from model_signing import signing
+    """Return the OpenSSF signature of a folder, which model-signing verifies: its own signer reads key files only."""
+    statement = _build_files_statement(folder)
+    return {
+        "mediaType": BUNDLE_TYPE,
+        "verificationMaterial": {**_build_verification_material(key), "tlogEntries": []},
+        "dsseEnvelope": signed_envelopes.sign_envelope(key, statement, attestations.PAYLOAD_TYPE),
+    }
 
-    config = signing.Config().set_hashing_config(_build_hashing())
-    with tempfile.TemporaryDirectory() as temporary:
-        output = Path(temporary) / "signature.json"
-        if key.certificates:
-            paths = []
-            for number, text in enumerate(_split_certificates(key.certificates)):
-                paths.append(Path(temporary) / f"{number}.pem")
-                paths[-1].write_text(text, encoding="ascii")
-            # model-signing refuses an empty chain.
-            chain = paths[1:] or paths
-            config.use_certificate_signer(private_key=key.path, signing_certificate=paths[0], certificate_chain=chain)
-        else:
-            config.use_elliptic_key_signer(private_key=key.path, password=_encode_password(key))
-        try:
-            config.sign(folder, output)
-        except ValueError as error:  # a symbolic link
-            raise _unsigned_error(folder, str(error).partition(". ")[0]) from None
-        signature: Json = json.loads(output.read_text(encoding="utf-8"))
-    return signature
+
+def _build_files_statement(folder: Path) -> Json:
+    """Hash the files of a folder, and return the statement about them in the format of model signing 1.0."""
+    try:
+        manifest = _build_hashing().hash(folder)
+    except ValueError as error:  # a symbolic link
+        raise _unsigned_error(folder, str(error).partition(". ")[0]) from None
+    files = list(manifest.resource_descriptors())
+    root = hashlib.sha256(b"".join(file.digest.digest_value for file in files)).hexdigest()
+    return {
+        "_type": attestations.STATEMENT_TYPE,
+        "subject": [{"name": manifest.model_name, "digest": {"sha256": root}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "serialization": manifest.serialization_type,
+            "resources": [
+                {"name": file.identifier, "algorithm": file.digest.algorithm, "digest": file.digest.digest_hex}
+                for file in files
+            ],
+        },
+    }
+
+
+def _build_verification_material(key: SigningKey) -> Json:
+    """Return the certificates of the key, or the digest of the public key that model-signing compares."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    if not key.certificates:
+        return {"publicKey": {"hint": _digest(signing_keys.format_public_key(key.public_key))}}
+    chain = [one.public_bytes(Encoding.DER) for one in signing_keys.load_certificates(key.certificates.encode())]
+    return {"x509CertificateChain": {"certificates": [{"rawBytes": base64.b64encode(one).decode()} for one in chain]}}
 
 
 def _unsigned_error(folder: Path, problem: str) -> SignatureInvalidError:
@@ -139,16 +159,6 @@ def _unsigned_error(folder: Path, problem: str) -> SignatureInvalidError:
         f"{folder} cannot be signed: {problem}",
         hint="Remove the files that the manifest does not list, and replace symbolic links with their files.",
     )
-
-
-def _encode_password(key: SigningKey) -> Any:
-    """Return the password as bytes: model-signing is annotated with str, but passes the value on to cryptography."""
-    return key.password.encode() if key.password else None
-
-
-def _split_certificates(text: str) -> list[str]:
-    end = "-----END CERTIFICATE-----\n"
-    return [part + end for part in text.replace("\r\n", "\n").split(end) if part.strip()]
 
 
 def load_records(store: Path, sha256: str, manifest_sha256: str = "") -> list[SignatureRecord]:
@@ -216,8 +226,6 @@ def check_record(record: SignatureRecord, trust: Trust) -> Manifest:
 
 
 def _digest(text: str) -> str:
-    import hashlib
-
     return hashlib.sha256(text.encode()).hexdigest()
 
 

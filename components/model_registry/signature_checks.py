@@ -78,7 +78,7 @@ def sign_version(artifacts: Sequence[Artifact], store_uri: str, reporter: Report
 def _sign_once(artifact: Artifact, key: SigningKey) -> None:
     """Sign an artifact unless a valid signature of this key exists."""
     try:
-        check_artifact(artifact, Trust({key.key_id: key.private_key.public_key()}))
+        check_artifact(artifact, Trust({key.key_id: key.public_key}))
     except SignatureInvalidError:
         artifact_signatures.sign_artifact(artifact, key, Workdir.from_environment().store)
 

@@ -16,11 +16,9 @@ Json = dict[str, Any]
 def sign_envelope(key: SigningKey, payload: Json, payload_type: str) -> Json:
     """Return a DSSE envelope of a payload, as JSON values."""
     from securesystemslib.dsse import Envelope
-    from securesystemslib.signer import CryptoSigner, SSlibKey
 
     envelope = Envelope(hashing.canonical_json(payload), payload_type, {})
-    public = SSlibKey.from_crypto(key.private_key.public_key(), keyid=key.key_id)
-    envelope.sign(CryptoSigner(key.private_key, public))
+    envelope.sign(key.signer)
     signed: Json = envelope.to_dict()
     return signed
 

@@ -1,4 +1,4 @@
-"""Signing keys: loaded by reference to their file, and created.
+"""Signing keys: loaded by reference to their file or to an HSM, and created.
 
 One elliptic-curve key signs artifacts, attestations and entries of the history.
 """
@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from components.common.runtime.errors import ConfigurationError, EngineMissingError, OutputOccupiedError
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.x509 import Certificate
+    from securesystemslib.signer import Signer
 
 KEY_VARIABLE = "TUNELINE_SIGNING_KEY_FILE"
 PASSWORD_VARIABLE = "TUNELINE_SIGNING_KEY_PASSWORD"
@@ -26,24 +27,23 @@ CERTIFICATES_VARIABLE = "TUNELINE_SIGNING_CERTIFICATES_FILE"
 CURVES = ("secp256r1", "secp384r1", "secp521r1")  # that model-signing accepts
 EXPECTED_KEY = "an elliptic-curve key on P-256, P-384 or P-521 in PEM format"
 PRIVATE_KEY_FILENAME, PUBLIC_KEY_FILENAME = "signing.key", "signing.pub"
+HARDWARE_PREFIX = "pkcs11:"
 KEY_BLOCK, CERTIFICATE_BLOCK = rb"-----BEGIN [A-Z ]*KEY-----", rb"-----BEGIN CERTIFICATE-----"
 KEY_HINT = "Create a key pair with `tuneline signing keygen -o DIR`."
 
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A private key and its certificates.
+    """A private key, in memory or in an HSM, and its certificates.
 
     Attributes:
         key_id: SHA-256 of the public key (DER, SubjectPublicKeyInfo), in hexadecimal digits.
-        path: file of the private key.
         certificates: the signing certificate and its chain in PEM format, the signing certificate first; "" without.
     """
 
-    private_key: EllipticCurvePrivateKey = field(repr=False)
+    signer: Signer = field(repr=False)
+    public_key: EllipticCurvePublicKey
     key_id: str
-    path: Path
-    password: str | None = field(repr=False)
     certificates: str = ""
 
 
@@ -72,37 +72,67 @@ def load_signing_key() -> SigningKey | None:
     """Return the key that TUNELINE_SIGNING_KEY_FILE refers to; None if the variable is not set.
 
     Raises:
-        ConfigurationError: the file of the key or of its certificates cannot be used.
+        ConfigurationError: the key or its certificates cannot be used.
         EngineMissingError: the packages for signatures are not installed.
     """
     if not (name := os.environ.get(KEY_VARIABLE)):
         return None
     require_packages("signing")
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    path, password = Path(name), os.environ.get(PASSWORD_VARIABLE) or None
-    _check_permissions(path)
-    load = partial(load_pem_private_key, password=password.encode() if password else None)
-    key = load_pem(path, KEY_VARIABLE, load)
-    if not is_supported(key):
-        raise key_error(path, KEY_VARIABLE, "another kind of key")
-    key_id, certificates = compute_key_id(key.public_key()), ""
+    if name.startswith(HARDWARE_PREFIX):
+        signer, public, reference = *_load_hardware_signer(name), "the HSM"
+    else:
+        signer, public, reference = *_load_file_signer(Path(name)), name
+    key_id, certificates = compute_key_id(public), ""
     if chain := os.environ.get(CERTIFICATES_VARIABLE):
         found = load_pem(Path(chain), CERTIFICATES_VARIABLE, load_certificates)
         certified = found[0].public_key()
         if not is_supported(certified) or compute_key_id(certified) != key_id:
             raise ConfigurationError(
-                f"{CERTIFICATES_VARIABLE}: the first certificate in {chain} is not for the key in {path}",
+                f"{CERTIFICATES_VARIABLE}: the first certificate in {chain} is not for the key in {reference}",
                 hint="Put the certificate of the signing key first, then the intermediate authorities.",
             )
-        if password:
-            raise ConfigurationError(
-                f"{PASSWORD_VARIABLE} is set together with {CERTIFICATES_VARIABLE}; a key with certificates must not be "
-                "encrypted",
-                hint="Decrypt the key into a file that only this user can read.",
-            )
         certificates = Path(chain).read_text(encoding="ascii")
-    return SigningKey(key, key_id, path, password, certificates)
+    return SigningKey(signer, public, key_id, certificates)
+
+
+def _load_file_signer(path: Path) -> tuple[Signer, EllipticCurvePublicKey]:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from securesystemslib.signer import CryptoSigner, SSlibKey
+
+    password = os.environ.get(PASSWORD_VARIABLE) or None
+    _check_permissions(path, "private key")
+    key = load_pem(path, KEY_VARIABLE, partial(load_pem_private_key, password=password.encode() if password else None))
+    if not is_supported(key):
+        raise key_error(path, KEY_VARIABLE, "another kind of key")
+    public = key.public_key()
+    return CryptoSigner(key, SSlibKey.from_crypto(public, keyid=compute_key_id(public))), public
+
+
+def _load_hardware_signer(name: str) -> tuple[Signer, EllipticCurvePublicKey]:
+    from securesystemslib.signer import SSlibKey
+
+    from components.model_registry import hardware_keys
+
+    uri = hardware_keys.parse_uri(name, KEY_VARIABLE)
+    pin = os.environ.get(PASSWORD_VARIABLE) or None
+    if uri.pin_source:
+        _check_permissions(uri.pin_source, "PIN")
+        try:
+            pin = uri.pin_source.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            raise ConfigurationError(
+                f"{KEY_VARIABLE}: the file of pin-source, {uri.pin_source}, cannot be read",
+                hint="Mount the file of the PIN, or set pin-source to its path.",
+            ) from None
+    private, found = hardware_keys.load_hardware_key(uri, KEY_VARIABLE, pin)
+    if not is_supported(found):
+        raise ConfigurationError(
+            f"{KEY_VARIABLE}: the HSM has a key on another curve; expected {', '.join(CURVES)}",
+            hint="Create an elliptic-curve key on P-256, P-384 or P-521 in the HSM.",
+        )
+    public = cast("EllipticCurvePublicKey", found)
+    key = SSlibKey.from_crypto(public, keyid=compute_key_id(public))
+    return hardware_keys.HardwareSigner(private, key), public
 
 
 def require_packages(extra: Literal["verification", "signing"]) -> None:
@@ -116,6 +146,7 @@ def require_packages(extra: Literal["verification", "signing"]) -> None:
 
         if extra == "signing":
             import model_signing  # noqa: F401
+            import pkcs11  # noqa: F401
     except ImportError as error:
         raise EngineMissingError(
             f"signatures require the packages of the extra {extra}: {error}",
@@ -123,8 +154,8 @@ def require_packages(extra: Literal["verification", "signing"]) -> None:
         ) from None
 
 
-def _check_permissions(path: Path) -> None:
-    """Refuse a private key of this user that others can read, as ssh does.
+def _check_permissions(path: Path, secret: str) -> None:
+    """Refuse a file with a secret of this user that others can read, as ssh does.
 
     The files of a Kubernetes secret belong to root, who decides on their mode.
     """
@@ -135,7 +166,7 @@ def _check_permissions(path: Path) -> None:
     if status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigurationError(
             f"{KEY_VARIABLE}: {path} has mode {stat.S_IMODE(status.st_mode):04o}, so other users can read or change the "
-            "private key; expected 0600 or 0400",
+            f"{secret}; expected 0600 or 0400",
             hint=f"Restrict it: chmod 600 {path}, or defaultMode: 0400 of a Kubernetes secret. If others had access, create a "
             "new key and revoke this one.",
         )

@@ -39,6 +39,25 @@ def keygen(output: OutputOption = Path("keys"), as_json: JsonOption = False) -> 
     print_result(result, as_json, [f"private key {private}, public key {public}, key ID {key_id}"])
 
 
+@signing_app.command()
+def show(as_json: JsonOption = False) -> None:
+    """Check the signing key of this process, and print its ID and its public key in PEM format.
+
+    The output without --json is a public key file for --trust.
+    """
+    from components.model_registry import signing_keys
+
+    key = signing_keys.load_signing_key()
+    if key is None:
+        raise UsageError(
+            "this process has no signing key",
+            hint=f"Set {signing_keys.KEY_VARIABLE} to the file of a private key or to a pkcs11: URI.",
+        )
+    public = signing_keys.format_public_key(key.public_key)
+    result = {"key_id": key.key_id, "public_key": public, "certified": bool(key.certificates)}
+    print_result(result, as_json, [f"key ID {key.key_id}", public.rstrip()])
+
+
 @app.command()
 def verify(
     reference: Annotated[

@@ -16,6 +16,7 @@ from tests.engines import cluster as cluster_kit
 from tests.engines import postgresql, slurm_cluster
 from tests.engines.cluster import Cluster
 from tests.engines.s3_server import S3, run_server
+from tests.model_registry.conftest import empty_store
 from tests.pipelines.conftest import digests_file, first, first_digests, project
 
 ENGINES_REQUIRED = os.environ.get("TUNELINE_ENGINES") == "required"
@@ -25,6 +26,7 @@ REQUIRED_PROGRAMS = {
     "slurm": slurm_cluster.REQUIRED_PROGRAMS,
     "chromium": ("chromium",),
     "tesseract": ("tesseract",),
+    "softhsm": ("softhsm2-util",),
     "cluster": cluster_kit.REQUIRED_PROGRAMS,
 }
 REQUIRED_PROGRAMS["slurmrestd"] = slurm_cluster.REST_PROGRAMS
@@ -35,7 +37,7 @@ REQUIRED_MODULES = {
     "deepspeed": ("deepspeed",),
 }
 REQUIRED_MODULES["postgresql"] = ("psycopg2", "flask_wtf", "adbc_driver_postgresql")
-__all__ = ["digests_file", "first", "first_digests", "make_dataset", "project"]
+__all__ = ["digests_file", "empty_store", "first", "first_digests", "make_dataset", "project"]
 
 
 def find_missing(marker: str) -> str | None:
@@ -52,8 +54,8 @@ def find_missing(marker: str) -> str | None:
 def skip_or_fail(missing: str) -> None:
     """Fail the test if engines are required, else skip it; both name the missing engine."""
     debian_packages = (
-        "postgresql, curl, openssl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin, munge, chromium and tesseract-ocr, for a "
-        f"cluster {cluster_kit.DEBIAN_PACKAGES}"
+        "postgresql, curl, openssl, slurm-wlm, slurmrestd, slurm-wlm-jwt-plugin, munge, chromium, tesseract-ocr and softhsm2, "
+        f"for a cluster {cluster_kit.DEBIAN_PACKAGES}"
     )
     message = f"{missing} is not installed: make test-all installs what PyPI carries, Debian's packages {debian_packages} the rest"
     pytest.fail(message) if ENGINES_REQUIRED else pytest.skip(message)

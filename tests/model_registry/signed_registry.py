@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,13 @@ def set_signing(folder: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("TUNELINE_TRUST", str(folder / "keys" / "signing.pub"))
 
 
-def build_signed_registry(empty_store: Path, folder: Path) -> Path:
+def build_signed_registry(
+    empty_store: Path, folder: Path, configure: Callable[[Path, pytest.MonkeyPatch], None] = set_signing
+) -> Path:
     """Build the registry, and return the folder of its workdir and keys.
+
+    Args:
+        configure: sets the variables with which this process signs, and trusts its signatures.
 
     The folder is moved after the build: a copy of it reads its own store, because the recorded paths lead nowhere.
     """
@@ -76,7 +82,7 @@ def build_signed_registry(empty_store: Path, folder: Path) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         client = open_registry(empty_store, folder / "mlflow", patch)
-        set_signing(built, patch)
+        configure(built, patch)
         first = customize("one")
         second = customize("two", incumbent=first.model.sha256)
         for version, made in (("1", first), ("2", second)):

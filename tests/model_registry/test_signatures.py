@@ -772,6 +772,29 @@ def test_encrypted_key_needs_its_password(tmp_path: Path, monkeypatch: pytest.Mo
         signing_keys.load_signing_key()
 
 
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [
+        ("pkcs11:object=a", "has module-path=.; expected the absolute path of the module's shared library"),
+        ("pkcs11:object=a?module-path=hsm.so", "has module-path=hsm.so; expected the absolute path"),
+        ("pkcs11:token=t?module-path=/hsm.so", "has no object and no id; expected the label"),
+        ("pkcs11:object=a;object=b?module-path=/hsm.so", "has the attribute 'object'; expected each of token"),
+        ("pkcs11:object=a;slot-id=1?module-path=/hsm.so", "has the attribute 'slot-id'; expected each of token"),
+        ("pkcs11:object=a;type=public?module-path=/hsm.so", "has type=public; expected type=private"),
+        ("pkcs11:object=a?module-path=/hsm.so&pin-value=1234", "has the attribute pin-value; expected the PIN in"),
+        ("pkcs11:object=a?module-path=/hsm.so&pin-source=|cat", "has another pin-source; expected the absolute path"),
+        ("pkcs11:object=a?module-path=/missing/hsm.so", "the PKCS#11 module /missing/hsm.so does not exist"),
+    ],
+)
+def test_unusable_pkcs11_uri_is_reported(uri: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/engines/test_hardware_keys.py has the tests with a token."""
+    monkeypatch.setenv("TUNELINE_SIGNING_KEY_FILE", uri)
+    with pytest.raises(ConfigurationError, match=r"^TUNELINE_SIGNING_KEY_FILE: the ") as error:
+        signing_keys.load_signing_key()
+    assert problem in error.value.message
+    assert "1234" not in error.value.message + error.value.hint
+
+
 def test_certificate_of_a_trusted_authority_signs(
     signed: SignedRegistry, monkeypatch: pytest.MonkeyPatch, customize: Customization
 ) -> None:

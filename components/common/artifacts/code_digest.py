@@ -29,6 +29,7 @@ DISTRIBUTIONS = {
     "llama_index": "llama-index-core",
     "markdown_it": "markdown-it-py",
     "PIL": "pillow",
+    "pkcs11": "python-pkcs11",
     "psycopg2": "psycopg2-binary",
     "python_calamine": "python-calamine",
     "sklearn": "scikit-learn",
