@@ -15,15 +15,24 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact, Manifest
 from components.common.workspace import artifact_store
-from components.model_registry import attestations, evidence, signed_envelopes, signing_keys, trust_root
+from components.model_registry import (
+    attestations,
+    evidence,
+    signed_envelopes,
+    signing_keys,
+    sigstore_bundles,
+    trust_root,
+)
+from components.model_registry.signers import Signer
 from components.model_registry.signing_keys import SigningKey
+from components.model_registry.sigstore_signing import SigstoreSigner
 from components.model_registry.trust_root import SignatureInvalidError, Trust
 
 if TYPE_CHECKING:
@@ -43,7 +52,7 @@ class SignatureRecord(BaseModel):
         manifest: manifest.json as text.
         statements: the statements of an evaluation or a package as text, by file name.
         signature: OpenSSF signature of the files, a Sigstore bundle.
-        attestation: DSSE envelope of the step's in-toto statement.
+        attestation: signed envelope of the step's in-toto statement: DSSE, or a Sigstore bundle.
         certificates: certificates of the key in PEM format; "" without.
     """
 
@@ -55,7 +64,7 @@ class SignatureRecord(BaseModel):
 
     @property
     def key_id(self) -> str:
-        """ID of the key, as the attestation states it."""
+        """ID of the key or identity, as the attestation states it."""
         return signed_envelopes.read_key_id(self.attestation)
 
     def parse_manifest(self) -> Manifest:
@@ -70,15 +79,30 @@ class SignatureRecord(BaseModel):
             raise SignatureInvalidError(f"its manifest is unreadable: {error}") from None
 
 
+class SignerDescription(BaseModel):
+    """Who signed a record.
+
+    Attributes:
+        kind: a pinned key, in a file or an HSM, a key with a certificate, or an identity that a Sigstore certified.
+        identity: subject of the certificate, or the identity; "" for a pinned key.
+        issuer: issuer of the certificate, or of the identity's token; "" for a pinned key.
+    """
+
+    kind: Literal["key", "certificate", "sigstore"]
+    identity: str = ""
+    issuer: str = ""
+
+
 def compute_manifest_sha256(text: str) -> str:
     """Return the digest of a manifest's fields. Manifests of schema version 1 do not state it."""
     return artifact_folder.compute_manifest_sha256(json.loads(text))
 
 
-def sign_artifact(artifact: Artifact, key: SigningKey, store: Path) -> SignatureRecord:
+def sign_artifact(artifact: Artifact, signer: Signer, store: Path) -> SignatureRecord:
     """Sign an artifact's folder and the attestation of its step, and write the record to the store.
 
     Raises:
+        ConfigurationError, EngineMissingError: the signer cannot be used.
         SignatureInvalidError: the folder has files that the manifest does not list, or symbolic links.
     """
     text = (artifact.path / artifact_folder.MANIFEST_FILENAME).read_text(encoding="utf-8")
@@ -86,22 +110,23 @@ def sign_artifact(artifact: Artifact, key: SigningKey, store: Path) -> Signature
     statement = attestations.build_statement(artifact.manifest, manifest_sha256)
     files = {file.path for file in artifact.manifest.files}
     listed = files & {*STATEMENT_FILENAMES}
-    signature = _sign_folder(artifact.path, key)
+    signature = _sign_folder(artifact.path, signer)
     signed = _list_signed_files(json.loads(base64.b64decode(signature["dsseEnvelope"]["payload"])))
     if extra := sorted({*signed} - files - {artifact_folder.MANIFEST_FILENAME}):
         raise _unsigned_error(artifact.path, f"its manifest does not list {extra[0]}")
+    certificates = "" if isinstance(signer, SigstoreSigner) else signer.certificates
     record = SignatureRecord(
         manifest=text,
         statements={name: (artifact.path / name).read_text(encoding="utf-8") for name in sorted(listed)},
         signature=signature,
-        attestation=signed_envelopes.sign_envelope(key, statement, attestations.PAYLOAD_TYPE),
-        certificates=key.certificates,
+        attestation=signed_envelopes.sign_envelope(signer, statement, attestations.PAYLOAD_TYPE),
+        certificates=certificates,
     )
     # A name for each key: after a rotation, the records of the old key still verify versions that share the artifact.
-    name = f"{FOLDER}/{artifact.sha256}/{manifest_sha256}.{key.key_id}.json"
+    name = f"{FOLDER}/{artifact.sha256}/{manifest_sha256}.{signer.key_id}.json"
     artifact_store.write_note(store, name, record.model_dump_json(exclude_defaults=True) + "\n")
-    if key.certificates:  # for the signatures in the history, which have no room for certificates
-        artifact_store.write_note(store, f"{CERTIFICATES_FOLDER}/{key.key_id}.pem", key.certificates)
+    if certificates:  # for the signatures in the history, which have no room for certificates
+        artifact_store.write_note(store, f"{CERTIFICATES_FOLDER}/{signer.key_id}.pem", certificates)
     return record
 
 
@@ -112,13 +137,15 @@ def _build_hashing() -> model_hashing.Config:
     return model_hashing.Config().set_ignored_paths(paths=[], ignore_git_paths=False)
 
 
-def _sign_folder(folder: Path, key: SigningKey) -> Json:
+def _sign_folder(folder: Path, signer: Signer) -> Json:
     """Return the OpenSSF signature of a folder, which model-signing verifies: its own signer reads key files only."""
-    statement = _build_files_statement(folder)
+    envelope = signed_envelopes.sign_envelope(signer, _build_files_statement(folder), attestations.PAYLOAD_TYPE)
+    if isinstance(signer, SigstoreSigner):  # it is a bundle
+        return envelope
     return {
         "mediaType": BUNDLE_TYPE,
-        "verificationMaterial": {**_build_verification_material(key), "tlogEntries": []},
-        "dsseEnvelope": signed_envelopes.sign_envelope(key, statement, attestations.PAYLOAD_TYPE),
+        "verificationMaterial": {**_build_verification_material(signer), "tlogEntries": []},
+        "dsseEnvelope": envelope,
     }
 
 
@@ -210,7 +237,8 @@ def check_record(record: SignatureRecord, trust: Trust) -> Manifest:
     statement = signed_envelopes.open_envelope(record.attestation, attestations.PAYLOAD_TYPE, trust)
     if not attestations.describes(statement, manifest, manifest_sha256):
         raise SignatureInvalidError("its attestation is about another artifact")
-    envelope = record.signature.get("dsseEnvelope", {})
+    is_bundle = sigstore_bundles.is_bundle(record.signature)
+    envelope = record.signature if is_bundle else record.signature.get("dsseEnvelope", {})
     signed = _list_signed_files(
         signed_envelopes.open_envelope(envelope, attestations.PAYLOAD_TYPE, trust, record.key_id)
     )
@@ -223,6 +251,25 @@ def check_record(record: SignatureRecord, trust: Trust) -> Manifest:
         if listed.get(name) != _digest(text):
             raise SignatureInvalidError(f"{name} in its record differs from the signed file")
     return manifest
+
+
+def describe_signer(record: SignatureRecord, pinned: Trust) -> SignerDescription:
+    """Return who signed a record that verifies.
+
+    Args:
+        pinned: the trust without the keys that its authorities vouch for.
+    """
+    if sigstore_bundles.is_bundle(record.attestation):
+        identity = sigstore_bundles.read_identity(record.attestation)
+        return SignerDescription(kind="sigstore", identity=identity.identity, issuer=identity.issuer)
+    if record.key_id in pinned.keys or not record.certificates:
+        return SignerDescription(kind="key")
+    certificate = signing_keys.load_certificates(record.certificates.encode())[0]
+    key = certificate.public_key()
+    if not signing_keys.is_supported(key) or signing_keys.compute_key_id(key) != record.key_id:  # type: ignore[arg-type]
+        return SignerDescription(kind="certificate")
+    subject, issuer = certificate.subject.rfc4514_string(), certificate.issuer.rfc4514_string()
+    return SignerDescription(kind="certificate", identity=subject, issuer=issuer)
 
 
 def _digest(text: str) -> str:
@@ -258,8 +305,13 @@ def check_files(record: SignatureRecord, folder: Path, trust: Trust) -> None:
     with tempfile.TemporaryDirectory() as temporary, _translated_errors():
         config, path = verifying.Config(), Path(temporary) / "signature.json"
         path.write_text(json.dumps(record.signature), encoding="utf-8")
-        root = Path(temporary) / "root.pem"
-        if "publicKey" in record.signature.get("verificationMaterial", {}):
+        root = Path(temporary) / "root"
+        if sigstore_bundles.is_bundle(record.signature):
+            pinned = trust.get_identity(sigstore_bundles.read_identity(record.signature))
+            root.write_text(pinned.trust_config, encoding="utf-8")
+            identity, issuer = pinned.identity.identity, pinned.identity.issuer
+            config.use_sigstore_verifier(identity=identity, oidc_issuer=issuer, trust_config=root)
+        elif "publicKey" in record.signature.get("verificationMaterial", {}):
             root.write_text(signing_keys.format_public_key(trusted.get_key(record.key_id)), encoding="ascii")
             config.use_elliptic_key_verifier(public_key=root)
         else:
@@ -272,10 +324,11 @@ def check_files(record: SignatureRecord, folder: Path, trust: Trust) -> None:
 def _translated_errors() -> Iterator[None]:
     from cryptography.exceptions import InvalidSignature
     from OpenSSL.crypto import X509StoreContextError
+    from sigstore.errors import Error
 
     try:
         yield
     except ValueError as error:
         raise SignatureInvalidError(f"its files differ from its signature: {error}") from None
-    except (InvalidSignature, X509StoreContextError, KeyError):
+    except (InvalidSignature, X509StoreContextError, Error, KeyError):
         raise SignatureInvalidError("the signature of its files is forged or damaged") from None

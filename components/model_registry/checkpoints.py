@@ -16,7 +16,7 @@ from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import RegistryError, TunelineError
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import Workdir
-from components.model_registry import signing_keys, trust_root
+from components.model_registry import signers, trust_root
 
 FOLDER_VARIABLE = "TUNELINE_CHECKPOINTS"
 NOTES_FOLDER = "checkpoints"  # in the artifact store
@@ -39,7 +39,7 @@ class Checkpoint(BaseModel):
 
 def is_writing() -> bool:
     """Return whether this process writes checkpoints: it signs, or TUNELINE_CHECKPOINTS is set."""
-    return signing_keys.is_signing() or bool(os.environ.get(FOLDER_VARIABLE))
+    return signers.is_signing() or bool(os.environ.get(FOLDER_VARIABLE))
 
 
 def is_reading() -> bool:

@@ -10,23 +10,23 @@ import json
 from collections.abc import Mapping
 
 from components.common.artifacts import hashing
-from components.model_registry import signed_envelopes, signing_keys
+from components.model_registry import signed_envelopes, signers
 from components.model_registry.trust_root import SignatureInvalidError, Trust
 
 PAYLOAD_TYPE = "application/vnd.tuneline.history+json"
 
 
 def sign_entry(model: str, number: int, seal: str, content_sha256: str) -> str:
-    """Return the signed envelope of an entry as text; "" if this process has no signing key.
+    """Return the signed envelope of an entry as text; "" if this process has no signer.
 
     Args:
         content_sha256: digest of the entry without seal and signature.
     """
-    key = signing_keys.load_signing_key()
-    if key is None:
+    signer = signers.load_signer()
+    if signer is None:
         return ""
     payload = {"model": model, "entry": number, "seal": seal, "content_sha256": content_sha256}
-    return hashing.canonical_json(signed_envelopes.sign_envelope(key, payload, PAYLOAD_TYPE)).decode()
+    return hashing.canonical_json(signed_envelopes.sign_envelope(signer, payload, PAYLOAD_TYPE)).decode()
 
 
 def check_entry(signature: str, expected: Mapping[str, object], trust: Trust) -> None:

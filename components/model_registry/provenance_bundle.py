@@ -26,7 +26,7 @@ from components.model_registry import (
     registry_history,
     signature_checks,
 )
-from components.model_registry.artifact_signatures import SignatureRecord
+from components.model_registry.artifact_signatures import SignatureRecord, SignerDescription
 from components.model_registry.checkpoints import Checkpoint
 from components.model_registry.model_versions import TAG_PREFIX
 from components.model_registry.registry_history import Entry
@@ -76,12 +76,14 @@ class VerifiedArtifact(BaseModel):
     """An artifact whose signature and attestation verify.
 
     Attributes:
+        key_id: ID of the key or of the identity.
         hashed: whether all its files were hashed and compared with the signature.
     """
 
     kind: str
     sha256: str
     key_id: str
+    signer: SignerDescription
     hashed: bool
 
 
@@ -255,7 +257,7 @@ def verify(
         find_artifact: returns an artifact by its content digest, whose files are then hashed; None if it is not here.
     """
     index, history = bundle.index, sorted(bundle.history, key=lambda entry: entry.number)
-    trust = trust.add_certificates(index.certificates)
+    pinned, trust = trust, trust.add_certificates(index.certificates)
     roots = {sha256: kind for kind, sha256 in index.artifacts.items()}
     lineage = signature_checks.check_lineage(roots, lambda sha256: bundle.records.get(sha256, []), trust)
     objections, notes = [*lineage.objections], []
@@ -276,7 +278,9 @@ def verify(
             artifact, found = None, [f"its {manifest.kind} {sha256[:12]} does not verify: {error.message}"]
         objections += found
         is_hashed = artifact is not None and not found
-        artifacts.append(VerifiedArtifact(kind=manifest.kind, sha256=sha256, key_id=record.key_id, hashed=is_hashed))
+        signer = artifact_signatures.describe_signer(record, pinned)
+        fields = {"kind": manifest.kind, "sha256": sha256, "key_id": record.key_id}
+        artifacts.append(VerifiedArtifact(**fields, signer=signer, hashed=is_hashed))
     if unhashed := [one.kind for one in artifacts if not one.hashed]:
         notes.append(f"the files of these artifacts are not on this machine and were not hashed: {', '.join(unhashed)}")
     return Verification(

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from components.common.artifacts import hashing
 from components.common.runtime.errors import RegistryError
 from components.common.workspace import liveness
-from components.model_registry import checkpoints, entry_signatures, mlflow_retry, model_versions, signing_keys
+from components.model_registry import checkpoints, entry_signatures, mlflow_retry, model_versions, signers
 from components.model_registry.model_versions import HISTORY_SUFFIX, TAG_PREFIX
 
 if TYPE_CHECKING:
@@ -198,10 +198,10 @@ def check_key(client: MlflowClient, model: str, entries: Sequence[Entry]) -> Non
 
 def _require_key(model: str, *, is_signed: bool) -> None:
     """Raise RegistryError if the history is signed and this process has no key: an audit would find the entry."""
-    if is_signed and not signing_keys.is_signing():
+    if is_signed and not signers.is_signing():
         raise RegistryError(
             f"the history of {model} is signed, and this process has no signing key",
-            hint=f"Set {signing_keys.KEY_VARIABLE} to the file of a private key.",
+            hint=signers.HINT,
         )
 
 

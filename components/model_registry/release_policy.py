@@ -107,7 +107,7 @@ class Policy(BaseModel):
     trusted_keys: list[KeyId] = Field(
         [],
         exclude_if=operator.not_,
-        description="IDs of the keys whose signatures of artifacts count, among the keys that TUNELINE_TRUST pins. Empty: "
+        description="IDs of the keys and identities whose signatures of artifacts count, among those that TUNELINE_TRUST pins. Empty: "
         "all of them.",
     )
 

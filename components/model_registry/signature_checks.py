@@ -15,9 +15,9 @@ from components.common.models import training_lineage
 from components.common.runtime.reporters import Reporter
 from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import STORE_PREFIX, Workdir
-from components.model_registry import artifact_signatures, signing_keys
+from components.model_registry import artifact_signatures, signers
 from components.model_registry.artifact_signatures import SignatureRecord
-from components.model_registry.signing_keys import SigningKey
+from components.model_registry.signers import Signer
 from components.model_registry.trust_root import SignatureInvalidError, Trust
 
 ATTESTED_KINDS = ("dataset", "model", "initial_adapter", "evaluation", "repository")  # inputs that steps produced
@@ -40,25 +40,25 @@ class LineageCheck:
 
 
 def sign_version(artifacts: Sequence[Artifact], store_uri: str, reporter: Reporter) -> None:
-    """Sign the artifacts of a version and of its lineage, if this process has a signing key.
+    """Sign the artifacts of a version and of its lineage, if this process has a signer.
 
-    Artifacts with a valid signature of this key keep it.
+    Artifacts with a valid signature of this signer keep it.
 
     Args:
         store_uri: URI of the model in its artifact store, which also has its inputs.
 
     Raises:
-        ConfigurationError, EngineMissingError: the key cannot be used.
+        ConfigurationError, EngineMissingError: the signer cannot be used.
     """
-    key = signing_keys.load_signing_key()
-    if key is None:
+    signer = signers.load_signer()
+    if signer is None:
         return
     reporter.step("signing the version")
     pending, signed = [*artifacts], set[str]()
     missing: dict[str, ArtifactInput] = {}  # another artifact may record a location that still exists
     while pending:
         artifact = pending.pop()
-        _sign_once(artifact, key)
+        _sign_once(artifact, signer)
         signed.add(artifact.sha256)
         for source in artifact.manifest.inputs:
             if source.content_sha256 in signed or not (_is_attested(source) or source.kind == "base_model"):
@@ -75,12 +75,12 @@ def sign_version(artifacts: Sequence[Artifact], store_uri: str, reporter: Report
             )
 
 
-def _sign_once(artifact: Artifact, key: SigningKey) -> None:
-    """Sign an artifact unless a valid signature of this key exists."""
+def _sign_once(artifact: Artifact, signer: Signer) -> None:
+    """Sign an artifact unless a valid signature of this signer exists."""
     try:
-        check_artifact(artifact, Trust({key.key_id: key.public_key}))
+        check_artifact(artifact, signers.build_own_trust(signer))
     except SignatureInvalidError:
-        artifact_signatures.sign_artifact(artifact, key, Workdir.from_environment().store)
+        artifact_signatures.sign_artifact(artifact, signer, Workdir.from_environment().store)
 
 
 def _is_attested(source: ArtifactInput) -> bool:

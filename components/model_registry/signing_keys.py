@@ -63,11 +63,6 @@ def format_public_key(key: EllipticCurvePublicKey) -> str:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
-def is_signing() -> bool:
-    """Return whether this process has a signing key."""
-    return bool(os.environ.get(KEY_VARIABLE))
-
-
 def load_signing_key() -> SigningKey | None:
     """Return the key that TUNELINE_SIGNING_KEY_FILE refers to; None if the variable is not set.
 
@@ -138,11 +133,12 @@ def _load_hardware_signer(name: str) -> tuple[Signer, EllipticCurvePublicKey]:
 def require_packages(extra: Literal["verification", "signing"]) -> None:
     """Raise EngineMissingError if the packages of the extra are not installed.
 
-    Only signing, and hashing the files of an artifact, needs model-signing, which imports the client of Sigstore.
+    Only signing, and hashing the files of an artifact, needs model-signing.
     """
     try:
         import OpenSSL  # noqa: F401
         import securesystemslib  # noqa: F401
+        import sigstore  # noqa: F401
 
         if extra == "signing":
             import model_signing  # noqa: F401

@@ -1,4 +1,4 @@
-"""Trust roots: the public keys, authorities and revoked keys that a verifier pins."""
+"""Trust roots: the public keys, authorities, identities and revoked keys that a verifier pins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from components.common.runtime.errors import ConfigurationError, TunelineError
 from components.common.runtime.validation_errors import describe_validation_error
 from components.common.runtime.yaml_loading import StrictLoader, describe_yaml_error, load_yaml
-from components.model_registry import signing_keys
+from components.model_registry import signing_keys, sigstore_identities
+from components.model_registry.sigstore_identities import Identity, TrustedIdentity
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -29,8 +30,18 @@ class SignatureInvalidError(TunelineError):
     kind = "signature"
 
 
+class IdentityEntry(BaseModel):
+    """An identity in a trust file; both of its parts are compared exactly."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    identity: str = Field(min_length=1, description="Subject alternative name of the certificates.")
+    issuer: str = Field(min_length=1, description="URL of the OpenID Connect issuer.")
+    trust_config: str = Field(description="File of the Sigstore's client trust configuration, relative to this file.")
+
+
 class TrustFile(BaseModel):
-    """A trust root in a YAML file: pinned keys and authorities, and the IDs of revoked keys."""
+    """A trust root in a YAML file: pinned keys, authorities and identities, and the IDs of revoked ones."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,7 +49,8 @@ class TrustFile(BaseModel):
     certificate_authorities: list[str] = Field(
         [], description="Files of authorities' certificates in PEM format, relative to this file."
     )
-    revoked: list[KeyId] = Field([], description="IDs of keys whose signatures and certificates are refused.")
+    identities: list[IdentityEntry] = Field([], description="Identities that a Sigstore of the site certifies.")
+    revoked: list[KeyId] = Field([], description="IDs of keys and identities whose signatures are refused.")
 
 
 @dataclass(frozen=True)
@@ -48,17 +60,19 @@ class Trust:
     Attributes:
         keys: public keys by ID.
         authorities: certificates of authorities, which vouch for further keys.
-        revoked: IDs of keys whose signatures are refused.
-        allowed: IDs of the only keys that count; None for all.
+        identities: identities that sign without a key of their own, by ID.
+        revoked: IDs of keys and identities whose signatures are refused.
+        allowed: IDs of the only keys and identities that count; None for all.
     """
 
     keys: Mapping[str, EllipticCurvePublicKey] = field(default_factory=dict)
     authorities: tuple[Certificate, ...] = ()
+    identities: Mapping[str, TrustedIdentity] = field(default_factory=dict)
     revoked: frozenset[str] = frozenset()
     allowed: frozenset[str] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.keys or self.authorities)
+        return bool(self.keys or self.authorities or self.identities)
 
     def add_certificates(self, chains: Iterable[str]) -> Trust:
         """Return a trust that also has the keys of the certificates that an authority vouches for.
@@ -75,13 +89,25 @@ class Trust:
         Raises:
             SignatureInvalidError: the key is revoked or not trusted.
         """
-        if key_id in self.revoked:
-            raise SignatureInvalidError(f"signed with the revoked key {key_id[:12]}")
-        if key_id not in self.keys:
-            raise SignatureInvalidError(f"signed with key {key_id[:12] or 'unknown'}, which is not trusted")
-        if self.allowed is not None and key_id not in self.allowed:
-            raise SignatureInvalidError(f"signed with key {key_id[:12]}, which the policy does not list")
+        self._check(key_id, f"key {key_id[:12] or 'unknown'}", is_pinned=key_id in self.keys)
         return self.keys[key_id]
+
+    def get_identity(self, identity: Identity) -> TrustedIdentity:
+        """Return the pinned identity with this name and issuer.
+
+        Raises:
+            SignatureInvalidError: the identity is revoked or not trusted.
+        """
+        self._check(identity.id, f"identity {identity}", is_pinned=identity.id in self.identities)
+        return self.identities[identity.id]
+
+    def _check(self, signer_id: str, name: str, *, is_pinned: bool) -> None:
+        if signer_id in self.revoked:
+            raise SignatureInvalidError(f"signed with the revoked {name}")
+        if not is_pinned:
+            raise SignatureInvalidError(f"signed with {name}, which is not trusted")
+        if self.allowed is not None and signer_id not in self.allowed:
+            raise SignatureInvalidError(f"signed with {name}, which the policy does not list")
 
 
 def format_authorities(trust: Trust) -> str:
@@ -101,6 +127,7 @@ def load_trust(paths: Sequence[Path]) -> Trust:
     signing_keys.require_packages("verification")
     keys: dict[str, EllipticCurvePublicKey] = {}
     authorities: list[Certificate] = []
+    identities: dict[str, TrustedIdentity] = {}
     revoked: set[str] = set()
     for path in paths:
         content = signing_keys.load_pem(path, "trust", bytes)
@@ -108,12 +135,21 @@ def load_trust(paths: Sequence[Path]) -> Trust:
         revoked |= {*files.revoked}
         for name in (*files.public_keys, *files.certificate_authorities):
             _add_trusted(path.parent / name, keys, authorities)
-    if not keys and not authorities:  # a trust that pins nothing would switch off the checks
+        for entry in files.identities:
+            identity = Identity(entry.identity, entry.issuer)
+            if identity.id in identities:
+                raise ConfigurationError(
+                    f"{path}: the identity {identity} is listed twice",
+                    hint="Put all authorities and logs of an instance into one trust configuration.",
+                )
+            config = sigstore_identities.read_trust_config(path.parent / entry.trust_config, f"{path}: trust_config")
+            identities[identity.id] = TrustedIdentity(identity, config)
+    if not keys and not authorities and not identities:  # a trust that pins nothing would switch off the checks
         raise ConfigurationError(
-            f"the trust in {', '.join(map(str, paths))} pins no public key and no certificate authority",
+            f"the trust in {', '.join(map(str, paths))} pins no public key, no certificate authority and no identity",
             hint="List a public key under public_keys.",
         )
-    return Trust(keys, tuple(authorities), frozenset(revoked))
+    return Trust(keys, tuple(authorities), identities, frozenset(revoked))
 
 
 def _add_trusted(path: Path, keys: dict[str, EllipticCurvePublicKey], authorities: list[Certificate]) -> None:

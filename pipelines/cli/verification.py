@@ -20,7 +20,7 @@ from pipelines.cli.application import (
 )
 
 if TYPE_CHECKING:
-    from components.model_registry.provenance_bundle import Verification
+    from components.model_registry.provenance_bundle import Verification, VerifiedArtifact
 
 signing_app = typer.Typer(no_args_is_help=True, help="Keys for signatures of artifacts and of the history.")
 app.add_typer(signing_app, name="signing")
@@ -41,21 +41,25 @@ def keygen(output: OutputOption = Path("keys"), as_json: JsonOption = False) -> 
 
 @signing_app.command()
 def show(as_json: JsonOption = False) -> None:
-    """Check the signing key of this process, and print its ID and its public key in PEM format.
+    """Check the signer of this process, and print the ID and the public key, or the identity that Sigstore certifies.
 
-    The output without --json is a public key file for --trust.
+    For a key, the output without --json is a public key file for --trust.
     """
-    from components.model_registry import signing_keys
+    from components.model_registry import signers, signing_keys
+    from components.model_registry.sigstore_signing import SigstoreSigner
 
-    key = signing_keys.load_signing_key()
-    if key is None:
-        raise UsageError(
-            "this process has no signing key",
-            hint=f"Set {signing_keys.KEY_VARIABLE} to the file of a private key or to a pkcs11: URI.",
-        )
-    public = signing_keys.format_public_key(key.public_key)
-    result = {"key_id": key.key_id, "public_key": public, "certified": bool(key.certificates)}
-    print_result(result, as_json, [f"key ID {key.key_id}", public.rstrip()])
+    signer = signers.load_signer()
+    if signer is None:
+        raise UsageError("this process has no signer", hint=signers.HINT)
+    result: dict[str, object] = {"key_id": signer.key_id, "public_key": None, "identity": None, "issuer": None}
+    if isinstance(signer, SigstoreSigner):
+        result.update(identity=signer.identity.identity, issuer=signer.identity.issuer)
+        lines = [f"identity {signer.identity}", f"ID {signer.key_id}"]
+    else:
+        public = signing_keys.format_public_key(signer.public_key)
+        result.update(public_key=public)
+        lines = [f"key ID {signer.key_id}", public.rstrip()]
+    print_result(result, as_json, lines)
 
 
 @app.command()
@@ -115,10 +119,17 @@ def verify(
         raise typer.Exit(1)
 
 
+def _format_signer(artifact: VerifiedArtifact) -> str:
+    signer, key = artifact.signer, f"key {artifact.key_id[:12]}"
+    if signer.kind == "sigstore":
+        return f"identity {signer.identity} of {signer.issuer}"
+    return f"{key} of {signer.identity}" if signer.identity else key
+
+
 def _format_verification(result: Verification) -> list[str]:
     forced = result.forced
     lines = [
-        f"✔ {one.kind} {one.sha256[:12]}, key {one.key_id[:12]}{'' if one.hashed else ', files not hashed'}"
+        f"✔ {one.kind} {one.sha256[:12]}, {_format_signer(one)}{'' if one.hashed else ', files not hashed'}"
         for one in result.artifacts
     ]
     lines += [f"  input without attestation: {one.kind} {one.sha256[:12]} {one.uri}" for one in result.leaves]

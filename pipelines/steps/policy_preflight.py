@@ -15,7 +15,7 @@ from components.evaluation.tasks.judge import Judge
 from components.evaluation.tasks.task_preflight import TaskWorkload
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.fine_tuning import model_card
-from components.model_registry import policy_checks, policy_report, signing_keys
+from components.model_registry import policy_checks, policy_report, signers, signing_keys, sigstore_signing
 from components.model_registry.release_policy import Policy
 from pipelines.config.customization_config import Customization
 
@@ -62,9 +62,9 @@ def list_objections(config: Customization, base: LocalBaseModel | None, workload
         workloads: the tasks whose number of items is known.
 
     Raises:
-        ConfigurationError, EngineMissingError: the signing key cannot be used, so the registration would fail.
+        ConfigurationError, EngineMissingError: the signer cannot be used, so the registration would fail.
     """
-    signing_keys.load_signing_key()
+    signers.load_signer()
     in_force = policy_report.find_policy_in_force(config.model_registry.name)
     if in_force is None or not in_force.policy.has_requirements:
         return []
@@ -74,8 +74,9 @@ def list_objections(config: Customization, base: LocalBaseModel | None, workload
         found = {*policy_checks.list_imported_licences([base.as_input()]), licence.lower()} - {model_card.UNSTATED}
         results.append(policy_checks.check_licences(in_force, sorted(found)))
     objections = [result.reason for result in results if not result.met]
-    if in_force.policy.signatures and not signing_keys.is_signing():
-        objections.append(f"{in_force.title} requires signatures; {signing_keys.KEY_VARIABLE} is not set")
+    if in_force.policy.signatures and not signers.is_signing():
+        names = f"{signing_keys.KEY_VARIABLE} nor {sigstore_signing.SIGSTORE_VARIABLE}"
+        objections.append(f"{in_force.title} requires signatures; neither {names} is set")
     return objections
 
 

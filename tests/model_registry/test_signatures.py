@@ -666,7 +666,9 @@ def test_run_without_a_key_reports_before_training_that_the_policy_refuses(
         patch.delenv("TUNELINE_SIGNING_KEY_FILE")
         patch.setattr(registry_history, "check_key", lambda *_: None)  # a policy before the first signature
         [objection] = policy_preflight.list_objections(config, None, [])
-    assert objection.endswith("requires signatures; TUNELINE_SIGNING_KEY_FILE is not set")
+    assert objection.endswith(
+        "requires signatures; neither TUNELINE_SIGNING_KEY_FILE nor TUNELINE_SIGNING_SIGSTORE_FILE is set"
+    )
     monkeypatch.setenv("TUNELINE_SIGNING_KEY_FILE", str(signed.folder / "missing.key"))
     with pytest.raises(ConfigurationError, match=r"missing\.key: found No such file or directory"):
         policy_preflight.list_objections(config, None, [])
@@ -913,7 +915,9 @@ def test_number_of_another_version_is_refused(signed: SignedRegistry) -> None:
 def test_trust_without_a_key_is_an_error(tmp_path: Path) -> None:
     """Otherwise, a process with this trust would check no history."""
     (tmp_path / "trust.yaml").write_text(f"revoked: [{'ab' * 32}]\n")
-    with pytest.raises(ConfigurationError, match=r"trust.yaml pins no public key and no certificate authority"):
+    with pytest.raises(
+        ConfigurationError, match=r"trust.yaml pins no public key, no certificate authority and no identity"
+    ):
         trust_root.load_trust([tmp_path / "trust.yaml"])
 
 
