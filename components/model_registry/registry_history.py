@@ -123,11 +123,17 @@ TAG_FIELDS = {field.alias or name for name, field in Entry.model_fields.items()}
 
 
 def append(client: MlflowClient, model: str, intent: Entry) -> Entry:
-    """Append an intent and return it with its number. If the response is lost, a retry finds the entry by its token."""
+    """Append an intent and return it with its number. If the response is lost, a retry finds the entry by its token.
+
+    Raises:
+        RegistryError: the history is signed, and this process has no signer.
+        ConfigurationError, EngineMissingError: the signer cannot be used.
+    """
     name = get_history_name(model)
     purpose = f"The history of {model}: every version of this model is an entry of the history."
     home = model_versions.ensure_model(client, name, f"{purpose} tuneline writes it; do not edit or delete versions.")
     _require_key(model, is_signed=_is_marked_signed(home))
+    signers.load_signer()  # a signer that cannot be used must not leave a pending entry
     entry = intent.model_copy(
         update={
             "token": intent.token or uuid.uuid4().hex,

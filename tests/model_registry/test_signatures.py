@@ -687,6 +687,18 @@ def test_run_without_a_key_is_refused_before_training_by_a_signed_history(
         policy_preflight.check_policy(config, None, [], QUIET)
 
 
+def test_unusable_key_ends_a_promotion_before_its_entry(
+    signed: SignedRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, the alias would move, and the entry remain pending."""
+    before = registry_history.read(signed.client, NAME)
+    monkeypatch.setenv("TUNELINE_SIGNING_KEY_FILE", str(signed.folder / "missing.key"))
+    with pytest.raises(ConfigurationError, match=r"missing\.key: found No such file"):
+        rollback(NAME, reporter=QUIET)
+    assert registry_history.read(signed.client, NAME) == before
+    assert str(signed.client.get_model_version_by_alias(NAME, "champion").version) == "2"
+
+
 def test_private_key_that_others_can_read_is_refused(signed: SignedRegistry) -> None:
     path = signed.folder / "keys" / "signing.key"
     for mode in (0o640, 0o604, 0o622):
