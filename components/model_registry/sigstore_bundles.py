@@ -44,13 +44,13 @@ def open_bundle(bundle: Json, trust: Trust) -> tuple[str, bytes]:
     Raises:
         SignatureInvalidError: the bundle does not verify, or its identity is not trusted.
     """
-    pinned = trust.get_identity(read_identity(bundle))
     from cryptography.x509 import ExtensionNotFound
     from sigstore.errors import Error
     from sigstore.models import Bundle
     from sigstore.verify import Verifier
     from sigstore.verify.policy import Identity as IdentityPolicy
 
+    pinned = trust.get_identity(read_identity(bundle))
     root = sigstore_identities.parse_trust_config(pinned.trust_config).trusted_root
     policy = IdentityPolicy(identity=pinned.identity.identity, issuer=pinned.identity.issuer)
     try:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sigstore.models import ClientTrustConfig
 
 ISSUER_OID = "1.3.6.1.4.1.57264.1.1"  # https://github.com/sigstore/fulcio/blob/main/docs/oid-info.md
-MAX_CONFIG_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -84,22 +83,19 @@ def read_trust_config(path: Path, source: str) -> str:
     Raises:
         ConfigurationError: the file cannot be used.
     """
-    problem = ""
     try:
-        content = path.read_bytes()
-        text = content.decode() if len(content) <= MAX_CONFIG_BYTES else ""
+        text = path.read_text(encoding="utf-8")
         parse_trust_config(text)
+        return text
     except OSError as error:
-        problem = error.strerror or "an unreadable file"
+        found = error.strerror or "an unreadable file"
     except ValueError:
-        problem = "another content"
-    if problem:
-        raise ConfigurationError(
-            f"{source}: {path}: found {problem}; expected a client trust configuration of Sigstore "
-            "(application/vnd.dev.sigstore.clienttrustconfig.v0.1+json) with an authority and a transparency log",
-            hint="Ask the operator of the site's Sigstore for the file; docs/signing.md lists its content.",
-        )
-    return text
+        found = "other content"
+    raise ConfigurationError(
+        f"{source}: {path}: found {found}; expected a client trust configuration of Sigstore "
+        "(application/vnd.dev.sigstore.clienttrustconfig.v0.1+json) with an authority and a transparency log",
+        hint="Ask the operator of the site's Sigstore for the file; docs/signing.md describes its content.",
+    )
 
 
 def parse_trust_config(text: str) -> ClientTrustConfig:

@@ -152,7 +152,7 @@ def _open_signer(trust_config: str) -> Iterator[Signer]:
             yield signer
     except (requests.RequestException, FulcioClientError, RekorClientError) as error:
         raise _service_error(_describe(error)) from None
-    except (errors.Error, ExpiredCertificate, oidc.ExpiredIdentity, ValueError, KeyError) as error:
+    except (errors.Error, ExpiredCertificate, oidc.ExpiredIdentity, ValueError, KeyError, TypeError) as error:
         raise _service_error(f"{type(error).__name__} {error}".strip()) from None
 
 

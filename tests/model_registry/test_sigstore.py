@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,6 +29,7 @@ from components.model_registry import (
     sigstore_identities,
     trust_root,
 )
+from components.model_registry.stage import promote
 from components.model_registry.trust_root import SignatureInvalidError
 from pipelines.config.customization_config import Customization
 from pipelines.steps import policy_preflight
@@ -35,7 +37,7 @@ from tests.model_registry.conftest import NAME, build
 from tests.model_registry.signed_registry import QUIET, build_signed_registry, copy_signed_registry
 from tests.model_registry.sigstore_site import ISSUER, SigstoreSite, get_identity, running_site
 from tests.model_registry.test_verify_command import machine, verify_on
-from tests.pipelines.command import answer_in_process, run_in_process
+from tests.pipelines.command import answer_in_process, run_in_process, tuneline
 
 __all__ = ["machine"]  # a fixture
 
@@ -362,7 +364,7 @@ def test_unusable_trust_configuration_is_reported(
 ) -> None:
     path = tmp_path / "site" / "sigstore.json"
     path.unlink() if content is None else path.write_text(content)
-    found = "No such file or directory" if content is None else "another content"
+    found = "No such file or directory" if content is None else "other content"
     with pytest.raises(ConfigurationError, match=f"TUNELINE_SIGNING_SIGSTORE_FILE: .*json: found {found}; expected"):
         check_before_training()
     with pytest.raises(ConfigurationError, match=f"trust.yaml: trust_config: .*json: found {found}; expected"):
@@ -404,6 +406,8 @@ def test_version_signed_by_an_identity_verifies_from_its_bundle(
     kept = build_signed_registry(empty_store, tmp_path, sign_in)
     (tmp_path / "copy").mkdir()
     signed = copy_signed_registry(kept, tmp_path / "copy", monkeypatch)
+    monkeypatch.delenv("TUNELINE_SIGNING_KEY_FILE")
+    configure(services, signed.folder / "site", monkeypatch)
     trust = trust_root.load_trust([signed.folder / "site" / "trust.yaml"])
     bundle = provenance_bundle.collect(NAME, "champion")
     result = provenance_bundle.verify(bundle, trust, signature_checks.find_artifact)
@@ -414,6 +418,16 @@ def test_version_signed_by_an_identity_verifies_from_its_bundle(
     objections = provenance_bundle.verify(bundle, other).objections
     assert any(one.startswith("its model") and "which is not trusted" in one for one in objections)
     assert any(one.startswith("entry 1 of the history") and "which is not trusted" in one for one in objections)
+    services.failing = "/api/v1/log/entries"  # after the alias has moved, the entry cannot be signed
+    own = {key: value for key, value in os.environ.items() if key.startswith(("MLFLOW_TRACKING_", "TUNELINE_"))}
+    failed = tuneline("rollback", NAME, "--json", cwd=tmp_path, **own)
+    assert "does not sign: status 500" in json.loads(failed.stdout)["error"]["message"]
+    assert registry_history.read(signed.client, NAME)[-1].state == "pending"
+    services.failing = ""
+    promote(NAME, "2", by="ann", reporter=QUIET)
+    assert all(entry.signature for entry in registry_history.read(signed.client, NAME))
+    bundle = provenance_bundle.collect(NAME, "champion")
+    assert provenance_bundle.verify(bundle, trust).objections == []
     provenance_bundle.write(bundle, tmp_path / "bundle")
     site = shutil.copytree(signed.folder / "site", tmp_path / "elsewhere")
     shutil.rmtree(signed.folder)
