@@ -196,6 +196,7 @@ def produce_artifact(
         )
         if not step.cached:
             stage_cost.record_cost(step.workdir.store, stage, artifact.sha256, clock.read())
+        step.report_result(**{artifact.manifest.kind: artifact.sha256})
         if step.mlflow_run:
             if step.cached:
                 step.mlflow_run.log_reuse(stage, artifact)

@@ -20,6 +20,7 @@ from pipelines.cli import (
     pipeline_run,
     doctor,
     run_history,
+    comparison,
     stage_commands,
     registry,
     verification,

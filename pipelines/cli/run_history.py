@@ -28,7 +28,8 @@ from pipelines.cli.application import (
 if TYPE_CHECKING:
     from pipelines.runs.run_folder import Run
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, a prefix of it, or `latest`.")]
+RUN_HELP = "Name of a run, a prefix of it, `latest`, or the folder of a run or of a workdir (its newest run)."
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 STATUS_INTERVAL_SECONDS = 10.0
 
 
@@ -36,7 +37,7 @@ STATUS_INTERVAL_SECONDS = 10.0
 def status(
     name: Annotated[
         str,
-        typer.Argument(metavar="[RUN]", help="Name of a run, a prefix of it, or `latest`. Default: list all runs."),
+        typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} Default: list all runs."),
     ] = "",
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of runs to list.")] = 20,
     watch: Annotated[

@@ -124,11 +124,21 @@ def list_runs(workdir: Workdir) -> list[Run]:
 
 
 def find_run(workdir: Workdir, name: str) -> Run:
-    """Return the run of this name or unique prefix; `latest` is the newest run.
+    """Return a run.
+
+    Args:
+        workdir: the workdir in which names are looked up.
+        name: the run's name, a unique prefix of it, `latest`, the path of a run's folder, or the path of a workdir, which
+            stands for its newest run.
 
     Raises:
         UsageError: no run or several runs match; the message contains the names.
     """
+    path = Path(name).absolute()
+    if (path / "run.json").is_file():
+        return Run(path)
+    if Workdir(path).runs.is_dir():
+        workdir, name = Workdir(path), "latest"
     runs = list_runs(workdir)
     missing = f"run {name} does not exist in {workdir.root}"
     if not runs:

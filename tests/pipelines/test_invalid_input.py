@@ -1441,6 +1441,10 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "the tombstone … is damaged": ("input", 1),
     "--workdir: … does not exist": ("input", 1),
 }
+COMPARISON_ERRORS = {  # the tests are in tests/pipelines/test_compare.py
+    "a comparison needs two runs; found …": ("usage", 2),
+    "… and … are the same run, …": ("usage", 2),
+}
 
 
 def test_errors_page_lists_every_error_with_kind_and_code() -> None:
@@ -1455,6 +1459,7 @@ def test_errors_page_lists_every_error_with_kind_and_code() -> None:
     assert documented == {
         **expected,
         **CAPTURE_ERRORS,
+        **COMPARISON_ERRORS,
         **CURATION_ERRORS,
         **DATA_VERSIONING_ERRORS,
         **REMOTE_RUN_ERRORS,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,7 +20,7 @@ from components.common.artifacts import artifact_folder
 from components.common.reporting import html_report
 from components.common.runtime import reporters
 from pipelines.steps import report_data, report_page
-from tests.pipelines.command import answer
+from tests.pipelines.command import answer, answer_in_process
 from tests.pipelines.project import run
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton]
@@ -242,6 +243,30 @@ def test_report_on_a_cluster_has_only_the_cost_of_the_artifacts(first: dict[str,
     assert "a run on a cluster" in texts
     assert texts.count("recorded cost") == 4
     assert not any("cached;" in text or "all steps of this run" in text for text in texts)
+
+
+def test_comparison_with_a_copy_of_a_run_has_no_differences(first: dict[str, Any], project: Path) -> None:
+    folder = Path(first["report"]).parent
+    shutil.copytree(folder, project / "copied" / "runs" / "copy")
+    page = project / "comparison.html"
+    result = answer_in_process("compare", folder, "copied", "-o", page, cwd=project)
+    assert (result["parameters"], result["warnings"]) == ({}, [])
+    evaluation = json.loads(Path(first["artifacts"]["evaluation"], "evaluation.json").read_text())
+    compared = 0
+    for task, by_metric in evaluation["metrics"].items():
+        for metric, values in by_metric.items():
+            own, copied = result["metrics"][task][metric]
+            assert own == {**values, "difference": None}
+            if copied["difference"]:
+                compared += 1
+                assert copied["difference"] == {"value": 0.0, "ci95": [0.0, 0.0]}
+    assert compared >= len(evaluation["metrics"])
+    assert len(result["answers"]) == 6
+    assert all(answer["answers"][0] == answer["answers"][1] for answer in result["answers"])
+    assert result["runs"][0]["curve"][-1]["step"] == 30
+    texts = read_texts(page)
+    assert {"Metrics", "held_out.loss", "The configurations are equal."} <= set(texts)
+    assert not re.search("<script|(src|href)=.?http", page.read_text(encoding="utf-8"))
 
 
 def test_truncated_event_is_skipped(tmp_path: Path) -> None:
