@@ -24,6 +24,7 @@ from components.fine_tuning.config import FineTuningConfig
 from pipelines.config.config_templates import dump_field, dump_value
 from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import MountedFiles, Platform, Resources, Scheduling, SecretKey, StageResources
+from tests import api_reference
 from tests.model_families import FAMILIES, Family, build_configuration
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -191,4 +192,6 @@ if __name__ == "__main__":
     if "--schemas" not in sys.argv:  # the table of model families needs torch
         models_page = "docs/models.md"
         models = render_models_page((ROOT / models_page).read_text(encoding="utf-8"))
-        write(ROOT, {**render_pages(), models_page: models})
+        api_page = "docs/python-api.md"
+        api = api_reference.render_page((ROOT / api_page).read_text(encoding="utf-8"))
+        write(ROOT, {**render_pages(), models_page: models, api_page: api})

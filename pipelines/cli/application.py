@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from components.common.runtime.terminal import escape_controls
+from components.common.workspace import artifact_store
 from components.common.workspace.artifact_store import DEFAULT_WORKDIR, Workdir
 
 if TYPE_CHECKING:
@@ -183,10 +183,7 @@ def open_workdir(
         tracking_uri: URI of the MLflow server. "": the workdir's tracking URI. None: the command does not use MLflow.
         writes: create the workdir, for a command that writes to MLflow.
     """
-    os.environ["TUNELINE_WORKDIR"] = str(workdir.absolute())
-    work = Workdir.from_environment()
-    if tracking_uri is not None:
-        os.environ["MLFLOW_TRACKING_URI"] = tracking_uri or work.tracking_uri
+    work = artifact_store.enter_workdir(workdir, tracking_uri)
     if writes:
         work.root.mkdir(parents=True, exist_ok=True)
     with open_reporter(name, as_json) as reporter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,7 +25,6 @@ from pipelines.cli.tables import format_history
 
 if TYPE_CHECKING:
     from components.model_registry.config import ModelRegistryConfig
-    from components.model_registry.release_policy import Policy
 
 registry_app = typer.Typer(no_args_is_help=True, help="History of a registered model.")
 app.add_typer(registry_app, name="registry")
@@ -98,9 +97,10 @@ def promote(
     """Move an alias to an intact version that passed its serving test and was accepted against the current champion."""
     if force and not reason.strip():
         raise UsageError("--force requires --reason", hint="Give the reason, which the history records, with --reason.")
-    policy_ = _load_policy(config, sets)
-    gate = _load_gate(config, sets)
+    customization = load_config(config, sets)
+    from components.model_registry import promotion_policy
     from components.model_registry.stage import promote as promote_version
+    from pipelines.steps.gate_requirements import describe_gate
 
     with open_workdir("promote", as_json, workdir, tracking_uri, writes=True) as (reporter, _):
         promotion = promote_version(
@@ -110,8 +110,8 @@ def promote(
             by=by,
             force=force,
             reason=reason,
-            policy=policy_,
-            **gate,
+            policy=promotion_policy.build_policy(customization.model_registry),
+            **(describe_gate(customization.evaluation) if config else {}),
             reporter=reporter,
         )
     moved = promotion.model_dump(by_alias=True)
@@ -136,40 +136,14 @@ def rollback(
     as_json: JsonOption = False,
 ) -> None:
     """Move the alias champion back to its previous version."""
-    policy_ = _load_policy(config, sets)
+    customization = load_config(config, sets)
+    from components.model_registry import promotion_policy
     from components.model_registry.stage import rollback as roll_back
 
+    policy_ = promotion_policy.build_policy(customization.model_registry)
     with open_workdir("rollback", as_json, workdir, tracking_uri, writes=True) as (reporter, _):
         moved = roll_back(name, by=by, reason=reason, policy=policy_, reporter=reporter).model_dump(by_alias=True)
     print_result(moved, as_json, [f"{name}@{moved['alias']}: {moved['from']} → {moved['to']}"])
-
-
-def _load_policy(config: Path | None, sets: list[str]) -> Policy | None:
-    """Return the configured promotion policy, if any; a policy in the history takes precedence."""
-    customization = load_config(config, sets)
-    from components.model_registry import promotion_policy
-
-    return promotion_policy.build_policy(customization.model_registry)
-
-
-def _load_gate(config: Path | None, sets: list[str]) -> dict[str, Any]:
-    """Return the rules, min_items and tasks of a given configuration; without -c, nothing is required."""
-    if config is None:
-        return {}
-    from components.evaluation.tasks import file_digests
-    from components.evaluation.tasks.judge import Judge
-
-    evaluation = load_config(config, sets).evaluation
-    settings = evaluation.model_dump(mode="json", include={"gate", "min_items"})
-    tasks = {
-        task.name: {
-            "kind": task.kind,
-            "files": sorted(file_digests.digest_task_files([task]).values()),
-            **({"min_kappa": task.min_kappa} if isinstance(task, Judge) else {}),
-        }
-        for task in evaluation.tasks
-    }
-    return {"rules": settings["gate"], "min_items": settings["min_items"], "tasks": tasks}
 
 
 @registry_app.command()

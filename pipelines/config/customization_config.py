@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from components.common.artifacts import output_paths
 from components.common.runtime.errors import ConfigurationError, UsageError
 from components.common.runtime.validation_errors import describe_validation_error
 from components.common.runtime.yaml_loading import (
@@ -70,6 +71,71 @@ class Customization(BaseModel):
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Tasks, metrics and the promotion gate.")
     triton_packaging: TritonPackagingConfig = Field(TritonPackagingConfig(), description="Package for Triton.")
     model_registry: ModelRegistryConfig = Field(ModelRegistryConfig(), description="Registered model and promotion.")
+
+    @classmethod
+    def load(cls, path: str | Path | None = None, **sections: object) -> Customization:
+        """Load a customization from a file, keyword arguments, or both.
+
+        Relative paths are resolved from the file's folder, those of keyword arguments from the current folder.
+
+            Customization.load("customization.yaml", seed=7, fine_tuning={"max_steps": 100})
+
+        Args:
+            path: a YAML file; None for the defaults.
+            sections: values by section, which replace those of the file.
+
+        Raises:
+            ConfigurationError: a value is invalid; the message contains file, field, value found and allowed values.
+        """
+        values = read_sections(Path(path)) if path else {}
+        if path:
+            _make_paths_absolute(values, Path(path).absolute().parent)
+        for section, stated in sections.items():
+            own = values.get(section)
+            plain = _convert_paths(stated)
+            values[section] = {**own, **plain} if isinstance(own, dict) and isinstance(plain, dict) else plain
+        _make_paths_absolute(values, Path.cwd())
+        return parse_values(values, str(path) if path else "the configuration")
+
+    @classmethod
+    def load_demo(cls) -> Customization:
+        """Load the customization of the demo: the documentation of Python's standard library, and a small model."""
+        return cls.load(DEMO_PATH)
+
+    def set(self, key: str, value: object) -> Customization:
+        """Set a key, check the value, and return this customization.
+
+            customization.set("fine_tuning.learning_rate", 1e-4).set("data_curation.sources", ["tickets.jsonl"])
+
+        Args:
+            key: the key with its sections.
+            value: the value; relative paths are resolved from the current folder.
+
+        Raises:
+            ConfigurationError: the key does not exist, or the value is invalid; the customization is unchanged.
+        """
+        values = self.model_dump(exclude_unset=True)
+        _set_value(values, key.split("."), _convert_paths(value))
+        _make_paths_absolute(values, Path.cwd())
+        changed = parse_values(values, "the configuration")
+        for name in type(self).model_fields:
+            setattr(self, name, getattr(changed, name))
+        self.model_fields_set.intersection_update(changed.model_fields_set)
+        return self
+
+    def check(self) -> None:
+        """Check values that depend on one another, as `tuneline run` does before any stage.
+
+        Raises:
+            ConfigurationError: two values contradict each other.
+        """
+        check_consistency(self)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the keys that were set to a YAML file that `tuneline run -c` accepts, and return its path."""
+        values = self.model_dump(mode="json", exclude_unset=True)
+        output_paths.write_file(Path(path), yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        return Path(path)
 
     @model_validator(mode="after")
     def share_values(self) -> Customization:
@@ -286,12 +352,26 @@ def _apply_override(values: Values, override: str) -> None:
         ) from None
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+[eE][+-]?\d+", value):
         value = float(value)  # YAML 1.1 reads 5e-4 as text; it expects 5.0e-4
+    _set_value(values, keys, value)
+
+
+def _set_value(values: Values, keys: Sequence[str], value: object) -> None:
+    """Set a key of the nested values, and create its sections."""
     section = values
     for key in keys[:-1]:
         if not isinstance(section.get(key), dict):
             section[key] = {}
         section = section[key]
     section[keys[-1]] = value
+
+
+def _convert_paths(value: object) -> object:
+    """Return a value of a Python caller with strings for its paths, as in a file."""
+    if isinstance(value, dict):
+        return {key: _convert_paths(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_convert_paths(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _make_paths_absolute(values: Values, base: Path) -> None:

@@ -17,7 +17,8 @@ from components.evaluation.config import EvaluationConfig
 from components.evaluation.tasks import judge, judge_calibration
 from components.evaluation.tasks.task_registry import TASK_KINDS
 from components.model_registry import evidence, rule_results, rule_strictness
-from pipelines.cli.registry import _load_gate
+from pipelines.config.customization_config import load_customization
+from pipelines.steps.gate_requirements import describe_gate
 from tests.evaluation.task_builders import build_loss_scores
 from tests.model_registry.evidence_builder import RULE
 
@@ -366,17 +367,17 @@ def test_default_settings_of_rules_equal_those_of_the_metrics() -> None:
 
 
 def test_configuration_given_to_promote_requires_its_rules(tmp_path: Path) -> None:
-    assert _load_gate(None, []) == {}
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "response": "b"}\n')
     (tmp_path / "customization.yaml").write_text(
         f"evaluation: {{suite: none, min_items: 7, gate: [{{max_loss: 0.1}}], tasks: [{{kind: held_out}}, {{kind: generation, data: {rows}}}]}}"
     )
-    gate = _load_gate(tmp_path / "customization.yaml", [])
+    gate = describe_gate(load_customization(tmp_path / "customization.yaml").evaluation)
     assert gate["min_items"] == 7
     configured = {"kind": "judge", "base_url": "https://judge.example/v1", "model": "j", "min_kappa": 0.6}
     override = f"evaluation.tasks=[{{kind: held_out}}, {json.dumps(configured)}]"
-    assert _load_gate(tmp_path / "customization.yaml", [override])["tasks"]["judge"]["min_kappa"] == 0.6
+    changed = load_customization(tmp_path / "customization.yaml", [override])
+    assert describe_gate(changed.evaluation)["tasks"]["judge"]["min_kappa"] == 0.6
     assert gate["rules"] == [{**RULE, "min_gain": None, "max_loss": 0.1}]
     assert gate["tasks"] == {
         "held_out": {"kind": "held_out", "files": []},

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import sys
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -86,6 +87,18 @@ def connect(uri: str | None = None) -> ModuleType:
     _check_server(mlflow.get_tracking_uri())
     module: ModuleType = mlflow
     return module
+
+
+@contextmanager
+def restore_tracking_uri() -> Iterator[None]:
+    """Restore MLflow's tracking URI of this process at the end of the block, for callers that use MLflow themselves."""
+    loaded = sys.modules.get("mlflow")
+    previous = loaded.get_tracking_uri() if loaded and loaded.is_tracking_uri_set() else None
+    try:
+        yield
+    finally:
+        if "mlflow" in sys.modules:
+            sys.modules["mlflow"].set_tracking_uri(previous)
 
 
 def _check_server(address: str) -> None:

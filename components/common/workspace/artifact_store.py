@@ -83,6 +83,20 @@ class Workdir:
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root / 'mlflow.db'}"
 
 
+def enter_workdir(workdir: Path, tracking_uri: str | None = None) -> Workdir:
+    """Set the environment variables of a workdir for this process and its children.
+
+    Args:
+        workdir: folder of the store, state, tracking and runs.
+        tracking_uri: URI of the MLflow server. "": the workdir's tracking URI. None: MLFLOW_TRACKING_URI is unchanged.
+    """
+    os.environ["TUNELINE_WORKDIR"] = str(workdir.absolute())
+    work = Workdir.from_environment()
+    if tracking_uri is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = tracking_uri or work.tracking_uri
+    return work
+
+
 def get_workdir_id(work: Workdir, *, create: bool = False) -> str:
     """Return the unique ID in the workdir's file `id`; "" if the file is missing.
 

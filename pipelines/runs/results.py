@@ -1,0 +1,256 @@
+"""Typed results of runs and single stages. `as_dict` is the object that the command prints with --json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from html import escape
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from components.common.artifacts.artifact_folder import Artifact
+from components.common.reporting import html_report
+
+FIGURE_PATTERN = re.compile(r"<figure>.*?</figure>", re.DOTALL)
+Verdict = Literal["accepted", "refused", "unchanged"]
+
+
+def _shorten(path: Path) -> str:
+    """Return a path whose digest, the name of a folder in the artifact store, has 12 characters."""
+    return re.sub(r"([0-9a-f]{12})[0-9a-f]{52}", r"\1…", str(path))
+
+
+class _Shown:
+    """Representations of a result: one line in a terminal, a table with the plots of its report in a notebook."""
+
+    shown: ClassVar[tuple[str, ...]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object that the command prints with --json."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def _find_report(self) -> Path | None:
+        return None
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name) for name in self.shown}
+        parts = (f"{name}={_shorten(v) if isinstance(v, Path) else repr(v)}" for name, v in values.items())
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        values = {name: getattr(self, name) for name in self.shown}
+        rows = [[name, str(value) if isinstance(value, Path | Mapping) else value] for name, value in values.items()]
+        report, plots, link = self._find_report(), "", ""
+        if report and report.exists():
+            plots = "".join(FIGURE_PATTERN.findall(report.read_text(encoding="utf-8")))
+            link = f'<p><a href="{escape(report.as_uri())}">report</a></p>'
+        title = f"<b>{escape(type(self).__name__)}</b>"
+        return title + html_report.render_table(["", ""], rows) + link + plots
+
+
+@dataclass(frozen=True, repr=False)
+class DatasetResult(_Shown):
+    """A curated dataset.
+
+    Attributes:
+        dataset: folder of the dataset.
+        sha256: content digest.
+        rows: number of rows: in, kept, quarantined, and rejected by reason.
+        splits: number of rows of train, validation and test.
+        evaluation_sets: counts of the decontamination by evaluation set.
+    """
+
+    shown = ("dataset", "rows", "splits")
+    dataset: Path
+    sha256: str
+    rows: dict[str, Any]
+    splits: dict[str, int]
+    evaluation_sets: dict[str, Any]
+
+    @staticmethod
+    def from_artifact(output: Path, artifact: Artifact) -> DatasetResult:
+        """Return the result for a dataset in the folder `output`."""
+        return DatasetResult(output, artifact.sha256, **_select(artifact, DatasetResult))
+
+    def _find_report(self) -> Path:
+        return self.dataset.absolute() / "report.html"
+
+
+@dataclass(frozen=True, repr=False)
+class ModelResult(_Shown):
+    """A tuned model.
+
+    Attributes:
+        model: folder of the model.
+        sha256: content digest.
+        steps: optimizer steps.
+        tokens: tokens trained on.
+        train_loss: loss at the last step in nats per token.
+        validation_loss: loss on the validation split in nats per token; None without validation rows.
+        tokens_per_second: throughput of the training.
+        resumed_from: step from which an interrupted training resumed; None without an interruption.
+        sweep: compared recipes with their losses, best first; None without a sweep.
+    """
+
+    shown = ("model", "steps", "tokens", "train_loss", "validation_loss")
+    model: Path
+    sha256: str
+    steps: int
+    tokens: int
+    train_loss: float
+    validation_loss: float | None
+    tokens_per_second: float
+    resumed_from: int | None
+    sweep: list[dict[str, Any]] | None = None
+
+    @staticmethod
+    def from_artifact(output: Path, artifact: Artifact) -> ModelResult:
+        """Return the result for a model in the folder `output`."""
+        sweep = artifact.manifest.summary.get("sweep")
+        recipes = sweep["recipes"] if sweep else None
+        return ModelResult(output, artifact.sha256, **_select(artifact, ModelResult), sweep=recipes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object that `tuneline finetune --json` prints."""
+        return {name: value for name, value in super().as_dict().items() if (name, value) != ("sweep", None)}
+
+    def _find_report(self) -> Path:
+        return self.model.absolute() / "report.html"
+
+
+@dataclass(frozen=True, repr=False)
+class EvaluationResult(_Shown):
+    """Scores of a model, and the decision of the promotion gate.
+
+    Attributes:
+        evaluation: folder of the evaluation.
+        sha256: content digest.
+        verdict: accepted, refused or unchanged.
+        reasons: one sentence per rule.
+        metrics: {task: {metric: {"candidate", "base", "incumbent", "ci95", "n"}}}.
+    """
+
+    shown = ("evaluation", "verdict", "reasons")
+    evaluation: Path
+    sha256: str
+    verdict: Verdict
+    reasons: list[str]
+    metrics: dict[str, dict[str, dict[str, Any]]]
+
+    @staticmethod
+    def from_artifact(output: Path, artifact: Artifact) -> EvaluationResult:
+        """Return the result for an evaluation in the folder `output`."""
+        return EvaluationResult(output, artifact.sha256, **_select(artifact, EvaluationResult))
+
+    def _find_report(self) -> Path:
+        return self.evaluation.absolute() / "report.html"
+
+
+@dataclass(frozen=True, repr=False)
+class PackageResult(_Shown):
+    """A Triton model repository.
+
+    Attributes:
+        repository: folder of the repository.
+        sha256: content digest.
+        model_name: name of the model in Triton.
+        backend: python or vllm.
+        proof: answers of a real Triton to the golden prompts; None if no server could test the package.
+    """
+
+    shown = ("repository", "model_name", "backend", "proof")
+    repository: Path
+    sha256: str
+    model_name: str
+    backend: str
+    proof: dict[str, Any] | None
+
+    @staticmethod
+    def from_artifact(output: Path, artifact: Artifact) -> PackageResult:
+        """Return the result for a package in the folder `output`."""
+        return PackageResult(output, artifact.sha256, **_select(artifact, PackageResult))
+
+
+def _select(artifact: Artifact, result: type) -> dict[str, Any]:
+    """Return the fields of a result that are in the artifact's summary, after the folder and the digest."""
+    summary = artifact.manifest.summary
+    return {one.name: summary[one.name] for one in fields(result)[2:] if one.name != "sweep"}
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Wall time of a stage in seconds; 0 if its result was cached."""
+
+    name: str
+    seconds: float
+    cached: bool
+
+
+@dataclass(frozen=True)
+class RunArtifacts:
+    """Folders of a run's artifacts; `repository` is None if the gate refused the candidate."""
+
+    dataset: Path
+    model: Path
+    evaluation: Path
+    repository: Path | None
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """The MLflow run and the registered version of a run."""
+
+    tracking_uri: str
+    run_id: str
+    model_name: str | None
+    model_version: str | None
+    aliases: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult(_Shown):
+    """A finished run of the whole pipeline.
+
+    Attributes:
+        verdict: accepted, refused or unchanged.
+        workdir: folder of the store, state, tracking and runs.
+        artifacts: folders of the artifacts.
+        mlflow: MLflow run and registered version.
+        stages: wall time of each stage.
+        seconds: wall time of the run.
+        report: HTML report.
+        run: name of the run, for `tuneline status`, `logs` and `compare`.
+    """
+
+    shown = ("run", "verdict", "model", "seconds", "report")
+    verdict: Verdict
+    workdir: Path
+    artifacts: RunArtifacts
+    mlflow: RegisteredVersion
+    stages: list[StageTime]
+    seconds: float
+    report: Path
+    run: str
+
+    @property
+    def model(self) -> str:
+        """The registered version, NAME/VERSION."""
+        return f"{self.mlflow.model_name}/{self.mlflow.model_version}"
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> RunResult:
+        """Return the result for the object that `tuneline run --json` prints."""
+        return RunResult(
+            verdict=values["verdict"],
+            workdir=Path(values["workdir"]),
+            artifacts=RunArtifacts(**{kind: Path(p) if p else None for kind, p in values["artifacts"].items()}),  # type: ignore[arg-type]
+            mlflow=RegisteredVersion(**values["mlflow"]),
+            stages=[StageTime(**stage) for stage in values["stages"]],
+            seconds=values["seconds"],
+            report=Path(values["report"]),
+            run=values["run"],
+        )
+
+    def _find_report(self) -> Path:
+        return self.report

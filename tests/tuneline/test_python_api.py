@@ -1,0 +1,215 @@
+"""The public Python API: names, configuration objects, results, errors, and the process of the caller."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import tuneline
+from components.common.runtime.reporters import SilentReporter
+from components.common.workspace.artifact_store import Workdir
+from pipelines.config.customization_config import Customization, load_customization
+from pipelines.runs import child_run
+from pipelines.runs.results import EvaluationResult, ModelResult, RunArtifacts, RunResult, StageTime
+from tests import api_reference
+from tests.pipelines.command import ROOT, answer_in_process, environment, refusal
+from tests.pipelines.project import CONFIGURATION
+from tuneline import call_context
+
+RUN = {
+    "verdict": "accepted",
+    "workdir": "/wd",
+    "artifacts": {"dataset": "/s/" + "a" * 64, "model": "/s/" + "b" * 64, "evaluation": "/s/e", "repository": None},
+    "mlflow": {
+        "tracking_uri": "sqlite:///x",
+        "run_id": "1",
+        "model_name": "helper",
+        "model_version": "3",
+        "aliases": ["champion"],
+    },
+    "stages": [{"name": "resolve", "seconds": 2.5, "cached": False}],
+    "seconds": 12.5,
+    "report": "/wd/report.html",
+    "run": "20260101-100000-aaaa",
+}
+
+
+def test_import_loads_no_library() -> None:
+    """Importing the package takes milliseconds: nothing beyond the standard library is imported before a name is used."""
+    script = (
+        "import sys; before = set(sys.modules); import tuneline; print(*sorted({name.partition('.')[0] for name in "
+        "set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    command = [sys.executable, "-P", "-c", script]
+    output = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["tuneline"]
+
+
+def test_names_are_lazy_typed_and_documented() -> None:
+    """The names that type checkers see are those that exist at run time; each is documented."""
+    module = ast.parse((ROOT / "tuneline" / "__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in module.body if isinstance(node, ast.If))
+    typed = {
+        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert typed == tuneline._MODULES
+    assert set(dir(tuneline)) == set(tuneline.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = tuneline.trian  # type: ignore[attr-defined]
+    for name in tuneline.__all__:
+        assert inspect.getdoc(getattr(tuneline, name)), name
+    for name in ("run", "curate", "finetune", "evaluate", "package", "serve"):
+        document = inspect.getdoc(getattr(tuneline, name)) or ""
+        assert f"{name}(" in document, name  # an example
+        assert "Raises:" in document, name
+        parameters = inspect.signature(getattr(tuneline, name)).parameters
+        assert [one for one in parameters if f"    {one}: " not in document] == []
+
+
+def test_reference_is_current() -> None:
+    """`python -m tests.reference` generates the reference in docs/python-api.md from the docstrings."""
+    text = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    assert api_reference.render_page(text) == text
+
+
+def test_customization_equals_that_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "customization.yaml").write_text(CONFIGURATION)
+    loaded = Customization.load("customization.yaml", seed=5, fine_tuning={"max_steps": 7})
+    changed = loaded.set("fine_tuning.lora.rank", 4).set("data_curation.sources", [Path("tickets.jsonl"), "/b.jsonl"])
+    assert changed is loaded
+    overrides = ["seed=5", "fine_tuning.max_steps=7", "fine_tuning.lora.rank=4", "data_curation.sources=[tickets.jsonl, /b.jsonl]"]  # fmt: skip
+    expected = load_customization(Path("customization.yaml"), overrides)
+    assert loaded.model_dump() == expected.model_dump()
+    assert [entry.path for entry in loaded.data_curation.sources] == [str(tmp_path / "tickets.jsonl"), "/b.jsonl"]
+    written = loaded.write(tmp_path / "written.yaml")
+    assert load_customization(written).model_dump() == expected.model_dump()
+    assert set(yaml.safe_load(written.read_text())["fine_tuning"]) < set(type(loaded.fine_tuning).model_fields)
+
+
+def test_value_of_another_section_follows_a_shared_value(tmp_path: Path) -> None:
+    customization = Customization.load(fine_tuning={"max_length": 128})
+    assert customization.set("fine_tuning.max_length", 64).evaluation.max_length == 64
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("fine_tuning.batch_size", 0, "fine_tuning.batch_size: found 0; expected 1 or more"),
+        ("fine_tuning.learning_rat", 1e-3, "unknown key (did you mean learning_rate?)"),
+        ("tuning.max_steps", 3, "tuning: unknown key (did you mean fine_tuning?)"),
+    ],
+)
+def test_invalid_value_leaves_the_customization_unchanged(key: str, value: object, message: str) -> None:
+    customization = Customization.load(fine_tuning={"max_steps": 7})
+    before = customization.model_dump()
+    with pytest.raises(tuneline.TunelineError) as caught:
+        customization.set(key, value)
+    assert message in caught.value.message
+    assert caught.value.hint
+    assert customization.model_dump() == before
+    with pytest.raises(tuneline.TunelineError, match="automatic promotion requires 'default'"):
+        customization.set("model_registry.auto_promote", True).set("evaluation.suite", "none").check()
+
+
+def test_run_result_has_the_fields_of_the_json_object(tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    report.write_text("<h1>x</h1><figure><svg id='loss'></svg></figure><p>y</p>\n<figure>two</figure>")
+    result = RunResult.from_dict({**RUN, "report": str(report)})
+    assert {one.name for one in fields(RunResult)} == set(RUN)
+    assert json.loads(json.dumps(result.as_dict(), default=str)) == {**RUN, "report": str(report)}
+    assert result.artifacts == RunArtifacts(Path("/s/" + "a" * 64), Path("/s/" + "b" * 64), Path("/s/e"), None)
+    assert result.stages == [StageTime("resolve", 2.5, cached=False)]
+    assert repr(result).startswith(
+        "RunResult(run='20260101-100000-aaaa', verdict='accepted', model='helper/3', seconds=12.5"
+    )
+    shown = result._repr_html_()
+    assert "<figure><svg id='loss'></svg></figure><figure>two</figure>" in shown
+    assert "<h1>x</h1>" not in shown
+
+
+def test_results_are_short_and_escaped() -> None:
+    model = ModelResult(Path("store") / ("c" * 64), "c" * 64, 3, 80, 1.5, None, 9.0, None)
+    assert (
+        repr(model)
+        == "ModelResult(model=store/cccccccccccc…, steps=3, tokens=80, train_loss=1.5, validation_loss=None)"
+    )
+    assert "sweep" not in model.as_dict()
+    evaluation = EvaluationResult(Path("e"), "d" * 64, "refused", ["<script>"], {})
+    assert "&lt;script&gt;" in evaluation._repr_html_()
+
+
+def test_call_leaves_the_process_of_the_caller_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
+    umask = os.umask(0o022)
+    before = dict(os.environ)
+    try:
+        with (
+            suppress(RuntimeError),
+            call_context.open_call("test", tmp_path, quiet=True, tracking_uri="sqlite:///other.db") as (work, _),
+        ):
+            assert (work.root, os.environ["TUNELINE_WORKDIR"]) == (tmp_path, str(tmp_path))
+            assert os.environ["MLFLOW_TRACKING_URI"] == "sqlite:///other.db"
+            (tmp_path / "private").touch()
+            raise RuntimeError("the call failed")
+        assert (tmp_path / "private").stat().st_mode & 0o777 == 0o640
+        assert dict(os.environ) == before
+    finally:
+        assert os.umask(umask) == 0o022
+
+
+def test_error_equals_that_of_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The API and the command call the same function; nothing is printed to standard output."""
+    source = str(tmp_path / "missing.jsonl")
+    error = refusal(2, "curate", source, "-o", "dataset", cwd=tmp_path)
+    with pytest.raises(tuneline.TunelineError) as caught:
+        tuneline.curate(source, tmp_path / "dataset", workdir=tmp_path / "wd")
+    assert caught.value.as_dict() == error
+    config = Customization.load(data_curation={"sources": [source]})
+    with pytest.raises(tuneline.TunelineError) as caught:
+        tuneline.run(config, tmp_path / "wd", dry_run=True)
+    assert caught.value.message == error["message"]
+    assert capfd.readouterr().out == ""
+
+
+def test_registry_reports_an_unknown_model(tmp_path: Path) -> None:
+    registry = tuneline.Registry(workdir=tmp_path / "wd", quiet=True)
+    error = refusal(1, "registry", "audit", "helper", "--workdir", "wd", cwd=tmp_path)
+    for call in (registry.versions, registry.audit):
+        with pytest.raises(tuneline.TunelineError) as caught:
+            call("helper")
+        assert caught.value.as_dict() == error
+    with pytest.raises(tuneline.TunelineError, match="force requires a reason"):
+        registry.promote("helper", 1, force=True, reason=" ")
+
+
+def test_process_that_ends_without_a_result_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import sys; sys.stderr.write('Killed by the kernel'); sys.exit(9)"
+    monkeypatch.setattr(child_run.process_control, "build_module_command", lambda *_: [sys.executable, "-c", script])
+    with pytest.raises(tuneline.TunelineError, match="ended with status 9: Killed by the kernel"):
+        child_run.run_customization(Customization.load(), Workdir(tmp_path), SilentReporter())
+
+
+def test_error_of_the_process_of_a_run_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error: dict[str, Any] = {"stage": "fine_tuning", "kind": "training", "message": "diverged", "hint": "Lower it."}
+    script = f"print({json.dumps({'error': error})!r}); raise SystemExit(1)"
+    monkeypatch.setattr(child_run.process_control, "build_module_command", lambda *_: [sys.executable, "-c", script])
+    with pytest.raises(tuneline.TunelineError) as caught:
+        child_run.run_customization(Customization.load(), Workdir(tmp_path), SilentReporter())
+    assert (caught.value.as_dict(), caught.value.exit_code) == (error, 1)
+
+
+def test_file_of_init_equals_the_defaults(tmp_path: Path) -> None:
+    init = answer_in_process("init", "project", cwd=tmp_path)
+    assert Customization.load(tmp_path / init["customization"]).model_dump() == Customization.load().model_dump()
