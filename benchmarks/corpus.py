@@ -64,7 +64,7 @@ def sentences() -> list[list[str]]:
     """The sentences of 6 to 40 words in this Python's documentation, each as its words, in alphabetical order."""
     from pydoc_data.topics import topics
 
-    from data.python_docs import build
+    from components.data_curation.python_docs import build
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "python_docs.jsonl")

@@ -155,7 +155,7 @@ def _read(data: Path | None, workdir: Path) -> tuple[str, list[tuning_rows.Row]]
     """The rows and what they are called."""
     if data:
         return data.name, tuning_rows.read(data)
-    from data import python_docs
+    from components.data_curation import python_docs
 
     made = workdir / "python_docs.jsonl"
     python_docs.build(made)

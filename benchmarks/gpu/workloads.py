@@ -57,7 +57,7 @@ class Rows:
 def read_rows(folder: Path) -> Rows:
     """Return the demo's rows, each once, built from this machine's Python on first use."""
     from benchmarks import tuning_rows
-    from data import python_docs
+    from components.data_curation import python_docs
 
     path = folder / "python_docs.jsonl"
     if not path.exists():

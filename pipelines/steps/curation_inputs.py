@@ -188,7 +188,7 @@ def expand_demo_source(sources: list[SourceEntry], workdir: Workdir) -> list[Sou
     """Replace demo:python-docs with the path of a file that is built from this machine's Python."""
     if all(entry.path != DEMO_SOURCE for entry in sources):
         return sources
-    from data.python_docs import build
+    from components.data_curation.python_docs import build
 
     path = demo_dataset_path(workdir)
     path.parent.mkdir(parents=True, exist_ok=True)

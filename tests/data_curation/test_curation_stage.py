@@ -12,8 +12,8 @@ import pytest
 from components.common.artifacts import artifact_folder
 from components.common.runtime.errors import EngineMissingError, InputError, OutputOccupiedError
 from components.common.runtime.process_control import build_python_environment
+from components.data_curation import python_docs
 from components.data_curation.comparison import engine_process
-from data import python_docs
 
 pytestmark = pytest.mark.daft
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.pipelines.command import ROOT
 
-FIRST_PARTY = ("components", "pipelines", "data")
+FIRST_PARTY = ("components", "pipelines")
 
 
 def third_party_imports(source: str) -> set[str]:

@@ -198,7 +198,7 @@ def find_training_row(result: dict[str, Any]) -> int:
 @pytest.mark.long
 def test_edited_stage_code_reruns_only_that_stage(first: dict[str, Any], project: Path, tmp_path: Path) -> None:
     code = tmp_path / "code"
-    for name in ("components", "pipelines", "data"):
+    for name in ("components", "pipelines"):
         shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
     assert get_cached_stages(run(project, "wd", code=code)) == STAGES
     with (code / "components" / "evaluation" / "promotion_gate.py").open("a") as file:

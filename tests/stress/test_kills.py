@@ -51,7 +51,7 @@ class Tally:
 @pytest.fixture
 def code_snapshot(tmp_path: Path) -> Path:
     """A copy of the sources: an edit during the test would change every code digest."""
-    for name in ("components", "pipelines", "data"):
+    for name in ("components", "pipelines"):
         shutil.copytree(ROOT / name, tmp_path / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path / "code"
 

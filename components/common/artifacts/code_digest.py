@@ -19,7 +19,7 @@ from pathlib import Path
 from components.common.artifacts import hashing
 
 ROOT = Path(__file__).resolve().parents[3]
-FIRST_PARTY = ("components", "pipelines", "data")
+FIRST_PARTY = ("components", "pipelines")
 
 # Names of distributions that differ from their import names.
 DISTRIBUTIONS = {

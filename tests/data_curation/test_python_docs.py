@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from components.common.runtime.process_control import build_module_command, build_python_environment
-from data import python_docs
-from data.python_docs import MAX_ANSWER_CHARACTERS, DocumentedObject, build, build_question, shorten
+from components.data_curation import python_docs
+from components.data_curation.python_docs import MAX_ANSWER_CHARACTERS, DocumentedObject, build, build_question, shorten
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +60,9 @@ def test_output_is_independent_of_hash_seed_folder_and_locale(tmp_path):
     build(tmp_path / "here.jsonl")
     environment = build_python_environment(PYTHONHASHSEED="77", LC_ALL="C", LANG="C", PYTHONUTF8="0")
     environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(Path(python_docs.__file__).parents[1]), environment.get("PYTHONPATH")])
+        filter(None, [str(Path(python_docs.__file__).parents[2]), environment.get("PYTHONPATH")])
     )
-    command = build_module_command("data.python_docs", "-o", str(tmp_path / "there.jsonl"))
+    command = build_module_command("components.data_curation.python_docs", "-o", str(tmp_path / "there.jsonl"))
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     assert (tmp_path / "there.jsonl").read_bytes() == (tmp_path / "here.jsonl").read_bytes()
 

@@ -1,6 +1,6 @@
 """The demo dataset: questions about Python's standard library, answered by the documentation strings on this machine.
 
-    python -m data.python_docs -o python_docs.jsonl
+    python -m components.data_curation.python_docs -o python_docs.jsonl
 
 Sources are parsed, never imported. Only the C modules of COMPILED, which have no sources here and whose import has no
 side effects, are imported and inspected. The same Python gives the same bytes, whatever the folder, locale or hash
@@ -214,7 +214,9 @@ def _text_signature(value: Any) -> str:
 
 def main() -> None:
     """Write the dataset to the file of -o and print the number of rows."""
-    parser = argparse.ArgumentParser(prog="python -m data.python_docs", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m components.data_curation.python_docs", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="JSONL file to write.")
     output = parser.parse_args().output
     print(f"{build(output):,} rows in {output}")
