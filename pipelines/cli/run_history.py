@@ -1,12 +1,15 @@
-"""`tuneline status`, `logs` and `cancel`: the local runs of a workdir."""
+"""`tuneline status`, `logs`, `open` and `cancel`: the local runs of a workdir."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import time
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -124,6 +127,35 @@ def cancel(name: RunArgument, workdir: WorkdirOption = DEFAULT_WORKDIR_PATH, as_
         else [f"{now['run']} is {now['state']} ({now['progress']})", "Resume it with the same `tuneline run`."]
     )
     print_result({"run": run.name, "state": now["state"], "stage": now["stage"]}, as_json, lines)
+
+
+@app.command("open")
+def open_report(
+    name: RunArgument = "latest",
+    browser: Annotated[bool, typer.Option("--browser", help="Open the report in the default web browser.")] = False,
+    workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the address of a run's report, and the command that shows the run in MLflow."""
+    from pipelines.runs import run_folder, run_status
+
+    run = run_folder.find_run(Workdir(workdir.absolute()), name)
+    report = run_status.describe_run(run)["report"]
+    if report is None:
+        raise UsageError(
+            f"{run.name} has no report: its state is {run.state}",
+            hint=f"Run `tuneline status {run.name}` for its error, or `tuneline logs {run.name}` for its logs.",
+        )
+    values = run.read()
+    command = ["mlflow", "ui", "--backend-store-uri", str(values.get("tracking_uri"))]
+    url = Path(report).absolute().as_uri()
+    if browser:
+        webbrowser.open(url)
+    result = {"run": run.name, "report": report, "url": url, "mlflow_ui": shlex.join(command)}
+    result["mlflow_run_id"] = values.get("mlflow_run_id")
+    print_result(
+        result, as_json, [f"report: {url}", f"MLflow run {values.get('mlflow_run_id')}: {shlex.join(command)}"]
+    )
 
 
 def _format_row(row: dict[str, Any]) -> str:

@@ -1441,7 +1441,8 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "the tombstone … is damaged": ("input", 1),
     "--workdir: … does not exist": ("input", 1),
 }
-COMPARISON_ERRORS = {  # the tests are in tests/pipelines/test_compare.py
+COMPARISON_ERRORS = {  # the tests are in tests/pipelines/test_compare.py and test_status.py
+    "… has no report: its state is …": ("usage", 2),
     "a comparison needs two runs; found …": ("usage", 2),
     "… and … are the same run, …": ("usage", 2),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -342,3 +343,22 @@ def test_ctrl_c_ends_watching_but_not_the_run(tmp_path: Path, command: list[str]
     assert (watcher.returncode, run.state) == (0, "running")
     assert error_output.endswith("the run continues\n")
     assert "Traceback" not in error_output
+
+
+def test_open_prints_report_and_mlflow_command(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "a")
+    report = run.folder / "report.html"
+    report.touch()
+    uri = f"sqlite:///{tmp_path}/my project.db"
+    run.update(status="finished", result={**RESULT, "report": str(report)}, tracking_uri=uri, mlflow_run_id="17")
+    result = answer_in_process("open", "--workdir", "wd", cwd=tmp_path)
+    assert (result["run"], result["report"], result["url"]) == ("a", str(report), report.as_uri())
+    assert shlex.split(result["mlflow_ui"]) == ["mlflow", "ui", "--backend-store-uri", uri]
+    output = run_in_process("open", "a", "--workdir", "wd", cwd=tmp_path).stdout.splitlines()
+    assert output == [f"report: {report.as_uri()}", f"MLflow run 17: {result['mlflow_ui']}"]
+
+
+def test_open_without_a_report_is_refused(tmp_path: Path) -> None:
+    make_run(tmp_path, "a", status="failed")
+    error = refusal(2, "open", "a", "--workdir", "wd", cwd=tmp_path)
+    assert error["message"] == "a has no report: its state is failed"
