@@ -51,7 +51,7 @@ def main() -> None:
     process_control.install_stop_handlers()
     process_control.relax_garbage_collector()
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="tuneline", standalone_mode=False)
         if code == TYPER_INTERRUPT_CODE:
             code = _report_error(InterruptedRunError("interrupted", hint="Run the same command again."), arguments)
     except TunelineError as error:

@@ -10,6 +10,7 @@ from components.common.runtime import reporters
 from components.common.runtime.errors import UsageError
 from components.common.runtime.reporters import SilentReporter
 from pipelines.cli import application
+from tests.pipelines.command import run_in_process
 
 
 class ScreenReporter(SilentReporter):
@@ -59,3 +60,9 @@ def test_escape_sequences_in_results_do_not_reach_the_terminal(capsys: pytest.Ca
     assert capsys.readouterr().out == "a\tb\nthe card says \\x1b[2J\\x9b31m\n"
     application.print_result({"text": "\x1b[2J"}, True, [])
     assert capsys.readouterr().out == '{"text": "\\u001b[2J"}\n'
+
+
+def test_completion_script_is_printed(tmp_path: Path) -> None:
+    process = run_in_process("--show-completion", "bash", cwd=tmp_path)
+    assert process.returncode == 0
+    assert "complete -o default -F _tuneline_completion tuneline" in process.stdout
