@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from components.common.artifacts import artifact_folder
+from components.common.runtime.errors import InputError, get_first_line
 from components.common.workspace import job_folders
 
 FOLDER_MODE, FILE_MODE = 0o2750, 0o640  # the owner writes, the group reads; new files get the folder's group
@@ -158,23 +159,48 @@ def read_day(day: DayFolder) -> Iterator[Row]:
         yield from (row for line in read_lines(path) if (row := parse_line(line)) is not None)
 
 
+def count_damaged_lines(day: DayFolder) -> int:
+    """Return the number of lines of the sealed files that a disk has damaged, which `read_day` skips."""
+    return sum(parse_line(line) is None for path in day.list_sealed() for line in read_lines(path))
+
+
 def read_parquet(path: Path) -> Iterator[Row]:
-    """Yield the rows of a compacted file."""
+    """Yield the rows of a compacted file.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    import pyarrow
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    try:
+        opened = pq.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise _damaged_error(path, error) from None
+    with opened as file:
         for batch in file.iter_batches(ROWS_PER_BATCH, columns=["row"]):
             for text in batch.column(0).to_pylist():
                 yield json.loads(text)
+
+
+def _damaged_error(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"the captured rows in {path} cannot be read: {get_first_line(error)}",
+        hint="Restore the file from a backup, or delete it; its rows are then lost.",
+    )
 
 
 def read_compacted_names(parquet: Path) -> frozenset[str]:
     """Return the names of the sealed files whose rows a compacted file contains."""
     if not parquet.exists():
         return frozenset()
+    import pyarrow
     import pyarrow.parquet as pq
 
-    metadata = pq.read_schema(parquet).metadata or {}
+    try:
+        metadata = pq.read_schema(parquet).metadata or {}
+    except pyarrow.ArrowInvalid as error:
+        raise _damaged_error(parquet, error) from None
     return frozenset(json.loads(metadata.get(b"tuneline.files", b"[]")))
 
 

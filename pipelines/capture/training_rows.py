@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.capture import tombstones, traffic_files
+from pipelines.capture import row_selection
+from pipelines.capture.row_selection import RowFilter
 from pipelines.capture.settings import CaptureSettings
 from pipelines.capture.traffic_files import Row
 from pipelines.capture.traffic_rows import COMPLETE
@@ -93,8 +94,5 @@ def read_training_rows(
         model: name of the model that answered; None: all models.
         include_unrated: include answers without feedback.
     """
-    erased = tombstones.read_tombstones(settings.folder)
-    for day in traffic_files.list_days(settings.folder, model):
-        for row in traffic_files.read_day(day):
-            if not tombstones.is_erased(row, erased):
-                yield build_training_rows(row, feedback.get(row["response"]["id"]), include_unrated=include_unrated)
+    for row in row_selection.read_rows(settings, RowFilter(model=model or ""), feedback):
+        yield build_training_rows(row, feedback.get(row["response"]["id"]), include_unrated=include_unrated)

@@ -1,11 +1,11 @@
-"""`tuneline traffic`: captured traffic with its retention, erasure and export."""
+"""`tuneline traffic`: captured traffic with its listing, retention, erasure and export."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,15 +33,18 @@ if TYPE_CHECKING:
     from pipelines.capture.erasure import Erasure
     from pipelines.capture.settings import CaptureSettings
 
+MAX_PROMPT_CHARACTERS = 80  # of a row of `tuneline traffic list`
 CONVERSATIONS_FILENAME, PREFERENCES_FILENAME = "conversations.jsonl", "preferences.jsonl"
 
 CaptureFileOption = Annotated[Path, typer.Option("--capture", help="Capture file of the gateway.")]
 FeedbackFilesOption = Annotated[
     list[Path], typer.Option("--feedback", help="Feedback file of a gateway; repeatable. Default: none.")
 ]
+ModelFilterOption = Annotated[str, typer.Option("--model", help="Model that answered. Default: all models.")]
 
 traffic_app = typer.Typer(
-    no_args_is_help=True, help="Captured traffic of the gateway: state, compaction, retention, erasure and export."
+    no_args_is_help=True,
+    help="Captured traffic of the gateway: list, state, compaction, retention, erasure and export.",
 )
 app.add_typer(traffic_app, name="traffic")
 
@@ -80,6 +83,67 @@ def show_status(
 
     result = retention.describe(load_settings(capture), requests_per_day, traffic_files.now().date())
     print_result(result, as_json, lambda: _format_status(result))
+
+
+@traffic_app.command("list")
+def list_traffic(
+    capture: CaptureFileOption = Path("capture.yaml"),
+    feedback: FeedbackFilesOption = [],  # noqa: B006
+    model: ModelFilterOption = "",
+    version: Annotated[str, typer.Option("--version", help="Version of the model. Default: all versions.")] = "",
+    days: Annotated[
+        str,
+        typer.Option("--days", metavar="FROM..TO", help="Days (UTC), such as 2026-11-01..2026-11-14. Default: all."),
+    ] = "..",
+    state: Annotated[
+        str, typer.Option("--state", help="State of the answer: complete, aborted or failed. Default: all.")
+    ] = "",
+    rating: Annotated[
+        str, typer.Option("--rating", help="Rating of the answer: up, down or none. Requires --feedback. Default: all.")
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of answers.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List captured answers, newest first."""
+    from pipelines.capture import row_selection, traffic_rows
+
+    states = (traffic_rows.COMPLETE, traffic_rows.ABORTED, traffic_rows.FAILED)
+    _check_choice("--state", state, states)
+    _check_choice("--rating", rating, ("up", "down", row_selection.UNRATED))
+    if rating and not feedback:
+        raise UsageError("--rating requires --feedback", hint="Add the gateway's feedback file: --feedback FILE.")
+    selection = row_selection.RowFilter(model, version, row_selection.parse_days(days, "--days"), state, rating)
+    with locked_traffic(capture, feedback) as settings:
+        found = row_selection.list_newest(settings, selection, read_latest_feedback(feedback), limit)
+    print_result({"answers": found}, as_json, lambda: _format_answers(found))
+
+
+@traffic_app.command("show")
+def show_answer(
+    answer_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the answer, such as chatcmpl-….")],
+    capture: CaptureFileOption = Path("capture.yaml"),
+    feedback: FeedbackFilesOption = [],  # noqa: B006
+    as_json: JsonOption = False,
+) -> None:
+    """Show a captured answer with its request and feedback."""
+    from pipelines.capture import row_selection
+
+    with locked_traffic(capture, feedback) as settings:
+        found = row_selection.find_row(settings, answer_id, read_latest_feedback(feedback))
+    print_result(found, as_json, lambda: _format_answer(found))
+
+
+def _check_choice(option: str, value: str, allowed: Sequence[str]) -> None:
+    if value and value not in allowed:
+        raise UsageError(f"{option} is {value!r}; expected {', '.join(allowed)}", hint=f"Correct {option}.")
+
+
+def read_latest_feedback(paths: list[Path]) -> dict[str, Mapping[str, Any]]:
+    """Return the feedback that counts by the answer's id."""
+    from pipelines.capture.training_rows import select_feedback
+    from pipelines.gateway.feedback import read_feedback
+
+    return select_feedback(line for path in paths for line in read_feedback(path))
 
 
 @traffic_app.command("compact")
@@ -173,7 +237,7 @@ def export_traffic(
     output: OutputOption,
     capture: CaptureFileOption = Path("capture.yaml"),
     feedback: FeedbackFilesOption = [],  # noqa: B006
-    model: Annotated[str, typer.Option("--model", help="Model that answered. Default: all models.")] = "",
+    model: ModelFilterOption = "",
     include_unrated: Annotated[
         bool, typer.Option("--unrated", help="Include answers without feedback, as the model wrote them.")
     ] = False,
@@ -182,7 +246,6 @@ def export_traffic(
     """Write corrected and well-rated answers as rows for `tuneline curate`: conversations and preference pairs."""
     from components.common.workspace import job_folders
     from pipelines.capture import training_rows
-    from pipelines.gateway.feedback import read_feedback
 
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OutputOccupiedError(f"{output} is not an empty folder", hint="Choose another folder with -o.")
@@ -192,7 +255,7 @@ def export_traffic(
         locked_traffic(capture, feedback) as settings,
         job_folders.private_folder(output.parent, f".{output.name}", mode=0o700) as draft,
     ):
-        latest = training_rows.select_feedback(line for path in feedback for line in read_feedback(path))
+        latest = read_latest_feedback(feedback)
         with ExitStack() as files:
             streams = {
                 kind: files.enter_context(open(draft / name, "x", encoding="utf-8", opener=_open_private))
@@ -254,4 +317,38 @@ def _format_erasure(erased: Erasure) -> list[str]:
     ]
     lines += [f"{model} is under a legal hold: its rows remain" for model in erased.held]
     lines += [f"{path} is open: run the command again when its gateway has sealed it" for path in erased.not_searched]
+    return lines
+
+
+def _format_answers(answers: list[dict[str, Any]]) -> list[str]:
+    if not answers:
+        return ["no captured answers"]
+    columns = ("time", "id", "model", "version", "state", "finish", "rating", "prompt")
+    rows = []
+    for each in answers:
+        prompt = " ".join(each["prompt"].split())
+        is_long = len(prompt) > MAX_PROMPT_CHARACTERS
+        shown = f"{prompt[:MAX_PROMPT_CHARACTERS]}…" if is_long else prompt
+        finish = ", ".join(filter(None, each["finish_reasons"]))
+        names = (each["time"][:19].replace("T", " "), each["id"], each["model"], each["version"], each["state"])
+        rows.append((*names, finish, each["rating"] or "", shown))
+    return tables.render(tables.build_table(columns, rows))
+
+
+def _format_answer(found: dict[str, Any]) -> list[str]:
+    from pipelines.capture import row_selection
+
+    lines = [f"{name}: {found[name]}" for name in ("id", "time", "model", "version", "state", "seconds", "rating")]
+    messages = found["request"].get("messages") or [{"role": "prompt", "content": found["request"].get("prompt")}]
+    parts = [(message["role"], message) for message in messages]
+    parts += [("answer", choice.get("message") or choice) for choice in found["response"]["choices"]]
+    for title, message in parts:
+        calls = f"\n{json.dumps(message['tool_calls'])}" if message.get("tool_calls") else ""
+        content = row_selection.join_parts(message.get("content", message.get("text")))
+        lines += ["", f"[{title}]", f"{content}{calls}".strip()]
+    given = found["feedback"] or {}
+    if given.get("labels"):
+        lines += ["", f"labels: {', '.join(given['labels'])}"]
+    if given.get("correction"):
+        lines += ["", "[correction]", given["correction"]]
     return lines

@@ -1436,6 +1436,8 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "subject.key_file … has … bytes; expected at least 16": ("configuration", 2),
     "group … does not exist on this machine": ("configuration", 2),
     "subject.source is none: the captured rows have no subject": ("usage", 2),
+    "no captured answer has the id …": ("input", 1),
+    "the captured rows in … cannot be read: …": ("input", 1),
     "--subject is empty": ("usage", 2),
     "… is not a feedback file": ("input", 1),
     "the tombstone … is damaged": ("input", 1),

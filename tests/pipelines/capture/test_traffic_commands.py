@@ -187,3 +187,66 @@ def test_last_feedback_of_each_key_counts() -> None:
         {"id": "chatcmpl-2", "key": "b", "rating": None},
     ]
     assert {name: line.get("correction") for name, line in select_feedback(lines).items()} == {"chatcmpl-2": "a"}
+
+
+def test_answers_are_listed_newest_first_and_filtered(home: Path) -> None:
+    settings = traffic.load(home)
+    older = traffic.build_row(9, timestamp=int(traffic.DAY.timestamp()))
+    older["tuneline"] |= {"version": "6", "state": "aborted"}
+    traffic.write_sealed(settings, traffic.DAY, [older])
+    answer_in_process("traffic", "compact", cwd=home)
+    feedback = ("--feedback", "feedback.jsonl")
+
+    def list_ids(*options: object) -> list[str]:
+        answers = answer_in_process("traffic", "list", *feedback, *options, cwd=home)["answers"]
+        return [each["id"].removeprefix("chatcmpl-") for each in answers]
+
+    assert list_ids() == ["3", "2", "1", "0", "9"]
+    assert list_ids("--limit", 2) == ["3", "2"]
+    assert list_ids("--rating", "up") == ["1"]
+    assert list_ids("--rating", "down") == ["0"]
+    assert list_ids("--rating", "none") == ["3", "2", "9"]
+    assert list_ids("--version", "6") == list_ids("--state", "aborted") == ["9"]
+    assert list_ids("--days", traffic.DAY.date()) == list_ids("--days", f"..{traffic.DAY.date()}") == ["9"]
+    assert list_ids("--days", f"{YESTERDAY.date()}..") == ["3", "2", "1", "0"]
+    assert list_ids("--model", "other") == []
+    text = run_in_process("traffic", "list", *feedback, cwd=home).stdout
+    assert "question 3" in text
+    assert text.index("chatcmpl-3") < text.index("chatcmpl-9")
+    answer_in_process("traffic", "erase", "--subject", "jane", *feedback, cwd=home)
+    # A gateway may seal its file after the erasure.
+    traffic.write_sealed(settings, YESTERDAY, [traffic.build_row(4, settings.hash_subject("jane"))])
+    assert list_ids() == ["3", "1", "9"]
+
+
+def test_answer_is_shown_with_request_and_feedback(home: Path) -> None:
+    shown = answer_in_process("traffic", "show", "chatcmpl-0", "--feedback", "feedback.jsonl", cwd=home)
+    assert shown["request"]["messages"][0]["content"] == shown["prompt"] == "question 0"
+    assert shown["response"]["choices"][0]["message"]["content"] == "answer 0"
+    assert (shown["rating"], shown["feedback"]["correction"]) == ("down", "better 0")
+    text = run_in_process("traffic", "show", "chatcmpl-0", "--feedback", "feedback.jsonl", cwd=home).stdout
+    assert "[user]\nquestion 0\n\n[answer]\nanswer 0\n\n[correction]\nbetter 0" in text
+    assert "feedback" not in run_in_process("traffic", "show", "chatcmpl-0", cwd=home).stdout
+    answer_in_process("traffic", "erase", "--subject", "jane", cwd=home)
+    error = refusal(1, "traffic", "show", "chatcmpl-0", cwd=home)
+    assert "no captured answer has the id chatcmpl-0" in error["message"]
+
+
+def test_damaged_compacted_file_is_named(home: Path) -> None:
+    answer_in_process("traffic", "compact", cwd=home)
+    (path,) = (home / "traffic").rglob("rows.parquet")
+    path.write_bytes(b"damaged")
+    assert f"{path} cannot be read" in refusal(1, "traffic", "list", cwd=home)["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--state", "done"), "--state is 'done'; expected complete, aborted, failed"),
+        (("--rating", "up"), "--rating requires --feedback"),
+        (("--days", "11-23"), "--days is '11-23'; expected FROM..TO"),
+        (("--days", "2026-11-23..2026-11-22"), "--days 2026-11-23..2026-11-22 contains no day"),
+    ],
+)
+def test_invalid_filters_are_refused(home: Path, options: tuple[str, ...], message: str) -> None:
+    assert message in refusal(2, "traffic", "list", *options, cwd=home)["message"]
