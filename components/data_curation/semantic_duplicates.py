@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from components.common.models import model_loading
+from components.common.models import model_loading, text_embeddings
+from components.common.models.text_embeddings import TextEmbedder
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import Reporter
-from components.data_curation.comparison import text_embeddings
-from components.data_curation.comparison.text_embeddings import TextEmbedder
 from components.data_curation.config import DataCurationConfig
 from components.data_curation.filters.reject_reasons import SEMANTIC_DUPLICATE, Rejection
 from components.data_curation.prepared_chunks import PreparedRows

@@ -38,6 +38,7 @@ from pipelines.cli import (
     storage_probing,
     traffic,
     captured_traffic,
+    traffic_drift,
 )
 from pipelines.cli.application import app, print_text
 

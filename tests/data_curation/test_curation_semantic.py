@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from components.common.models import text_embeddings
 from components.common.runtime.errors import ConfigurationError
 from components.common.runtime.reporters import SilentReporter
 from components.data_curation import semantic_duplicates
-from components.data_curation.comparison import text_embeddings
 from components.data_curation.config import DataCurationConfig
 
 SENTENCE = "how do i reset the lost password please then open a page on what is of close account click"

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.data_curation.document_files import build_pdf, pdf_text
 from tests.datasets import QUESTION_WORDS
 from tests.kfp_api import KfpApi, State, serving
 from tests.kubernetes_api import KubernetesApi
+from tests.pipelines.capture import traffic
 from tests.pipelines.command import ROOT, environment
 from tests.tiny import tiny_model
 
@@ -90,6 +92,8 @@ def reader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "platform.yaml").write_text("volume: {claim: tuneline}\n")
     shutil.copy(ROOT / "docs" / "examples" / "ci.sh", folder / "ci.sh")
+    (folder / "service").mkdir()
+    traffic.write_questions(folder / "service", datetime(2026, 10, 20, 9, tzinfo=UTC), days=22, a_day=30)
     _write_programs(folder / "bin")
     return folder
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from components.common.workspace import job_folders
 from pipelines.capture import traffic_files
 from pipelines.capture.settings import CaptureSettings, load_settings
 from pipelines.capture.traffic_files import Row
+from tests.datasets import QUESTION_WORDS
 
 
 def write_capture_file(home: Path, **changes: object) -> Path:
@@ -61,6 +63,34 @@ def write_sealed(settings: CaptureSettings, time: datetime, rows: list[Row], *, 
     os.write(descriptor, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
     os.close(descriptor)
     return path
+
+
+def write_questions(
+    home: Path,
+    first: datetime,
+    *,
+    days: int,
+    a_day: int,
+    foreign_from: int = 10_000,
+    share: float = 0.3,
+    **facts: object,
+) -> CaptureSettings:
+    """Capture questions about the first half of the nouns; from a day on, a share is about the other half."""
+    settings = load(home)
+    generator = random.Random(0)
+    half = len(QUESTION_WORDS) // 2
+    for day in range(days):
+        rows = []
+        for number in range(a_day):
+            is_foreign = day >= foreign_from and generator.random() < share
+            verb, noun = QUESTION_WORDS[generator.randrange(half) + half * is_foreign]
+            start = first + timedelta(days=day, minutes=number)
+            row = build_row(day * a_day + number, timestamp=int(start.timestamp()))
+            row["request"]["messages"] = [{"role": "user", "content": f"How do I {verb} a {noun} ?"}]
+            row["tuneline"] |= facts
+            rows.append(row)
+        write_sealed(settings, first + timedelta(days=day), rows)
+    return settings
 
 
 def read_stored_bytes(folder: Path) -> bytes:

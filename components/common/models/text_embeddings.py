@@ -46,11 +46,7 @@ def build_input_embedder(folder: Path, sample: Iterable[Sequence[str]]) -> TextE
     Raises:
         ConfigurationError: the folder has no readable input embeddings or tokenizer.
     """
-    matrix = _map_input_embeddings(folder)
-    try:
-        tokenizer = standalone_tokenizer.load_tokenizer(folder)
-    except ValueError as error:
-        raise _model_error(folder, str(error)) from None
+    matrix, tokenizer = _open_model(folder)
     counts: np.ndarray = np.zeros(len(matrix), np.int64)
     pieces, sampled = [], 0
     for texts in sample:
@@ -74,6 +70,24 @@ def build_input_embedder(folder: Path, sample: Iterable[Sequence[str]]) -> TextE
     return embed
 
 
+def build_mean_embedder(folder: Path) -> TextEmbedder:
+    """Return the embedder of texts by the unweighted mean of the model's input embeddings, which needs no sample of texts.
+
+    Returns:
+        A function from texts to vectors (float32, texts x hidden size); a text without tokens is a zero vector.
+
+    Raises:
+        ConfigurationError: the folder has no readable input embeddings or tokenizer.
+    """
+    matrix, tokenizer = _open_model(folder)
+    weights: np.ndarray = np.ones(len(matrix), np.float32)
+
+    def embed(texts: Sequence[str]) -> np.ndarray:
+        return _average(matrix, weights, _tokenize(tokenizer, texts, len(matrix)))
+
+    return embed
+
+
 def build_encoder(folder: Path) -> TextEmbedder:
     """Return the embedder of texts by the mean of an encoder's last hidden states.
 
@@ -85,8 +99,8 @@ def build_encoder(folder: Path) -> TextEmbedder:
         from transformers import AutoModel, AutoTokenizer
     except ImportError:
         raise ConfigurationError(
-            "data_curation.semantic_duplicates.embeddings: hidden_states requires torch and transformers, which are not installed",
-            hint="Run: pip install 'tuneline[models]', or set embeddings to input.",
+            "embeddings from hidden states require torch and transformers, which are not installed",
+            hint="Run: pip install 'tuneline[models]', or use the input embeddings.",
         ) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -116,6 +130,15 @@ def build_encoder(folder: Path) -> TextEmbedder:
         return _normalize(vectors)
 
     return embed
+
+
+def _open_model(folder: Path) -> tuple[np.ndarray, Tokenizer]:
+    """Return the input embeddings and the tokenizer of a model."""
+    matrix = _map_input_embeddings(folder)
+    try:
+        return matrix, standalone_tokenizer.load_tokenizer(folder)
+    except ValueError as error:
+        raise _model_error(folder, str(error)) from None
 
 
 def _map_input_embeddings(folder: Path) -> np.ndarray:
@@ -161,6 +184,6 @@ def _normalize(vectors: np.ndarray) -> np.ndarray:
 
 def _model_error(folder: Path, problem: str) -> ConfigurationError:
     return ConfigurationError(
-        f"data_curation.semantic_duplicates: the model in {folder} cannot embed texts: {problem}",
-        hint="Set data_curation.semantic_duplicates.model to a model with safetensors and tokenizer.json.",
+        f"the model in {folder} cannot embed texts: {problem}",
+        hint="Use a model with safetensors and tokenizer.json.",
     )

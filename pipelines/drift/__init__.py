@@ -1,0 +1,1 @@
+"""Drift of captured prompts: features, tests of windows, the alarm, and its report."""
