@@ -299,7 +299,7 @@ def test_each_team_has_its_own_mlflow_experiment() -> None:
     assert load_overlay_platform("xe9680-powerscale").environment["MLFLOW_EXPERIMENT_NAME"] == "team-a"
 
 
-def test_team_namespaces_differ_only_in_serving_audit_and_doctor() -> None:
+def test_team_namespaces_differ_only_in_serving_audit_drift_and_doctor() -> None:
     manifests = render_overlay("xe9680-powerscale")
     kinds = {
         team: {
@@ -313,7 +313,7 @@ def test_team_namespaces_differ_only_in_serving_audit_and_doctor() -> None:
         name
         for _, name in kinds["team-a"] - {(kind, name.replace("team-b", "team-a")) for kind, name in kinds["team-b"]}
     }
-    assert only_team_a == {"triton", "registry-audit", "tuneline-doctor"}
+    assert only_team_a == {"triton", "registry-audit", "traffic-drift", "tuneline-doctor"}
 
 
 # Secrets and config maps
