@@ -115,7 +115,7 @@ def draw_windows(prompts: int, size: int, count: int, generator: np.random.Gener
     Its time does not depend on the number of prompts.
     """
     rows = np.arange(count)
-    is_chosen = np.zeros((count, prompts), bool)
+    is_chosen: np.ndarray = np.zeros((count, prompts), bool)
     windows: np.ndarray = np.empty((count, size), np.int64)
     for column, last in enumerate(range(prompts - size, prompts)):
         drawn = generator.integers(0, last + 1, count)

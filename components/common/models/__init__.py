@@ -1,1 +1,1 @@
-"""Base and tuned models: sources, import, licences, loading, chat templates, compute devices, memory and FLOPs."""
+"""Base and tuned models: sources, import, licences, loading, chat templates, text embeddings, devices, memory and FLOPs."""
