@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from scipy.stats import beta
 
 from benchmarks.drift_simulation import (
     AFTER,
@@ -35,9 +36,10 @@ HEAD = """# Drift check, simulated
 `make bench-drift` writes this page. It simulates how often `tuneline traffic drift` alarms without drift, and how many
 windows it needs with drift. [drift.md](drift.md#guarantee) describes the method.
 
-Prompts are drawn at random, with replacement, from {texts}. Embeddings are the mean input embeddings of the demo's
-model ({embedding_ms:.2f} ms CPU a prompt). The reference has {reference} windows of {window} prompts. A sudden drift
-begins after {change} clean windows; a run ends with the alarm, or {after} windows later.
+Prompts are drawn at random, with replacement, from {texts}.
+Embeddings are the mean input embeddings of the demo's model ({embedding_ms:.2f} ms CPU a prompt).
+The reference has {reference} windows of {window} prompts. A sudden drift begins after {change} clean windows; a run
+ends with the alarm, or {after} windows later.
 
 - **near**: the demo's questions about other Python packages
 - **far**: instructions about other topics
@@ -81,7 +83,8 @@ def write_page(results: Mapping[str, Runs], path: Path, facts: dict[str, Any]) -
     )
     goals = [
         f"Goal: at most {alarm.ALPHA:.0%} of the clean runs alarm within {HORIZON} windows: "
-        f"{met(alarms <= alarm.ALPHA * count)} ({alarms} of {count} runs).\n"
+        f"{met(alarms <= alarm.ALPHA * count)} ({alarms} of {count} runs; the 95% upper bound of the rate is "
+        f"{beta.ppf(0.95, alarms + 1, count - alarms):.0%}).\n"
     ]
     for name in GOAL_CASES:
         if name in results:
