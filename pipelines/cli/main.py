@@ -29,6 +29,7 @@ from pipelines.cli import (
     deployment,
     gateway,
     chat,
+    explain,
     reproduction,
     dataset_versions,
     base_models,

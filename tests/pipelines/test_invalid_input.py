@@ -1456,6 +1456,43 @@ COMPARISON_ERRORS = {  # the tests are in tests/pipelines/test_compare.py and te
     "a comparison needs two runs; found …": ("usage", 2),
     "… and … are the same run, …": ("usage", 2),
 }
+EXPLANATION_ERRORS = {  # the tests are in tests/pipelines/explanation
+    "expected one of --prompt, --messages and --from-traffic; found …": ("usage", 2),
+    "--prompt is empty": ("usage", 2),
+    "--answer is empty": ("usage", 2),
+    "--messages: … cannot be read: …": ("input", 1),
+    "--messages: … is not JSON: …": ("input", 1),
+    "--messages: … contains no list of messages": ("input", 1),
+    "--messages: …: message … is no message with a role (system, developer, user, assistant, tool) and a text as content": (
+        "input",
+        1,
+    ),
+    "--messages: … ends with a turn of the role …, or with an empty turn; expected the user's question": ("input", 1),
+    "the prompt has … tokens; the model's context has …": ("input", 1),
+    "prompt and answer have … tokens; the model's context has …": ("input", 1),
+    "the answer is empty": ("input", 1),
+    "the captured traffic in … has no answer …": ("input", 1),
+    "the subject of the answer … was erased": ("input", 1),
+    "the captured request of … has no messages, or several answers": ("input", 1),
+    "the model … is not a registered version": ("usage", 2),
+    "the answer was written by the model … (… version …); … is …": ("usage", 2),
+    "the model … records no training dataset": ("input", 1),
+    "the training dataset … of the model is not in the artifact store: it was erased, or is stored elsewhere": (
+        "input",
+        1,
+    ),
+    "no scored training row of … has a token to learn within … tokens": ("input", 1),
+    "training rows of the objective … are not supported; expected sft or text": ("configuration", 2),
+    "training rows of the adaptation … are not supported: its virtual tokens have no low-rank gradients; expected lora, qlora, ia3 or full": (
+        "configuration",
+        2,
+    ),
+    "training rows of this architecture are not supported: it has neither an adapter nor numbered layers": (
+        "configuration",
+        2,
+    ),
+    "the gradients of … rows need an estimated … GB, and … GB are free (GB by part: …)": ("configuration", 2),
+}
 
 
 def test_errors_page_lists_every_error_with_kind_and_code() -> None:
@@ -1475,6 +1512,7 @@ def test_errors_page_lists_every_error_with_kind_and_code() -> None:
         **DATA_VERSIONING_ERRORS,
         **REMOTE_RUN_ERRORS,
         **REPRODUCTION_ERRORS,
+        **EXPLANATION_ERRORS,
         **EXPORT_ERRORS,
         **REGISTRY_ERRORS,
         **PACKAGE_ERRORS,
