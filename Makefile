@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-all test-cluster test-gpu quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-gate bench-drift bench-gpu bench-serving soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-all test-cluster test-gpu quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-gpu bench-serving soak vllm-package lint ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -87,6 +87,9 @@ bench-gpu: ## Measure training, serving and scoring on one NVIDIA GPU with PYTHO
 
 bench-serving: $(VENV)/.ready ## Measure a served package with 1 to 16 clients (15 minutes; ARGS="--vllm-python PYTHON": compare with vLLM); writes docs/benchmarks-serving.md
 	@$(BIN)/python -P -m benchmarks.serving --workdir $(WORKDIR)/benchmark-serving --markdown docs/benchmarks-serving.md $(ARGS)
+
+bench-explanation: $(VENV)/.ready ## Compare explanations with retrainings and deletions (10 minutes); writes docs/benchmarks-explanation.md
+	@TUNELINE_THREADS=1 $(BIN)/python -P -m benchmarks.influence --markdown docs/benchmarks-explanation.md $(ARGS)
 
 soak: $(VENV)/.ready ## Load a served package for an hour and record memory, latency and answers; writes docs/soak.md
 	@$(BIN)/python -P -m benchmarks.soak --workdir $(WORKDIR)/soak --markdown docs/soak.md $(ARGS)
