@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.parse import unquote, unquote_to_bytes
 
 import pkcs11
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384, SHA512, Hash
@@ -116,16 +116,18 @@ def parse_uri(text: str, source: str) -> KeyUri:
     module = Path(unquote(values.get("module-path", "")))
     if not module.is_absolute():
         raise _uri_error(source, f"module-path={module}", "the absolute path of the module's shared library")
-    pin = urlsplit(unquote(values["pin-source"])) if "pin-source" in values else None
-    if pin and (pin.scheme not in ("", "file") or pin.netloc or not Path(pin.path).is_absolute()):
-        raise _uri_error(source, "another pin-source", "the absolute path of a file, or file:/PATH")
+    pin: Path | None = None
+    if "pin-source" in values:
+        pin = Path(unquote(unquote(values["pin-source"]).removeprefix("file:")))
+        if not pin.is_absolute() or pin.root != "/" or "\0" in str(pin):
+            raise _uri_error(source, "another pin-source", "the absolute path of a file, or file:/PATH")
     return KeyUri(
         token=unquote(values["token"]) if "token" in values else None,
         serial=unquote_to_bytes(values["serial"]) if "serial" in values else None,
         object=unquote(values["object"]) if "object" in values else None,
         id=unquote_to_bytes(values["id"]) if "id" in values else None,
         module_path=module,
-        pin_source=Path(unquote(pin.path)) if pin else None,
+        pin_source=pin,
     )
 
 
@@ -165,7 +167,7 @@ def load_hardware_key(uri: KeyUri, source: str, pin: str | None) -> tuple[pkcs11
     except pkcs11.PKCS11Error as error:
         raise ConfigurationError(
             f"{source}: the {name} in {uri.module_path} cannot be used: {_describe(error)}",
-            hint="Check token, object, id and PIN in the URI.",
+            hint="Check module-path, token, object, id and PIN in the URI.",
         ) from None
 
 

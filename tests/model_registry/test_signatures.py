@@ -796,7 +796,13 @@ def test_encrypted_key_needs_its_password(tmp_path: Path, monkeypatch: pytest.Mo
         ("pkcs11:object=a;slot-id=1?module-path=/hsm.so", "has the attribute 'slot-id'; expected each of token"),
         ("pkcs11:object=a;type=public?module-path=/hsm.so", "has type=public; expected type=private"),
         ("pkcs11:object=a?module-path=/hsm.so&pin-value=1234", "has the attribute pin-value; expected the PIN in"),
-        ("pkcs11:object=a?module-path=/hsm.so&pin-source=|cat", "has another pin-source; expected the absolute path"),
+        *(
+            (
+                f"pkcs11:object=a?module-path=/hsm.so&pin-source={pin}",
+                "has another pin-source; expected the absolute path",
+            )
+            for pin in ("|cat", "//host/pin", "//[pin", "/pin%00", "http:/pin")
+        ),
         ("pkcs11:object=a?module-path=/missing/hsm.so", "the PKCS#11 module /missing/hsm.so does not exist"),
     ],
 )
