@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -253,21 +253,19 @@ def check_record(record: SignatureRecord, trust: Trust) -> Manifest:
     return manifest
 
 
-def describe_signer(record: SignatureRecord, pinned: Trust) -> SignerDescription:
+def describe_signer(record: SignatureRecord, pinned: Trust, chains: Sequence[str]) -> SignerDescription:
     """Return who signed a record that verifies.
 
     Args:
         pinned: the trust without the keys that its authorities vouch for.
+        chains: further certificates of keys in PEM format. Only those that an authority vouches for name a signer.
     """
     if sigstore_bundles.is_bundle(record.attestation):
         identity = sigstore_bundles.read_identity(record.attestation)
         return SignerDescription(kind="sigstore", identity=identity.identity, issuer=identity.issuer)
-    if record.key_id in pinned.keys or not record.certificates:
+    certificate = pinned.find_certificate(record.key_id, [record.certificates, *chains])
+    if record.key_id in pinned.keys or certificate is None:
         return SignerDescription(kind="key")
-    certificate = signing_keys.load_certificates(record.certificates.encode())[0]
-    key = certificate.public_key()
-    if not signing_keys.is_supported(key) or signing_keys.compute_key_id(key) != record.key_id:  # type: ignore[arg-type]
-        return SignerDescription(kind="certificate")
     subject, issuer = certificate.subject.rfc4514_string(), certificate.issuer.rfc4514_string()
     return SignerDescription(kind="certificate", identity=subject, issuer=issuer)
 

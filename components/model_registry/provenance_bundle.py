@@ -278,7 +278,7 @@ def verify(
             artifact, found = None, [f"its {manifest.kind} {sha256[:12]} does not verify: {error.message}"]
         objections += found
         is_hashed = artifact is not None and not found
-        signer = artifact_signatures.describe_signer(record, pinned)
+        signer = artifact_signatures.describe_signer(record, pinned, index.certificates)
         fields = {"kind": manifest.kind, "sha256": sha256, "key_id": record.key_id}
         artifacts.append(VerifiedArtifact(**fields, signer=signer, hashed=is_hashed))
     if unhashed := [one.kind for one in artifacts if not one.hashed]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -80,8 +80,18 @@ class Trust:
         Args:
             chains: certificates in PEM format, each signing certificate first.
         """
-        found = [key for chain in chains if self.authorities and (key := _verify_chain(chain, self))]
-        return replace(self, keys={**{signing_keys.compute_key_id(key): key for key in found}, **self.keys})
+        listed = self._list_certificates(chains)
+        found = {key_id: cast("EllipticCurvePublicKey", certificate.public_key()) for key_id, certificate in listed}
+        return replace(self, keys={**found, **self.keys})
+
+    def find_certificate(self, key_id: str, chains: Iterable[str]) -> Certificate | None:
+        """Return the first signing certificate of a key that an authority vouches for; None without one."""
+        return next((found for certified, found in self._list_certificates(chains) if certified == key_id), None)
+
+    def _list_certificates(self, chains: Iterable[str]) -> Iterator[tuple[str, Certificate]]:
+        for chain in chains:
+            if self.authorities and (leaf := _verify_chain(chain, self)):
+                yield signing_keys.compute_key_id(leaf.public_key()), leaf  # type: ignore[arg-type]
 
     def get_key(self, key_id: str) -> EllipticCurvePublicKey:
         """Return the public key with this ID.
@@ -192,8 +202,8 @@ def load_configured_trust() -> Trust:
     return load_trust([Path(name) for name in configured.split(os.pathsep)]) if configured else Trust()
 
 
-def _verify_chain(chain: str, trust: Trust) -> EllipticCurvePublicKey | None:
-    """Return the key of a signing certificate that the authorities vouch for, or None.
+def _verify_chain(chain: str, trust: Trust) -> Certificate | None:
+    """Return the signing certificate of a chain that the authorities vouch for, or None.
 
     A certificate for other purposes, such as one of a web server, and a chain with a revoked key are refused.
 
@@ -221,5 +231,4 @@ def _verify_chain(chain: str, trust: Trust) -> EllipticCurvePublicKey | None:
         return None
     if any(signing_keys.compute_key_id(key) in trust.revoked for key in verified):
         return None
-    key = leaf.public_key()
-    return key if usage.digital_signature and signing_keys.is_supported(key) else None  # type: ignore[return-value]
+    return leaf if usage.digital_signature and signing_keys.is_supported(leaf.public_key()) else None

@@ -830,6 +830,15 @@ def test_certificate_of_a_trusted_authority_signs(
     bundle = provenance_bundle.collect(NAME, "champion")
     verify = provenance_bundle.verify
     assert verify(bundle, trust_root.load_configured_trust()).objections == []
+    write_certificates(signed.folder / "forger", "forged-ca", key=signed.folder / "site" / "leaf.key", subject="ann")
+    for forged in ((signed.folder / "forger" / "chain.pem").read_text(), "no certificate"):
+        for record in [record for records in bundle.records.values() for record in records if record.certificates]:
+            record.certificates = forged  # which no signature covers
+        result = verify(bundle, trust_root.load_configured_trust())
+        assert result.objections == []  # the bundle has the certificates of all keys as well
+        signers = {(one.signer.kind, one.signer.identity, one.signer.issuer) for one in result.artifacts}
+        assert ("certificate", "CN=registry", "CN=site-ca") in signers
+        assert not any("ann" in identity for _, identity, _ in signers)
     others = trust_root.load_trust([signed.public_key, signed.folder / "other" / "ca.pem"])
     objections = verify(bundle, others).objections
     assert any("its model" in one and "which is not trusted" in one for one in objections)
@@ -838,18 +847,26 @@ def test_certificate_of_a_trusted_authority_signs(
         signature_checks.check_artifact(made.model, trust_root.load_configured_trust())
 
 
-def write_certificates(folder: Path, authority_name: str, purpose: str = "") -> None:
+def write_certificates(
+    folder: Path, authority_name: str, purpose: str = "", *, key: Path | None = None, subject: str = "registry"
+) -> None:
     """Write an authority's certificate, and a key with a certificate that it signed.
 
     Args:
         purpose: object identifier of the certificate's extended key usage.
+        key: file of an existing key to certify; None for a new one.
     """
     from datetime import UTC, datetime, timedelta
 
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
 
     def build(subject: str, public: Any, issuer: str, issuer_key: Any, *, ca: bool) -> x509.Certificate:
         names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in (subject, issuer)]
@@ -865,9 +882,10 @@ def write_certificates(folder: Path, authority_name: str, purpose: str = "") -> 
         return builder.sign(issuer_key, SHA256())
 
     folder.mkdir()
-    root, leaf = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    root = ec.generate_private_key(ec.SECP256R1())
+    leaf: Any = load_pem_private_key(key.read_bytes(), None) if key else ec.generate_private_key(ec.SECP256R1())
     authority = build(authority_name, root.public_key(), authority_name, root, ca=True)
-    certificate = build("registry", leaf.public_key(), authority_name, root, ca=False)
+    certificate = build(subject, leaf.public_key(), authority_name, root, ca=False)
     (folder / "ca.pem").write_bytes(authority.public_bytes(Encoding.PEM))
     (folder / "chain.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
     content = leaf.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -89,7 +89,7 @@ def test_identity_signs_files_and_attestation(site: SigstoreSite, tmp_path: Path
     signature_checks.require_signature(model, trust)
     record = artifact_signatures.parse_record(path.read_text())
     assert record
-    described = artifact_signatures.describe_signer(record, trust)
+    described = artifact_signatures.describe_signer(record, trust, [])
     assert described.model_dump() == {"kind": "sigstore", "identity": RELEASE, "issuer": ISSUER}
     assert site.build_token().split(".")[0] not in path.read_text()
     requests = len(site.requests)
