@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
     from sigstore.models import ClientTrustConfig
 
-ISSUER_OID = "1.3.6.1.4.1.57264.1.1"  # https://github.com/sigstore/fulcio/blob/main/docs/oid-info.md
+FULCIO_ARC = "1.3.6.1.4.1.57264.1."  # https://github.com/sigstore/fulcio/blob/main/docs/oid-info.md
+ISSUER_OID = f"{FULCIO_ARC}1"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def read_certificate(certificate: Certificate) -> Identity:
         issuer = certificate.extensions.get_extension_for_oid(x509.ObjectIdentifier(ISSUER_OID)).value
     except x509.ExtensionNotFound as error:
         raise ValueError(f"its certificate lacks an extension: {error}") from None
+    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise ValueError(f"its certificate is malformed: {error}") from None
     [name] = names
     if not isinstance(name, x509.UniformResourceIdentifier | x509.RFC822Name):
         raise ValueError("its certificate names neither a URI nor an e-mail address")

@@ -205,7 +205,8 @@ def load_configured_trust() -> Trust:
 def _verify_chain(chain: str, trust: Trust) -> Certificate | None:
     """Return the signing certificate of a chain that the authorities vouch for, or None.
 
-    A certificate for other purposes, such as one of a web server, and a chain with a revoked key are refused.
+    A certificate for other purposes, such as one of a web server, and a chain with a revoked key are refused. So is the
+    certificate of an identity, if the site's Sigstore is below the authority: it counts with its log entry only.
 
     As in model-signing, the time of the check is the start of the certificate's validity: no trusted clock dates a
     signature, so an expired certificate stays valid for old signatures until its key is revoked.
@@ -214,6 +215,7 @@ def _verify_chain(chain: str, trust: Trust) -> Certificate | None:
     from cryptography.x509.oid import ExtendedKeyUsageOID
     from OpenSSL import crypto
 
+    malformed = (x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
     try:
         leaf, *others = signing_keys.load_certificates(chain.encode())
         usage = leaf.extensions.get_extension_for_class(x509.KeyUsage).value
@@ -224,7 +226,9 @@ def _verify_chain(chain: str, trust: Trust) -> Certificate | None:
         untrusted = [crypto.X509.from_cryptography(one) for one in others]
         context = crypto.X509StoreContext(store, crypto.X509.from_cryptography(leaf), untrusted)
         verified = [one.to_cryptography().public_key() for one in context.get_verified_chain()]
-    except (ValueError, crypto.X509StoreContextError, x509.ExtensionNotFound):
+    except (ValueError, crypto.X509StoreContextError, x509.ExtensionNotFound, *malformed):
+        return None
+    if any(one.oid.dotted_string.startswith(sigstore_identities.FULCIO_ARC) for one in leaf.extensions):
         return None
     purposes = [one.value for one in leaf.extensions if isinstance(one.value, x509.ExtendedKeyUsage)]
     if any(ExtendedKeyUsageOID.CODE_SIGNING not in one for one in purposes):

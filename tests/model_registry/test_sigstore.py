@@ -11,11 +11,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.runtime.errors import ConfigurationError, EngineMissingError
@@ -30,12 +33,12 @@ from components.model_registry import (
     trust_root,
 )
 from components.model_registry.stage import promote
-from components.model_registry.trust_root import SignatureInvalidError
+from components.model_registry.trust_root import SignatureInvalidError, Trust
 from pipelines.config.customization_config import Customization
 from pipelines.steps import policy_preflight
 from tests.model_registry.conftest import NAME, build
 from tests.model_registry.signed_registry import QUIET, build_signed_registry, copy_signed_registry
-from tests.model_registry.sigstore_site import ISSUER, SigstoreSite, get_identity, running_site
+from tests.model_registry.sigstore_site import ISSUER, SigstoreSite, encode, get_identity, new_key, running_site
 from tests.model_registry.test_verify_command import machine, verify_on
 from tests.pipelines.command import answer_in_process, run_in_process, tuneline
 
@@ -134,6 +137,36 @@ def test_certificate_of_another_sigstore_is_refused(site: SigstoreSite, tmp_path
         signature_checks.require_signature(model, trust)
 
 
+def test_certificate_of_an_identity_is_none_of_a_key(site: SigstoreSite, tmp_path: Path) -> None:
+    """A site may run its Sigstore below the authority of its keys, and any workload gets such a certificate."""
+    _, path = sign_model(tmp_path)
+    material = json.loads(path.read_text())["attestation"]["verificationMaterial"]
+    certificate = x509.load_der_x509_certificate(base64.b64decode(material["certificate"]["rawBytes"]))
+    trust = Trust(authorities=(site.authority,))
+    assert trust.add_certificates([certificate.public_bytes(Encoding.PEM).decode()]).keys == {}
+
+
+def build_malformed_certificate() -> x509.Certificate:
+    """Return a certificate whose alternative name is of a kind that cryptography does not read."""
+    key, name, begin = new_key(), x509.Name([]), datetime(2026, 1, 1, tzinfo=UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, begin, begin + timedelta(days=1))
+    names = x509.UnrecognizedExtension(x509.ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30\x02\xa3\x00")
+    return builder.add_extension(names, critical=False).sign(key, SHA256())
+
+
+def test_certificate_with_an_unreadable_extension_is_refused(site: SigstoreSite, tmp_path: Path) -> None:
+    model, path = sign_model(tmp_path)
+    record, certificate = json.loads(path.read_text()), build_malformed_certificate()
+    edit_material(
+        lambda material: material["certificate"].update(rawBytes=encode(certificate.public_bytes(Encoding.DER)))
+    )(record)
+    path.write_text(json.dumps(record))
+    with pytest.raises(SignatureInvalidError, match="the certificate of its signature is unreadable"):
+        signature_checks.require_signature(model, trust_root.load_configured_trust())
+    trust = Trust(authorities=(site.authority,))
+    assert trust.add_certificates([certificate.public_bytes(Encoding.PEM).decode()]).keys == {}
+
+
 def edit_material(edit: Callable[[Json], object]) -> Callable[[Json], object]:
     """Return a change of the verification material of both signatures of a record."""
 
@@ -206,6 +239,17 @@ def test_bundle_of_another_artifact_is_refused(
     other = json.loads(sign_model(tmp_path, "b")[1].read_text())
     path.write_text(json.dumps({**json.loads(path.read_text()), **{name: other[name] for name in fields}}))
     with pytest.raises(SignatureInvalidError, match=reason):
+        signature_checks.require_signature(model, trust_root.load_configured_trust())
+
+
+def test_log_entry_of_another_artifact_is_refused(site: SigstoreSite, tmp_path: Path) -> None:
+    """The same identity signed it, and the entry itself is valid."""
+    model, path = sign_model(tmp_path)
+    record, other = json.loads(path.read_text()), json.loads(sign_model(tmp_path, "b")[1].read_text())
+    entries = other["attestation"]["verificationMaterial"]["tlogEntries"]
+    record["attestation"]["verificationMaterial"]["tlogEntries"] = entries
+    path.write_text(json.dumps(record))
+    with pytest.raises(SignatureInvalidError, match="log entry payload hash does not match bundle"):
         signature_checks.require_signature(model, trust_root.load_configured_trust())
 
 
