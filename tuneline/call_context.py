@@ -21,8 +21,10 @@ AnyCustomization = Customization | str | Path | None
 
 
 def load(customization: AnyCustomization) -> Customization:
-    """Return a customization, or load the one in a file; None stands for the defaults."""
-    return customization if isinstance(customization, Customization) else Customization.load(customization)
+    """Return a checked copy of a customization, or load the one in a file; None stands for the defaults."""
+    return (
+        customization.copy_checked() if isinstance(customization, Customization) else Customization.load(customization)
+    )
 
 
 def load_launcher(platform: PathLike | None, launcher: str) -> LauncherSettings:

@@ -39,7 +39,7 @@ def curate(
     Raises:
         TunelineError: a source does not exist or has no usable row, or the output folder is occupied.
     """
-    config = call_context.load(customization).model_copy(deep=True)
+    config = call_context.load(customization)
     if sources is not None:
         paths = [sources] if isinstance(sources, str | Path) else sources
         single_stages.select_sources(config, [str(path) for path in paths])

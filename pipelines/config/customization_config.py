@@ -114,14 +114,21 @@ class Customization(BaseModel):
         Raises:
             ConfigurationError: the key does not exist, or the value is invalid; the customization is unchanged.
         """
-        values = self.model_dump(exclude_unset=True)
+        values = self._collect_values()
         _set_value(values, key.split("."), _convert_paths(value))
-        _make_paths_absolute(values, Path.cwd())
-        changed = parse_values(values, "the configuration")
+        changed = _parse_own_values(values)
         for name in type(self).model_fields:
             setattr(self, name, getattr(changed, name))
         self.model_fields_set.intersection_update(changed.model_fields_set)
         return self
+
+    def copy_checked(self) -> Customization:
+        """Return a copy with checked values, for a customization whose keys were assigned; relative paths as in `set`.
+
+        Raises:
+            ConfigurationError: a value is invalid.
+        """
+        return _parse_own_values(self._collect_values())
 
     def check(self) -> None:
         """Check values that depend on one another, as `tuneline run` does before any stage.
@@ -132,10 +139,20 @@ class Customization(BaseModel):
         check_consistency(self)
 
     def write(self, path: str | Path) -> Path:
-        """Write the keys that were set to a YAML file that `tuneline run -c` accepts, and return its path."""
-        values = self.model_dump(mode="json", exclude_unset=True)
+        """Write the keys that were set to a YAML file that `tuneline run -c` accepts, and return its path.
+
+        Raises:
+            ConfigurationError: a value is invalid.
+        """
+        values = self.copy_checked().model_dump(mode="json", exclude_unset=True)
         output_paths.write_file(Path(path), yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
         return Path(path)
+
+    def _collect_values(self) -> Values:
+        """Return the keys that were set, those assigned to a section with default values included."""
+        _mark_sections(self)
+        values: Values = self.model_dump(exclude_unset=True, warnings=False)
+        return {name: _convert_paths(value) for name, value in values.items()}
 
     @model_validator(mode="after")
     def share_values(self) -> Customization:
@@ -153,6 +170,21 @@ class Customization(BaseModel):
                 setattr(section, field, value)
                 section.model_fields_set.discard(field)  # an unset field continues to follow the shared value
         return self
+
+
+def _mark_sections(section: BaseModel) -> bool:
+    """Mark the sections with a key that was set as set; return whether the section has such a key."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel) and _mark_sections(value):
+            section.model_fields_set.add(name)
+    return bool(section.model_fields_set)
+
+
+def _parse_own_values(values: Values) -> Customization:
+    """Validate values of a Python caller, whose paths are relative to the current folder."""
+    _make_paths_absolute(values, Path.cwd())
+    return parse_values(values, "the configuration")
 
 
 def load_customization(

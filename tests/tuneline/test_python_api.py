@@ -103,6 +103,22 @@ def test_value_of_another_section_follows_a_shared_value(tmp_path: Path) -> None
     assert customization.set("fine_tuning.max_length", 64).evaluation.max_length == 64
 
 
+def test_assigned_values_are_checked_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sections that no caller set start with default values; a key that is assigned to them counts as set."""
+    monkeypatch.chdir(tmp_path)
+    customization = Customization(data_curation={"sources": ["raw.jsonl"]})  # type: ignore[arg-type]
+    customization.fine_tuning.lora.rank = 3
+    customization.fine_tuning.max_length = 64
+    checked = call_context.load(customization)
+    assert (checked.fine_tuning.lora.rank, checked.evaluation.max_length) == (3, 64)
+    (tmp_path / "folder").mkdir()
+    assert load_customization(customization.write("folder/written.yaml")).model_dump() == checked.model_dump()
+    assert [entry.path for entry in checked.data_curation.sources] == [str(tmp_path / "raw.jsonl")]
+    customization.fine_tuning.batch_size = 0
+    with pytest.raises(tuneline.TunelineError, match=r"fine_tuning\.batch_size: found 0; expected 1 or more"):
+        tuneline.run(customization, tmp_path / "wd", dry_run=True)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
