@@ -106,4 +106,4 @@ def run(
             return RunEstimate(estimate_run(config, work, reporter))
         from pipelines.runs.child_run import run_customization
 
-        return run_customization(config, work, reporter, ["--tracking-uri", tracking_uri] if tracking_uri else [])
+        return run_customization(config, work, reporter)

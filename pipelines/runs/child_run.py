@@ -6,7 +6,6 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from components.common.runtime import process_control
@@ -22,15 +21,11 @@ POLL_INTERVAL_SECONDS = 0.2
 MAX_ERROR_CHARACTERS = 2000
 
 
-def run_customization(
-    customization: Customization, work: Workdir, reporter: Reporter, options: Sequence[str] = ()
-) -> RunResult:
+def run_customization(customization: Customization, work: Workdir, reporter: Reporter) -> RunResult:
     """Run `tuneline run` in a child process, and report its progress.
 
-    A KeyboardInterrupt stops the run, which saves its work first; a second one ends the run without saving.
-
-    Args:
-        options: further options of `tuneline run`.
+    A KeyboardInterrupt stops the run, which saves its work first; a second one ends the run without saving. Launcher and
+    MLflow server are those of the environment.
 
     Raises:
         TunelineError: the run failed; kind, message, hint and stage are those of the command.
@@ -38,7 +33,7 @@ def run_customization(
     with tempfile.TemporaryDirectory(prefix="tuneline-run-") as scratch:
         path, output, errors = (Path(scratch) / name for name in ("customization.yaml", "output", "errors"))
         customization.write(path)
-        arguments = ["run", "--json", "-c", str(path), "--workdir", str(work.root), *options]
+        arguments = ["run", "--json", "-c", str(path), "--workdir", str(work.root)]
         with output.open("wb") as stdout, errors.open("wb") as stderr:
             child = subprocess.Popen(
                 process_control.build_module_command("pipelines.cli", *arguments),
@@ -60,7 +55,8 @@ def _follow(child: subprocess.Popen[bytes], work: Workdir, reporter: Reporter) -
     """Report the events of the child's run until the child ends."""
     while child.poll() is None:
         for run in run_folder.list_runs(work):
-            if run.read().get("pid") == child.pid:
+            process = run.find_process()  # None for an earlier run whose process had the same ID
+            if process and process.pid == child.pid:
                 with EventListener(run, reporter).follow_in_thread():
                     child.wait()
                 return

@@ -217,6 +217,26 @@ def test_process_that_ends_without_a_result_is_an_error(tmp_path: Path, monkeypa
         child_run.run_customization(Customization.load(), Workdir(tmp_path), SilentReporter())
 
 
+def test_run_of_an_earlier_process_with_the_same_id_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Containers reuse process IDs: the events of an earlier run are not those of the child."""
+    script = f"""
+import json, os, pathlib, time
+folder = pathlib.Path("runs/20260101-100000-aaaa")
+folder.mkdir(parents=True)
+(folder / "events.jsonl").write_text('{{"stage": "evaluation", "event": "note", "text": "of another run"}}\\n')
+(folder / "run.json").write_text(json.dumps({{"pid": os.getpid(), "process_started": 1.0}}))
+time.sleep({2 * child_run.POLL_INTERVAL_SECONDS})
+print({json.dumps(json.dumps(RUN))})
+"""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(child_run.process_control, "build_module_command", lambda *_: [sys.executable, "-c", script])
+    with call_context.open_call("run", tmp_path, quiet=False) as (work, reporter):
+        assert child_run.run_customization(Customization.load(), work, reporter).run == RUN["run"]
+    assert "of another run" not in capfd.readouterr().err
+
+
 def test_error_of_the_process_of_a_run_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error: dict[str, Any] = {"stage": "fine_tuning", "kind": "training", "message": "diverged", "hint": "Lower it."}
     script = f"print({json.dumps({'error': error})!r}); raise SystemExit(1)"
