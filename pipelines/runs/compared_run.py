@@ -11,6 +11,7 @@ from typing import Any
 from components.common.artifacts import artifact_folder
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.pipeline_step import STAGE_BY_ARTIFACT
+from components.common.runtime.errors import ArtifactDamagedError
 from components.common.workspace.artifact_store import Workdir
 from pipelines.config.customization_config import read_sections
 from pipelines.provenance.environment_diff import flatten
@@ -112,10 +113,16 @@ def flatten_parameters(values: Mapping[str, Any]) -> Json:
 
 
 def _read_curve(model: Artifact | None, events: list[Json]) -> list[Json]:
-    """Return the logged steps of the model's training, or those so far of a training that has not ended."""
+    """Return the logged steps of the model's training, or those of a training that has not ended or has failed."""
     log = model.path / "training.jsonl" if model else None
     if log and log.exists():
-        return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+        try:
+            return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except ValueError as error:
+            raise ArtifactDamagedError(
+                f"{log} is unreadable: {error}",
+                hint=f"Restore the file, or remove {log.parent} and run the customization again.",
+            ) from None
     return [
         {"step": event["step"], **event["values"]}
         for event in events

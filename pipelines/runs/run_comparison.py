@@ -116,8 +116,12 @@ def _describe_run(run: ComparedRun) -> Json:
         "model": None,
         "evaluation": None,
         "curve": [
-            {name: line[name] for name in ("step", "train_loss", "validation_loss") if name in line}
-            for line in run.curve
+            {
+                name: line[name]
+                for name in ("step", "train_loss", "validation_loss")
+                if math.isfinite(line.get(name, math.nan))
+            }
+            for line in run.curve  # the last loss of a training that diverged is not finite
         ],
     }
     if dataset := run.artifacts.get("dataset"):

@@ -188,8 +188,11 @@ def test_unfinished_stages_are_absent(tmp_path: Path) -> None:
 def test_running_training_is_compared_by_its_events(tmp_path: Path) -> None:
     running = make_run(tmp_path, "b", reached=())
     metrics = {"time": 1.0, "stage": "fine_tuning", "event": "metrics", "values": {"train_loss": 2.25}, "step": 3}
-    running.events.write_text(json.dumps(metrics) + "\n")
-    assert compare(make_run(tmp_path, "a"), running)["runs"][1]["curve"] == [{"step": 3, "train_loss": 2.25}]
+    diverged = {**metrics, "values": {"train_loss": float("nan")}, "step": 4}
+    running.events.write_text(json.dumps(metrics) + "\n" + json.dumps(diverged) + "\n")
+    result = compare(make_run(tmp_path, "a"), running)
+    assert result["runs"][1]["curve"] == [{"step": 3, "train_loss": 2.25}, {"step": 4}]
+    json.dumps(result, allow_nan=False)
 
 
 def test_removed_artifact_is_reported(tmp_path: Path) -> None:
@@ -270,6 +273,16 @@ def test_wrong_runs_are_refused(tmp_path: Path) -> None:
         assert (error["kind"], error["message"], error["hint"]) == ("usage", message, expected_hint)
     error = refusal(2, "compare", "alpha", "beta", "-o", "missing/page.html", "--workdir", "wd", cwd=tmp_path)
     assert error["message"] == "the folder missing does not exist"
+
+
+def test_damaged_training_log_is_refused(tmp_path: Path) -> None:
+    make_run(tmp_path / "wd", "a")
+    damaged = make_run(tmp_path / "wd", "b", shift=0.5)
+    log = Path(damaged.read()["result"]["artifacts"]["model"]) / "training.jsonl"
+    log.write_text('{"step": 1, "train')
+    error = refusal(1, "compare", "a", "b", "--workdir", "wd", cwd=tmp_path)
+    assert error["kind"] == "artifact_damaged"
+    assert error["message"].startswith(f"{log} is unreadable: ")
 
 
 def test_changed_evaluation_is_refused(tmp_path: Path) -> None:
