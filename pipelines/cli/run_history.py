@@ -136,7 +136,7 @@ def open_report(
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the address of a run's report, and the command that shows the run in MLflow."""
+    """Print the address of a run's report, and the MLflow server or the command that shows the run in MLflow."""
     from pipelines.runs import run_folder, run_status
 
     run = run_folder.find_run(Workdir(workdir.absolute()), name)
@@ -147,15 +147,15 @@ def open_report(
             hint=f"Run `tuneline status {run.name}` for its error, or `tuneline logs {run.name}` for its logs.",
         )
     values = run.read()
-    command = ["mlflow", "ui", "--backend-store-uri", str(values.get("tracking_uri"))]
+    tracking_uri, mlflow_run = str(values.get("tracking_uri")), values.get("mlflow_run_id")
+    is_server = tracking_uri.startswith(("http://", "https://"))
+    command = None if is_server else shlex.join(["mlflow", "ui", "--backend-store-uri", tracking_uri])
     url = Path(report).absolute().as_uri()
     if browser:
         webbrowser.open(url)
-    result = {"run": run.name, "report": report, "url": url, "mlflow_ui": shlex.join(command)}
-    result["mlflow_run_id"] = values.get("mlflow_run_id")
-    print_result(
-        result, as_json, [f"report: {url}", f"MLflow run {values.get('mlflow_run_id')}: {shlex.join(command)}"]
-    )
+    result = {"run": run.name, "report": report, "url": url, "mlflow_ui": command}
+    result |= {"tracking_uri": tracking_uri, "mlflow_run_id": mlflow_run}
+    print_result(result, as_json, [f"report: {url}", f"MLflow run {mlflow_run}: {command or tracking_uri}"])
 
 
 def _format_row(row: dict[str, Any]) -> str:

@@ -63,6 +63,6 @@ def test_escape_sequences_in_results_do_not_reach_the_terminal(capsys: pytest.Ca
 
 
 def test_completion_script_is_printed(tmp_path: Path) -> None:
-    process = run_in_process("--show-completion", "bash", cwd=tmp_path)
+    process = run_in_process(cwd=tmp_path, _TUNELINE_COMPLETE="source_bash")
     assert process.returncode == 0
     assert "complete -o default -F _tuneline_completion tuneline" in process.stdout

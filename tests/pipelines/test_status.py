@@ -356,6 +356,10 @@ def test_open_prints_report_and_mlflow_command(tmp_path: Path) -> None:
     assert shlex.split(result["mlflow_ui"]) == ["mlflow", "ui", "--backend-store-uri", uri]
     output = run_in_process("open", "a", "--workdir", "wd", cwd=tmp_path).stdout.splitlines()
     assert output == [f"report: {report.as_uri()}", f"MLflow run 17: {result['mlflow_ui']}"]
+    run.update(tracking_uri="https://mlflow.example.com")
+    assert answer_in_process("open", "--workdir", "wd", cwd=tmp_path)["mlflow_ui"] is None
+    output = run_in_process("open", "a", "--workdir", "wd", cwd=tmp_path).stdout.splitlines()
+    assert output[1] == "MLflow run 17: https://mlflow.example.com"
 
 
 def test_open_without_a_report_is_refused(tmp_path: Path) -> None:
