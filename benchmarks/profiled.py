@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("components", "pipelines", "data")
+OURS = ("tuneline", "components", "pipelines")
 ROUNDS = 60  # how far up a chain of library calls time is passed on
 
 

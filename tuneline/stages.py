@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from components.common.runtime.errors import UsageError
 from components.common.workspace.artifact_store import DEFAULT_WORKDIR
 from pipelines.runs import single_stages
 from pipelines.runs.results import DatasetResult, EvaluationResult, ModelResult, PackageResult
@@ -42,6 +43,8 @@ def curate(
     config = call_context.load(customization)
     if sources is not None:
         paths = [sources] if isinstance(sources, str | Path) else sources
+        if not paths:
+            raise UsageError("sources is an empty list", hint="Give files, globs or folders, or None.")
         single_stages.select_sources(config, [str(path) for path in paths])
     with call_context.open_call("curate", workdir, quiet=quiet) as (work, reporter):
         return single_stages.curate_sources(config, Path(output), work, reporter, overwrite=overwrite)

@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 
 from components.common.launch import launcher_settings
 from components.common.workspace.artifact_store import DEFAULT_WORKDIR
+from pipelines.config.customization_config import DEMO_PATH
 from pipelines.runs.results import RunResult
 from tuneline import call_context
 from tuneline.call_context import AnyCustomization, PathLike
@@ -78,7 +79,7 @@ def run(
         print(result.verdict, result.artifacts.model)
 
     Args:
-        customization: the customization, or the path of its file.
+        customization: the customization, or the path of its file. None: the demo, as for `tuneline run`.
         workdir: folder of the store, state, tracking and runs.
         dry_run: estimate the run, and write nothing.
         tracking_uri: URI of the MLflow server. Default: MLFLOW_TRACKING_URI, or a local store in the workdir.
@@ -92,7 +93,7 @@ def run(
     Raises:
         TunelineError: the configuration is invalid, another run works in the workdir, or a step failed.
     """
-    config = call_context.load(customization)
+    config = call_context.load(DEMO_PATH if customization is None else customization)
     config.check()
     with call_context.open_call(
         "dry run" if dry_run else "", workdir, quiet=quiet, tracking_uri=tracking_uri

@@ -82,7 +82,7 @@ class Customization(BaseModel):
 
         Args:
             path: a YAML file; None for the defaults.
-            sections: values by section, which replace those of the file.
+            sections: values by section. A key replaces that of the file; its mapping replaces the whole mapping.
 
         Raises:
             ConfigurationError: a value is invalid; the message contains file, field, value found and allowed values.

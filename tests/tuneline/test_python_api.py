@@ -192,6 +192,8 @@ def test_error_equals_that_of_the_command(tmp_path: Path, capfd: pytest.CaptureF
     with pytest.raises(tuneline.TunelineError) as caught:
         tuneline.curate(source, tmp_path / "dataset", workdir=tmp_path / "wd")
     assert caught.value.as_dict() == error
+    with pytest.raises(tuneline.TunelineError, match="sources is an empty list"):
+        tuneline.curate([], tmp_path / "dataset", workdir=tmp_path / "wd")
     config = Customization.load(data_curation={"sources": [source]})
     with pytest.raises(tuneline.TunelineError) as caught:
         tuneline.run(config, tmp_path / "wd", dry_run=True)
