@@ -1,13 +1,12 @@
 """The built distributions: their files, and an installation that sees neither the repository nor its working directory.
 
-Long tier: the wheel is built from the source distribution, installed, and runs a whole pipeline and docs/python-api.md.
+Long tier: the wheel is built from the source distribution and installed, and its programs start as those of a user.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -20,26 +19,9 @@ from pathlib import Path
 import pytest
 
 from tests.pipelines.command import ROOT
-from tests.pipelines.project import write_rows
-from tests.tiny import tiny_model
+from tests.pipelines.project import write_project
 
 PACKAGES = ("tuneline", "components", "pipelines")
-PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SETTINGS = {
-    "data_curation": {
-        "sources": ["raw.jsonl"],
-        "answer_min_words": 1000,
-        "near_duplicate_threshold": 0.95,
-        "fractions": {"train": 0.6, "validation": 0.1, "test": 0.3},
-    },
-    "fine_tuning": {
-        "base_model": "tiny", "max_steps": 30, "batch_size": 4, "micro_batch_size": 2, "warmup_steps": 4, "max_length": 96,
-        "validation_rows": 4,
-    },
-    "evaluation": {"suite": "none", "generations": 0, "bootstrap_samples": 1000},
-    "triton_packaging": {"golden_max_tokens": 2},
-    "model_registry": {"name": "helper"},
-}  # fmt: skip
 
 
 def build(source: Path, target: str, folder: Path) -> Path:
@@ -92,21 +74,10 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.fixture(scope="module")
-def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a folder with rows, a tiny model and a configuration."""
-    folder = tmp_path_factory.mktemp("user")
-    write_rows(folder / "raw.jsonl")
-    tiny_model(folder / "tiny")
-    (folder / "customization.yaml").write_text(json.dumps(SETTINGS))
-    return folder
-
-
 def execute(installation: Path, *command: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run a program of the installation."""
     own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TUNELINE_", "MLFLOW_"))}
-    serving = os.environ.get("TUNELINE_SERVING_ENV") or str(Path(sys.prefix) / "serving")
-    variables = {**own, "TUNELINE_SERVING_ENV": serving, "TUNELINE_THREADS": "1", **extra}
+    variables = {**own, "TUNELINE_THREADS": "1", **extra}
     program = [str(installation / "bin" / command[0]), *command[1:]]
     return subprocess.run(program, cwd=cwd, env=variables, capture_output=True, text=True, timeout=600, check=False)
 
@@ -132,8 +103,10 @@ def test_package_of_another_project_is_reported_with_its_folder(
     installation: Path, tmp_path: Path, package: str
 ) -> None:
     (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").touch()
     path = str(tmp_path)
+    process = execute(installation, "python", "-c", "import tuneline", cwd=tmp_path, PYTHONPATH=path)
+    assert process.returncode == 0, process.stderr  # a folder that is not a package hides nothing
+    (tmp_path / package / "__init__.py").touch()
     for command in (["tuneline", "--version"], ["python", "-P", "-c", "import tuneline"]):
         process = execute(installation, *command, cwd=installation, PYTHONPATH=path)
         assert process.returncode == 1
@@ -144,30 +117,15 @@ def test_package_of_another_project_is_reported_with_its_folder(
 
 
 @pytest.mark.long
-def test_installation_runs_the_pipeline_and_the_python_api(installation: Path, user_folder: Path) -> None:
-    """The API reuses the results of the command, so that the page adds only the single stages and the server."""
-    changes = ("seed=7", "fine_tuning.learning_rate=1e-3", "model_registry.name=helper")
-    options = ["-c", "customization.yaml", *(part for change in changes for part in ("--set", change))]
-    options += ["--workdir", "my-project", "--json"]
-    planned = execute(installation, "tuneline", "run", *options, "--dry-run", cwd=user_folder)
+def test_installation_plans_a_run_and_curates(installation: Path, tmp_path: Path) -> None:
+    """The folder contains packages that must not be imported; the curation starts a Python of its own."""
+    write_project(tmp_path)
+    options = ["-c", "customization.yaml", "--json"]
+    planned = execute(installation, "tuneline", "run", *options, "--dry-run", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     assert json.loads(planned.stdout)["steps"] == 30
-    process = execute(installation, "tuneline", "run", *options, cwd=user_folder)
-    assert process.returncode == 0, process.stdout + process.stderr
-    result = json.loads(process.stdout)
-    blocks = PYTHON_BLOCK.findall((ROOT / "docs" / "python-api.md").read_text(encoding="utf-8"))
-    assert len(blocks) == 4
-    script = user_folder / "page.py"
-    checks = (
-        "\nimport json\n"
-        "print(json.dumps({'run': result.as_dict(), 'server': server.openai_url, 'model': model.sha256}, default=str))\n"
-    )
-    script.write_text("\n".join(blocks) + checks)
-    page = execute(installation, "python", str(script), cwd=user_folder)
-    assert page.returncode == 0, page.stdout + page.stderr
-    last = json.loads(page.stdout.splitlines()[-1])
-    assert last["run"]["artifacts"] == result["artifacts"]
-    assert {stage["name"] for stage in last["run"]["stages"] if stage["cached"]} >= {"data_curation", "fine_tuning"}
-    assert last["model"] == Path(result["artifacts"]["model"]).name
-    assert "True\nTrue\n" in page.stdout  # an intact lineage, and a clean audit
-    assert Path(last["run"]["report"]).exists()
+    curated = execute(installation, "tuneline", "curate", "-o", "dataset", *options, cwd=tmp_path)
+    assert curated.returncode == 0, curated.stdout + curated.stderr
+    script = "import tuneline; print(tuneline.curate(None, 'api', 'customization.yaml').sha256)"
+    process = execute(installation, "python", "-P", "-c", script, cwd=tmp_path)
+    assert process.stdout.strip() == json.loads(curated.stdout)["sha256"], process.stderr
