@@ -170,8 +170,8 @@ WORDS = sorted({word for pair in QUESTION_WORDS for word in pair})
 
 def embed(texts: Sequence[str]) -> np.ndarray:
     """Return the mean of random word vectors."""
-    table = {word: np.random.default_rng(n).standard_normal(24) for n, word in enumerate(WORDS)}
-    zero = np.zeros(24)
+    vectors = np.random.default_rng(0).standard_normal((len(WORDS), 24))
+    table, zero = dict(zip(WORDS, vectors, strict=True)), np.zeros(24)
     return np.array([np.mean([table.get(word, zero) for word in text.split()], axis=0) for text in texts], np.float32)
 
 
@@ -209,9 +209,9 @@ def test_command_reports_drift_and_equal_files_give_equal_results(tmp_path: Path
     write_home(shorter, days=9, foreign_from=9)
     earlier = answer_in_process("traffic", "drift", *OPTIONS, "--fail-on-alarm", cwd=shorter)
     assert (earlier["alarm"], earlier["windows"]) == (False, result["windows"][:3])
-    text = run_in_process("traffic", "drift", *OPTIONS, cwd=tmp_path).stdout
-    assert "ALARM: prompts have changed, first seen in window" in text
-    assert run_in_process("traffic", "drift", *OPTIONS, "--fail-on-alarm", cwd=tmp_path).returncode == 3
+    finished = run_in_process("traffic", "drift", *OPTIONS, "--fail-on-alarm", cwd=tmp_path)
+    assert "ALARM: prompts have changed, first seen in window" in finished.stdout
+    assert finished.returncode == 3
 
 
 @pytest.mark.usefixtures("fake_embedder")
