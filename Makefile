@@ -39,7 +39,7 @@ $(VENV)/.engines: $(VENV)/.ready
 # Folder with the programs up, down, image and mkimage, which start a Kubernetes cluster on this machine (tests/engines/cluster.py).
 CLUSTER_KIT ?= $(wildcard ../shared/cluster)
 export TUNELINE_CLUSTER_KIT = $(abspath $(CLUSTER_KIT))
-test-cluster: $(VENV)/.engines ## Run the tests in pods of a real Kubernetes cluster of one node (root; CLUSTER_KIT=folder of the kit; 5 minutes)
+test-cluster: $(VENV)/.engines ## Run the tests in pods of a real Kubernetes cluster of one node (root; CLUSTER_KIT=folder of the kit; 15 minutes)
 	@$(PYTEST) -n 0 -m cluster tests/engines $(ARGS)
 
 # Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.

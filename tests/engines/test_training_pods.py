@@ -1,0 +1,355 @@
+"""A training in pods: the step creates a TrainJob of two nodes, and real trainings end with the weights of a local training.
+
+The step's pod has the service account, rights and limits of deploy/, in a namespace that enforces the restricted Pod Security
+level. Its image holds folders alone: Python, its packages and this checkout are read-only volumes of the host's folders, so that
+no image of a gigabyte has to be built. In the `long` tier because a cluster starts and two trainings of two processes run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from components.common.launch.kubernetes.kubernetes_client import LIMITS_NAME
+from tests.datasets import small_dataset
+from tests.deploy.rendering import DEPLOY
+from tests.engines.cluster import REQUIRED, Cluster
+from tests.pipelines.command import ROOT, answer_in_process
+from tests.tiny import tiny_model
+
+Json = dict[str, Any]
+pytestmark = [pytest.mark.long, pytest.mark.cluster, REQUIRED]
+NAMESPACE, USER = "team-a", 1000
+IMAGE = "tuneline.test/folders:1"
+TIMEOUT_SECONDS = 400  # of a busy machine
+STEPS, CHECKPOINT_EVERY = 800, 40
+HOST_FOLDERS = {"usr": "/usr", "python": sys.base_prefix, "checkout": str(ROOT), "packages": sys.prefix}
+CUSTOMIZATION = {
+    "seed": 3,
+    "fine_tuning": {
+        "base_model": "/data/tiny",
+        "max_steps": STEPS,
+        "checkpoint_every": CHECKPOINT_EVERY,
+        "batch_size": 4,
+        "micro_batch_size": 2,
+        "max_length": 96,
+        "processes": 2,
+        "device": "cpu",
+        "learning_rate": 1e-3,
+        "adaptation": "full",
+    },
+}
+QUEUES = """
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: any}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {name: all}
+spec:
+  namespaceSelector: {}
+  preemption: {withinClusterQueue: LowerPriority}
+  resourceGroups:
+    - coveredResources: [cpu]
+      flavors: [{name: any, resources: [{name: cpu, nominalQuota: "2"}]}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {name: team-a, namespace: team-a}
+spec: {clusterQueue: all}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: WorkloadPriorityClass
+metadata: {name: urgent}
+value: 1000
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: WorkloadPriorityClass
+metadata: {name: batch}
+value: 10
+"""
+URGENT_JOB = f"""
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: urgent
+  labels: {{kueue.x-k8s.io/queue-name: team-a, kueue.x-k8s.io/priority-class: urgent}}
+spec:
+  suspend: true
+  template:
+    spec:
+      restartPolicy: Never
+      securityContext: {{runAsNonRoot: true, runAsUser: {USER}, seccompProfile: {{type: RuntimeDefault}}}}
+      containers:
+        - name: urgent
+          image: tuneline.test/busybox:1
+          command: [sleep, "5"]
+          resources: {{requests: {{cpu: "1"}}}}
+          securityContext: {{allowPrivilegeEscalation: false, capabilities: {{drop: [ALL]}}}}
+"""
+
+
+@dataclass
+class Trainings:
+    """Trainings whose steps run as pods; the volume is mounted at /data."""
+
+    cluster: Cluster
+    volume: Path
+    local: Json
+
+    def kubectl(self, *arguments: str, text: str = "") -> str:
+        return self.cluster.kubectl("-n", NAMESPACE, *arguments, text=text)
+
+    def start(self, name: str, **trainjob: Any) -> None:
+        """Create the Job of a step."""
+        launcher = {
+            "kind": "trainjob",
+            "nodes": 2,
+            "threads": 1,
+            "python": sys.executable,
+            "looks_every": 0.5,
+            "patience_seconds": 120.0,
+            "resumes": 3,
+            "environment": VARIABLES,
+            "trainjob": {
+                "image": IMAGE,
+                "runtime": "tuneline",
+                "claim": "data",
+                "mount": "/data",
+                "claims": [{"claim": claim, "mount": path} for claim, path in HOST_FOLDERS.items()],
+                "service_account": "tuneline-tools",
+                "run_as_user": USER,
+                "run_as_group": USER,
+                "save_seconds": 30,
+                "cpu": "900m",
+                **trainjob,
+            },
+        }
+        variables = {**VARIABLES, "TUNELINE_LAUNCHER": json.dumps(launcher), "TUNELINE_WORKDIR": f"/data/{name}/work"}
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pipelines.cli",
+            "finetune",
+            "/data/dataset",
+            "-o",
+            f"/data/{name}/model",
+        ]
+        mounts = {"data": "/data", **HOST_FOLDERS}
+        container = {
+            "name": "step",
+            "image": IMAGE,
+            "command": [*command, "-c", "/data/customization.yaml", "--json"],
+            "env": [{"name": key, "value": value} for key, value in variables.items()],
+            "volumeMounts": [{"name": claim, "mountPath": path} for claim, path in mounts.items()],
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        }
+        pod = {
+            "restartPolicy": "Never",
+            "serviceAccountName": "tuneline",
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "volumes": [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in mounts],
+            "containers": [container],
+        }
+        spec = {"backoffLimit": 2, "template": {"metadata": {"labels": {"step": name}}, "spec": pod}}
+        body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+        self.kubectl("create", "--validate=strict", "-f", "-", text=json.dumps(body))
+
+    def find_step(self, name: str) -> int:
+        """Return the step of a training's newest checkpoint."""
+        steps = [int(path.name.partition("-")[2]) for path in (self.volume / name).rglob("checkpoint-*")]
+        return max(steps, default=0)
+
+    def wait_for_step(self, name: str, step: int) -> None:
+        self.wait_until(lambda: self.find_step(name) >= step, name)
+        assert self.find_step(name) < STEPS, "the training ended before the test interrupted it"
+
+    def wait_until(self, condition: Callable[[], Any], name: str) -> None:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, (
+                f"condition not met in time\n{self.read_log(name)}\n{self.read_events()}"
+            )
+            time.sleep(0.1)
+
+    def list_nodes(self) -> list[str]:
+        """Return the names of the training's pods."""
+        return self.kubectl("get", "pods", "-l", "tuneline/job", "-o", "name").split()
+
+    def read_log(self, name: str) -> str:
+        return self.kubectl("logs", "-l", f"step={name}", "--tail=40", "--prefix=false")
+
+    def read_events(self) -> str:
+        return self.kubectl("get", "events", "-o", "custom-columns=OBJECT:.involvedObject.name,MESSAGE:.message")
+
+    def finish(self, name: str) -> Json:
+        """Wait for the end of a step; check its weights and that nothing is left; return its answer.
+
+        The log has the answers of all pods of the step: an error of those that failed before.
+        """
+
+        def has_ended() -> bool:
+            status = json.loads(self.kubectl("get", "job", name, "-o", "json"))["status"]
+            return bool({c["type"] for c in status.get("conditions", [])} & {"Complete", "Failed"})
+
+        self.wait_until(has_ended, name)
+        log = self.read_log(name)
+        answers: list[Json] = [json.loads(line) for line in log.splitlines() if line.startswith('{"model"')]
+        assert [answer["sha256"] for answer in answers] == [self.local["sha256"]], log
+        answer = answers[0]
+        assert answer["steps"] == STEPS
+        self.wait_until(lambda: not self.list_nodes(), name)
+        assert self.kubectl("get", "trainjobs", "-o", "name") == ""
+        return answer
+
+
+VARIABLES = {"PYTHONPATH": str(ROOT), "TUNELINE_THREADS": "1", "OMP_NUM_THREADS": "1", "HOME": "/tmp"}
+
+
+def build_image_root(root: Path) -> Path:
+    """Return a folder with the mount points, the links into /usr and the user of the pods."""
+    for path in ("tmp", "etc", "data", *(folder.lstrip("/") for folder in HOST_FOLDERS.values())):
+        (root / path).mkdir(parents=True, exist_ok=True)
+    (root / "tmp").chmod(0o1777)
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    (root / "etc/passwd").write_text(f"tuneline:x:{USER}:{USER}::/tmp:/bin/sh\n")
+    return root
+
+
+def build_volume(name: str, folder: Path | str, mode: str) -> list[Json]:
+    """Return a volume of a folder of the host, and its claim."""
+    size = {"storage": "1Gi"}
+    common = {"accessModes": [mode], "storageClassName": ""}
+    volume = {"hostPath": {"path": str(folder)}, "capacity": size, **common}
+    claim = {"resources": {"requests": size}, "volumeName": name, **common}
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": claim,
+        },
+    ]
+
+
+@pytest.fixture(scope="module")
+def trainings(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+    """Prepare the cluster as deploy/ does, the data, and a local training for comparison."""
+    folder = tmp_path_factory.mktemp("training-pods")
+    volume = folder / "volume"
+    volume.mkdir()
+    small_dataset(volume / "dataset")
+    tiny_model(volume / "tiny")
+    (volume / "customization.yaml").write_text(yaml.safe_dump(CUSTOMIZATION))
+    local = {**CUSTOMIZATION, "fine_tuning": {**CUSTOMIZATION["fine_tuning"], "base_model": str(volume / "tiny")}}
+    (folder / "local.yaml").write_text(yaml.safe_dump(local))
+    variables = {"TUNELINE_THREADS": "1"}
+    command = ["finetune", volume / "dataset", "-o", "model", "-c", folder / "local.yaml"]
+    answer = answer_in_process(*command, cwd=folder, **variables)
+    subprocess.run(["chown", "-R", f"{USER}:{USER}", volume], check=True)
+    for path in (folder, *folder.parents):
+        if path != Path("/tmp") and str(path).startswith("/tmp/"):
+            path.chmod(0o755)
+    cluster.start_controllers("jobset", "trainer", "kueue")
+    cluster.add_image(build_image_root(folder / "root"), IMAGE)
+    labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    limits = {
+        "runtimes": "ClusterTrainingRuntime/tuneline",
+        "images": IMAGE,
+        "claims": "\n".join(["data", *HOST_FOLDERS]),
+        "serviceAccounts": "tuneline-tools",
+    }
+    objects = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}},
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": LIMITS_NAME, "namespace": NAMESPACE},
+            "data": limits,
+        },
+        *build_volume("data", volume, "ReadWriteMany"),
+        *(part for name, path in HOST_FOLDERS.items() for part in build_volume(name, path, "ReadOnlyMany")),
+    ]
+    texts = [json.dumps(value) for value in objects]
+    files = [
+        "base/team/accounts.yaml",
+        "components/launcher-trainjob/launcher-rbac.yaml",
+        "components/launcher-policies/trainjob-policy.yaml",
+        "components/runtime/training-runtime.yaml",
+    ]
+    texts += [(DEPLOY / file).read_text(encoding="utf-8") for file in files]
+    cluster.kubectl(
+        "-n", NAMESPACE, "apply", "--server-side", "--validate=strict", "-f", "-", text="\n---\n".join(texts)
+    )
+    cluster.kubectl("apply", "--server-side", "-f", "-", text=QUEUES)
+    return Trainings(cluster, volume, answer)
+
+
+def test_disturbed_training_ends_with_the_weights_of_a_local_one(trainings: Trainings) -> None:
+    """The two nodes meet through the names that JobSet publishes; the step uses the token and the rights of its account."""
+    cluster, name = trainings.cluster, "disturbed"
+    trainings.start(name)
+    trainings.wait_for_step(name, 1 * CHECKPOINT_EVERY)
+    subprocess.run([cluster.kit / "node", cluster.folder, "restart-kubelet"], check=True, timeout=60)
+
+    trainings.wait_for_step(name, 2 * CHECKPOINT_EVERY)
+    api_server = psutil.Process(int((cluster.folder / "apiserver.pid").read_text()))
+    api_server.kill()
+    api_server.wait(30)
+    subprocess.run([cluster.kit / "up", cluster.folder], env={**os.environ, "NODE": "1"}, check=True, timeout=120)
+
+    # The Job of the step creates another pod, which finds the running TrainJob.
+    trainings.kubectl("delete", "pods", "-l", f"step={name}", "--grace-period=0", "--force")
+
+    trainings.wait_for_step(name, 3 * CHECKPOINT_EVERY)
+    node = next(pod for pod in trainings.list_nodes() if "-node-0-1-" in pod).removeprefix("pod/")
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": node, "namespace": NAMESPACE}}
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{node}/eviction"
+    trainings.kubectl("create", "--raw", path, "-f", "-", text=json.dumps(body))
+    trainings.wait_until(lambda: any("-2-node-" in pod for pod in trainings.list_nodes()), name)
+
+    # Nobody but the launcher's own watch knows why this process ended: the step fails, and its next pod resumes.
+    trainings.wait_for_step(name, trainings.find_step(name) + CHECKPOINT_EVERY)
+    workers = [process for process in psutil.process_iter() if is_worker(process)]
+    assert workers
+    workers[-1].kill()
+    answer = trainings.finish(name)
+    assert answer["resumed_from"]
+
+
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return "components.fine_tuning.worker" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def test_preempted_training_is_admitted_again_and_goes_on(trainings: Trainings) -> None:
+    name = "preempted"
+    trainings.start(name, queue="team-a", priority="batch")
+    trainings.wait_for_step(name, 2 * CHECKPOINT_EVERY)
+    trainings.kubectl("create", "-f", "-", text=URGENT_JOB)
+    answer = trainings.finish(name)
+    assert answer["resumed_from"]
+    urgent = json.loads(trainings.kubectl("get", "job", "urgent", "-o", "json"))
+    assert urgent["status"]["succeeded"] == 1
