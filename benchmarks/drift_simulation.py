@@ -20,7 +20,7 @@ import numpy as np
 
 from components.common.models import model_loading
 from components.common.runtime.reporters import SilentReporter
-from data import python_docs
+from components.data_curation import python_docs
 from pipelines.drift import alarm, embedding_source, window_test
 from pipelines.drift.window_test import COMBINED
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 ALPHA = 0.05  # probability of a false alarm over all windows
 THRESHOLD = 1 / ALPHA
 HORIZON_WINDOWS = 60  # within which half of the starts are expected
+MAX_E_VALUE = 1e300  # JSON has no infinity; a lower e-value is still valid
 
 
 def calibrate(p: float) -> float:
@@ -35,7 +36,7 @@ def compute_e_process(p_values: Sequence[float]) -> list[float]:
     values, invested = [], 0.0
     for start, p in enumerate(p_values, 1):
         weight = HORIZON_WINDOWS / ((start + HORIZON_WINDOWS - 1) * (start + HORIZON_WINDOWS))
-        invested = (invested + weight) * calibrate(p)
+        invested = min((invested + weight) * calibrate(p), MAX_E_VALUE)
         cash = HORIZON_WINDOWS / (start + HORIZON_WINDOWS)
         values.append(invested + cash)
     return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from itertools import groupby
@@ -54,29 +54,23 @@ class Prompt:
         return datetime.fromtimestamp(self.timestamp, UTC).date()
 
 
-def build_prompts(rows: Iterable[Row], feedback: Feedback) -> tuple[list[Prompt], int]:
-    """Return the prompts in the order of time, and the number of rows without text."""
-    prompts, without_text = [], 0
-    for row in rows:
-        text = row_selection.get_prompt(row)
-        if not text.strip():
-            without_text += 1
-            continue
-        facts, answer_id = row["tuneline"], row["response"]["id"]
-        prompts.append(
-            Prompt(
-                answer_id,
-                row["timestamp"],
-                text,
-                str(facts["version"]),
-                facts["state"],
-                any(choice.get("finish_reason") == "length" for choice in row["response"]["choices"]),
-                is_refusal(row_selection.get_answer(row)),
-                feedback.get(answer_id, {}).get("rating"),
-                identify_language(text)[0],
-            )
-        )
-    return sorted(prompts, key=lambda prompt: (prompt.timestamp, prompt.id)), without_text
+def build_prompt(row: Row, feedback: Feedback) -> Prompt | None:
+    """Return the prompt of a captured row; None for a row without text."""
+    text = row_selection.get_prompt(row)
+    if not text.strip():
+        return None
+    facts, answer_id = row["tuneline"], row["response"]["id"]
+    return Prompt(
+        answer_id,
+        row["timestamp"],
+        text,
+        str(facts["version"]),
+        facts["state"],
+        any(choice.get("finish_reason") == "length" for choice in row["response"]["choices"]),
+        is_refusal(row_selection.get_answer(row)),
+        feedback.get(answer_id, {}).get("rating"),
+        identify_language(text)[0],
+    )
 
 
 def parse_window(text: str) -> int | str:

@@ -32,16 +32,19 @@ class Reference:
         name: description for the user.
         texts: the prompts; those of the clean windows.
         windows: clean windows of captured prompts, in the order of time; empty for a dataset.
+        unit: what the texts are, for errors.
     """
 
     name: str
     texts: Sequence[str]
     windows: Sequence[Sequence[Prompt]] = ()
+    unit: str = "prompts"
 
     @staticmethod
     def from_windows(name: str, windows: Sequence[Sequence[Prompt]]) -> Reference:
         """Return the reference of clean windows of captured prompts."""
-        return Reference(name, [prompt.text for window in windows for prompt in window], windows)
+        texts = [prompt.text for window in windows for prompt in window]
+        return Reference(name, texts, windows, "prompts in complete windows")
 
 
 @dataclass
@@ -105,23 +108,16 @@ def check_drift(
         InputError: the reference has too few prompts, or no window is complete.
     """
     _check_sizes(reference, windows)
-    limitations = []
-    chosen = _sample_reference(len(reference.texts), seed)
-    if not reference.windows:
-        limitations.append(
-            "a dataset has no days and no answers: lengths, languages, refusals and ratings are not compared"
-        )
-    if len(chosen) < len(reference.texts):
-        limitations.append(f"the reference is a sample of {len(chosen):,} of {len(reference.texts):,} prompts")
-    embedded = window_test.reduce_width(embed(reference.texts))
-    inflation = window_test.estimate_inflation(_test_reference_windows(reference.windows, embedded, seed))
-    known = embedded[chosen]
-    if 0 < len(reference.windows) < MIN_CALIBRATION_WINDOWS:
-        limitations.append(
-            f"the reference has {len(reference.windows)} clean windows; with fewer than {MIN_CALIBRATION_WINDOWS}, "
-            "alike prompts within a window may raise a false alarm"
-        )
-    dataset_embeddings = window_test.reduce_width(embed(dataset)) if dataset else None
+    chosen = _sample_indices(len(reference.texts), seed)
+    inflation = 1.0
+    if reference.windows:
+        embedded = window_test.reduce_width(embed(reference.texts))
+        inflation = window_test.estimate_inflation(_test_reference_windows(reference.windows, embedded, seed))
+        known = embedded[chosen]
+    else:
+        known = window_test.reduce_width(embed([reference.texts[number] for number in chosen]))
+    sampled_dataset = [dataset[number] for number in _sample_indices(len(dataset), seed)]
+    dataset_embeddings = window_test.reduce_width(embed(sampled_dataset)) if dataset else None
     results: list[dict[str, Any]] = []
     p_values: list[float] = []
     before = [prompt for window in reference.windows for prompt in window]
@@ -148,10 +144,7 @@ def check_drift(
             }
         )
     versions = sorted({version for each in results for version in each["versions"]})
-    if len(versions) > 1:
-        limitations.append(
-            f"several versions answered ({', '.join(versions)}): refusals, cut answers and ratings may differ for that reason"
-        )
+    limitations = _list_limitations(reference, len(dataset), versions)
     return DriftCheck(reference.name, len(reference.windows), results, inflation, known, len(chosen), limitations)
 
 
@@ -161,7 +154,7 @@ def _check_sizes(reference: Reference, windows: Sequence[Sequence[Prompt]]) -> N
         required = max(required, MIN_REFERENCE_WINDOWS * len(windows[0]))
     if len(reference.texts) < required:
         raise InputError(
-            f"the reference {reference.name} has {len(reference.texts)} prompts; expected at least {required:,}",
+            f"the reference {reference.name} has {len(reference.texts)} {reference.unit}; expected at least {required:,}",
             hint="Choose more days with --reference-days, or smaller windows with --window.",
         )
     if not windows:
@@ -171,8 +164,29 @@ def _check_sizes(reference: Reference, windows: Sequence[Sequence[Prompt]]) -> N
         )
 
 
-def _sample_reference(count: int, seed: int) -> np.ndarray:
-    """Return the indices of the reference prompts that are used, in a random order."""
+def _list_limitations(reference: Reference, dataset_size: int, versions: Sequence[str]) -> list[str]:
+    limitations = []
+    if not reference.windows:
+        limitations.append(
+            "a dataset has no days and no answers: lengths, languages, refusals and ratings are not compared"
+        )
+    elif len(reference.windows) < MIN_CALIBRATION_WINDOWS:
+        limitations.append(
+            f"the reference has {len(reference.windows)} clean windows; with fewer than {MIN_CALIBRATION_WINDOWS}, "
+            "alike prompts within a window may raise a false alarm"
+        )
+    for name, size in (("reference", len(reference.texts)), ("dataset", dataset_size)):
+        if size > MAX_REFERENCE_PROMPTS:
+            limitations.append(f"the {name} is a sample of {MAX_REFERENCE_PROMPTS:,} of {size:,} prompts")
+    if len(versions) > 1:
+        limitations.append(
+            f"several versions answered ({', '.join(versions)}): refusals, cut answers and ratings may differ for that reason"
+        )
+    return limitations
+
+
+def _sample_indices(count: int, seed: int) -> np.ndarray:
+    """Return the indices of the reference or dataset prompts that are used, in a random order."""
     order: np.ndarray = np.random.default_rng(seed).permutation(count)[:MAX_REFERENCE_PROMPTS]
     return order
 

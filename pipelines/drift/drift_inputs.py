@@ -64,16 +64,21 @@ def read_captured_prompts(settings: CaptureSettings, model: str, feedback: Feedb
             f"no traffic of the model {model!r} was captured in {settings.folder}",
             hint=f"Captured models: {', '.join(models) or 'none'}. See `tuneline traffic status`.",
         )
-    rows = list(row_selection.read_rows(settings, RowFilter(model=model), feedback))
-    prompts, without_text = captured_prompts.build_prompts(rows, feedback)
+    prompts, count, newest = [], 0, 0
+    digest = ""
+    for row in row_selection.read_rows(settings, RowFilter(model=model), feedback):  # not a list: answers are large
+        count += 1
+        if row["timestamp"] > newest:
+            newest, digest = row["timestamp"], row["tuneline"].get("model_sha256") or ""
+        if prompt := captured_prompts.build_prompt(row, feedback):
+            prompts.append(prompt)
+    prompts.sort(key=lambda prompt: (prompt.timestamp, prompt.id))
     damaged = sum(map(traffic_files.count_damaged_lines, traffic_files.list_days(settings.folder, model)))
     limitations = []
-    if without_text:
-        limitations.append(f"{without_text:,} of {len(rows):,} rows have no text of a user and were not tested")
+    if without_text := count - len(prompts):
+        limitations.append(f"{without_text:,} of {count:,} rows have no text of a user and were not tested")
     if damaged:
         limitations.append(f"{damaged:,} damaged lines were not read")
-    newest = max(rows, key=lambda row: row["timestamp"], default=None)
-    digest = newest["tuneline"].get("model_sha256") or "" if newest else ""
     return CapturedPrompts(model, digest, prompts, limitations)
 
 

@@ -47,6 +47,8 @@ def find_clusters(
     reference = reference[generator.permutation(len(reference))[:MAX_COMPARED_PROMPTS]]
     compared = np.sort(generator.permutation(len(embeddings))[:MAX_COMPARED_PROMPTS])
     features, components = window_test.compute_features(np.concatenate([reference, embeddings[compared]]))
+    if not components:  # all prompts have equal embeddings
+        return [], 0.0
     known, new = features[: len(reference), :components], features[len(reference) :, :components]
     tree = cKDTree(known)
     usual = tree.query(known, NEIGHBOURS + 1)[0][:, -1]  # the nearest is the prompt itself

@@ -46,9 +46,9 @@ def write_report(
 
 
 def _write(path: Path, text: str, group_id: int) -> None:
-    path.write_text(text, encoding="utf-8")
     if group_id >= 0:
-        os.chown(path, -1, group_id)
+        os.chown(path, -1, group_id)  # before the text, so that no other group can read it
+    path.write_text(text, encoding="utf-8")
 
 
 def _render(result: Mapping[str, Any], clusters: Sequence[Cluster], far_share: float) -> str:

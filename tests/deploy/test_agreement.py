@@ -436,6 +436,12 @@ def test_every_site_value_is_substituted_and_no_example_remains(overlay: str, tm
     file.write_text(yaml.safe_dump({**site, "data": markers}))
     manifests = build_kustomization(tmp_path / "deploy" / "overlays" / overlay)
     text = yaml.safe_dump_all(manifests)
+    users = {
+        (context["runAsUser"], context["runAsGroup"])
+        for pod in iterate_pods(manifests)
+        if pod["metadata"]["namespace"] == team_namespace(overlay) and (context := pod["spec"]["securityContext"])
+    }
+    assert users == {(int(markers["user"]), int(markers["group"]))}
     platform_only = {"scratch-storage-class"}
     assert {key for key, marker in markers.items() if marker not in text} == platform_only & markers.keys()
     examples = {line.strip() for manifest in manifests if manifest["metadata"]["name"].partition("-")[0] != "mlflow" or manifest["kind"] != "ConfigMap"

@@ -17,7 +17,7 @@ import pytest
 from components.common.artifacts import artifact_folder
 from components.common.workspace import artifact_store
 from pipelines.capture import erasure
-from pipelines.drift import alarm, captured_prompts, drift_check, window_test
+from pipelines.drift import alarm, captured_prompts, drift_check, new_prompts, window_test
 from pipelines.drift.captured_prompts import Prompt
 from pipelines.drift.window_test import COMBINED
 from tests.datasets import QUESTION_WORDS, small_dataset
@@ -61,6 +61,18 @@ def test_shifted_and_widened_windows_are_found() -> None:
     assert test.p_values[COMBINED] < 0.05
 
 
+@pytest.mark.parametrize("column", [0.0, 1.0])
+def test_embeddings_whose_columns_cancel_are_compared(column: float) -> None:
+    """Equal prompts have no variance. Embeddings of a layer norm have a sum of zero in each row."""
+    values = np.random.default_rng(0).integers(0, 3, 250) * column
+    embeddings = np.array([values, -values, values * 0], np.float32).T
+    test = window_test.compare_window(embeddings, WINDOW, np.random.default_rng(0))
+    assert min(test.p_values.values()) > 0.05
+    assert window_test.estimate_inflation([test]) >= 1
+    clusters, share = new_prompts.find_clusters(embeddings[:200], embeddings[200:], build_prompts(WINDOW, 1), 0)
+    assert (clusters, share) == ([], 0)
+
+
 def test_alike_prompts_within_windows_inflate_the_statistic() -> None:
     generator = np.random.default_rng(4)
 
@@ -101,6 +113,7 @@ def test_bets_are_fair_and_a_late_drift_is_found() -> None:
     assert process[49] < 2
     assert process[52] > alarm.THRESHOLD
     assert alarm.compute_e_process([0.0002])[0] < alarm.THRESHOLD, "one window is never enough"
+    assert alarm.compute_e_process([0.0002] * 400)[-1] < float("inf"), "JSON has no infinity"
 
 
 def test_false_alarms_are_rare_in_uniform_p_values() -> None:
@@ -157,8 +170,8 @@ WORDS = sorted({word for pair in QUESTION_WORDS for word in pair})
 
 def embed(texts: Sequence[str]) -> np.ndarray:
     """Return the mean of random word vectors."""
-    table = {word: np.random.default_rng(n).standard_normal(24) for n, word in enumerate(WORDS)}
-    zero = np.zeros(24)
+    vectors = np.random.default_rng(0).standard_normal((len(WORDS), 24))
+    table, zero = dict(zip(WORDS, vectors, strict=True)), np.zeros(24)
     return np.array([np.mean([table.get(word, zero) for word in text.split()], axis=0) for text in texts], np.float32)
 
 
@@ -196,9 +209,9 @@ def test_command_reports_drift_and_equal_files_give_equal_results(tmp_path: Path
     write_home(shorter, days=9, foreign_from=9)
     earlier = answer_in_process("traffic", "drift", *OPTIONS, "--fail-on-alarm", cwd=shorter)
     assert (earlier["alarm"], earlier["windows"]) == (False, result["windows"][:3])
-    text = run_in_process("traffic", "drift", *OPTIONS, cwd=tmp_path).stdout
-    assert "ALARM: prompts have changed, first seen in window" in text
-    assert run_in_process("traffic", "drift", *OPTIONS, "--fail-on-alarm", cwd=tmp_path).returncode == 3
+    finished = run_in_process("traffic", "drift", *OPTIONS, "--fail-on-alarm", cwd=tmp_path)
+    assert "ALARM: prompts have changed, first seen in window" in finished.stdout
+    assert finished.returncode == 3
 
 
 @pytest.mark.usefixtures("fake_embedder")
@@ -230,7 +243,8 @@ def test_rows_that_are_not_tested_are_reported(tmp_path: Path) -> None:
         (2, ("--window", "20"), "--window is '20'; expected 50 to 2000 prompts, day or week"),
         (2, ("--reference-days", "2026-10-02.."), "--reference-days has no last day"),
         (1, ("--reference-days", "2025-10-02..2025-10-03"), "no prompt was captured on the reference days"),
-        (1, ("--reference-days", "2026-10-01"), "has 50 prompts; expected at least 100"),
+        (1, ("--reference-days", "2026-10-01"), "has 50 prompts in complete windows; expected at least 100"),
+        (1, ("--window", "200", "--reference-days", "..2026-10-03"), "has 0 prompts in complete windows; expected"),
         (1, ("--reference-days", "..2026-10-31"), "no window after the reference is complete"),
         (1, ("--model", "other"), "no traffic of the model 'other' was captured"),
         (1, ("--reference", "gone-revision"), "gone-revision"),
@@ -272,6 +286,25 @@ def test_reference_of_a_dataset_has_no_clean_windows() -> None:
     assert "a dataset has no days" in check.limitations[0]
     assert check.windows[0]["panels"] == {}
     assert json.loads(json.dumps(check.as_json()))["windows"][0]["n"] == WINDOW
+
+
+def test_large_datasets_are_sampled_before_they_are_embedded() -> None:
+    texts = [f"How do I {verb} a {noun} ?" for verb, noun in QUESTION_WORDS]
+    dataset = texts * (1 + drift_check.MAX_REFERENCE_PROMPTS // len(texts))
+    windows = [build_prompts(WINDOW, 1) for _ in range(4)]
+    sizes = []
+
+    def count_and_embed(texts: Sequence[str]) -> np.ndarray:
+        sizes.append(len(texts))
+        return np.random.default_rng(len(sizes)).standard_normal((len(texts), 8)).astype(np.float32)
+
+    for reference in (
+        drift_check.Reference("dataset", dataset),
+        drift_check.Reference.from_windows("days", windows),
+    ):
+        check = drift_check.check_drift(reference, windows[:1], count_and_embed, 0, dataset)
+        assert f"the dataset is a sample of 5,000 of {len(dataset):,} prompts" in check.limitations
+    assert max(sizes) == drift_check.MAX_REFERENCE_PROMPTS
 
 
 @pytest.mark.usefixtures("fake_embedder")

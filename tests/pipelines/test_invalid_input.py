@@ -1440,7 +1440,7 @@ CAPTURE_ERRORS = {  # the tests are in tests/pipelines/capture/test_traffic_comm
     "no traffic of the model … was captured in …": ("input", 1),  # from here on in tests/pipelines/test_drift.py
     "traffic of … models was captured: …": ("usage", 2),
     "no prompt was captured on the reference days …": ("input", 1),
-    "the reference … has … prompts; expected at least …": ("input", 1),
+    "the reference … has … prompts…; expected at least …": ("input", 1),
     "no window after the reference is complete": ("input", 1),
     "the captured rows do not name the digest of their model": ("input", 1),
     "the model … of the captured rows is not in …": ("input", 1),
