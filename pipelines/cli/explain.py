@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipelines.explanation.explanation import Explanation
     from pipelines.explanation.model_reference import CapturedAnswer
 
+DEFAULT_CAPTURE_PATH = Path("capture.yaml")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MESSAGES_HINT = 'Expected a JSON list such as [{"role": "user", "content": "…"}] that ends with a turn of the user.'
 PAGE_FILENAME, RESULT_FILENAME = "explanation.html", "explanation.json"
@@ -87,7 +88,7 @@ def explain(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for explanation.html and explanation.json.")
     ] = None,
-    capture: CaptureFileOption = Path("capture.yaml"),
+    capture: CaptureFileOption = DEFAULT_CAPTURE_PATH,
     config: ConfigOption = None,
     sets: SetOption = [],  # noqa: B006
     tracking_uri: TrackingUriOption = "",
@@ -182,6 +183,8 @@ def read_question(prompt: str | None, messages: Path | None) -> Question:
     except ValueError as error:
         raise InputError(f"--messages: {messages} is not JSON: {error}", hint=MESSAGES_HINT) from None
     tools = content.get("tools") if isinstance(content, Mapping) else None
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+        raise InputError(f"--messages: {messages}: tools is not a list of JSON objects", hint=MESSAGES_HINT)
     conversation = content.get("messages") if isinstance(content, Mapping) else content
     if not isinstance(conversation, list) or not conversation:
         raise InputError(f"--messages: {messages} contains no list of messages", hint=MESSAGES_HINT)
@@ -202,16 +205,16 @@ def read_question(prompt: str | None, messages: Path | None) -> Question:
     return Question([dict(one) for one in conversation], tools)
 
 
-def _read_traffic(capture: Path, response_id: str) -> tuple[CapturedAnswer | None, dict[str, Tombstone]]:
-    """Return the captured answer, and the erased subjects of the captured traffic if the capture file exists."""
+def _read_traffic(capture: Path, response_id: str) -> tuple[CapturedAnswer | None, dict[str, Tombstone] | None]:
+    """Return the captured answer, and the erased subjects of the captured traffic; None without a capture file."""
     from pipelines.capture import tombstones
     from pipelines.explanation.model_reference import find_captured_answer
 
     if response_id:
         with locked_traffic(capture, []) as settings:
             return find_captured_answer(settings, response_id), tombstones.read_tombstones(settings.folder)
-    if not capture.exists():
-        return None, {}
+    if capture == DEFAULT_CAPTURE_PATH and not capture.exists():
+        return None, None
     from pipelines.capture.settings import load_settings
 
     return None, tombstones.read_tombstones(load_settings(capture).folder)
@@ -265,7 +268,7 @@ def _format_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield (
             one["id"] + (" (subject erased)" if one["erased"] else ""),
             f"{one['score']:+.3f}",
-            f"{one['random_share']:.1%}",
+            "unknown" if one["random_share"] is None else f"{one['random_share']:.1%}",
             f"{one['lexical']:.2f}",
             one["line"] or one["source"],
             text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -101,10 +102,20 @@ def score_answer(
     conversations: Sequence[Sequence[Mapping[str, Any]]],
     reporter: Reporter,
 ) -> list[float]:
-    """Return the answer's log-probability after each conversation, in nats. The engine computes shared prefixes once."""
+    """Return the answer's log-probability after each conversation, in nats. The engine computes shared prefixes once.
+
+    Raises:
+        InputError: a log-probability is not finite.
+    """
     continuations = []
     for messages in conversations:
         encoded = answer.encode(engine.tokenizer, messages)
         ids = [*encoded.prompt_ids, *encoded.answer_ids]
         continuations.append(Continuation(ids, [n >= len(encoded.prompt_ids) for n in range(len(ids))]))
-    return [likelihood.logprob for likelihood in engine.compute_likelihoods(continuations, reporter)]
+    logprobs = [likelihood.logprob for likelihood in engine.compute_likelihoods(continuations, reporter)]
+    if wrong := next((value for value in logprobs if not math.isfinite(value)), None):
+        raise InputError(
+            f"the log-probability of the answer is {wrong}: the model computes no finite numbers",
+            hint="Check the model with `tuneline evaluate`, or train it again with a lower learning rate.",
+        )
+    return logprobs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +25,7 @@ from pipelines.explanation.text_units import UnitName
 from pipelines.explanation.word_attribution import WordAttribution, attribute_words
 
 BATCH_TOKENS = 2048  # the default of evaluation.batch_tokens
+MIN_RANDOM_ROWS = 20  # fewer cannot show a share of 5%
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Explanation:
         dataset: The training data, or None.
         influence: Scores of training rows, or None without training data.
         origins: Origins of these rows.
-        erased: Erased subjects of captured traffic.
+        erased: Erased subjects of captured traffic; None if no capture file was read.
         warnings: Limits of this explanation.
     """
 
@@ -72,7 +72,7 @@ class Explanation:
     dataset: Artifact | None = None
     influence: RowInfluence | None = None
     origins: Origins = field(default_factory=Origins)
-    erased: Mapping[str, Tombstone] = field(default_factory=dict)
+    erased: Mapping[str, Tombstone] | None = None
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -103,17 +103,12 @@ class Explanation:
 
     def describe_row(self, scored: ScoredRow) -> dict[str, Any]:
         """Return a training row for JSON, with its origin and its text; the text of an erased subject is withheld."""
-        row, meta = scored.row, dict[str, Any]()
-        with suppress(TypeError, ValueError):  # absent
-            meta = json.loads(row.get("meta") or "{}")
-        # Curation stores the field `meta` of a captured row below the key `meta`.
-        captured = meta.get("meta")
-        subject = captured.get("subject") if isinstance(captured, dict) else meta.get("subject")
-        is_erased = subject in self.erased
+        row, meta = scored.row, read_meta(scored.row)
+        is_erased = self.erased is not None and read_subject(meta) in self.erased
         return {
             "id": row["id"],
             "score": round(scored.score, 6),
-            "random_share": round(scored.random_share, 4),
+            "random_share": None if scored.random_share is None else round(scored.random_share, 4),
             "lexical": round(scored.lexical, 4),
             "lexical_rank": scored.lexical_rank,
             "text": "" if is_erased else "\n".join(list_texts(row)),
@@ -123,6 +118,22 @@ class Explanation:
             "revision": self.origins.revision,
             "erased": is_erased,
         }
+
+
+def read_meta(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that the row's source had beside its text; an empty dict if it had none."""
+    try:
+        meta = json.loads(row.get("meta") or "{}")
+    except (TypeError, ValueError):
+        return {}
+    return meta if isinstance(meta, dict) else {}
+
+
+def read_subject(meta: Mapping[str, Any]) -> str | None:
+    """Return the keyed hash of a captured row's user, or None."""
+    captured = meta.get("meta")  # curation stores the field `meta` of a captured row below the key `meta`
+    subject = (captured if isinstance(captured, dict) else meta).get("subject")
+    return subject if isinstance(subject, str) else None
 
 
 def explain(
@@ -150,7 +161,7 @@ def explain(
         work: The workdir.
         config: Settings of the data repository.
         reporter: Receives progress.
-        erased: Erased subjects of captured traffic, whose rows are marked.
+        erased: Erased subjects of captured traffic, whose rows are marked; None if no capture file was read.
 
     Raises:
         InputError: prompt or answer are empty or too long, or the rows do not suit the model's objective.
@@ -183,17 +194,25 @@ def explain(
         reporter=reporter,
     )
     warnings += describe_limits(influence, model)
+    if erased is None and any(read_subject(read_meta(scored.row)) for scored in influence.rows):
+        warnings.append(
+            "rows are from captured traffic, but no capture file was read: give --capture to mark erased subjects"
+        )
     ids = [scored.row["id"] for scored in influence.rows]
     origins = row_origins.find_origins(ids, dataset, config, work, reporter)
     warnings += origins.notes
-    return Explanation(
-        answer, words, settings.unit, model, version, dataset, influence, origins, erased or {}, warnings
-    )
+    return Explanation(answer, words, settings.unit, model, version, dataset, influence, origins, erased, warnings)
 
 
 def describe_limits(influence: RowInfluence, model: LoadableModel) -> list[str]:
     """Return the limits of the row scores as sentences."""
-    limits = ["only the published weights exist as a checkpoint; the training's other checkpoints were deleted"]
+    limits = []
+    if model.artifact:
+        limits.append("only the published weights were used; the training's other checkpoints were deleted")
+    if influence.random_rows < MIN_RANDOM_ROWS:
+        limits.append(
+            f"{influence.random_rows:,} random rows are too few to tell a remarkable score; expected {MIN_RANDOM_ROWS}"
+        )
     if influence.candidates < influence.total:
         limits.append(f"{influence.candidates:,} of {influence.total:,} training rows were scored")
     if influence.without_answer:

@@ -135,7 +135,7 @@ def _render_rows(explanation: Explanation) -> str:
             (
                 f"{text[:MAX_TEXT_CHARACTERS]}…" if len(text) > MAX_TEXT_CHARACTERS else text,
                 f"{scored.score:+.3f}",
-                f"{scored.random_share:.1%}",
+                "unknown" if scored.random_share is None else f"{scored.random_share:.1%}",
                 f"{scored.lexical:.2f} (rank {scored.lexical_rank:,})",
                 f"{origin}, row {described['id']}" + (" (its subject was erased)" if described["erased"] else ""),
             )

@@ -91,23 +91,22 @@ class GradientSketch:
         import torch
         from torch.nn.functional import cross_entropy
 
-        device, total = self._model.device, None
-        for example in examples:
+        count = sum(label >= 0 for example in examples for label in example["labels"][1:])
+        if not count:
+            raise ValueError("a row without labelled tokens has no gradient")
+        device, total = self._model.device, torch.zeros(self.size)
+        for example in examples:  # one at a time, so that the activations of only one are in memory
             ids = torch.tensor([example["input_ids"]], device=device)
             labels = torch.tensor(example["labels"][1:], device=device)
             logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1]
-            loss = cross_entropy(logits.float(), labels, reduction="sum")
-            total = loss if total is None else total + loss
-        count = sum(label >= 0 for example in examples for label in example["labels"][1:])
-        if total is None or not count:
-            raise ValueError("a row without labelled tokens has no gradient")
-        gradients = torch.autograd.grad(total / count, self._parameters, allow_unused=True)
-        parts = [
-            torch.zeros(parameter.numel()) if gradient is None else gradient.detach().float().flatten().cpu()
-            for gradient, parameter in zip(gradients, self._parameters, strict=True)
-        ]
-        flat = torch.cat(parts)
-        values: np.ndarray = self.project(flat).numpy()
+            loss = cross_entropy(logits.float(), labels, reduction="sum") / count
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            parts = [
+                torch.zeros(parameter.numel()) if gradient is None else gradient.detach().float().flatten().cpu()
+                for gradient, parameter in zip(gradients, self._parameters, strict=True)
+            ]
+            total += torch.cat(parts)
+        values: np.ndarray = self.project(total).numpy()
         return values
 
     def project(self, gradient: torch.Tensor) -> torch.Tensor:

@@ -42,14 +42,14 @@ class ScoredRow:
         row: The row of the dataset.
         score: Kernel score, without a unit; positive: the row pushed towards the answer.
         lexical: Lexical baseline, from 0 to 1.
-        random_share: Share of random rows that score at least as high.
+        random_share: Share of the other random rows that score at least as high; None without other random rows.
         lexical_rank: Rank by the lexical baseline among all training rows, from 1.
     """
 
     row: Row
     score: float
     lexical: float
-    random_share: float
+    random_share: float | None
     lexical_rank: int
 
 
@@ -282,7 +282,7 @@ def _rank_rows(scored: dict[int, float], rows: dict[int, Row], candidates: Candi
         higher = len(reference) - int(np.searchsorted(reference, score, "left")) - int(number in candidates.random)
         similarity = candidates.lexical[number]
         rank = len(lexical) - int(np.searchsorted(lexical, similarity, "right")) + 1
-        found.append(ScoredRow(rows[number], score, similarity, higher / others if others else 0.0, rank))
+        found.append(ScoredRow(rows[number], score, similarity, higher / others if others else None, rank))
     return found
 
 

@@ -9,6 +9,7 @@ other nor words that act only together. The deletion figures measure this: they 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ import numpy as np
 from components.common.models import chat_templates
 from components.common.runtime.reporters import Reporter
 from components.evaluation import forward_pass, prefix_trees
-from pipelines.explanation.explained_answer import ExplainedAnswer, score_answer
+from pipelines.explanation.explained_answer import ExplainedAnswer, Question, score_answer
 from pipelines.explanation.text_units import Unit, UnitName, remove_units, split_units
 
 if TYPE_CHECKING:
@@ -188,14 +189,9 @@ def _locate_units(tokenizer: Any, answer: ExplainedAnswer, units: Sequence[Unit]
     """Return the positions of each unit's tokens in the prompt; None if the template changes the text of a turn."""
     question = answer.question
     text = chat_templates.render_conversation(tokenizer, question.messages, question.tools, prompt=True)
-    starts, reached = dict[int, int](), 0
-    for number, message in enumerate(question.messages):
-        content = str(message.get("content") or "")
-        found = text.find(content.strip(), reached)
-        if found < 0:
-            return None
-        starts[number] = found - (len(content) - len(content.lstrip()))
-        reached = found + len(content.strip())
+    starts = _locate_messages(tokenizer, question, text)
+    if starts is None:
+        return None
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     prompt_ids = answer.encode(tokenizer, question.messages).prompt_ids
     shared = prefix_trees.count_common_tokens(encoding["input_ids"], prompt_ids)
@@ -208,3 +204,21 @@ def _locate_units(tokenizer: Any, answer: ExplainedAnswer, units: Sequence[Unit]
         ]
         for unit in units
     ]
+
+
+def _locate_messages(tokenizer: Any, question: Question, text: str) -> list[int] | None:
+    """Return the position of each message's content in the rendered text; None if the template changes a content."""
+    # A search for the content would find a short one in the template's own text.
+    contents = [str(message.get("content") or "") for message in question.messages]
+    marked = [{**message, "content": chat_templates.CONTENT_MARK} for message in question.messages]
+    template = chat_templates.render_conversation(tokenizer, marked, question.tools, prompt=True)
+    pieces = template.split(chat_templates.CONTENT_MARK)
+    if len(pieces) != len(contents) + 1:
+        return None
+    for trimmed in (contents, [content.strip() for content in contents]):
+        if text == "".join(piece + content for piece, content in zip(pieces, [*trimmed, ""], strict=True)):
+            ends = itertools.accumulate(len(piece) + len(own) for piece, own in zip(pieces, trimmed, strict=False))
+            return [
+                end - len(own) - content.find(own) for end, own, content in zip(ends, trimmed, contents, strict=True)
+            ]
+    return None

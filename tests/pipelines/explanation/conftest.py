@@ -21,12 +21,12 @@ PLANTED_ID = "planted"
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """Thirty questions, and one that equals the question of the tests."""
+    """Eleven questions, and one that equals the question of the tests."""
     rows = [
         build_conversation(f"row-{n}", f"Explain the class {n} of module {n * 7}.", f"The main class is {n * 13}.")
-        for n in range(30)
+        for n in range(11)
     ]
-    rows.insert(17, build_conversation(PLANTED_ID, *PLANTED))
+    rows.insert(7, build_conversation(PLANTED_ID, *PLANTED))
     return build_dataset(tmp_path_factory.mktemp("explained") / "dataset", "sft", rows)
 
 

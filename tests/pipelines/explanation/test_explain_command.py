@@ -21,6 +21,8 @@ from tests.pipelines.command import answer_in_process, refusal, run_in_process
 from tests.pipelines.explanation.conftest import PLANTED, PLANTED_ID
 
 YESTERDAY = traffic_files.now() - timedelta(days=1)
+QUESTION = ("--prompt", PLANTED[0], "--answer", PLANTED[1])
+GONE_CAPTURE = "the capture file gone.yaml cannot be read: [Errno 2] No such file or directory: 'gone.yaml'"
 CUT_OFF = "the answer reached 4 tokens and is cut off"
 
 
@@ -35,30 +37,39 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_words_and_rows_as_json_and_page_are_equal_twice(home: Path, dataset: Artifact) -> None:
-    question = ("--prompt", PLANTED[0], "--answer", PLANTED[1], "--rows", "10", "--top", "3")
-    found = [
-        answer_in_process("explain", "model", *question, "--training-data", dataset.path, "-o", name, cwd=home)
-        for name in ("first", "second")
-    ]
-    result = found[0]
+def test_words_and_rows_as_json_and_page(home: Path, dataset: Artifact) -> None:
+    options = (*QUESTION, "--training-data", dataset.path, "--rows", "6", "--top", "3", "-o", "page")
+    result = answer_in_process("explain", "model", *options, cwd=home)
     assert [token["text"] for token in result["tokens"]] == PLANTED[0].split()
     assert result["answer"] == PLANTED[1]
-    assert result["warnings"][1:2] == ["10 of 31 training rows were scored"]
+    assert result["warnings"] == [
+        "only the published weights were used; the training's other checkpoints were deleted",
+        "3 random rows are too few to tell a remarkable score; expected 20",
+        "6 of 12 training rows were scored",
+    ]
     row = result["training_rows"][0]
     assert (row["id"], row["lexical_rank"], row["random_share"], row["source"]) == (PLANTED_ID, 1, 0.0, "made")
     assert result["method"].startswith("leave one word out, nats of the answer's log-probability; ridge kernel")
     assert result["dataset"] == {"sha256": dataset.sha256, "revision": ""}
-    costs = [one.pop("cost") for one in found]
-    assert [cost["computed"] for cost in costs] == [10, 0]
-    assert found[0] == {**found[1], "page": str(Path("first") / "explanation.html")}
-    assert read_files(home / "first") == read_files(home / "second")
-    page = (home / "first" / "explanation.html").read_text()
+    page = (home / "page" / "explanation.html").read_text()
     assert "pushed the model this way" in page
     assert all(f">{word}</span>" in page for word in PLANTED[0].split())
 
 
+@pytest.mark.long
+def test_equal_explanations_have_equal_results_and_files(home: Path, dataset: Artifact) -> None:
+    """Long tier: it loads the model twice."""
+    options = (*QUESTION, "--training-data", dataset.path, "--rows", "1", "-o")
+    found = [answer_in_process("explain", "model", *options, name, cwd=home) for name in ("first", "second")]
+    assert [one.pop("cost")["computed"] for one in found] == [1, 0]
+    assert found[0]["training_rows"][0]["random_share"] is None
+    assert found[0] == {**found[1], "page": str(Path("first") / "explanation.html")}
+    assert read_files(home / "first") == read_files(home / "second")
+
+
+@pytest.mark.long
 def test_base_model_and_conversation_as_text(home: Path, model: LoadableModel) -> None:
+    """Long tier: it loads a model."""
     turns = [{"role": "user", "content": "Open it. <b>Then</b> close it."}]
     (home / "turns.json").write_text(json.dumps(turns))
     options = ("--messages", "turns.json", "--unit", "sentence", "--max-tokens", "4", "-o", "page")
@@ -69,7 +80,9 @@ def test_base_model_and_conversation_as_text(home: Path, model: LoadableModel) -
     assert "&lt;b&gt;Then&lt;/b&gt;" in (home / "page" / "explanation.html").read_text()
 
 
+@pytest.mark.long
 def test_other_dataset_is_reported(home: Path, dataset: Artifact) -> None:
+    """Long tier: it loads a model."""
     other = build_dataset(
         home / "other", "sft", [build_conversation("one", *PLANTED), build_conversation("two", *PLANTED)]
     )
@@ -79,9 +92,11 @@ def test_other_dataset_is_reported(home: Path, dataset: Artifact) -> None:
     assert warning.startswith(f"the model was trained on the dataset {trained}, and other is {given}")
 
 
+@pytest.mark.long
 def test_recorded_dataset_is_found_or_reported_missing(
     home: Path, dataset: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Long tier: it loads a model."""
     options = ("explain", "model", "--prompt", "What?", "--max-tokens", "4", "--training-data", "recorded")
     assert answer_in_process(*options, cwd=home)["dataset"]["sha256"] == dataset.sha256
     monkeypatch.setattr("components.common.models.training_lineage.find_folder", lambda *_: None)
@@ -103,7 +118,6 @@ def test_recorded_dataset_is_found_or_reported_missing(
         ),
         (("--prompt", " "), 2, "--prompt is empty"),
         (("--prompt", "a", "--answer", " "), 2, "--answer is empty"),
-        (("--prompt", "zq " * 1500), 1, "the prompt has 4,510 tokens; the model's context has 2,048"),
         (("--messages", "gone.json"), 1, "--messages: gone.json cannot be read: No such file or directory"),
         (
             ("--messages", "text.json"),
@@ -111,6 +125,8 @@ def test_recorded_dataset_is_found_or_reported_missing(
             "--messages: text.json is not JSON: Expecting value: line 1 column 1 (char 0)",
         ),
         (("--messages", "list.json"), 1, "--messages: list.json contains no list of messages"),
+        (("--messages", "tools.json"), 1, "--messages: tools.json: tools is not a list of JSON objects"),
+        (("--prompt", "a", "--capture", "gone.yaml"), 2, GONE_CAPTURE),
         (
             ("--messages", "role.json"),
             1,
@@ -129,6 +145,7 @@ def test_recorded_dataset_is_found_or_reported_missing(
 def test_invalid_questions_are_refused(home: Path, options: tuple[str, ...], code: int, message: str) -> None:
     turn = {"role": "assistant", "content": "Yes."}
     texts = {"text": "no JSON", "list": "{}", "role": '[{"role": "king"}]', "answer": json.dumps([turn])}
+    texts["tools"] = json.dumps({"messages": [{"role": "user", "content": "a"}], "tools": 5})
     for name, text in texts.items():
         (home / f"{name}.json").write_text(text)
     assert refusal(code, "explain", "model", *options, cwd=home)["message"] == message
@@ -157,7 +174,9 @@ def capture_answer(home: Path, model_sha256: str, **facts: Any) -> None:
     traffic.write_sealed(settings, YESTERDAY, [row])
 
 
+@pytest.mark.long
 def test_captured_answer_leads_to_its_training_rows(home: Path, model: LoadableModel, dataset: Artifact) -> None:
+    """Long tier: it loads a model."""
     capture_answer(home, model.sha256, redactions={"email": 1})
     options = ("--from-traffic", "chatcmpl-1", "--training-data", "recorded", "--rows", "6", "--top", "2")
     result = answer_in_process("explain", "model", *options, cwd=home)
@@ -179,12 +198,17 @@ def test_captured_answer_of_another_model_or_an_erased_subject_is_refused(home: 
     assert erased == "the subject of the answer chatcmpl-1 was erased"
 
 
+@pytest.mark.long
 def test_rows_of_erased_subjects_are_marked(home: Path, dataset: Artifact) -> None:
-    erase(traffic.load(home), "abc")
+    """Long tier: it loads a model."""
     row = {**build_conversation("captured", *PLANTED), "meta": json.dumps({"meta": {"subject": "abc"}})}
     build_dataset(home / "other", "sft", [row, build_conversation("two", "Other question?", "No.")])
-    question = ("--prompt", PLANTED[0], "--answer", PLANTED[1])
-    result = answer_in_process("explain", "model", *question, "--training-data", "other", cwd=home)
+    options = ("explain", "model", *QUESTION, "--training-data", "other")
+    unmarked = answer_in_process(*options, cwd=home)
+    assert any(warning.endswith("give --capture to mark erased subjects") for warning in unmarked["warnings"])
+    erase(traffic.load(home), "abc")
+    result = answer_in_process(*options, cwd=home)
+    assert not any("--capture" in warning for warning in result["warnings"])
     assert {one["id"]: one["erased"] for one in result["training_rows"]} == {"captured": True, "two": False}
     texts = {one["id"]: one["text"] for one in result["training_rows"]}
     assert texts == {"captured": "", "two": "Other question?\nNo."}

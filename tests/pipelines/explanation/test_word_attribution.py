@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from components.common.models import chat_templates
 from components.common.runtime.errors import InputError
 from components.common.runtime.reporters import SilentReporter
+from components.evaluation.task_interface import Likelihood
 from components.evaluation.transformers_engine import TransformersEngine
 from pipelines.explanation import text_units, word_attribution
-from pipelines.explanation.explained_answer import ExplainedAnswer, Question, build_answer
+from pipelines.explanation.explained_answer import ExplainedAnswer, Question, build_answer, score_answer
 from pipelines.explanation.word_attribution import LEAVE_ONE_OUT, RANDOM, attribute_words
 
 REPORTER = SilentReporter()
@@ -92,6 +94,25 @@ def test_gradient_scores_sum_to_the_change_along_the_embeddings(
         changed[factor] = float(torch.log_softmax(logits, -1).gather(1, ids[0, start:, None]).sum())
     slope = (changed[1.001] - changed[0.999]) / 0.002
     assert scores[[unit.text for unit in units].index("file")] == pytest.approx(slope, rel=0.05, abs=0.05)
+
+
+def test_words_that_the_template_also_contains_are_located_in_the_message(tokenizer: Any) -> None:
+    question = ask("user", "user", " assistant ")
+    answer = ExplainedAnswer(question, ANSWER, False, True)
+    positions = word_attribution._locate_units(tokenizer, answer, text_units.split_units(question.messages, "word"))
+    assert positions is not None
+    ids = answer.encode(tokenizer, question.messages).prompt_ids
+    assert [tokenizer.decode([ids[n] for n in own]).strip() for own in positions] == ["user", "assistant"]
+    before = [tokenizer.decode(ids[: own[0]]) for own in positions]
+    assert before[0] == "<|im_start|>user\n"
+    assert before[1].rstrip(" ").endswith("<|im_end|>\n<|im_start|>user\n")
+
+
+def test_model_without_finite_numbers_is_refused(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = build_answer(engine, ask("Hello"), ANSWER, 8, REPORTER)
+    monkeypatch.setattr(engine, "compute_likelihoods", lambda *_: [Likelihood(math.nan, 3, False)])
+    with pytest.raises(InputError, match="the log-probability of the answer is nan: the model computes no finite"):
+        score_answer(engine, answer, [answer.question.messages], REPORTER)
 
 
 @pytest.mark.parametrize(
