@@ -15,14 +15,14 @@ import pytest
 from components.common.artifacts import artifact_folder
 from pipelines.capture import traffic_files
 from tests.pipelines.capture import traffic
-from tests.pipelines.command import answer
+from tests.pipelines.command import answer_in_process
 
 pytestmark = [pytest.mark.long, pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow]
 
 
 def explain(project: Path, *options: str) -> dict[str, Any]:
     common = ("--training-data", "recorded", "--rows", "20", "--top", "4", "--workdir", "wd")
-    return answer("explain", *options, *common, cwd=project)
+    return answer_in_process("explain", *options, *common, cwd=project)
 
 
 def test_captured_answer_leads_to_version_dataset_rows_and_lines(
