@@ -42,7 +42,7 @@ READING = """## How to read this
 - A high score says that a row pushed this way, not that it caused the answer.
 - The facts are few and easy, and their rows are distinct. Expect lower scores on real data: published scores of comparable methods on GPT-2 are 0.2 to 0.5
   ([bergson](https://github.com/EleutherAI/bergson)).
-- Shared words need no model. Where questions share words with their rows, look at them first; the kernel adds the most where they do not.
+- Shared words need no model. They include the words of the answer, which the rows of both cases contain. Where they score as high as the kernel, it adds nothing.
 - Not measured: a GPU, larger models, full fine-tuning, quantized adapters, datasets with more than {rows} rows.
 """
 
