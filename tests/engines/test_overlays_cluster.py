@@ -82,7 +82,8 @@ def edit(path: str, value: Any) -> Callable[[Json], None]:
     return change
 
 
-JOB_POD = "spec.runtimePatches.0.trainingRuntimeSpec.template.spec.replicatedJobs.0.template.spec.template.spec"
+JOB_TEMPLATE = "spec.runtimePatches.0.trainingRuntimeSpec.template.spec.replicatedJobs.0.template.spec.template"
+JOB_POD, JOB_METADATA = f"{JOB_TEMPLATE}.spec", f"{JOB_TEMPLATE}.metadata"
 HEAD_POD = "spec.rayClusterSpec.headGroupSpec.template.spec"
 WORKER_POD = "spec.rayClusterSpec.workerGroupSpecs.0.template.spec"
 HOST_PATH = {"name": "host", "hostPath": {"path": "/"}}
@@ -124,6 +125,27 @@ ATTACKS = {
         "privileges": (
             edit(f"{JOB_POD}.containers.0.securityContext.privileged", True),
             "must forbid privilege escalation",
+        ),
+        "root": (edit(f"{JOB_POD}.securityContext.runAsNonRoot", False), "other than root"),
+        "no limit of system calls": (
+            edit(f"{JOB_POD}.securityContext.seccompProfile", {"type": "Unconfined"}),
+            "other than root",
+        ),
+        "an empty account": (edit(f"{JOB_POD}.serviceAccountName", ""), "service account of the pods is not listed"),
+        "the image of the runtime": (edit("spec.trainer.image", ""), "is not listed under images"),
+        "the pods of the runtime": (edit("spec.runtimePatches", []), "must set the pods of the runtime's job node"),
+        "another job of the runtime": (
+            edit("spec.runtimePatches.0.trainingRuntimeSpec.template.spec.replicatedJobs.0.name", "other"),
+            "must set the pods of the runtime's job node",
+        ),
+        "the security context of the runtime": (edit(f"{JOB_POD}.containers", []), "must set the container node only"),
+        "a label that a Service selects": (
+            edit(f"{JOB_METADATA}.labels", {"app.kubernetes.io/name": "triton"}),
+            "a label or an annotation",
+        ),
+        "an annotation that a webhook reads": (
+            edit(f"{JOB_METADATA}.annotations", {"sidecar.istio.io/userVolume": "[]"}),
+            "a label or an annotation",
         ),
         "a capability": (
             edit(f"{JOB_POD}.containers.0.securityContext.capabilities.add", ["SYS_ADMIN"]),
@@ -167,6 +189,13 @@ ATTACKS = {
             edit(f"{HEAD_POD}.containers.0.securityContext.privileged", True),
             "must forbid privilege escalation",
         ),
+        "root": (edit(f"{WORKER_POD}.securityContext.runAsNonRoot", False), "other than root"),
+        "a group of the volume": (edit(f"{WORKER_POD}.securityContext.fsGroup", 0), "other than root"),
+        "an empty account": (edit(f"{HEAD_POD}.serviceAccountName", ""), "service account of the pods is not listed"),
+        "a label that injects a secret": (
+            edit("spec.rayClusterSpec.headGroupSpec.template.metadata.labels.access-ml-pipeline", "true"),
+            "a label or an annotation",
+        ),
         "a pod that submits": (
             edit("spec.submitterPodTemplate", {"spec": {"containers": [{"name": "x"}]}}),
             "a cluster of its own",
@@ -200,8 +229,9 @@ def limited(api_server: Cluster) -> Iterator[Cluster]:
     api_server.kubectl("apply", "--server-side", "-f", "-", text="\n---\n".join(parts))
     api_server.kubectl("-n", TEAM, "create", "serviceaccount", "tuneline")
     api_server.kubectl("-n", TEAM, "apply", "-f", str(DEPLOY / "overlays/gaudi3-roce/team-a/launcher-limits.yaml"))
-    runtimes = {"data": {"runtimes": "ClusterTrainingRuntime/tuneline"}}
-    api_server.kubectl("-n", TEAM, "patch", "configmap", kubernetes_client.LIMITS_NAME, "-p", json.dumps(runtimes))
+    # With an empty line at the end, as a block scalar of YAML has it.
+    values = {"data": {"runtimes": "ClusterTrainingRuntime/tuneline\n", "serviceAccounts": "tuneline-tools\n"}}
+    api_server.kubectl("-n", TEAM, "patch", "configmap", kubernetes_client.LIMITS_NAME, "-p", json.dumps(values))
     yield api_server
     api_server.kubectl("delete", "namespace", TEAM)
 
@@ -220,9 +250,9 @@ def build_job(kind: str) -> Json:
     )
 
 
-def create(cluster: Cluster, manifest: Json) -> str:
+def create(cluster: Cluster, manifest: Json, account: str = ACCOUNT) -> str:
     """Create an object in a dry run as the launcher; return the text of the refusal, or an empty text."""
-    arguments = ("-n", TEAM, f"--as={ACCOUNT}", "create", "--validate=false", "--dry-run=server", "-f", "-")
+    arguments = ("-n", TEAM, f"--as={account}", "create", "--validate=false", "--dry-run=server", "-f", "-")
     try:
         cluster.kubectl(*arguments, text=yaml.safe_dump(manifest))
     except AssertionError as error:
@@ -241,6 +271,14 @@ class TestLauncherPolicies:
             change(manifest)
             refusal = create(limited, manifest)
             assert "ValidatingAdmissionPolicy" in refusal and reason in refusal, f"{attack}: {refusal}"  # noqa: PT018
+
+    def test_launcher_in_another_namespace_is_limited_too(self, limited: Cluster) -> None:
+        binding = ("rolebinding", "other", "--role=tuneline-launcher-trainjob", "--serviceaccount=other:tuneline")
+        limited.kubectl("-n", TEAM, "create", *binding)
+        manifest, account = build_job("trainjob"), "system:serviceaccount:other:tuneline"
+        wait_until(lambda: not create(limited, manifest, account), create(limited, manifest, account))
+        manifest["spec"]["trainer"]["image"] = "evil.example/x:1"
+        assert "is not listed under images" in create(limited, manifest, account)
 
     def test_launcher_without_limits_is_refused_with_the_name_of_the_config_map(
         self, limited: Cluster, monkeypatch: pytest.MonkeyPatch

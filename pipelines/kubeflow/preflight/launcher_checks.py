@@ -99,6 +99,8 @@ def check_limits(platform: Platform, limits: JsonObject, namespace: str) -> Iter
         "serviceAccounts": [pods.service_account or "default"],
         "pullSecrets": pods.pull_secrets,
         "capabilities": pods.capabilities,
+        "labels": [f"{key}={value}" for key, value in pods.labels.items()],
+        "annotations": [f"{key}={value}" for key, value in pods.annotations.items()],
     }
     if isinstance(pods, TrainJobSettings):
         used["runtimes"] = [f"{pods.runtime_kind}/{pods.runtime}"]
