@@ -110,6 +110,7 @@ class JobApi:
         default_factory=lambda: {kind: {} for kind in (*JOB_RESOURCES, "workloads", "pods", "events")}
     )
     removed_pods: set[str] = field(default_factory=set)  # jobs whose pods were deleted
+    terminating: set[str] = field(default_factory=set)  # jobs whose pods are being deleted and still save
     pod_status: dict[str, Json] = field(default_factory=dict)  # by job, instead of a running pod's
     created: list[str] = field(default_factory=list)
     running: dict[str, Pod] = field(default_factory=dict)
@@ -201,10 +202,16 @@ class JobApi:
                 jobs[name] = pod.job
             elif name in jobs and jobs[name]["kind"] == "TrainJob" and name not in self.removed_pods:
                 states.setdefault(name, {"phase": "Failed" if pod.code else "Succeeded"})  # until the job is deleted
-        return [
-            {"metadata": {"name": f"{name}-node-0-0", "labels": _pod_labels(jobs[name])}, "status": status}
-            for name, status in states.items()
-        ]
+        deleted = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+        metadata = {
+            name: {
+                "name": f"{name}-node-0-0",
+                "labels": _pod_labels(jobs[name]),
+                **(deleted if name in self.terminating else {}),
+            }
+            for name in states
+        }
+        return [{"metadata": metadata[name], "status": status} for name, status in states.items()]
 
     def _delete(self, obj: Json, options: Json) -> tuple[int, Json]:
         assert options.get("propagationPolicy") == "Background", (

@@ -565,6 +565,26 @@ def test_next_call_resumes_watch_after_retry_timeout(cluster: JobCluster) -> Non
     assert "already exists; watching it" in str(cluster.reporter)
 
 
+def test_deleted_job_whose_pods_cannot_be_listed_is_given_up(cluster: JobCluster) -> None:
+    """The job itself is answered with 404, so only the failing list of its pods tells that the API server fails."""
+    cluster.settings = {"patience_seconds": 0.2}
+    cluster.api.works = [save_when_stopped]
+    job = cluster.create_launcher().start(COMMAND, cluster.folder)
+    cluster.wait_until(lambda: cluster.api.started)
+    job.poll()
+    job.cancel()
+    cluster.api.faults = [Fault("list", "pods", 500, times=1000)]
+
+    def has_given_up() -> bool:
+        try:
+            job.poll()
+        except UnresponsiveError:
+            return True
+        return False
+
+    cluster.wait_until(has_given_up, seconds=3)
+
+
 def test_denied_create_names_missing_permission(cluster: JobCluster) -> None:
     cluster.api.denied = {("create", cluster.plural)}
     with pytest.raises(AccessError, match=f"no permission to create {cluster.plural}: .*is forbidden: User") as raised:
@@ -780,6 +800,26 @@ def test_kept_job_stays_and_next_call_starts_new_one(cluster: JobCluster) -> Non
     assert cluster.run() == TRAINED_OUTCOME
     assert cluster.api.left() == cluster.api.created
     assert [name[-2:] for name in cluster.api.created] == ["-1", "-2"]
+
+
+def test_next_job_waits_for_pods_of_a_kept_job_that_still_save(cluster: JobCluster) -> None:
+    """JobSet deletes the other pods of a failed job; they have their grace period although the job is kept."""
+    cluster.pod_settings = {"keep": True}
+    cluster.api.works = [fail, succeed]
+    with pytest.raises(TunelineError, match="the loss is nan"):
+        cluster.run()
+    (kept,) = cluster.api.created
+    cluster.api.pod_status[kept] = {"phase": "Running"}
+    cluster.api.terminating.add(kept)
+    polls = cluster.api.calls.count(("list", "pods"))
+
+    def end_pods() -> None:
+        cluster.wait_until(lambda: cluster.api.calls.count(("list", "pods")) > polls + 2)
+        assert cluster.api.created == [kept]
+        cluster.api.pod_status[kept] = {"phase": "Failed"}
+
+    with in_background(end_pods):
+        assert cluster.run() == TRAINED_OUTCOME
 
 
 def test_cancelled_job_is_deleted_despite_keep(cluster: JobCluster) -> None:

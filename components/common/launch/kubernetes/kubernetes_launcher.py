@@ -164,7 +164,7 @@ class KubernetesLauncher:
             waiting += [
                 f"pods {pod['metadata']['name']}"
                 for pod in self.retry(partial(self.list_active_pods, selector)) or []
-                if pod["metadata"]["labels"].get(NAME_LABEL) not in names
+                if pod["metadata"]["labels"].get(NAME_LABEL) not in names or _is_deleting(pod)  # of a kept job
             ]
             if not waiting:
                 return
@@ -203,8 +203,8 @@ class KubernetesJob:
         """
         try:
             job = self.launcher.client.get(self.launcher.kind, self.name)
-            self._unresponsive_since = None
             self._status = self._read_status(job)
+            self._unresponsive_since = None
         except RetryableError as error:
             now, timeout_seconds = time.monotonic(), self.launcher.settings.patience_seconds
             self._unresponsive_since = self._unresponsive_since or now
