@@ -264,3 +264,19 @@ def test_lock_of_running_owner_is_awaited(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(job_folders.time, "sleep", lambda _: lock.unlink())  # the owner ends during the wait
     with job_folders.folder_lock(tmp_path, "writer", wait_seconds=5):
         assert lock.exists()
+
+
+def test_lock_is_held_although_the_answer_of_the_file_server_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NFS client repeats link(2), and the server finds the lock of the first call."""
+    link = os.link
+
+    def link_twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_twice)
+    with job_folders.folder_lock(tmp_path) as verify:
+        verify()
+    assert list(tmp_path.iterdir()) == []
