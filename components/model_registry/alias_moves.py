@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from components.common.runtime.errors import BusyError, RegistryError
 from components.common.workspace import liveness
-from components.model_registry import mlflow_retry, model_versions, registry_history
+from components.model_registry import history_signatures, mlflow_retry, model_versions, registry_history, signers
 from components.model_registry.registry_history import DONE, PENDING, VOID, Entry
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ MIN_POLL_SECONDS, MAX_POLL_SECONDS = 0.05, 2.0  # while earlier entries are pend
 REGISTRATION_ALIASES = ("candidate", "challenger")  # earlier versions of tuneline left no trace of their moves
 ABANDONED_OWNER = "gone"  # the owner of an entry that its process has abandoned
 INTERRUPTED_NOTE = "interrupted before the alias moved"
+UNSIGNED_NOTE = "no trusted signer signed this entry before its move"
 DUPLICATE_NOTE = "the same entry was written twice, because a response of the server was lost"
 
 _active_tokens: set[str] = set()  # tokens of this process's moves in progress
@@ -217,6 +218,9 @@ def _close_abandoned_entry(
         return registry_history.close(client, model, found, earlier, VOID, DUPLICATE_NOTE)
     if not has_moved(found, earlier, holder):
         return registry_history.close(client, model, found, earlier, VOID, reason)
+    if signers.is_signing() and not history_signatures.is_intent_signed(model, found):
+        # This process would sign an entry that anyone who can write to MLflow's database could have added.
+        return registry_history.close(client, model, found, earlier, VOID, UNSIGNED_NOTE)
     before = found.from_ or registry_history.get_recorded_holder(earlier, found.alias)
     return registry_history.close(client, model, found.model_copy(update={"from_": before}), earlier, DONE)
 

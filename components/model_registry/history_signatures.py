@@ -13,6 +13,7 @@ from components.model_registry import (
     checkpoints,
     entry_signatures,
     registry_history,
+    signers,
     trust_root,
 )
 from components.model_registry.checkpoints import Checkpoint
@@ -30,6 +31,14 @@ def load_trust() -> Trust:
     if trust.authorities:
         trust = trust.add_certificates(artifact_signatures.list_certificates(Workdir.from_environment().store))
     return trust
+
+
+def is_intent_signed(model: str, entry: Entry) -> bool:
+    """Return whether this process's own signer or a trusted one signed the entry before its move."""
+    intent_sha256 = registry_history.compute_intent_sha256(entry)
+    signer = signers.load_signer()
+    trusts = [load_trust(), *([signers.build_own_trust(signer)] if signer else [])]
+    return any(entry_signatures.is_intent_signed(entry.intent, model, intent_sha256, trust) for trust in trusts)
 
 
 def list_findings(entries: Sequence[Entry], model: str, trust: Trust) -> list[tuple[int, str]]:

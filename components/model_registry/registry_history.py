@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 OBJECTION_SEPARATOR = " and "  # between the objections in `forced`
 SIGNED_TAG = f"{TAG_PREFIX}signed"  # tag of the history's registered model
 PENDING, DONE, VOID = "pending", "done", "void"
+SIGNATURE_FIELDS = {"seal", "signature", "intent"}  # of an entry; they cover its other fields
 Kind = Literal[
     "register", "promote", "rollback", "foreign", "approval", "policy", "acknowledged", "trial", "evaluation"
 ]
@@ -56,6 +57,7 @@ class Entry(BaseModel):
         owner: host and process that wrote the entry.
         seal: digest; empty until the entry is closed.
         signature: signed envelope of the seal; "" if the process that closed the entry has no signing key.
+        intent: signed envelope of the entry before its move; "" if the process that appended it has no signing key.
     """
 
     model_config = ConfigDict(frozen=True, populate_by_name=True)
@@ -78,6 +80,7 @@ class Entry(BaseModel):
     owner: str = ""
     seal: str = ""
     signature: str = ""
+    intent: str = ""
 
     @property
     def is_move(self) -> bool:
@@ -86,7 +89,7 @@ class Entry(BaseModel):
 
     def get_public_fields(self) -> dict[str, object]:
         """Return the fields for `tuneline registry history`."""
-        return self.model_dump(by_alias=True, exclude={"token", "owner", "seal", "signature"})
+        return self.model_dump(by_alias=True, exclude={"token", "owner", *SIGNATURE_FIELDS})
 
 
 def get_history_name(model: str) -> str:
@@ -133,7 +136,6 @@ def append(client: MlflowClient, model: str, intent: Entry) -> Entry:
     purpose = f"The history of {model}: every version of this model is an entry of the history."
     home = model_versions.ensure_model(client, name, f"{purpose} tuneline writes it; do not edit or delete versions.")
     _require_key(model, is_signed=_is_marked_signed(home))
-    signers.load_signer()  # a signer that cannot be used must not leave a pending entry
     entry = intent.model_copy(
         update={
             "token": intent.token or uuid.uuid4().hex,
@@ -144,6 +146,7 @@ def append(client: MlflowClient, model: str, intent: Entry) -> Entry:
             "forced": intent.forced[:MAX_TEXT_CHARACTERS],
         }
     )
+    entry = entry.model_copy(update={"intent": entry_signatures.sign_intent(model, compute_intent_sha256(entry))})
     fields = entry.model_dump(by_alias=True, exclude={"number"})
     tags = {TAG_PREFIX + key: str(value) for key, value in fields.items() if value not in ("", None)}
 
@@ -213,12 +216,18 @@ def _require_key(model: str, *, is_signed: bool) -> None:
 
 def compute_seal(entry: Entry, before: str) -> str:
     """Return the SHA-256 of an entry's content and the previous seal (`before`), in hexadecimal digits."""
-    return hashing.digest({"before": before, **entry.model_dump(by_alias=True, exclude={"seal", "signature"})})
+    return hashing.digest({"before": before, **entry.model_dump(by_alias=True, exclude=SIGNATURE_FIELDS)})
 
 
 def compute_content_sha256(entry: Entry) -> str:
     """Return the SHA-256 of an entry's content without its seal and signature, in hexadecimal digits."""
-    return hashing.digest(entry.model_dump(by_alias=True, exclude={"seal", "signature"}))
+    return hashing.digest(entry.model_dump(by_alias=True, exclude=SIGNATURE_FIELDS))
+
+
+def compute_intent_sha256(entry: Entry) -> str:
+    """Return the SHA-256 of the fields that are known before the move, in hexadecimal digits."""
+    later = {"number", "from_", "state", "note", "owner"}
+    return hashing.digest(entry.model_dump(by_alias=True, exclude=SIGNATURE_FIELDS | later))
 
 
 def join_objections(objections: Iterable[str]) -> str:

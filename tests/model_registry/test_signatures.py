@@ -603,6 +603,29 @@ def test_recovered_entry_of_a_killed_process_is_signed(signed: SignedRegistry, m
     assert signed.verify().objections == []
 
 
+@pytest.mark.parametrize("replayed", [False, True])
+def test_pending_entry_of_a_forger_is_not_signed(signed: SignedRegistry, replayed: bool) -> None:
+    """Who can write to the database adds a promotion in another's name, moves the alias, and waits for the next move."""
+    entries = registry_history.read(signed.client, NAME)
+    now = signed.client.get_model_version_by_alias(NAME, "champion").version
+    other = "1" if str(now) == "2" else "2"
+    intents = [entry for entry in entries if entry.kind == "promote"]
+    forged = Entry(kind="promote", alias="champion", to=other, by="ann", forced="any", token="0" * 32)
+    forged = forged.model_copy(update={"owner": alias_moves.ABANDONED_OWNER})
+    if replayed:
+        forged = forged.model_copy(update={"intent": intents[-1].intent})
+        assert forged.intent
+    fields = forged.model_dump(by_alias=True, exclude={"number"})
+    tags = {TAG_PREFIX + key: str(value) for key, value in fields.items() if value not in ("", None)}
+    number = int(signed.client.create_model_version(HISTORY, "tuneline-history:/helper", tags=tags).version)
+    signed.client.set_registered_model_alias(NAME, "champion", other)
+    audit(NAME, repair=True, by="bob", reporter=QUIET)
+    closed = registry_history.read_entry(signed.client, NAME, number)
+    assert (closed.state, closed.note) == ("void", "no trusted signer signed this entry before its move")
+    moves = registry_history.list_completed_moves(registry_history.read(signed.client, NAME), "champion")
+    assert (moves[-1].kind, moves[-1].to) == ("foreign", other), "moved outside of tuneline"
+
+
 @pytest.mark.long  # repeats a move for each of its writes
 def test_move_killed_before_any_write_raises_no_false_alarm(
     signed: SignedRegistry, monkeypatch: pytest.MonkeyPatch
