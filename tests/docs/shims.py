@@ -61,6 +61,8 @@ def add_small_settings(arguments: list[str]) -> list[str]:
 
 
 def run_tuneline(arguments: list[str]) -> int:
+    if not arguments:  # prints the completion of a shell
+        return subprocess.run(TUNELINE, check=False).returncode
     if arguments[0] in READY_TEXTS:
         return run_until_ready([*TUNELINE, *arguments, "--http-port", "0"], READY_TEXTS[arguments[0]])
     if arguments[0] == "cancel":
