@@ -421,7 +421,7 @@ def test_checkpoint_with_lowest_validation_loss_is_published(
 def test_early_stopping_ends_training_when_validation_loss_rises(
     datasets: dict[str, Artifact], tiny: Path, tmp_path: Path
 ) -> None:
-    settings = {"learning_rate": 0.5, "max_steps": 40, "schedule": "constant_with_warmup", "early_stopping": 2}
+    settings = {"learning_rate": 5.0, "max_steps": 40, "schedule": "constant_with_warmup", "early_stopping": 2}
     summary = tune(datasets, tiny, tmp_path, **settings).manifest.summary
     assert summary["stopped_early"]
     assert summary["steps"] == summary["best_step"] + 2 * 2 < 40
