@@ -53,8 +53,8 @@ quality: $(VENV)/.ready ## Print the size and shape of the code with the targets
 stress: $(VENV)/.ready ## Kill a whole run in each stage and at 30 random moments, and compare the results; restore a work folder (50 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py tests/pipelines/test_pipeline.py tests/pipelines/test_backup.py $(ARGS)
 
-stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a preempted TrainJob, a stopped sweep (15 minutes)
-	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)
+stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a disturbed and a preempted TrainJob, a stopped sweep (25 minutes)
+	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/engines/test_training_pods.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)
 
 stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random moments each (10 minutes)
 	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py $(ARGS)

@@ -2,7 +2,7 @@
 
 The step's pod has the service account, rights and limits of deploy/, in a namespace that enforces the restricted Pod Security
 level. Its image holds folders alone: Python, its packages and this checkout are read-only volumes of the host's folders, so that
-no image of a gigabyte has to be built. In the `long` tier because a cluster starts and two trainings of two processes run.
+no image of a gigabyte has to be built. In the `stress` tier because a cluster starts and two trainings of two processes run for minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.pipelines.command import ROOT, answer_in_process
 from tests.tiny import tiny_model
 
 Json = dict[str, Any]
-pytestmark = [pytest.mark.long, pytest.mark.cluster, REQUIRED]
+pytestmark = [pytest.mark.stress, pytest.mark.cluster, REQUIRED]
 NAMESPACE, USER = "team-a", 1000
 IMAGE = "tuneline.test/folders:1"
 TIMEOUT_SECONDS = 400  # of a busy machine
