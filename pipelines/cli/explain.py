@@ -36,6 +36,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MESSAGES_HINT = 'Expected a JSON list such as [{"role": "user", "content": "…"}] that ends with a turn of the user.'
 PAGE_FILENAME, RESULT_FILENAME = "explanation.html", "explanation.json"
 SHOWN_WORDS, SHOWN_CHARACTERS = 12, 70
+ROW_COLUMNS = ("row that pushed this way", "score", "random rows as high", "shared words", "source", "text")
 
 
 @app.command()
@@ -99,7 +100,8 @@ def explain(
 
     The scores do not prove a cause: only a retraining without a row shows its effect.
     """
-    _check_options(model, answer, output, _name_inputs(prompt, messages, from_traffic))
+    inputs = {"--prompt": prompt is not None, "--messages": messages is not None, "--from-traffic": bool(from_traffic)}
+    _check_options(model, answer, output, inputs)
     question = read_question(prompt, messages) if not from_traffic else None
     settings = load_config(config, sets)
     from components.common.workspace import artifact_store
@@ -153,14 +155,6 @@ def _check_options(model: str, answer: str | None, output: Path | None, inputs: 
         raise UsageError("--answer is empty", hint="Give the answer to explain, or leave the option out.")
     if output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"{output} is not a folder", hint="Choose another folder with -o.")
-
-
-def _name_inputs(prompt: str | None, messages: Path | None, from_traffic: str) -> dict[str, bool]:
-    return {
-        "--prompt": prompt is not None,
-        "--messages": messages is not None,
-        "--from-traffic": bool(from_traffic),
-    }
 
 
 def read_question(prompt: str | None, messages: Path | None) -> Question:
@@ -257,9 +251,6 @@ def format_explanation(result: Mapping[str, Any]) -> list[str]:
         ]
     lines += [f"! {warning}" for warning in result["warnings"]]
     return [*lines, *([f"page: {result['page']}"] if "page" in result else [])]
-
-
-ROW_COLUMNS = ("row that pushed this way", "score", "random rows as high", "shared words", "source", "text")
 
 
 def _format_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

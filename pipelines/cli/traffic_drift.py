@@ -54,8 +54,8 @@ def check_traffic_drift(
         typer.Option(
             "--reference-days",
             metavar="FROM..TO",
-            help="Days (UTC) of accepted traffic; later days are tested. Default: the first 14 days with captured "
-            "traffic, unless --reference is set.",
+            help="Days (UTC) of accepted traffic; later days are tested. Default: the first 14 days from the first "
+            "captured prompt, unless --reference is set.",
         ),
     ] = "",
     capture: CaptureFileOption = Path("capture.yaml"),

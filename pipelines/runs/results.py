@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from components.common.artifacts.artifact_folder import Artifact
 from components.common.reporting import html_report
@@ -49,8 +49,23 @@ class _Shown:
         return title + html_report.render_table(["", ""], rows) + link + plots
 
 
+class _StageResult(_Shown):
+    """The result of a stage: its first two fields are the folder and the content digest of the artifact."""
+
+    @classmethod
+    def from_artifact(cls, output: Path, artifact: Artifact) -> Self:
+        """Return the result for an artifact in the folder `output`; the other fields are from its summary."""
+        summary = artifact.manifest.summary
+        names = [one.name for one in fields(cls)[2:] if one.name != "sweep"]  # type: ignore[arg-type]
+        return cls(output, artifact.sha256, **{name: summary[name] for name in names})  # type: ignore[call-arg]
+
+    def _find_report(self) -> Path:
+        folder: Path = getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
+        return folder.absolute() / "report.html"
+
+
 @dataclass(frozen=True, repr=False)
-class DatasetResult(_Shown):
+class DatasetResult(_StageResult):
     """A curated dataset.
 
     Attributes:
@@ -68,17 +83,9 @@ class DatasetResult(_Shown):
     splits: dict[str, int]
     evaluation_sets: dict[str, Any]
 
-    @staticmethod
-    def from_artifact(output: Path, artifact: Artifact) -> DatasetResult:
-        """Return the result for a dataset in the folder `output`."""
-        return DatasetResult(output, artifact.sha256, **_select(artifact, DatasetResult))
-
-    def _find_report(self) -> Path:
-        return self.dataset.absolute() / "report.html"
-
 
 @dataclass(frozen=True, repr=False)
-class ModelResult(_Shown):
+class ModelResult(_StageResult):
     """A tuned model.
 
     Attributes:
@@ -104,23 +111,20 @@ class ModelResult(_Shown):
     resumed_from: int | None
     sweep: list[dict[str, Any]] | None = None
 
-    @staticmethod
-    def from_artifact(output: Path, artifact: Artifact) -> ModelResult:
+    @classmethod
+    def from_artifact(cls, output: Path, artifact: Artifact) -> Self:
         """Return the result for a model in the folder `output`."""
         sweep = artifact.manifest.summary.get("sweep")
         recipes = sweep["recipes"] if sweep else None
-        return ModelResult(output, artifact.sha256, **_select(artifact, ModelResult), sweep=recipes)
+        return replace(super().from_artifact(output, artifact), sweep=recipes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `tuneline finetune --json` prints."""
         return {name: value for name, value in super().as_dict().items() if (name, value) != ("sweep", None)}
 
-    def _find_report(self) -> Path:
-        return self.model.absolute() / "report.html"
-
 
 @dataclass(frozen=True, repr=False)
-class EvaluationResult(_Shown):
+class EvaluationResult(_StageResult):
     """Scores of a model, and the decision of the promotion gate.
 
     Attributes:
@@ -138,17 +142,9 @@ class EvaluationResult(_Shown):
     reasons: list[str]
     metrics: dict[str, dict[str, dict[str, Any]]]
 
-    @staticmethod
-    def from_artifact(output: Path, artifact: Artifact) -> EvaluationResult:
-        """Return the result for an evaluation in the folder `output`."""
-        return EvaluationResult(output, artifact.sha256, **_select(artifact, EvaluationResult))
-
-    def _find_report(self) -> Path:
-        return self.evaluation.absolute() / "report.html"
-
 
 @dataclass(frozen=True, repr=False)
-class PackageResult(_Shown):
+class PackageResult(_StageResult):
     """A Triton model repository.
 
     Attributes:
@@ -165,17 +161,6 @@ class PackageResult(_Shown):
     model_name: str
     backend: str
     proof: dict[str, Any] | None
-
-    @staticmethod
-    def from_artifact(output: Path, artifact: Artifact) -> PackageResult:
-        """Return the result for a package in the folder `output`."""
-        return PackageResult(output, artifact.sha256, **_select(artifact, PackageResult))
-
-
-def _select(artifact: Artifact, result: type) -> dict[str, Any]:
-    """Return the fields of a result that are in the artifact's summary, after the folder and the digest."""
-    summary = artifact.manifest.summary
-    return {one.name: summary[one.name] for one in fields(result)[2:] if one.name != "sweep"}
 
 
 @dataclass(frozen=True)
