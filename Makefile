@@ -28,7 +28,8 @@ run: $(VENV)/.ready ## Customize the embedded model on the demo dataset, end to 
 
 # Most tests wait for child processes and servers: one worker more than there are cores, four at most.
 WORKERS := $(shell cores=$$(nproc 2> /dev/null || echo 2); [ $$cores -lt 3 ] && echo $$((cores + 1)) || echo 4)
-PYTEST := TUNELINE_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Hundreds of child processes import tuneline; without its bytecode, each of them compiles it again.
+PYTEST := PYTHONDONTWRITEBYTECODE= TUNELINE_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: lint ## Run ruff, mypy, the import contracts and the fast tests with one whole pipeline (10 minutes)
 	@$(PYTEST) --ignore tests/engines $(ARGS)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests import preloaded_server
+
 ROOT = Path(__file__).parents[2]
 INHERITED_VARIABLES = (
     "TUNELINE_CACHE",
@@ -29,17 +31,25 @@ def environment(code: Path = ROOT, **extra: str) -> dict[str, str]:
     return {**inherited, "PYTHONPATH": str(code), "PYTHONUTF8": "1", **extra}
 
 
-def tuneline(*arguments: object, cwd: Path, code: Path = ROOT, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+def tuneline(
+    *arguments: object, cwd: Path, code: Path = ROOT, preloaded: bool = True, **extra: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end.
+
+    Args:
+        preloaded: fork the command and its steps from a process that has imported the libraries, if `code` is this checkout.
+    """
     command = [*COMMAND, *map(str, arguments)]
+    if preloaded and code == ROOT:
+        extra = preloaded_server.get_variables("PRELOADED_STEPS") | extra
     return subprocess.run(
         command, cwd=cwd, env=environment(code, **extra), capture_output=True, text=True, timeout=600, check=False
     )
 
 
-def answer(*arguments: object, cwd: Path, code: Path = ROOT, **extra: str) -> dict[str, Any]:
+def answer(*arguments: object, cwd: Path, code: Path = ROOT, preloaded: bool = True, **extra: str) -> dict[str, Any]:
     """Run a command with --json, which must exit 0 and print one object; return that object."""
-    return _read_answer(tuneline(*arguments, "--json", cwd=cwd, code=code, **extra))
+    return _read_answer(tuneline(*arguments, "--json", cwd=cwd, code=code, preloaded=preloaded, **extra))
 
 
 def answer_in_process(*arguments: object, cwd: Path, **extra: str) -> dict[str, Any]:

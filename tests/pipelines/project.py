@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests import preloaded_server
 from tests.pipelines.command import ROOT, answer
 from tests.tiny import tiny_model
 
@@ -82,11 +81,6 @@ model_registry: {name: tiny-helper, auto_promote: true}
 def run(
     project: Path, workdir: str, *arguments: str, code: Path = ROOT, preloaded: bool = True, **extra: str
 ) -> dict[str, Any]:
-    """Run the customization and return its JSON result.
-
-    Args:
-        preloaded: fork each step of this checkout's code from a process that has imported the libraries.
-    """
-    if preloaded and code == ROOT:
-        extra |= preloaded_server.get_variables("PRELOADED_STEPS")
-    return answer("run", "-c", "customization.yaml", "--workdir", workdir, *arguments, cwd=project, code=code, **extra)
+    """Run the customization and return its JSON result."""
+    command = ("run", "-c", "customization.yaml", "--workdir", workdir, *arguments)
+    return answer(*command, cwd=project, code=code, preloaded=preloaded, **extra)

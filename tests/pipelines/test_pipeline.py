@@ -200,7 +200,6 @@ def test_edited_stage_code_reruns_only_that_stage(first: dict[str, Any], project
     code = tmp_path / "code"
     for name in ("components", "pipelines"):
         shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
-    assert get_cached_stages(run(project, "wd", code=code)) == STAGES
     with (code / "components" / "evaluation" / "promotion_gate.py").open("a") as file:
         file.write("\n# a remark that changes nothing\n")
     result = run(project, "wd", code=code)

@@ -6,8 +6,6 @@ Python imports this module at its start if its folder is in PYTHONPATH. Programs
 import os
 import sys
 
-COMMANDS = ("evaluate", "finetune", "package")  # those that import torch
-
 
 def find_server(command: list[str]) -> str | None:
     """Return the address of the server for this process' command line."""
@@ -15,9 +13,7 @@ def find_server(command: list[str]) -> str | None:
     match program:
         case ["components.data_curation.engine", *_]:
             return os.environ.get("PRELOADED_ENGINE")
-        case ["kfp.dsl.executor_main", *_]:
-            return os.environ.get("PRELOADED_STEPS")
-        case ["pipelines.cli", name, *_] if name in COMMANDS:
+        case ["kfp.dsl.executor_main" | "pipelines.cli", *_]:
             return os.environ.get("PRELOADED_STEPS")
     return None
 
