@@ -45,20 +45,20 @@ test-cluster: $(VENV)/.engines ## Run the tests in pods of a real Kubernetes clu
 
 # Tests of a missing engine are skipped; with TUNELINE_ENGINES=required, as in CI, they fail.
 # Tests against engines mostly wait while the others compute, so one more worker runs both.
-test-all: $(VENV)/.engines ## Run the long tests: kills, full disks, stopped servers, documented commands, real engines (45 minutes)
-	@$(PYTEST) -n 4 -m "long and not stress" $(ARGS)
+test-all: lint $(VENV)/.engines ## Run the fast and the long tests: kills, full disks, stopped servers, documented commands, real engines (45 minutes)
+	@$(PYTEST) -n 4 -m "not stress and not gpu" $(ARGS)
 
 quality: $(VENV)/.ready ## Print the size and shape of the code with the targets
 	@$(BIN)/python -m tests.quality $(ARGS)
 
-stress: $(VENV)/.ready ## Kill a whole run in each stage and at 30 random moments, and compare the results; restore a work folder (50 minutes)
-	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py tests/pipelines/test_pipeline.py tests/pipelines/test_backup.py $(ARGS)
+stress: $(VENV)/.engines ## Kill a whole run in each stage and at 30 random moments, and a reproduction; restore a work folder and a server (60 minutes)
+	@$(BIN)/python -m pytest -s -m stress tests/stress/test_kills.py tests/pipelines/test_pipeline.py tests/pipelines/test_reproduction.py tests/pipelines/test_backup.py tests/engines/test_backup_restore.py $(ARGS)
 
 stress-launch: $(VENV)/.engines ## Interrupt remote training: lost Ray nodes, a disturbed and a preempted TrainJob, a stopped sweep (25 minutes)
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -m stress tests/engines/test_ray_launcher.py tests/engines/test_training_pods.py tests/fine_tuning/test_trainjob.py tests/fine_tuning/test_sweep.py $(ARGS)
 
-stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random moments each (10 minutes)
-	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py $(ARGS)
+stress-training: $(VENV)/.ready ## Kill trainings of six recipes at 20 random moments each, and interrupt further recipes (15 minutes)
+	@$(BIN)/python -m pytest -s -m stress tests/stress/test_training_kills.py tests/fine_tuning/test_resume.py $(ARGS)
 
 stress-deploy: $(VENV)/.ready ## Make deployments fail: full disk, alias moved during a switch, external server; ten swaps under load with a bound on delays (11 minutes)
 	@TUNELINE_THREADS=1 $(BIN)/python -m pytest -s -m stress tests/pipelines/test_deployment.py $(ARGS)

@@ -29,10 +29,11 @@ import psutil
 from components.common.runtime import process_control
 
 ROOT = Path(__file__).parents[1]
-# Imports by the variable with which `preloaded/sitecustomize.py` finds the server.
+# Imports by the name of the server, which `preloaded/sitecustomize.py` reads in a variable: PRELOADED_ENGINE for the
+# processes of Daft; PRELOADED_STEPS for the steps of a run and PRELOADED_COMMANDS for the commands of tuneline.
 MODULES = {
-    "PRELOADED_ENGINE": ("daft", "daft.functions", "components.data_curation.engine"),
-    "PRELOADED_STEPS": (
+    "engine": ("daft", "daft.functions", "components.data_curation.engine"),
+    "tuneline": (
         "kfp.local", "mlflow.store.tracking.sqlalchemy_store", "peft", "trl", "transformers.generation.continuous_batching",
         "pipelines.cli.main", "pipelines.runs.local_runner", "components.common.pipeline_step",
     ),
@@ -40,28 +41,25 @@ MODULES = {
 
 
 @functools.cache
-def _start(variable: str) -> psutil.Popen:
-    """Start a server, which ends with this process."""
-    name = _get_name(variable)
-    command = process_control.build_module_command("tests.preloaded_server", name, *MODULES[variable])
+def _start(server_name: str) -> str:
+    """Start a server, which ends with this process; return its address."""
+    address = f"tuneline-{server_name}-{os.getpid()}"
+    command = process_control.build_module_command("tests.preloaded_server", address, *MODULES[server_name])
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = psutil.Popen(command, env=variables, stdout=subprocess.PIPE, preexec_fn=process_control.die_with_parent)
     assert server.stdout.readline() == b"ready\n", "the server did not start"
     _servers.append(server)
-    return server
+    return address
 
 
 _servers: list[psutil.Popen] = []
 
 
-def _get_name(variable: str) -> str:
-    return f"tuneline-{variable}-{os.getpid()}"
-
-
-def get_variables(variable: str) -> dict[str, str]:
+def get_variables(*variables: str) -> dict[str, str]:
     """Return the environment variables of a process whose children a server runs; start the server if necessary."""
-    _start(variable)
-    return {variable: _get_name(variable), "PYTHONPATH": f"{ROOT / 'tests' / 'preloaded'}{os.pathsep}{ROOT}"}
+    address = _start("engine" if variables == ("PRELOADED_ENGINE",) else "tuneline")
+    path = f"{ROOT / 'tests' / 'preloaded'}{os.pathsep}{ROOT}"
+    return {**dict.fromkeys(variables, address), "PYTHONPATH": path}
 
 
 def get_cpu_seconds() -> float:

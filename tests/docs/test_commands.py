@@ -27,7 +27,7 @@ from tests.datasets import QUESTION_WORDS
 from tests.kfp_api import KfpApi, State, serving
 from tests.kubernetes_api import KubernetesApi
 from tests.pipelines.capture import traffic
-from tests.pipelines.command import ROOT, environment
+from tests.pipelines.command import PRELOADED, ROOT, environment
 from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.triton]
@@ -113,7 +113,7 @@ def run_block(block: str, folder: Path, **extra: str) -> None:
     text = text.replace("my-project/store/<digest>", '"$(dirname my-project/store/*/tuneline/config.pbtxt)/.."')
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     shims = {"PATH": path, "TUNELINE_ROOT": str(ROOT), "SHIMS": str(folder / "bin"), "POLL_SECONDS": "0.2"}
-    variables = environment(**shims, **preloaded_server.get_variables("PRELOADED_STEPS"), **extra)
+    variables = environment(**shims, **preloaded_server.get_variables(*PRELOADED), **extra)
     start = time.monotonic()
     result = subprocess.run(
         ["bash", "-e", "-c", text], cwd=folder, env=variables, capture_output=True, text=True, timeout=600, check=False

@@ -14,6 +14,7 @@ from tests.pipelines.command import answer
 from tests.pipelines.project import run, write_project
 
 pytestmark = [
+    pytest.mark.stress,
     pytest.mark.postgresql,
     pytest.mark.mlflow,
     pytest.mark.pipeline,

@@ -345,7 +345,7 @@ def list_cached_stages(result: dict[str, Any]) -> set[str]:
 @pytest.mark.dvc
 @pytest.mark.mlflow
 @pytest.mark.triton
-@pytest.mark.timeout(1800)  # five complete runs, next to tests of other engines
+@pytest.mark.timeout(1800)  # complete runs, next to tests of other engines
 def test_bucket_and_folder_runs_have_equal_digests(
     address: str, first_digests: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,8 +359,6 @@ def test_bucket_and_folder_runs_have_equal_digests(
     assert get_digests(first_run) == first_digests
     assert (first_run["verdict"], list_cached_stages(first_run)) == ("accepted", set())
     assert not (project / "bucket" / "store").exists()
-    second_run = run_pipeline(project, "bucket", **first_machine)
-    assert (second_run["verdict"], list_cached_stages(second_run)) == ("unchanged", CACHED_STAGES | {"data_versioning"})
     moved_run = run_pipeline(project, "moved", **second_machine)
     assert get_digests(moved_run) == get_digests(first_run)
     assert list_cached_stages(moved_run) == CACHED_STAGES - {"fine_tuning"}, (

@@ -37,6 +37,14 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+LONG_TIER = ("full", "lora, packed", "dpo")
+
+
+def tiered(*names: str) -> list[Any]:
+    """Return the recipes as cases: those that share their code with another belong to the stress tier."""
+    return [pytest.param(name, marks=() if name in LONG_TIER else pytest.mark.stress) for name in names]
+
+
 @pytest.fixture(scope="module")
 def training_runner() -> Iterator[TrainingRunner]:
     with start_training_runner() as runner:
@@ -92,7 +100,7 @@ def build_job(
     }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", tiered(*RECIPES))
 def test_training_killed_three_times_ends_with_same_weights(
     name: str,
     model_and_datasets: tuple[Path, dict[str, Artifact]],
@@ -112,7 +120,7 @@ def test_training_killed_three_times_ends_with_same_weights(
     assert [line["step"] for line in log if "train_loss" in line] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize("name", ["full", "lora", "p_tuning", "lora, packed"])
+@pytest.mark.parametrize("name", tiered("full", "lora", "p_tuning", "lora, packed"))
 def test_interrupted_training_resumes_past_a_torn_checkpoint(
     name: str,
     model_and_datasets: tuple[Path, dict[str, Artifact]],

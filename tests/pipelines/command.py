@@ -20,6 +20,7 @@ INHERITED_VARIABLES = (
     "TUNELINE_CACHE",
     "TUNELINE_THREADS",
 )  # the cache of converted models, and the number of threads per worker
+PRELOADED = ("PRELOADED_STEPS", "PRELOADED_COMMANDS")
 COMMAND = [sys.executable, "-P", "-m", "pipelines.cli"]
 
 
@@ -37,11 +38,12 @@ def tuneline(
     """Run a command to its end.
 
     Args:
-        preloaded: fork the command and its steps from a process that has imported the libraries, if `code` is this checkout.
+        preloaded: fork the command and its steps from a process that has imported the libraries. Other code than this
+            checkout's, and variables that libraries or Python read at their start, need a new process.
     """
     command = [*COMMAND, *map(str, arguments)]
-    if preloaded and code == ROOT:
-        extra = preloaded_server.get_variables("PRELOADED_STEPS") | extra
+    if preloaded and code == ROOT and all(name.startswith(("TUNELINE_", "MLFLOW_")) for name in extra):
+        extra |= preloaded_server.get_variables(*PRELOADED)
     return subprocess.run(
         command, cwd=cwd, env=environment(code, **extra), capture_output=True, text=True, timeout=600, check=False
     )
@@ -70,7 +72,7 @@ def refusal(code: int, *arguments: object, cwd: Path, **extra: str) -> dict[str,
     depend on the state of the process, and variables that libraries read on import need a child process.
     """
     starts_run = arguments[0] == "run" and "--dry-run" not in arguments
-    in_process = not starts_run and all(name.startswith("TUNELINE_") for name in extra)
+    in_process = not starts_run and all(name.startswith(("TUNELINE_", "MLFLOW_")) for name in extra)
     process = (run_in_process if in_process else tuneline)(*arguments, "--json", cwd=cwd, **extra)
     assert process.returncode == code, process.stdout + process.stderr
     error: dict[str, str] = json.loads(process.stdout)["error"]

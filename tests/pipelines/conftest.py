@@ -38,7 +38,7 @@ def first(project: Path, digests_file: Path) -> dict[str, Any]:
     with FileLock(f"{digests_file}.lock"):
         umask = os.umask(0o002)
         try:
-            result = run(project, "wd", preloaded=False)
+            result = run(project, "wd", preloaded=digests_file.exists())  # the first of the session as users do
         finally:
             os.umask(umask)
         artifacts = result["artifacts"].items()

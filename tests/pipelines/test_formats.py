@@ -1,6 +1,6 @@
-"""A whole run on each common data format.
+"""Curation and training on files of the common data formats.
 
-Long tier: every test runs the whole pipeline.
+Long tier: every test trains a model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.datasets import QUESTION_WORDS
 from tests.pipelines.command import answer
 from tests.tiny import tiny_model
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.daft, pytest.mark.dvc, pytest.mark.mlflow, pytest.mark.long]
+pytestmark = [pytest.mark.daft, pytest.mark.long]
 PAIRS = [
     (f"How do I {verb} a {noun}?", f"To {verb} a {noun}, open desk {n} and ask for {verb}-{noun}.")
     for n, (verb, noun) in enumerate(QUESTION_WORDS[:72])
@@ -69,9 +69,6 @@ SETTINGS = {
     "fine_tuning.base_model": "tiny",
     "fine_tuning.max_steps": "1",
     "fine_tuning.validation_rows": "0",
-    "evaluation.generations": "0",
-    "evaluation.suite": "none",
-    "triton_packaging.prove": "false",
     "data_curation.answer_min_words": "1000",
     "data_curation.near_duplicate_threshold": "0.95",
     "data_curation.fractions": "{train: 0.5, validation: 0.2, test: 0.3}",
@@ -85,30 +82,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run_on_files(folder: Path, workdir: str, *paths: Path) -> dict[str, Any]:
-    """Run the pipeline on these files and return the summary of each artifact."""
-    sets = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
-    sources = json.dumps([path.name for path in paths])
-    result = answer("run", "--set", f"data_curation.sources={sources}", *sets, "--workdir", workdir, cwd=folder)
-    assert result["verdict"] in ("accepted", "refused")
-    manifests = {
-        kind: json.loads((Path(path) / "manifest.json").read_text())
-        for kind, path in result["artifacts"].items()
-        if path
+def train_on_files(folder: Path, output: str, *paths: Path) -> dict[str, dict[str, Any]]:
+    """Curate these files and train on the dataset; return the summaries of both artifacts."""
+    settings = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
+    dataset, model = f"{output}/dataset", f"{output}/model"
+    answer("curate", *paths, "-o", dataset, *settings, cwd=folder)
+    answer("finetune", dataset, "-o", model, *settings, cwd=folder)
+    return {
+        kind: json.loads((folder / output / kind / "manifest.json").read_text())["summary"]
+        for kind in ("dataset", "model")
     }
-    return {kind: manifest["summary"] for kind, manifest in manifests.items()}
 
 
-def test_run_accepts_alpaca_dolly_and_sharegpt_files_together(folder: Path) -> None:
-    summaries = run_on_files(folder, "conversations", write_alpaca(folder), write_dolly(folder), write_sharegpt(folder))
+def test_training_accepts_alpaca_dolly_and_sharegpt_files_together(folder: Path) -> None:
+    summaries = train_on_files(
+        folder, "conversations", write_alpaca(folder), write_dolly(folder), write_sharegpt(folder)
+    )
     assert summaries["dataset"]["rows_kind"] == "sft"
     assert summaries["dataset"]["rows"]["in"] == len(PAIRS) == summaries["dataset"]["rows"]["kept"]
     assert summaries["model"]["learned"] == "the conversations"
     assert summaries["model"]["rows"]["train"] == summaries["dataset"]["splits"]["train"]
 
 
-def test_run_on_preference_pairs_trains_on_the_chosen_answers(folder: Path) -> None:
-    summaries = run_on_files(folder, "preferences", write_preferences(folder))
+def test_training_on_preference_pairs_trains_on_the_chosen_answers(folder: Path) -> None:
+    summaries = train_on_files(folder, "preferences", write_preferences(folder))
     assert summaries["dataset"]["rows_kind"] == "preference"
     assert summaries["dataset"]["rows"]["in"] == len(PAIRS) == summaries["dataset"]["rows"]["kept"]
     assert summaries["model"]["learned"] == "the chosen answers of the preference pairs"

@@ -27,6 +27,7 @@ import pytest
 
 import tests.mlflow_server
 from components.common.artifacts import artifact_folder
+from tests import preloaded_server
 from tests.common.test_yaml_loading import NESTED_ALIASES
 from tests.mlflow_server import free_port, mlflow_server
 from tests.pipelines.command import COMMAND, ROOT, answer, environment, refusal, run_in_process
@@ -328,7 +329,9 @@ def check_text_error(case: str, process: subprocess.CompletedProcess[str], stage
 def start(
     *arguments: object, cwd: Path, enter: list[str] | None = None, as_root: bool = True, **extra: str
 ) -> subprocess.Popen[str]:
-    """Start a command; `as_root=False` applies file permissions to root too."""
+    """Start a command; `as_root=False` applies file permissions to root too. A server forks its steps if it may."""
+    if not enter and as_root and not extra:
+        extra = preloaded_server.get_variables("PRELOADED_STEPS")
     return subprocess.Popen(
         [*(enter or []), *COMMAND, *map(str, arguments)],
         cwd=cwd,

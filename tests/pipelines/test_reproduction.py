@@ -245,7 +245,7 @@ def kill_during_training(recorded_model: RecordedModel) -> None:
     child.wait()
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_reproduction_killed_in_training_resumes_with_equal_digests(
     recorded_model: RecordedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,8 +13,10 @@ def find_server(command: list[str]) -> str | None:
     match program:
         case ["components.data_curation.engine", *_]:
             return os.environ.get("PRELOADED_ENGINE")
-        case ["kfp.dsl.executor_main" | "pipelines.cli", *_]:
+        case ["kfp.dsl.executor_main", *_]:
             return os.environ.get("PRELOADED_STEPS")
+        case ["pipelines.cli", *_]:
+            return os.environ.get("PRELOADED_COMMANDS")
     return None
 
 
