@@ -29,7 +29,9 @@ def run_on_server(address: str, program: list[str]) -> None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(f"\0{address}")
     folder = os.getcwd()  # noqa: PTH109 - each Python of a test imports this module; it imports no pathlib
-    request = {"program": program, "folder": folder, "umask": os.umask(0), "environment": dict(os.environ)}
+    # A command starts others, such as the gateway, with descriptors that a server does not have.
+    variables = {name: value for name, value in os.environ.items() if name != "PRELOADED_COMMANDS"}
+    request = {"program": program, "folder": folder, "umask": os.umask(0), "environment": variables}
     data = json.dumps(request).encode()
     socket.send_fds(connection, [len(data).to_bytes(8, "big")], [0, 1, 2])
     connection.sendall(data)
