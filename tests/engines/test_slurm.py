@@ -116,7 +116,7 @@ class JobCommand:
         """Wait for the command and its jobs to end; return its result or error."""
         output = child.communicate(timeout=300)[0]
         assert child.returncode == code, output + (self.folder / "stderr").read_text()
-        wait_until(lambda: not self.cluster.list_jobs(), 30)
+        wait_until(lambda: not self.cluster.list_jobs(), 300)
         result: dict[str, Any] = json.loads(output)
         return result.get("error", result)
 
@@ -126,13 +126,13 @@ class JobCommand:
 
     def wait_for_job(self) -> str:
         """Wait until exactly one job is pending or running; return its id."""
-        wait_until(lambda: len(self.cluster.list_jobs()) == 1, 60)
+        wait_until(lambda: len(self.cluster.list_jobs()) == 1, 300)
         return self.cluster.list_jobs()[0]
 
     def wait_for_step(self, step: int) -> str:
         """Wait until the job has reported the step; return the job's id."""
         job = self.wait_for_job()
-        wait_until(lambda: max(self.list_steps(), default=0) >= step, 120)
+        wait_until(lambda: max(self.list_steps(), default=0) >= step, 600)
         return job
 
     def list_steps(self) -> list[int]:
@@ -185,8 +185,8 @@ def test_job_runs_or_ends_according_to_its_dependency(job_command: JobCommand) -
     first = job_command.cluster.run("sbatch", "--parsable", "--hold", "-o", "/dev/null", "--wrap", "exit 1").strip()
     job_command.launcher = {"slurm": {"dependency": f"afterok:{first}"}}
     child = job_command.start()
-    wait_until((job_command.folder / "watch.jsonl").exists, 60)
-    wait_until(lambda: "waits: PENDING (Dependency)" in job_command.read_notes(), 60)
+    wait_until((job_command.folder / "watch.jsonl").exists, 300)
+    wait_until(lambda: "waits: PENDING (Dependency)" in job_command.read_notes(), 300)
     job_command.cluster.run("scontrol", "release", first)
     error = job_command.finish(child, 1)
     assert error["kind"] == "job_ended"
@@ -202,7 +202,7 @@ def test_job_waits_for_drained_nodes_and_resumes_after_scancel(
         job_command.cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=maintenance")
     child = job_command.start()
     job = job_command.wait_for_job()
-    wait_until(lambda: f"Slurm job {job} waits: PENDING (" in job_command.read_notes(), 30)
+    wait_until(lambda: f"Slurm job {job} waits: PENDING (" in job_command.read_notes(), 300)
     for node in ("n1", "n2"):
         job_command.cluster.resume_node(node)
     job_command.wait_for_step(10)
@@ -241,7 +241,7 @@ def test_job_restarts_after_node_loss_and_preemption(job_command: JobCommand) ->
     job_command.wait_for_step(first + 1)
     urgent = ["sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1"]
     other = job_command.cluster.run(*urgent).strip()
-    wait_until(lambda: job_command.cluster.get_state(other) in ("COMPLETED", ""), 60)
+    wait_until(lambda: job_command.cluster.get_state(other) in ("COMPLETED", ""), 300)
     job_command.skip_requeue_delay(job)
     result = job_command.finish(child)
     assert (result["counted"], result["starts"]) == (50, 3)
@@ -255,7 +255,7 @@ def test_job_survives_slurmctld_outages(job_command: JobCommand) -> None:
     job_command.cluster.start_controller()
     job = job_command.wait_for_step(5)
     job_command.cluster.kill_controller(job)
-    wait_until(lambda: "Slurm does not answer" in job_command.read_notes(), 60)
+    wait_until(lambda: "Slurm does not answer" in job_command.read_notes(), 300)
     job_command.cluster.start_controller()
     assert job_command.finish(child) == {"counted": 50, "starts": 1}
     assert job_command.read_notes().count("was started") == 1
@@ -271,7 +271,7 @@ def test_silent_slurm_is_reported_and_job_is_found_again(job_command: JobCommand
     assert child.returncode == 1
     assert json.loads(output)["kind"] == "engine_missing"
     job_command.cluster.start_controller()
-    wait_until(lambda: job_command.cluster.get_state(job) in ("RUNNING", "COMPLETED"), 60)
+    wait_until(lambda: job_command.cluster.get_state(job) in ("RUNNING", "COMPLETED"), 300)
     assert job_command.run() == {"counted": 50, "starts": 1}
     assert "already exists; watching it" in job_command.read_notes()
 
@@ -385,10 +385,10 @@ def test_sweep_array_continues_without_watcher_and_is_found_again(
         return cluster.run("squeue", "-r", "-h", "-o", "%i").split()
 
     child = training.start()
-    wait_until(lambda: len(list_tasks()) == 3, 120)
+    wait_until(lambda: len(list_tasks()) == 3, 600)
     (array,) = {task.split("_")[0] for task in list_tasks()}
     training.kill(child)
-    wait_until(lambda: len(list_tasks()) < 3, 240)  # Slurm itself starts the next one
+    wait_until(lambda: len(list_tasks()) < 3, 600)  # Slurm itself starts the next one
     assert list_tasks()
     result = training.finish(training.start())
     assert cluster.run("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "true").strip() == str(int(array) + 3), (
