@@ -37,6 +37,7 @@ from pipelines.cli import (
     kubeflow,
     sizing,
     storage_probing,
+    storage_benchmarking,
     traffic,
     captured_traffic,
     traffic_drift,

@@ -1380,6 +1380,30 @@ STORAGE_PROBE_ERRORS = {  # the tests are in tests/pipelines/storage_probe
     "--pair '…' is not a valid name of a pair": ("usage", 2),
     "--size '…' is not a size of at least 1 MiB": ("usage", 2),
 }
+STORAGE_BENCHMARK_ERRORS = {  # the tests are in tests/pipelines/storage_benchmark
+    "host … failed: …": ("partner", 1),
+    "host … ended, or sent no heartbeat for … seconds": ("partner", 1),
+    "host 0 ended and removed the benchmark's folder": ("partner", 1),
+    "… of … hosts joined … within … seconds": ("partner", 1),
+    "no leader of this group is in … after … seconds": ("partner", 1),
+    "the hosts of the benchmark have different options": ("usage", 2),
+    "--group requires a rank below the number of hosts; rank: …, hosts: …": ("usage", 2),
+    "--hosts and --rank require --group": ("usage", 2),
+    "--group '…' is not a valid name of a group": ("usage", 2),
+    "there is nothing to measure": ("usage", 2),
+    "--mix requires all teams": ("usage", 2),
+    "--fio requires --accelerators, and records of at most 4 MiB": ("usage", 2),
+    "fio is not installed": ("engine_missing", 1),
+    "fio failed: …": ("failed", 1),
+    "a rank process ended with exit code …": ("failed", 1),
+    "--workload '…' is not a workload or a file": ("usage", 2),
+    "…: dataset.record_length is missing": ("configuration", 2),
+    "…: train.computation_time is not a number above 0": ("configuration", 2),
+    "… has one step per accelerator for … accelerators; the first step is not measured": ("usage", 2),
+    "the benchmark writes … GB, and … has … GB of free space": ("usage", 2),
+    "--requirement … is not the output of tuneline size --json": ("usage", 2),
+    "--requirement … cannot be read: …": ("usage", 2),
+}
 JOB_ERRORS = {  # the tests are in tests/common/test_kubernetes_jobs.py, test_slurm*.py, test_launch_settings.py and tests/engines
     "sbatch is not installed on this machine": ("engine_missing", 1),
     "sbatch: …": ("launcher", 1),
@@ -1528,5 +1552,6 @@ def test_errors_page_lists_every_error_with_kind_and_code() -> None:
         **PLATFORM_ERRORS,
         **SIZING_ERRORS,
         **STORAGE_PROBE_ERRORS,
+        **STORAGE_BENCHMARK_ERRORS,
     }
     assert all(meaning and action for _, _, _, meaning, action in rows)

@@ -1,0 +1,224 @@
+"""`tuneline storage benchmark`: how many accelerators, ranks and readers a storage feeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from components.common.runtime.errors import EXIT_FAILED, UsageError
+from pipelines.cli.application import JsonOption, open_reporter, print_result
+from pipelines.cli.storage_probing import RANK_VARIABLES, storage_app
+
+if TYPE_CHECKING:
+    from pipelines.operations.storage_benchmark.benchmark_session import Membership
+
+TRAINING, TEAMS, HOSTS, VERDICT = "Training", "Other teams", "Several hosts", "Verdict"
+HOSTS_VARIABLE = "SLURM_STEP_NUM_TASKS"  # of srun
+
+
+@storage_app.command("benchmark")
+def storage_benchmark(
+    path: Annotated[
+        Path,
+        typer.Argument(help="Folder on the storage. The benchmark creates a subfolder and removes it at the end."),
+    ],
+    accelerators: Annotated[
+        int,
+        typer.Option(
+            "--accelerators",
+            min=0,
+            max=4096,
+            help="Accelerators to emulate. If they wait for reads, the largest number that passes is searched. 0: none.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = 0,
+    workload: Annotated[
+        str,
+        typer.Option(
+            "--workload",
+            help="text, images, or a YAML file with the keys of DLIO.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = "text",
+    size: Annotated[
+        str,
+        typer.Option(
+            "--size", help="Size of the dataset, such as 100GB. Default: of the workload.", rich_help_panel=TRAINING
+        ),
+    ] = "",
+    fio: Annotated[
+        bool, typer.Option("--fio", help="Compare the utilization with that of fio.", rich_help_panel=TRAINING)
+    ] = False,
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint",
+            metavar="MODEL",
+            help="Write, read and load the checkpoint of a model: its name, a config.json, or a number such as 8b.",
+            rich_help_panel=TEAMS,
+        ),
+    ] = "",
+    ranks: Annotated[
+        int, typer.Option("--ranks", min=1, max=4096, help="Ranks that write a checkpoint.", rich_help_panel=TEAMS)
+    ] = 8,
+    readers: Annotated[
+        int,
+        typer.Option(
+            "--readers", min=0, max=4096, help="Readers of small files, as in curation. 0: none.", rich_help_panel=TEAMS
+        ),
+    ] = 0,
+    small_files: Annotated[
+        int,
+        typer.Option("--small-files", min=1, help="Files of 32 KiB that the readers read.", rich_help_panel=TEAMS),
+    ] = 2000,
+    mix: Annotated[
+        bool,
+        typer.Option(
+            "--mix",
+            help="Also measure all teams at the same time. Requires --accelerators, --checkpoint and --readers.",
+            rich_help_panel=TEAMS,
+        ),
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, max=86_400, help="Duration of each timed measurement.")
+    ] = 30.0,
+    buffered: Annotated[
+        bool, typer.Option("--buffered", help="Read through the page cache. Default: direct I/O, if it is supported.")
+    ] = False,
+    requirement: Annotated[
+        Path | None,
+        typer.Option(
+            "--requirement",
+            readable=False,
+            help="Output of `tuneline size --json`, whose rates are required.",
+            rich_help_panel=VERDICT,
+        ),
+    ] = None,
+    read_rate: Annotated[
+        float | None,
+        typer.Option("--read-gb-s", min=0, help="Required read rate in GB/s.", rich_help_panel=VERDICT),
+    ] = None,
+    write_rate: Annotated[
+        float | None,
+        typer.Option("--write-gb-s", min=0, help="Required write rate in GB/s.", rich_help_panel=VERDICT),
+    ] = None,
+    group: Annotated[
+        str,
+        typer.Option(
+            "--group",
+            help="Name of the group of hosts, equal on all. Default: this host only.",
+            rich_help_panel=HOSTS,
+        ),
+    ] = "",
+    hosts: Annotated[
+        int | None,
+        typer.Option("--hosts", min=1, help="Number of hosts. Default: SLURM_STEP_NUM_TASKS.", rich_help_panel=HOSTS),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            "--rank",
+            min=0,
+            help="Rank of this host. Default: SLURM_PROCID, or JOB_COMPLETION_INDEX.",
+            rich_help_panel=HOSTS,
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", min=1, help="Timeout in seconds for the other hosts to start.", rich_help_panel=HOSTS),
+    ] = 300.0,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Folder for report.html and benchmark.json. Default: no files."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be written, and how long it would take.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Emulate the load of AI teams on a storage, and report how many accelerators it feeds, and its rates."""
+    from components.common.artifacts.artifact_folder import write_atomically
+    from components.common.artifacts.output_paths import check_folder
+    from pipelines.operations.storage_benchmark import benchmark_session, fio_check, phases, result_report, workloads
+    from pipelines.planning.architectures import find_architecture
+    from pipelines.planning.sizing_input import parse_bytes
+
+    if not (accelerators or checkpoint or readers):
+        raise UsageError("there is nothing to measure", hint="Give --accelerators, --checkpoint or --readers.")
+    if mix and not (accelerators and checkpoint and readers):
+        raise UsageError("--mix requires all teams", hint="Give --accelerators, --checkpoint and --readers.")
+    chosen = workloads.find_workload(workload)
+    if dataset_bytes := parse_bytes("--size", size):
+        chosen = chosen.resize(dataset_bytes)
+    plan = phases.BenchmarkPlan(
+        chosen,
+        accelerators,
+        find_architecture(checkpoint).parameters if checkpoint else 0,
+        ranks,
+        readers,
+        small_files,
+        seconds=seconds,
+        mix=mix,
+        buffered=buffered,
+        fio=fio,
+    )
+    phases.check_plan(plan)
+    if fio:
+        fio_check.check_workload(plan)
+    required = benchmark_session.read_requirement(requirement) if requirement else {}
+    required |= {name: rate * 1e9 for name, rate in (("read", read_rate), ("write", write_rate)) if rate is not None}
+    if dry_run:
+        phases.check_space(path, plan)
+        planned = {"path": str(path), "files": plan.list_files(), "seconds": round(plan.estimate_seconds(), 1)}
+        print_result(planned, as_json, lambda: result_report.format_plan(plan, path))
+        return 0
+    membership = resolve_membership(group, hosts, rank, wait)
+    if output:
+        check_folder(output, must_exist=False)
+    with open_reporter("storage", as_json) as reporter:
+        result = benchmark_session.run_benchmark(path.absolute(), plan, required, membership, reporter)
+    if output and membership.rank == 0:
+        output.mkdir(parents=True, exist_ok=True)
+        write_atomically(output / result_report.REPORT_FILENAME, result_report.render_report(result))
+        write_atomically(output / result_report.RESULT_FILENAME, f"{json.dumps(result, indent=1)}\n")
+    print_result(result, as_json, lambda: result_report.format_benchmark(result))
+    return 0 if result["ok"] else EXIT_FAILED
+
+
+def resolve_membership(group: str, hosts: int | None, rank: int | None, wait_seconds: float) -> Membership:
+    """Return the group of hosts of the options, or of the Slurm step or the pod.
+
+    Raises:
+        UsageError: the name of the group is invalid, or the number or the rank of the hosts is not known.
+    """
+    from pipelines.operations.storage_benchmark.benchmark_session import Membership
+
+    if not group:
+        if hosts not in (None, 1) or rank:
+            raise UsageError("--hosts and --rank require --group", hint="Give the same --group NAME on all hosts.")
+        return Membership(secrets.token_hex(8))
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", group):
+        raise UsageError(
+            f"--group {group!r} is not a valid name of a group",
+            hint="Use up to 64 letters, digits, dots, hyphens and underscores, the same on all hosts.",
+        )
+    values = [os.environ.get(name, "") for name in (HOSTS_VARIABLE, *RANK_VARIABLES)]
+    found_hosts, *found_ranks = (int(value) if value.isdigit() else None for value in values)
+    hosts = hosts or found_hosts
+    rank = rank if rank is not None else next((found for found in found_ranks if found is not None), None)
+    if hosts is None or rank is None or rank >= hosts:
+        raise UsageError(
+            f"--group requires a rank below the number of hosts; rank: {_format(rank)}, hosts: {_format(hosts)}",
+            hint="Pass --hosts, and --rank from 0 on; srun sets both, and an Indexed Job the rank.",
+        )
+    return Membership(group, hosts, rank, wait_seconds)
+
+
+def _format(number: int | None) -> str:
+    return "not set" if number is None else str(number)

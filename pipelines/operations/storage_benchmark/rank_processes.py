@@ -1,0 +1,101 @@
+"""Rank processes of all hosts: they start a phase together, and their results are gathered."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+
+import psutil
+
+from components.common.runtime import process_control
+from components.common.runtime.errors import TunelineError
+from pipelines.operations.storage_benchmark.host_group import HostGroup
+from pipelines.operations.storage_benchmark.rank_worker import Json
+
+WORKER_MODULE = "pipelines.operations.storage_benchmark.rank_worker"
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """Measurements of all ranks in the order of their tasks, and the largest share of CPU time of a host."""
+
+    ranks: list[Json]
+    cpu_busy: float
+
+
+def run_ranks(group: HostGroup, tasks: list[Json]) -> PhaseResult:
+    """Run one process per task, spread over the hosts, which start at the same time.
+
+    Args:
+        tasks: see `rank_worker`. "host" is the rank of the task's host; by default, tasks go round the hosts.
+
+    Raises:
+        OSError: the storage failed in a task.
+        TunelineError: a rank process was killed.
+        PartnerError: another host failed.
+    """
+    own = [number for number, task in enumerate(tasks) if task.get("host", number) % group.hosts == group.rank]
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        processes.extend(  # one by one, so that those already started end with an exception
+            subprocess.Popen(
+                process_control.build_module_command(WORKER_MODULE),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=process_control.build_python_environment(),
+                preexec_fn=process_control.die_with_parent,
+            )
+            for _ in own
+        )
+        for number, process in zip(own, processes, strict=True):
+            _send(process, json.dumps({"rank": number, **tasks[number]}))
+        for process in processes:
+            if (line := _receive(process)) != "ready":
+                _read_result(line)
+        group.gather("ready")
+        psutil.cpu_percent()
+        for process in processes:
+            _send(process, "go")
+        results = {number: _read_result(_receive(process)) for number, process in zip(own, processes, strict=True)}
+        gathered = group.gather({"results": results, "cpu_busy": psutil.cpu_percent() / 100})
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    by_rank = {int(number): result for values in gathered for number, result in values["results"].items()}
+    return PhaseResult(
+        [by_rank[number] for number in range(len(tasks))], max(values["cpu_busy"] for values in gathered)
+    )
+
+
+def _send(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    try:
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        _raise_exit(process)
+
+
+def _receive(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        _raise_exit(process)
+    return line.strip()
+
+
+def _raise_exit(process: subprocess.Popen[str]) -> None:
+    raise TunelineError(
+        f"a rank process ended with exit code {process.wait()}",
+        hint="If it was killed for memory, start fewer ranks per host.",
+    )
+
+
+def _read_result(line: str) -> Json:
+    result: Json = json.loads(line)
+    if "error" in result:
+        raise OSError(*result["error"])
+    return result
