@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-all test-cluster test-gpu quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-gpu bench-serving soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-all test-cluster test-gpu quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-gpu bench-serving bench-storage soak vllm-package lint ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -91,6 +91,9 @@ bench-serving: $(VENV)/.ready ## Measure a served package with 1 to 16 clients (
 
 bench-explanation: $(VENV)/.ready ## Compare explanations with retrainings and deletions (10 minutes); writes docs/benchmarks-explanation.md
 	@TUNELINE_THREADS=1 $(BIN)/python -P -m benchmarks.influence --markdown docs/benchmarks-explanation.md $(ARGS)
+
+bench-storage: $(VENV)/.ready ## Compare the utilization of the storage benchmark with fio's (fio; root; 5 minutes); writes docs/benchmarks-storage.md
+	@$(BIN)/python -P -m benchmarks.storage_utilization --workdir $(WORKDIR)/benchmark-storage --markdown docs/benchmarks-storage.md $(ARGS)
 
 soak: $(VENV)/.ready ## Load a served package for an hour and record memory, latency and answers; writes docs/soak.md
 	@$(BIN)/python -P -m benchmarks.soak --workdir $(WORKDIR)/soak --markdown docs/soak.md $(ARGS)

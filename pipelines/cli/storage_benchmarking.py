@@ -102,11 +102,11 @@ def storage_benchmark(
     ] = None,
     read_rate: Annotated[
         float | None,
-        typer.Option("--read-gb-s", min=0, help="Required read rate in GB/s.", rich_help_panel=VERDICT),
+        typer.Option("--read-gb-s", min=0, max=1e6, help="Required read rate in GB/s.", rich_help_panel=VERDICT),
     ] = None,
     write_rate: Annotated[
         float | None,
-        typer.Option("--write-gb-s", min=0, help="Required write rate in GB/s.", rich_help_panel=VERDICT),
+        typer.Option("--write-gb-s", min=0, max=1e6, help="Required write rate in GB/s.", rich_help_panel=VERDICT),
     ] = None,
     group: Annotated[
         str,
@@ -131,7 +131,9 @@ def storage_benchmark(
     ] = None,
     wait: Annotated[
         float,
-        typer.Option("--wait", min=1, help="Timeout in seconds for the other hosts to start.", rich_help_panel=HOSTS),
+        typer.Option(
+            "--wait", min=1, max=86_400, help="Timeout in seconds for the other hosts to start.", rich_help_panel=HOSTS
+        ),
     ] = 300.0,
     output: Annotated[
         Path | None,
@@ -146,7 +148,7 @@ def storage_benchmark(
     from components.common.artifacts.artifact_folder import write_atomically
     from components.common.artifacts.output_paths import check_folder
     from pipelines.operations.storage_benchmark import benchmark_session, fio_check, phases, result_report, workloads
-    from pipelines.planning.architectures import find_architecture
+    from pipelines.operations.storage_benchmark.host_group import check_path
     from pipelines.planning.sizing_input import parse_bytes
 
     if not (accelerators or checkpoint or readers):
@@ -159,7 +161,7 @@ def storage_benchmark(
     plan = phases.BenchmarkPlan(
         chosen,
         accelerators,
-        find_architecture(checkpoint).parameters if checkpoint else 0,
+        count_parameters(checkpoint),
         ranks,
         readers,
         small_files,
@@ -173,6 +175,7 @@ def storage_benchmark(
         fio_check.check_workload(plan)
     required = benchmark_session.read_requirement(requirement) if requirement else {}
     required |= {name: rate * 1e9 for name, rate in (("read", read_rate), ("write", write_rate)) if rate is not None}
+    check_path(path)
     if dry_run:
         phases.check_space(path, plan)
         planned = {"path": str(path), "files": plan.list_files(), "seconds": round(plan.estimate_seconds(), 1)}
@@ -189,6 +192,16 @@ def storage_benchmark(
         write_atomically(output / result_report.RESULT_FILENAME, f"{json.dumps(result, indent=1)}\n")
     print_result(result, as_json, lambda: result_report.format_benchmark(result))
     return 0 if result["ok"] else EXIT_FAILED
+
+
+def count_parameters(checkpoint: str) -> int:
+    """Return the parameters of the model of --checkpoint; 0 without one."""
+    from pipelines.planning.architectures import find_architecture
+
+    try:
+        return find_architecture(checkpoint).parameters if checkpoint else 0
+    except UsageError as error:  # it names the option of `tuneline size`
+        raise UsageError(error.message.replace("--model", "--checkpoint", 1), hint=error.hint) from None
 
 
 def resolve_membership(group: str, hosts: int | None, rank: int | None, wait_seconds: float) -> Membership:

@@ -77,6 +77,7 @@ def measure_with_fio(benchmark: Benchmark, accelerators: int) -> Json:
         f"--thinktime={round(workload.computation_seconds * 1e6)}",
         f"--thinktime_blocks={workload.batch}",
         f"--direct={int(benchmark.direct)}",
+        "--thread",  # a process per job would outlive fio if it is killed
         "--ioengine=psync", "--invalidate=1", "--allow_file_create=0", "--randrepeat=0", "--output-format=json",
     ]  # fmt: skip
     group.gather("fio")
@@ -102,12 +103,14 @@ def _run_fio(command: list[str], computation_seconds: float) -> tuple[list[float
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # Ctrl-C reaches this process only, which then kills fio
         preexec_fn=process_control.die_with_parent,
     )
     try:
         out, err = process.communicate()
     finally:
         process.kill()
+        process.wait()
     try:
         output = json.loads(out[out.index("{") :])
         if process.returncode or any(job["error"] for job in output["jobs"]):

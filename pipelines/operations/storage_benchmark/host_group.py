@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,7 +25,8 @@ BENCHMARK_PREFIX = "tuneline-benchmark"
 GROUP_FILENAME, MESSAGES_FOLDER = "group", "messages"
 # A network file system may show a heartbeat only after its attribute cache has expired (nfs(5): at most 60 s).
 MAX_SILENCE_SECONDS = job_folders.LOCK_STALE_AFTER_SECONDS + 60.0
-EXIT_TIMEOUT_SECONDS = 30.0
+EXIT_TIMEOUT_SECONDS, FAILURE_EXIT_TIMEOUT_SECONDS = 30.0, 5.0
+REMOVAL_ATTEMPTS, REMOVAL_INTERVAL_SECONDS = 50, 0.1
 
 
 @dataclass
@@ -97,8 +99,7 @@ class HostGroup:
         return message
 
     def _check_heartbeats(self, ranks: list[int]) -> None:
-        if not (self.folder / MESSAGES_FOLDER).exists():
-            raise PartnerError("host 0 ended and removed the benchmark's folder", hint="Read the output of that host.")
+        self._check_folder()
         for rank in ranks:
             path = self.folder / MESSAGES_FOLDER / f"alive.{rank}"
             with suppress(FileNotFoundError):  # the host has not joined yet
@@ -109,6 +110,10 @@ class HostGroup:
                         f"host {rank} ended, or sent no heartbeat for {MAX_SILENCE_SECONDS:.0f} seconds",
                         hint="Read the output of that host, and start the benchmark again on all hosts.",
                     )
+
+    def _check_folder(self) -> None:
+        if not (self.folder / MESSAGES_FOLDER).exists():
+            raise PartnerError("host 0 ended and removed the benchmark's folder", hint="Read the output of that host.")
 
     @contextmanager
     def session(self, wait_seconds: float) -> Iterator[None]:
@@ -125,11 +130,19 @@ class HostGroup:
                 yield
             except BaseException as error:
                 self.report_failure(error)
+                if isinstance(error, Exception):  # not after Ctrl-C
+                    self._wait_for_exit(FAILURE_EXIT_TIMEOUT_SECONDS)
+                if isinstance(error, FileNotFoundError):
+                    self._check_folder()
                 raise
             self._post("finished", None)
-            if self.rank == 0:  # the folder is removed after all hosts have read the last messages
-                with suppress(PartnerError):
-                    self._wait_for(["finished", "failure"], EXIT_TIMEOUT_SECONDS)
+            self._wait_for_exit(EXIT_TIMEOUT_SECONDS)
+
+    def _wait_for_exit(self, seconds: float) -> None:
+        """Let the other hosts read the last messages, before the leader removes the folder."""
+        if self.rank == 0:
+            with suppress(PartnerError):
+                self._wait_for(["finished", "failure"], seconds)
 
     def _wait_for(self, names: list[str], seconds: float) -> None:
         """Wait until every host has posted one of these messages."""
@@ -148,6 +161,19 @@ class HostGroup:
             time.sleep(POLL_INTERVAL_SECONDS[1])
 
 
+def check_path(path: Path) -> None:
+    """Refuse a path that is not a folder.
+
+    Raises:
+        UsageError: the path is not an existing folder.
+    """
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} is not an existing folder",
+            hint="Give a folder on the storage; the benchmark works in a subfolder of it.",
+        )
+
+
 @contextmanager
 def open_group(path: Path, group: str, hosts: int, rank: int, wait_seconds: float) -> Iterator[HostGroup]:
     """Create the benchmark's folder (rank 0) or find it, and wait for all hosts.
@@ -158,17 +184,12 @@ def open_group(path: Path, group: str, hosts: int, rank: int, wait_seconds: floa
         wait_seconds: timeout for the other hosts.
 
     Raises:
-        UsageError: the path is not an existing folder.
         PartnerError: a host did not join, failed or ended.
     """
-    if not path.is_dir():
-        raise UsageError(
-            f"{path} is not an existing folder",
-            hint="Give a folder on the storage; the benchmark works in a subfolder of it.",
-        )
     with ExitStack() as stack:
         if rank == 0:
             folder = stack.enter_context(job_folders.private_folder(path, BENCHMARK_PREFIX))
+            stack.callback(_remove, folder)
             (folder / MESSAGES_FOLDER).mkdir()
             write_durably(Filesystem(), folder / GROUP_FILENAME, group.encode())
         else:
@@ -176,6 +197,15 @@ def open_group(path: Path, group: str, hosts: int, rank: int, wait_seconds: floa
         members = HostGroup(folder, hosts, rank)
         stack.enter_context(members.session(wait_seconds))
         yield members
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder in which other hosts may still create files."""
+    for _ in range(REMOVAL_ATTEMPTS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(REMOVAL_INTERVAL_SECONDS)
 
 
 def _find_folder(path: Path, group: str, seconds: float) -> Path:

@@ -67,11 +67,12 @@ class BenchmarkPlan:
         return math.ceil(self.parameters * CHECKPOINT_BYTES_PER_PARAMETER / self.ranks) * self.ranks
 
     def estimate_seconds(self) -> float:
-        """Return the duration at ASSUMED_BYTES_PER_SECOND, if every step of the search is needed."""
+        """Return the duration at ASSUMED_BYTES_PER_SECOND, if every measurement of the search is needed."""
         search = 1 + math.ceil(math.log2(self.accelerators)) if self.accelerators else 0
         timed = search + bool(self.readers) + self.mix + 2 * self.fio
         read = self.checkpoint_bytes + self.ranks * self.parameters * WEIGHT_BYTES_PER_PARAMETER
-        return timed * self.seconds + (sum(self.list_files().values()) + read) / ASSUMED_BYTES_PER_SECOND
+        warmup = (search + self.mix) * self.workload.warmup_steps * self.workload.computation_seconds
+        return timed * self.seconds + warmup + (sum(self.list_files().values()) + read) / ASSUMED_BYTES_PER_SECOND
 
 
 @dataclass
@@ -115,18 +116,20 @@ def check_plan(plan: BenchmarkPlan) -> None:
     """Refuse a workload with too little data for a measurement.
 
     Raises:
-        UsageError: an accelerator has fewer than two steps.
+        UsageError: an accelerator has no step after the warm-up.
     """
-    if plan.accelerators and plan.workload.limit_steps(plan.accelerators) == 1:
+    workload = plan.workload
+    steps = workload.limit_steps(plan.accelerators) if plan.accelerators else 0
+    if 0 < steps <= workload.warmup_steps:
         raise UsageError(
-            f"{plan.workload.name} has one step per accelerator for {plan.accelerators} accelerators; the first step is "
-            "not measured",
+            f"{workload.name} has too few steps per accelerator for {plan.accelerators} accelerators: {steps}; the first "
+            f"{workload.warmup_steps} are not measured",
             hint="Raise the number of files or epochs, or lower --accelerators.",
         )
 
 
 def check_space(folder: Path, plan: BenchmarkPlan) -> None:
-    """Refuse a plan that needs more than MAX_SPACE_SHARE of the free space or inodes.
+    """Refuse a plan that needs more than MAX_SPACE_SHARE of the free space.
 
     Raises:
         UsageError: the storage has too little free space.

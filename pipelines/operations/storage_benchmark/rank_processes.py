@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from dataclasses import dataclass
 
 import psutil
 
 from components.common.runtime import process_control
 from components.common.runtime.errors import TunelineError
+from pipelines.operations.storage_benchmark import rank_worker
 from pipelines.operations.storage_benchmark.host_group import HostGroup
 from pipelines.operations.storage_benchmark.rank_worker import Json
 
-WORKER_MODULE = "pipelines.operations.storage_benchmark.rank_worker"
+WORKER_COMMAND = [sys.executable, "-I", "-S", "-X", "utf8", rank_worker.__file__]
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,11 @@ def run_ranks(group: HostGroup, tasks: list[Json]) -> PhaseResult:
     try:
         processes.extend(  # one by one, so that those already started end with an exception
             subprocess.Popen(
-                process_control.build_module_command(WORKER_MODULE),
+                WORKER_COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=process_control.build_python_environment(),
+                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the ranks
                 preexec_fn=process_control.die_with_parent,
             )
             for _ in own

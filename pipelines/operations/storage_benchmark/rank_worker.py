@@ -1,7 +1,7 @@
 """Process of one rank: reads its task from standard input, waits for the start, and prints its measurements.
 
 Lines on standard input: the task as JSON, then "go". Lines on standard output: "ready", then the result as JSON. The
-module imports the standard library only, so that hundreds of ranks start quickly.
+module imports the standard library only and runs without site-packages, so that hundreds of ranks start quickly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 BLOCK_BYTES = 4096  # alignment of direct I/O
 WRITE_BYTES = READ_BYTES = 4 << 20  # per call, as safetensors files are written and read
 MAX_OPEN_FILES = 512
-MIN_STEPS = 5  # after the first step
+MIN_STEPS = 5  # after the warm-up
 
 
 class Storage:
@@ -109,15 +109,18 @@ class Records:
 def emulate_training(task: Json, wait: Callable[[], None]) -> Json:
     """Read a batch and sleep for the computation, step after step; read ahead in threads if the workload does.
 
+    The warm-up is the first step and a step per batch read ahead. Otherwise, batches read during the first step would
+    make a slow storage seem faster.
+
     Returns:
-        {"steps", "seconds", "bytes"} without the first step, which fills the read-ahead; {"first_step_seconds"}.
+        {"steps", "seconds", "bytes"} without the warm-up; {"first_step_seconds"}.
     """
     records, pool = Records(task), ThreadPoolExecutor(max(1, task["read_threads"]))
     pending: deque[Future[None]] = deque()
     ahead = task["read_threads"] * task["prefetch"]
     wait()
     begin = start = time.perf_counter()
-    steps = 0
+    steps, first_step_seconds, warmup = 0, 0.0, 1 + ahead
     while True:
         if ahead:
             while len(pending) < ahead:
@@ -129,16 +132,22 @@ def emulate_training(task: Json, wait: Callable[[], None]) -> Json:
         time.sleep(task["computation_seconds"])
         now, steps = time.perf_counter(), steps + 1
         if steps == 1:
+            first_step_seconds = now - begin
+        if steps == warmup:
             start = now
-        if (now - start >= task["seconds"] and steps > MIN_STEPS) or steps == task["max_steps"]:
+        is_long_enough = steps >= warmup + MIN_STEPS and now - start >= task["seconds"]
+        if is_long_enough or steps == task["max_steps"]:
             break
     pool.shutdown(cancel_futures=True)
-    size = (steps - 1) * task["batch"] * task["stride"]
-    return {"steps": steps - 1, "seconds": now - start, "bytes": size, "first_step_seconds": start - begin}
+    measured = steps - warmup
+    size = measured * task["batch"] * task["stride"]
+    return {"steps": measured, "seconds": now - start, "bytes": size, "first_step_seconds": first_step_seconds}
 
 
 def write_files(task: Json, wait: Callable[[], None]) -> Json:
-    """Write files of `bytes` each and flush them, as a checkpoint of this rank; repeat for `seconds`.
+    """Write files of `bytes` each and flush them, as a checkpoint of this rank.
+
+    If `seconds` is not 0, write the files again and again, and stop after this duration, also within a file.
 
     Returns:
         {"bytes", "seconds"}.
@@ -157,6 +166,8 @@ def write_files(task: Json, wait: Callable[[], None]) -> Json:
                     written += len(left)
                     while left:
                         left = left[os.write(descriptor, left) :]
+                    if task["seconds"] and time.perf_counter() - start >= task["seconds"]:
+                        break
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -174,14 +185,13 @@ def read_files(task: Json, wait: Callable[[], None]) -> Json:
     wait()
     start = time.perf_counter()
     for path in task["files"]:
-        descriptor, offset = storage.open(path), 0
-        while done < task["bytes"] and (
-            count := storage.read(descriptor, offset, min(READ_BYTES, task["bytes"] - done))
-        ):
-            offset += count
-            done += count
+        descriptor = storage.open(path)
+        # No read starts at the end of a file, which is not a multiple of the blocks of direct I/O.
+        size = min(os.fstat(descriptor).st_size, max(0, task["bytes"] - done))
+        for offset in range(0, size, READ_BYTES):
+            done += min(storage.read(descriptor, offset, min(READ_BYTES, size - offset)), size - offset)
         storage.close(descriptor)
-    return {"bytes": min(done, task["bytes"]), "seconds": time.perf_counter() - start}
+    return {"bytes": done, "seconds": time.perf_counter() - start}
 
 
 def write_small_files(task: Json, wait: Callable[[], None]) -> Json:

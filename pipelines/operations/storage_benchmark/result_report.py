@@ -11,6 +11,23 @@ from pipelines.operations.storage_benchmark.phases import ASSUMED_BYTES_PER_SECO
 
 Json = Mapping[str, Any]
 LABELS = {"checkpoint_write": "checkpoint", "checkpoint_read": "restore", "model_loading": "loading"}
+WORKLOAD_LABELS = {
+    "name": "workload",
+    "source": "source",
+    "dataset_bytes": "dataset, bytes",
+    "files": "files",
+    "samples_per_file": "records per file",
+    "record_bytes": "record, bytes",
+    "batch": "records per step",
+    "computation_seconds": "computation per step, s",
+    "order": "order of the records",
+    "read_threads": "threads that read ahead (0: the step reads)",
+    "prefetch": "batches that each thread reads ahead",
+    "max_steps": "maximum number of steps (0: no limit)",
+    "epochs": "maximum number of epochs (0: no limit)",
+    "target_utilization": "target utilization, share of 1",
+    "ignored": "ignored keys",
+}
 REPORT_FILENAME, RESULT_FILENAME = "report.html", "benchmark.json"
 
 
@@ -35,10 +52,11 @@ def format_benchmark(result: Json) -> list[str]:
             lines.append(f"ignored      {', '.join(workload['ignored'])}")
         lines += [
             f"training     {run['accelerators']} accelerators: utilization {run['utilization']:.1%} "
-            f"({'pass' if run['passes'] else 'fail'}), {format_bytes(run['read_bytes_per_second'], '/s')}"
+            f"({'pass' if run['passes'] else 'fail'}), {format_bytes(run['read_bytes_per_second'], '/s')} read"
             for run in training["runs"]
         ]
-        lines.append(f"             largest passing number: {describe_largest(training)}")
+        target = f"{workload['target_utilization']:.0%} utilization"
+        lines.append(f"{'':<13}largest number of accelerators with at least {target}: {describe_largest(training)}")
     lines += [f"{name:<13}{text}" for name, text in describe_phases(result).items()]
     for item in result["verdict"]:
         state = {True: "met", False: "NOT MET", None: "not measured"}[item["ok"]]
@@ -70,7 +88,7 @@ def describe_phases(result: Json) -> dict[str, str]:
         )
     if mix := result["mix"]:
         texts["all teams"] = (
-            f"{mix['accelerators']} accelerators: utilization {mix['utilization']:.1%}; checkpoints "
+            f"{mix['accelerators']} accelerators: utilization {mix['utilization']:.1%}; checkpoints written at "
             f"{format_bytes(mix['checkpoint_write_bytes_per_second'], '/s')}; {mix['files_read_per_second']:,g} files/s read"
         )
     return texts
@@ -88,7 +106,7 @@ def format_plan(plan: BenchmarkPlan, path: Path) -> list[str]:
     return [
         *(f"{format_bytes(size):>9}  {name}" for name, size in plan.list_files().items()),
         f"{format_bytes(sum(plan.list_files().values())):>9}  written in a subfolder of {path}, and removed at the end",
-        f"{seconds / 60:>6.1f} min  at {ASSUMED_BYTES_PER_SECOND / 1e9:g} GB/s; at most, if every step of the search is needed",
+        f"{seconds / 60:>6.1f} min  estimate for a storage of {ASSUMED_BYTES_PER_SECOND / 1e9:g} GB/s, with every measurement of the search",
     ]
 
 
@@ -105,7 +123,15 @@ def render_report(result: Json) -> str:
             y="accelerator utilization, %",
             caption="Share of the time in which the emulated accelerators compute; the rest is waiting for reads.",
         ) + html_report.render_table(
-            ["accelerators", "utilization, %", "worst, %", "result", "read rate", "samples/s", "steps"],
+            [
+                "accelerators",
+                "utilization, %",
+                "worst accelerator, %",
+                "result",
+                "read rate",
+                "records/s",
+                "measured steps",
+            ],
             [
                 [
                     run["accelerators"],
@@ -123,15 +149,18 @@ def render_report(result: Json) -> str:
         sections["Workload"] = html_report.render_table(
             ["setting", "value"],
             [
-                [key.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)]
-                for key, value in workload.items()
+                [label, f"{workload[key]:,}" if isinstance(workload[key], int) else str(workload[key])]
+                for key, label in WORKLOAD_LABELS.items()
             ],
         )
     if texts := describe_phases(result):
         sections["Other phases"] = html_report.render_table(["phase", "result"], [list(item) for item in texts.items()])
-    sections["Conditions"] = html_report.render_table(
-        ["host", "rank"], [[host["host"], host["rank"]] for host in result["hosts"]]
-    ) + "".join(html_report.render_paragraph(note) for note in result["notes"])
+    reads = "direct I/O" if result["direct"] else "through the page cache"
+    conditions = f"Reads: {reads}. Memory of all hosts: {format_bytes(result['memory_bytes'])}."
+    hosts = [[host["host"], host["rank"]] for host in result["hosts"]]
+    sections["Conditions"] = html_report.render_table(["host", "rank"], hosts) + "".join(
+        html_report.render_paragraph(note) for note in (conditions, *result["notes"])
+    )
     return html_report.render_page("Storage benchmark", result["path"], sections)
 
 

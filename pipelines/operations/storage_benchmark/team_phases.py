@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pipelines.operations.storage_benchmark.phases import (
     SMALL_FILE_BYTES,
     WEIGHT_BYTES_PER_PARAMETER,
@@ -76,8 +78,8 @@ def measure_small_files(benchmark: Benchmark) -> Json:
     benchmark.reporter.step("writing small files")
     count = max(1, plan.small_files // plan.readers)
     folders = benchmark.files["small"] = [str(folder / str(number)) for number in range(plan.readers)]
-    for number in range(plan.readers):
-        (folder / str(number)).mkdir(parents=True, exist_ok=True)
+    for path in (folder, *map(Path, folders)):
+        path.mkdir(exist_ok=True)
     benchmark.group.gather("folders")
     written = benchmark.run(
         [{"kind": "write small files", "folder": path, "count": count, "bytes": SMALL_FILE_BYTES} for path in folders]

@@ -19,6 +19,7 @@ from components.common.runtime.validation_errors import describe_validation_erro
 from components.common.runtime.yaml_loading import describe_yaml_error, load_yaml
 from pipelines.operations.storage_benchmark.rank_worker import BLOCK_BYTES
 
+MAX_RECORD_BYTES, MAX_COMPUTATION_SECONDS = 1 << 40, 86_400
 DEFAULT_TARGET_UTILIZATION = 0.9  # of MLPerf Storage for image workloads, as of DLIO's `metric.au`
 
 
@@ -68,6 +69,11 @@ class Workload:
         """Bytes of all files."""
         return self.files * self.file_bytes
 
+    @property
+    def warmup_steps(self) -> int:
+        """Steps that are not measured: the first one, and a step per batch read ahead."""
+        return 1 + self.read_threads * self.prefetch
+
     def resize(self, dataset_bytes: float) -> Workload:
         """Return the workload with the number of files that holds at least `dataset_bytes`."""
         return replace(self, files=max(1, math.ceil(dataset_bytes / self.file_bytes)))
@@ -116,14 +122,14 @@ class _Section(BaseModel):
 class _Dataset(_Section):
     num_files_train: int = Field(ge=1)
     num_samples_per_file: int = Field(default=1, ge=1)
-    record_length: float | None = Field(default=None, ge=1)
-    record_length_bytes: float | None = Field(default=None, ge=1)
+    record_length: float | None = Field(default=None, ge=1, le=MAX_RECORD_BYTES)
+    record_length_bytes: float | None = Field(default=None, ge=1, le=MAX_RECORD_BYTES)
 
 
 class _Reader(_Section):
     batch_size: int = Field(default=1, ge=1)
     read_threads: int = Field(default=1, ge=0, le=64)
-    prefetch_size: int = Field(default=2, ge=1)
+    prefetch_size: int = Field(default=2, ge=1, le=64)
     sample_shuffle: str | bool = False  # YAML reads "off" as false
     file_shuffle: str | bool = False
 
@@ -174,8 +180,12 @@ def find_workload(name: str) -> Workload:
     length = file.dataset.record_length_bytes or file.dataset.record_length
     mean = file.train.computation_time
     seconds = mean.get("mean") if isinstance(mean, dict) else mean
-    if not length or not isinstance(seconds, float | int) or not 0 < seconds < math.inf:
-        missing = "train.computation_time is not a number above 0" if length else "dataset.record_length is missing"
+    if not length or not isinstance(seconds, float | int) or not 0 < seconds <= MAX_COMPUTATION_SECONDS:
+        missing = (
+            f"train.computation_time is {seconds!r}; expected seconds above 0, up to {MAX_COMPUTATION_SECONDS:,}"
+            if length
+            else "dataset.record_length is missing"
+        )
         raise ConfigurationError(f"{path}: {missing}", hint=hint)
     shuffles = {file.reader.sample_shuffle, file.reader.file_shuffle}
     return Workload(

@@ -1,87 +1,71 @@
-"""The utilization that the benchmark measures equals that of fio within 3 points, on the same files.
-
-long: both measure for seconds. One case needs a device whose reads the kernel can throttle (cgroup v1, as root).
-"""
+"""The comparison with fio, with a program in its place whose output is known. benchmarks/storage_utilization.py runs fio."""
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipelines.operations.storage_benchmark.fio_check import MAX_DIFFERENCE_POINTS
-from tests.pipelines.command import answer, refusal
+from components.common.runtime.errors import EngineMissingError, TunelineError, UsageError
+from components.common.runtime.reporters import SilentReporter
+from pipelines.operations.storage_benchmark import fio_check
+from pipelines.operations.storage_benchmark.host_group import HostGroup
+from pipelines.operations.storage_benchmark.phases import Benchmark, BenchmarkPlan
+from pipelines.operations.storage_benchmark.rank_processes import PhaseResult
+from pipelines.operations.storage_benchmark.rank_worker import READ_BYTES
+from pipelines.operations.storage_benchmark.workloads import Workload
 
-BLKIO = Path("/sys/fs/cgroup/blkio")
-# An accelerator reads 4 × 110,592 bytes per step.
-WORKLOAD = """
-dataset: {{num_files_train: 2, num_samples_per_file: 64, record_length: 110000}}
-reader: {{batch_size: 4, read_threads: 0, sample_shuffle: seed}}
-train: {{computation_time: {seconds}, epochs: 1000}}
-metric: {{au: 0.001}}
-"""
-THROTTLED_BYTES_PER_SECOND = 6 << 20  # 2 accelerators of 0.1 s wait: 0.14 s per step
-
-needs_fio = pytest.mark.skipif(not shutil.which("fio"), reason="fio is not installed")
+TINY = Workload("tiny", "test", 1, 16, 4096, 2, 0.005, "random", max_steps=6)
 
 
-@contextmanager
-def throttle_reads(folder: Path) -> Iterator[None]:
-    """Limit the rate at which this process and its children read from the device of a folder."""
-    device = folder.stat().st_dev
-    whole_disk = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/partition").exists()
-    if whole_disk or not (BLKIO / "blkio.throttle.read_bps_device").exists() or not os.access(BLKIO, os.W_OK):
-        pytest.skip("reads of the device cannot be throttled here")
-    cgroup = BLKIO / f"tuneline-test-{os.getpid()}"
-    cgroup.mkdir()
-    try:
-        limit = f"{os.major(device)}:{os.minor(device)} {THROTTLED_BYTES_PER_SECOND}"
-        try:
-            (cgroup / "blkio.throttle.read_bps_device").write_text(limit)
-        except OSError as error:
-            pytest.skip(f"reads of the device cannot be throttled here: {error}")
-        (cgroup / "cgroup.procs").write_text(str(os.getpid()))
-        yield
-    finally:
-        (BLKIO / "cgroup.procs").write_text(str(os.getpid()))
-        cgroup.rmdir()
+def measure_with_fake(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> dict[str, object]:
+    """Compare a measured utilization of 0.5 with a script in the place of fio."""
+    program = folder / "fio"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(fio_check, "find_fio", lambda: str(program))
+    measured = {"steps": 5, "seconds": 0.05, "bytes": 40960, "first_step_seconds": 0.01}
+    monkeypatch.setattr(Benchmark, "run", lambda _, tasks: PhaseResult([measured] * len(tasks), 0.0))
+    benchmark = Benchmark(HostGroup(folder), BenchmarkPlan(TINY, 2), SilentReporter(), files={"training": ["a", "b:c"]})
+    return fio_check.measure_with_fio(benchmark, 2)
 
 
-def compare_with_fio(folder: Path, accelerators: int, seconds: float) -> tuple[float, float]:
-    """Return the utilization that the benchmark and fio measure."""
-    (folder / "workload.yaml").write_text(WORKLOAD.format(seconds=seconds))
-    options = ("--accelerators", accelerators, "--workload", "workload.yaml", "--seconds", "4", "--fio")
-    result = answer("storage", "benchmark", ".", *options, cwd=folder)
-    assert result["direct"], "reads from memory would not be throttled"
-    fio = result["fio"]
-    assert fio["agrees"] is (fio["difference_points"] <= MAX_DIFFERENCE_POINTS)
-    return fio["utilization"], fio["fio_utilization"]
+@pytest.mark.parametrize(
+    ("milliseconds", "fio", "points", "agrees"), [(120, 0.375, 12.5, False), (61, 0.4959, 0.41, True)]
+)
+def test_utilization_of_fio_is_computation_over_run_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, milliseconds: int, fio: float, points: float, agrees: bool
+) -> None:
+    """A job makes 6 steps of 5 ms, with the first one."""
+    jobs = [{"error": 0, "job_runtime": 60}, {"error": 0, "job_runtime": milliseconds}]
+    output = json.dumps({"fio version": "fio-3.33", "jobs": jobs})
+    result = measure_with_fake(tmp_path, monkeypatch, f"echo \"$@\" > '{tmp_path}/options'; echo 'note {output}'")
+    assert result == {
+        "accelerators": 2,
+        "utilization": 0.5,
+        "fio_utilization": fio,
+        "difference_points": points,
+        "agrees": agrees,
+        "fio": "fio-3.33",
+    }
+    options = (tmp_path / "options").read_text().split()
+    expected = {"--io_size=49152", "--bs=4096", "--numjobs=2", "--thinktime=5000", "--thinktime_blocks=2"}
+    assert expected <= set(options), "6 steps of 2 records per job"
+    assert "--filename=a:b\\:c" in options
 
 
-@pytest.mark.long
-@needs_fio
-def test_fast_storage_gives_the_utilization_of_fio(tmp_path: Path) -> None:
-    # The step is long, so that delays of a busy CPU are small.
-    own, fio = compare_with_fio(tmp_path, accelerators=1, seconds=0.5)
-    assert 100 * abs(own - fio) <= MAX_DIFFERENCE_POINTS
-    assert own > 0.9
+def test_failure_of_fio_is_reported_with_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TunelineError, match="fio failed: bad option"):
+        measure_with_fake(tmp_path, monkeypatch, "echo bad option >&2; exit 1")
 
 
-@pytest.mark.long
-@needs_fio
-def test_slow_storage_gives_the_utilization_of_fio(tmp_path: Path) -> None:
-    with throttle_reads(tmp_path):
-        own, fio = compare_with_fio(tmp_path, accelerators=2, seconds=0.1)
-    assert 100 * abs(own - fio) <= MAX_DIFFERENCE_POINTS
-    # The storage is the bottleneck: 2 × 4 × 110,592 bytes per step.
-    assert own == pytest.approx(0.1 * THROTTLED_BYTES_PER_SECOND / (2 * 4 * 110_592), abs=0.05)
-
-
-def test_missing_fio_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_that_fio_cannot_make_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for plan in (BenchmarkPlan(TINY, readers=1), BenchmarkPlan(replace(TINY, record_bytes=READ_BYTES + 1), 1)):
+        with pytest.raises(UsageError, match="--fio requires --accelerators, and records of at most 4 MiB"):
+            fio_check.check_workload(plan)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    error = refusal(1, "storage", "benchmark", tmp_path, "--accelerators", "1", "--fio", cwd=tmp_path)
-    assert (error["kind"], error["message"]) == ("engine_missing", "fio is not installed")
+    with pytest.raises(EngineMissingError, match="fio is not installed"):
+        fio_check.check_workload(BenchmarkPlan(TINY, 1))

@@ -56,7 +56,15 @@ def test_newer_keys_and_the_nested_form_of_dlio_are_read(tmp_path: Path) -> None
     [
         ("dataset: {num_files_train: 0}\ntrain: {computation_time: 1}", "dataset.num_files_train: found 0"),
         ("dataset: {num_files_train: 1}\ntrain: {computation_time: 1}", "dataset.record_length is missing"),
-        ("dataset: {num_files_train: 1, record_length: 9}\ntrain: {computation_time: 0}", "computation_time is not"),
+        (
+            "dataset: {num_files_train: 1, record_length: 9}\ntrain: {computation_time: 0}",
+            "computation_time is 0.0; expected",
+        ),
+        (
+            "dataset: {num_files_train: 1, record_length: .inf}\ntrain: {computation_time: 1}",
+            "record_length: found inf",
+        ),
+        ("dataset: {num_files_train: 1, record_length: 9}\ntrain: {computation_time: .inf}", "computation_time is inf"),
         ("dataset: [", "is not YAML"),
         ("just text", "workload.yaml: "),
     ],

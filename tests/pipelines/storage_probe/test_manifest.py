@@ -1,4 +1,4 @@
-"""docs/examples/storage-probe.yaml: a Job that is valid for every Kubernetes version and whose two pods find each other."""
+"""docs/examples/storage-probe.yaml and storage-benchmark.yaml: valid for every Kubernetes version; the probe's two pods find each other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests import kubernetes_schemas, pod_security
@@ -16,37 +17,44 @@ EXAMPLE = ROOT / "docs" / "examples" / "storage-probe.yaml"
 SMALL = ["--quick", "--size", "4MiB", "--no-fio", "--json"]
 
 
-def load_job() -> dict[str, Any]:
-    manifest: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+BENCHMARK_EXAMPLE = EXAMPLE.with_name("storage-benchmark.yaml")
+each_example = pytest.mark.parametrize("example", [EXAMPLE, BENCHMARK_EXAMPLE], ids=lambda path: path.stem)
+
+
+def load_job(example: Path = EXAMPLE) -> dict[str, Any]:
+    manifest: dict[str, Any] = yaml.safe_load(example.read_text(encoding="utf-8"))
     return manifest
 
 
-def test_job_is_valid_for_every_kubernetes_version() -> None:
-    assert kubernetes_schemas.problems(load_job()) == []
+@each_example
+def test_job_is_valid_for_every_kubernetes_version(example: Path) -> None:
+    assert kubernetes_schemas.problems(load_job(example)) == []
     for version in kubernetes_schemas.versions():
-        assert kubernetes_schemas.schema_problems(load_job(), version) == []
+        assert kubernetes_schemas.schema_problems(load_job(example), version) == []
 
 
-def test_pods_are_allowed_in_a_restricted_namespace() -> None:
-    assert pod_security.violations(load_job()["spec"]["template"]) == []
+@each_example
+def test_pods_are_allowed_in_a_restricted_namespace(example: Path) -> None:
+    assert pod_security.violations(load_job(example)["spec"]["template"]) == []
 
 
-def test_volume_owner_is_documented_as_a_value_to_change() -> None:
+@each_example
+def test_volume_owner_is_documented_as_a_value_to_change(example: Path) -> None:
     overlays = [
         yaml.safe_load(file.read_text(encoding="utf-8"))
         for file in (ROOT / "deploy" / "overlays").glob("*/platform.yaml")
     ]
-    pods = load_job()["spec"]["template"]["spec"]["securityContext"]
+    pods = load_job(example)["spec"]["template"]["spec"]["securityContext"]
     assert {overlay["security"]["run_as_user"] for overlay in overlays} != {pods["runAsUser"]}, (
         "all overlays have this user; the page need not mention it"
     )
     head = " ".join(
-        line.removeprefix("# ") for line in EXAMPLE.read_text(encoding="utf-8").splitlines() if line.startswith("# ")
+        line.removeprefix("# ") for line in example.read_text(encoding="utf-8").splitlines() if line.startswith("# ")
     )
     (row,) = (
         line
         for line in (ROOT / "docs" / "storage.md").read_text(encoding="utf-8").splitlines()
-        if line.startswith("| Kubernetes |")
+        if line.startswith("| Kubernetes |") and example.name in line
     )
     for text in (head, row):
         assert "claim" in text
