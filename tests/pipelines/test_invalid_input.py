@@ -1395,6 +1395,7 @@ STORAGE_BENCHMARK_ERRORS = {  # the tests are in tests/pipelines/storage_benchma
     "--fio requires --accelerators, and records of at most 4 MiB": ("usage", 2),
     "fio is not installed": ("engine_missing", 1),
     "fio failed: …": ("failed", 1),
+    "… of … rank processes started: …": ("failed", 1),
     "a rank process ended with exit code …": ("failed", 1),
     "--workload '…' is not a workload or a file": ("usage", 2),
     "…: dataset.record_length is missing": ("configuration", 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -34,23 +35,13 @@ def run_ranks(group: HostGroup, tasks: list[Json]) -> PhaseResult:
 
     Raises:
         OSError: the storage failed in a task.
-        TunelineError: a rank process was killed.
+        TunelineError: a rank process cannot be started, or was killed.
         PartnerError: another host failed.
     """
     own = [number for number, task in enumerate(tasks) if task.get("host", number) % group.hosts == group.rank]
     processes: list[subprocess.Popen[str]] = []
     try:
-        processes.extend(  # one by one, so that those already started end with an exception
-            subprocess.Popen(
-                WORKER_COMMAND,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the ranks
-                preexec_fn=process_control.die_with_parent,
-            )
-            for _ in own
-        )
+        _start_processes(processes, len(own))
         for number, process in zip(own, processes, strict=True):
             _send(process, json.dumps({"rank": number, **tasks[number]}))
         for process in processes:
@@ -70,6 +61,28 @@ def run_ranks(group: HostGroup, tasks: list[Json]) -> PhaseResult:
     return PhaseResult(
         [by_rank[number] for number in range(len(tasks))], max(values["cpu_busy"] for values in gathered)
     )
+
+
+def _start_processes(processes: list[subprocess.Popen[str]], count: int) -> None:
+    """Append started processes to a list one by one, so that the caller can end them after an exception."""
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))  # two pipes per process
+    try:
+        for _ in range(count):
+            process = subprocess.Popen(
+                WORKER_COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the ranks
+                preexec_fn=process_control.die_with_parent,
+            )
+            processes.append(process)
+    except OSError as error:
+        raise TunelineError(
+            f"{len(processes)} of {count} rank processes started: {error.strerror}",
+            hint="Start fewer ranks per host, or raise its limits of open files and processes.",
+        ) from None
 
 
 def _send(process: subprocess.Popen[str], line: str) -> None:

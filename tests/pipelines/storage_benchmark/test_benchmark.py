@@ -225,6 +225,15 @@ def test_repeated_checkpoint_stops_within_a_file(storage: Path) -> None:
     assert rank_worker.write_files({**task, "seconds": 0}, lambda: None)["bytes"] == task["bytes"]
 
 
+def test_process_that_cannot_be_started_is_reported(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(TunelineError, match="0 of 2 rank processes started: Too many open files"):
+        run_ranks(HostGroup(storage), [{}, {}])
+
+
 def test_verdict_does_not_count_reads_from_memory_or_blame_slow_readers() -> None:
     small, cached = {"read_bytes_per_second": 50}, {"read_bytes_per_second": 500, "cache": "cached"}
     (item,) = benchmark_session.judge({"small_files": small, "model_loading": cached}, {"read": 100.0})
