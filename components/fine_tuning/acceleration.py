@@ -13,6 +13,7 @@ from components.common.models import compute_devices
 from components.common.models.model_shape import ModelShape
 from components.common.models.resource_formulas import (
     MAX_MEMORY_FRACTION,
+    ZERO3_BUFFER_BYTES,
     ParallelLayout,
     estimate_training_memory,
 )
@@ -207,6 +208,15 @@ def estimate_memory_parts(
     """
     # Preference objectives hold two sequences per row: chosen and rejected, or an answer and its KL completion.
     sequences = rows * (1 if config.objective_spec.is_causal else 2)
+    # Without FSDP2, TRL usually computes the reference of such an objective before the training; see `training`.
+    is_precomputed = config.objective_spec.precomputes_reference and config.strategy != "fsdp2"
+    has_reference = config.objective_spec.has_reference and config.adaptation_spec.trains_all_weights
+    layout = ParallelLayout(
+        data=config.processes,
+        stage=3 if config.is_sharded else 0,
+        gathers=True,
+        buffer_bytes=ZERO3_BUFFER_BYTES if config.strategy == "zero3" and gpu else 0,
+    )
     return estimate_training_memory(
         shape,
         rows=sequences,
@@ -218,7 +228,8 @@ def estimate_memory_parts(
         four_bit=gpu and config.adaptation_spec.holds_4bit_weights,
         fused=config.compile or (config.fused_kernels != "off" and util.find_spec("liger_kernel") is not None),
         whole_logits=not config.objective_spec.is_causal,
-        layout=ParallelLayout(data=config.processes, stage=3 if config.is_sharded else 0),
+        reference=has_reference and not is_precomputed,
+        layout=layout,
     )
 
 

@@ -15,9 +15,11 @@ from pipelines.cli.application import (
     EndpointOption,
     JsonOption,
     NamespaceOption,
+    SetOption,
     WorkdirOption,
     app,
     format_check,
+    load_config,
     print_result,
 )
 
@@ -40,12 +42,22 @@ def doctor(
         ),
     ] = None,
     ca_cert: CaCertOption = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "-c",
+            "--config",
+            help="Also check that this customization.yaml fits the machine, or the platform's requests.",
+        ),
+    ] = None,
+    sets: SetOption = [],  # noqa: B006
     workdir: WorkdirOption = DEFAULT_WORKDIR_PATH,
     as_json: JsonOption = False,
 ) -> int:
     """Check this machine, or a cluster (-p), for the requirements of tuneline. Show how to fix each failed check."""
     from components.common.reporting.check_findings import all_passed
 
+    customization = load_config(config, sets) if config or sets else None
     if platform is None:
         if context or token_file or ca_cert:
             raise UsageError(
@@ -55,9 +67,14 @@ def doctor(
         from pipelines.operations.machine_checks import check_machine
 
         results = check_machine(Workdir(workdir.absolute()))
+        if customization:
+            from pipelines.planning.fit_checks import check_machine_fit
+
+            results += check_machine_fit(customization, Workdir(workdir.absolute()))
     else:
         from pipelines.config.platform_config import load_platform
         from pipelines.kubeflow.preflight.cluster_checks import check_cluster
+        from pipelines.planning.fit_checks import build_cluster_check
 
         results = check_cluster(
             load_platform(platform),
@@ -66,6 +83,7 @@ def doctor(
             endpoint=endpoint,
             token_file=token_file,
             ca_cert=ca_cert,
+            additional={"fit of the customization": build_cluster_check(customization)} if customization else None,
         )
     lines = [format_check(result) for result in results]
     print_result({"ok": all_passed(results), "findings": results}, as_json, lines)

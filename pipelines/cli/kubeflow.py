@@ -141,11 +141,14 @@ def _compile(
     from pipelines.config.customization_config import load_customization
     from pipelines.config.platform_config import load_platform
     from pipelines.definition import compilation
+    from pipelines.planning import fit_checks
 
     cluster = load_platform(platform) if platform else None
     customization = load_customization(config, sets, resolve_paths=False)
     inputs = [path for path in (config, platform) if path]
     warnings = compilation.write_pipeline(customization, cluster, output, inputs=inputs, pipeline=pipeline)
+    if cluster:
+        warnings += fit_checks.list_warnings(customization, cluster)
     for warning in [] if quiet else warnings:
         print_text(f"tuneline: {warning}", file=sys.stderr)
     return warnings

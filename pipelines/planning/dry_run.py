@@ -718,18 +718,17 @@ def _estimate_disk(survey: RunSurvey) -> dict[str, int]:
         # the oldest checkpoint is removed after the newest checkpoint is complete
         kept = min(math.ceil(recipe.steps / interval), tuning.keep_checkpoints + 1)
         checkpoints.append(resource_formulas.estimate_checkpoint_bytes(recipe.shape, full=recipe.is_full) * kept)
-        parameters = recipe.shape.parameters if recipe.is_full or tuning.merge else recipe.shape.trainable
-        sizes.append(parameters * resource_formulas.FLOAT32_BYTES)
+        sizes.append(resource_formulas.estimate_model_bytes(recipe.shape, whole=recipe.is_full or tuning.merge))
     # MLflow has a copy of a small model; a sweep stores every recipe's model
     copies = 2 if max(sizes) <= config.model_registry.copy_limit_mb * 10**6 else 1
     model = copies * max(sizes) + (sum(sizes) if config.fine_tuning.sweep.vary else 0)
     dataset = 2 * sum(source.bytes for source in survey.sources)  # in the store and in the data repository's remote
-    weight = resource_formulas.BFLOAT16_BYTES if torch.cuda.is_available() else resource_formulas.FLOAT32_BYTES
+    repository = resource_formulas.estimate_repository_bytes(survey.largest.shape, gpu=torch.cuda.is_available())
     parts = {
         "checkpoints": ("fine_tuning", survey.sum_concurrent(checkpoints)),
         "dataset": ("data_curation", dataset),
         "model": ("fine_tuning", model),
-        "repository": ("triton_packaging", survey.largest.shape.parameters * weight),
+        "repository": ("triton_packaging", repository),
     }
     sizes_by_part = {name: 0 if stage in survey.cached else size for name, (stage, size) in parts.items()}
     free = shutil.disk_usage(filesystem.find_nearest_existing_path(survey.workdir.root)).free

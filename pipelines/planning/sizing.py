@@ -48,6 +48,7 @@ class SizingRequest:
         stage: ZeRO stage; FSDP is 3. None: 0 if that fits, otherwise 3.
         recomputation: activation checkpointing; auto enables it if the training does not fit without.
         models: models that are trained at the same time.
+        on_gpu: whether a GPU trains. On a CPU, `device` is a process's share of the host.
     """
 
     architecture: Architecture
@@ -84,6 +85,7 @@ class SizingRequest:
     gpu_hour_price: float | None = None
     kwh_price: float | None = None
     pue: float = 1.0
+    on_gpu: bool = True
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -265,18 +267,16 @@ def _measure_plan(
         rows=micro_batch * request.sequences,
         length=request.length,
         dropout=request.dropout,
-        gpu=True,
+        gpu=request.on_gpu,
         checkpointing=recomputation,
         optimizer_bytes=request.optimizer_bytes,
         four_bit=request.adaptation == "qlora",
         fused=request.fused,
         whole_logits=request.objective != "sft",
         offload=request.offload,
+        reference=request.objective in ("dpo", "grpo") and request.adapter is None,
         layout=layout,
     )
-    if request.objective in ("dpo", "grpo") and request.adapter is None:  # an adapter is disabled for the reference
-        memory["reference"] = layout.split(request.architecture.parameters * resource_formulas.BFLOAT16_BYTES, 3)
-        memory["total"] += memory["reference"]
     capacity = resource_formulas.MAX_MEMORY_FRACTION * (request.device.memory_bytes or 0.0)
     return TrainingPlan(layout, micro_batch, recomputation, memory, memory["total"] <= capacity)
 

@@ -40,7 +40,7 @@ class ParallelLayout:
         pipeline: groups of layers.
         context: processes that share each row.
         stage: ZeRO stage, 0 to 3. FSDP is stage 3.
-        gathers: whether to count the whole layers that a process of stage 3 holds. The dry run leaves them out.
+        gathers: whether to count the whole layers that a process of stage 3 holds.
         buffer_bytes: communication buffers of DeepSpeed, in place of these layers.
     """
 
@@ -83,6 +83,7 @@ def estimate_training_memory(
     master_weights: bool = True,
     offload: Offload = "",
     optimizer_in_backward: bool = False,
+    reference: bool = False,
     layout: ParallelLayout | None = None,
 ) -> dict[str, int]:
     """Estimate the peak memory of a training step, in bytes.
@@ -121,10 +122,13 @@ def estimate_training_memory(
         master_weights: whether trained weights are float32. False: weights and gradients have the compute precision.
         offload: what the host's memory holds: the optimizer's state with the float32 weights, or all states.
         optimizer_in_backward: whether each gradient is applied and freed at once, so that one layer has gradients.
+        reference: whether a frozen copy of the model computes the reference of the loss. An adapter needs no copy,
+            because the reference is the model without it.
         layout: distribution over processes. None: one process.
 
     Returns:
-        Bytes by part: {"weights", "gradients", "optimizer", "activations", "logits", "process", "total"}.
+        Bytes by part: {"weights", "gradients", "optimizer", "activations", "logits", "process", "total"}, and
+        "reference" if there is one.
     """
     width, layout = BFLOAT16_BYTES if gpu else FLOAT32_BYTES, layout or ParallelLayout()
     queries, keys = shape.query_width or shape.hidden, shape.key_width or shape.hidden
@@ -160,6 +164,8 @@ def estimate_training_memory(
     }
     if offload == "all":
         parts |= {"weights": 0, "gradients": 0}
+    if reference:
+        parts["reference"] = layout.split(shape.parameters * width, 3)
     if layout.buffer_bytes:
         parts["weights"] += layout.buffer_bytes
     elif layout.gathers and layout.stage == 3 and layout.shards > 1:
@@ -230,3 +236,23 @@ def estimate_checkpoint_bytes(shape: ModelShape, *, full: bool) -> int:
     the whole model.
     """
     return (shape.parameters if full else shape.trainable) * FLOAT32_BYTES + shape.trainable * 2 * FLOAT32_BYTES
+
+
+def estimate_model_bytes(shape: ModelShape, *, whole: bool) -> int:
+    """Return the size of a published model in float32: all weights, or those of the adapter."""
+    return (shape.parameters if whole else shape.trainable) * FLOAT32_BYTES
+
+
+def estimate_repository_bytes(shape: ModelShape, *, gpu: bool) -> int:
+    """Return the size of the weights in a Triton model repository; bfloat16 for a GPU."""
+    return shape.parameters * (BFLOAT16_BYTES if gpu else FLOAT32_BYTES)
+
+
+def estimate_loading_memory(shape: ModelShape, *, processes: int, sharded: bool, full: bool) -> int:
+    """Return the host memory in which the processes of one node load a model for training on GPUs.
+
+    Without sharding, each process loads the model into host memory, in float32 if all weights are trained. With
+    sharding, each process reads its shard onto its device.
+    """
+    weights = 0 if sharded else shape.parameters * (FLOAT32_BYTES if full else BFLOAT16_BYTES)
+    return processes * (weights + PROCESS_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from components.common.reporting.check_findings import CheckResult, check_result
@@ -58,6 +59,7 @@ def check_cluster(
     endpoint: str = "",
     token_file: Path | None = None,
     ca_cert: Path | None = None,
+    additional: Mapping[str, Check] | None = None,
 ) -> list[CheckResult]:
     """Return the results of all checks; if the API server does not answer, one failed result within ten seconds.
 
@@ -68,6 +70,7 @@ def check_cluster(
         endpoint: address of Kubeflow Pipelines; by default, the check of Kubeflow Pipelines is skipped.
         token_file: file with the token for Kubeflow Pipelines.
         ca_cert: PEM file with the CA certificate of Kubeflow Pipelines.
+        additional: checks to run after the others, by name.
     """
     try:
         api = cluster_api.connect(context)
@@ -80,7 +83,7 @@ def check_cluster(
         check_context.user = permission_checks.get_user_name(check_context)
         found = f"{check_context.user or 'unknown'}, in the namespace {check_context.namespace}"
         results.append(check_result("user", True, found, ""))
-        for name, check in CHECKS.items():
+        for name, check in {**CHECKS, **(additional or {})}.items():
             if "no namespace" in check_context.failed and name not in CLUSTER_SCOPED_CHECKS:
                 continue
             for result in run_check(name, check_context, check):

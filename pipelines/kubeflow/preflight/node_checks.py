@@ -70,6 +70,18 @@ def list_reachable_nodes(context: CheckContext) -> set[str]:
     }
 
 
+def list_training_nodes(context: CheckContext) -> list[JsonObject]:
+    """Return the nodes on which the training's pod may run.
+
+    Raises:
+        ForbiddenError: the caller may not list nodes.
+    """
+    demand = next(demand for demand in collect_demands(context.platform) if "fine_tuning" in demand.stages)
+    filters = _build_filters(demand)
+    nodes = context.api.list_items("/api/v1/nodes")
+    return [node for node in nodes if all(node_filter.accepts(node) for node_filter in filters)]
+
+
 def _build_filters(demand: PodDemand) -> list[NodeFilter]:
     """Return the conditions in the order of their checks: labels first, capacity last."""
     selector = demand.scheduling.node_selector

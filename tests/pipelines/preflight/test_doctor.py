@@ -22,10 +22,12 @@ from kubernetes.config import incluster_config
 
 from components.common.reporting.check_findings import CheckResult, all_passed
 from components.common.runtime.errors import TunelineError
+from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import Platform
 from pipelines.kubeflow.preflight import cluster_api, cluster_checks, image_checks, launcher_checks, service_checks
 from pipelines.kubeflow.preflight.check_context import CheckContext
 from pipelines.kubeflow.preflight.cluster_api import ClusterApi, ForbiddenError
+from pipelines.planning import fit_checks
 from tests import kubernetes_api, kubernetes_schemas
 from tests.kubernetes_api import KUEUE, Json, KubernetesApi, build_object, claim, kubeconfig, secret, storage_class
 from tests.pipelines.command import COMMAND, ROOT, environment
@@ -594,6 +596,15 @@ def test_complete_cluster_passes_all_checks(cluster: SimulatedCluster) -> None:
     assert by_name["nodes for fine_tuning"]["found"] == "2 of 3 fit: gpu-1, gpu-2"
     assert by_name["MLflow"]["found"] == f"MLflow 3.17.0 at {cluster.external.mlflow}"
     assert by_name["pod dry run"]["found"] == "the API server accepts all 11 pods"
+
+
+def test_customization_is_compared_with_the_gpus_of_the_nodes(cluster: SimulatedCluster) -> None:
+    tuning = {"base_model": "hf://meta-llama/Llama-3.1-8B", "adaptation": "full", "processes": 8, "strategy": "fsdp2"}
+    check = fit_checks.build_cluster_check(Customization.load(fine_tuning=tuning))
+    findings = index_by_name(list(check(CheckContext(cluster_api.connect(), cluster.platform, TEAM))))
+    assert "of 79.6 GiB per GPU" in findings["GPU memory for fine_tuning"]["found"]  # the label of the nodes
+    assert findings["GPUs for fine_tuning"]["found"].startswith("8 of 8 per node")
+    assert findings["memory for triton_packaging"]["hint"].startswith("Lower resources.triton_packaging.memory")
 
 
 @pytest.mark.parametrize("name", FAULTS)

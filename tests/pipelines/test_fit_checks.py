@@ -1,0 +1,127 @@
+"""A customization against a machine and against the requests of platform.yaml. Fast tier: formulas in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.common.models import compute_devices
+from components.common.reporting.check_findings import CheckResult
+from components.common.workspace.artifact_store import Workdir
+from pipelines.config.customization_config import Customization
+from pipelines.config.platform_config import Platform
+from pipelines.planning import fit_checks
+from pipelines.planning.run_demand import estimate_demand
+from tests.pipelines.test_sizing import size
+
+LLAMA = "hf://meta-llama/Llama-3.1-8B-Instruct"
+L40S = {"nvidia.com/gpu.product": "NVIDIA-L40S"}
+
+
+def customize(**tuning: Any) -> Customization:
+    return Customization.load(fine_tuning={"base_model": LLAMA, "max_length": 2048, **tuning})
+
+
+def request(training: dict[str, Any], **others: Any) -> Platform:
+    gpu = {"accelerator": "nvidia.com/gpu", "accelerators": 1, "memory": "64Gi", "scheduling": {"node_selector": L40S}}
+    return Platform.model_validate({"resources": {"fine_tuning": {**gpu, **training}}, **others})
+
+
+def check(config: Customization, platform: Platform) -> dict[str, CheckResult]:
+    return {result["name"]: result for result in fit_checks.check_platform_fit(config, platform)}
+
+
+def test_memory_equals_that_of_the_sizing() -> None:
+    demand = estimate_demand(customize(micro_batch_size=2), 48e9, on_gpu=True)
+    sized = size("--model", "llama-3.1-8b", "--gpu", "l40s:1", "--length", 2048, "--micro-batch", 2)
+    assert demand.plan.memory["total"] / 2**30 == pytest.approx(sized["memory_gib_per_gpu"], abs=0.01)
+
+
+def test_training_that_fits_passes_and_the_parts_are_listed() -> None:
+    result = check(customize(), request({}))["GPU memory for fine_tuning"]
+    assert result["ok"]
+    assert "of 44.7 GiB per GPU: weights 15.2, gradients 0.2, optimizer 0.3" in result["found"]
+
+
+def test_weights_that_exceed_the_gpu_are_an_error_with_the_largest_part() -> None:
+    result = check(customize(adaptation="full"), request({}))["GPU memory for fine_tuning"]
+    assert (result["ok"], result["needed"]) == (False, True)
+    assert "The largest part: optimizer." in result["hint"]
+
+
+def test_sharding_over_more_gpus_makes_it_fit() -> None:
+    sharded = customize(adaptation="full", processes=8, strategy="fsdp2")
+    assert check(sharded, request({"accelerators": 8, "memory": "64Gi"}))["GPU memory for fine_tuning"]["ok"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "accelerators", "needed", "hint"),
+    [
+        (4, 2, True, "Request 4 in resources.fine_tuning.accelerators"),
+        (2, 8, False, "the others stay idle"),
+    ],
+)
+def test_processes_without_a_gpu_and_idle_gpus_are_reported(
+    processes: int, accelerators: int, needed: bool, hint: str
+) -> None:
+    result = check(customize(processes=processes), request({"accelerators": accelerators}))["GPUs for fine_tuning"]
+    assert not result["ok"]
+    assert result["needed"] is needed
+    assert hint in result["hint"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "ok", "needed", "hint"),
+    [
+        ("16Gi", False, True, "Set resources.triton_packaging.memory to 68Gi or more"),
+        ("64Gi", False, False, "Set resources.triton_packaging.memory to 68Gi or more"),
+        ("72Gi", True, False, ""),
+        ("512Gi", False, False, "Lower resources.triton_packaging.memory towards 68Gi"),
+        ("", False, False, "Set resources.triton_packaging.memory to 68Gi or more"),
+    ],
+)
+def test_host_memory_is_compared_with_the_request(memory: str, ok: bool, needed: bool, hint: str) -> None:
+    platform = request({})
+    packaging = platform.resources.triton_packaging.model_copy(update={"memory": memory})
+    resources = platform.resources.model_copy(update={"triton_packaging": packaging})
+    result = check(customize(), platform.model_copy(update={"resources": resources}))["memory for triton_packaging"]
+    assert (result["ok"], not result["ok"] and result["needed"]) == (ok, needed)
+    assert hint in result["hint"]
+
+
+def test_requests_of_the_launcher_replace_those_of_the_step() -> None:
+    job = {"accelerator": "nvidia.com/gpu", "accelerators": 2, "memory": "16Gi", "runtime": "tuneline"}
+    trainjob = Platform.model_validate({"launcher": {"kind": "trainjob", "nodes": 2, "trainjob": job}})
+    found = check(customize(processes=4), trainjob)
+    assert "2 of 2 per node" in found["GPUs for fine_tuning"]["found"]
+    assert "Set launcher.trainjob.memory" in found["memory for fine_tuning"]["hint"]
+    assert "memory of the GPU is not known" in found["GPU memory for fine_tuning"]["found"]
+    slurm = Platform.model_validate({"launcher": {"kind": "slurm", "slurm": {"gres": "gpu:l40s:4", "memory": "90G"}}})
+    resources = fit_checks.find_training_resources(slurm)
+    assert (resources.accelerators, resources.memory, resources.gpu_bytes) == (4, 90 * 2**30, 48e9)
+
+
+def test_compilation_warns_about_certain_failures_only() -> None:
+    assert fit_checks.list_warnings(customize(), request({})) == []
+    (warning,) = fit_checks.list_warnings(customize(), request({"memory": "8Gi"}))
+    assert warning.startswith("memory for fine_tuning: 15.5 GiB of 8.0 GiB requested. Set resources.fine_tuning.memory")
+
+
+def test_unknown_model_is_not_checked() -> None:
+    (result,) = fit_checks.check_platform_fit(customize(base_model="hf://acme/secret-1"), request({}))
+    assert (result["ok"], result["needed"]) == (False, False)
+    assert "not a known model" in result["found"]
+
+
+def test_machine_is_compared_with_the_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute_devices, "select_device", lambda name: "cpu")
+    monkeypatch.setattr(compute_devices, "get_total_memory_bytes", lambda device: 40 * 2**30)
+    results = {
+        result["name"]: result for result in fit_checks.check_machine_fit(customize(), Workdir(tmp_path / "project"))
+    }
+    assert not results["memory for triton_packaging"]["ok"]  # two models of 30 GiB
+    assert results["memory for evaluation"]["ok"]
+    assert "weights 30.1" in results["memory for fine_tuning"]["found"]
+    assert "repository 30" in results["disk for a run"]["found"]
