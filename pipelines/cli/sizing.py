@@ -10,6 +10,7 @@ import typer
 from pipelines.cli.application import JsonOption, SetOption, app, load_config, open_reporter, print_result
 
 DATA, PLACE, SERVING, STORAGE, MONEY = "Data", "Layout", "Serving", "Storage", "Money and energy"
+SHARED = "Cluster that several models share"
 
 GpuOption = Annotated[
     str, typer.Option("--gpu", help="GPU type, or TYPE:COUNT. Without COUNT, the smallest number that fits.")
@@ -148,6 +149,72 @@ KwhPriceOption = Annotated[
 PueOption = Annotated[
     float, typer.Option("--pue", min=1, max=10, help="Power usage effectiveness.", rich_help_panel=MONEY)
 ]
+DemandOption = Annotated[
+    list[str],
+    typer.Option(
+        "--demand",
+        metavar="COUNTxMODEL",
+        help="Customizations of a model per month, such as 20x8b, for a cluster that all models share. Repeatable.",
+        rich_help_panel=SHARED,
+    ),
+]
+NodesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        min=1,
+        max=512,
+        help="Nodes of the cluster. Default: the smallest number that meets --max-wait-hours.",
+        rich_help_panel=SHARED,
+    ),
+]
+MaxWaitHoursOption = Annotated[
+    float,
+    typer.Option(
+        "--max-wait-hours",
+        min=0,
+        max=1e4,
+        help="Hours that 9 of 10 customizations may wait for GPUs.",
+        rich_help_panel=SHARED,
+    ),
+]
+TeamsOption = Annotated[
+    int,
+    typer.Option(
+        "--teams",
+        min=0,
+        max=1000,
+        help="Teams that always have one customization in progress, for the capacity per week. 0: enough to use every GPU.",
+        rich_help_panel=SHARED,
+    ),
+]
+QueueOption = Annotated[
+    str,
+    typer.Option("--queue", help="Kueue's queueing strategy: BestEffortFIFO or StrictFIFO.", rich_help_panel=SHARED),
+]
+ReadRateOption = Annotated[
+    str,
+    typer.Option("--read-rate", help="Read rate per second of the storage, such as 4GB.", rich_help_panel=SHARED),
+]
+StorageNodeOption = Annotated[
+    str,
+    typer.Option("--storage-node", help="PowerScale node to count: f210 or f710.", rich_help_panel=SHARED),
+]
+StorageNodeRateOption = Annotated[
+    str,
+    typer.Option(
+        "--storage-node-rate",
+        help="Measured rate per second of a storage node, such as 2GB. Default: its ports.",
+        rich_help_panel=SHARED,
+    ),
+]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, help="Seed of arrivals and durations.", rich_help_panel=SHARED)
+]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option("--report", help="HTML page with waiting time and use by number of nodes.", rich_help_panel=SHARED),
+]
 
 
 @app.command("size")
@@ -193,11 +260,27 @@ def size_customizations(
     gpu_hour_price: GpuHourPriceOption = None,
     kwh_price: KwhPriceOption = None,
     pue: PueOption = 1.0,
+    demand: DemandOption = [],  # noqa: B006
+    nodes: NodesOption = None,
+    max_wait_hours: MaxWaitHoursOption = 24.0,
+    teams: TeamsOption = 0,
+    queue: QueueOption = "BestEffortFIFO",
+    read_rate: ReadRateOption = "",
+    storage_node: StorageNodeOption = "",
+    storage_node_rate: StorageNodeRateOption = "",
+    seed: SeedOption = 42,
+    report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Estimate GPUs, memory, time, storage, energy and cost of a customization, without data, weights or torch."""
+    """Estimate GPUs, memory, time, storage, energy and cost of a customization, without data, weights or torch.
+
+    With --demand, size a cluster that several models share, from a simulation of its queue and storage.
+    """
+    from functools import partial
+
+    from components.common.artifacts import output_paths
     from components.common.runtime.errors import UsageError
-    from pipelines.planning import sizing, sizing_input, sizing_report
+    from pipelines.planning import cluster_report, cluster_size, sizing, sizing_input, sizing_report
     from pipelines.planning.serving_size import ServingRequest
     from pipelines.planning.storage_size import StorageRequest
 
@@ -206,7 +289,10 @@ def size_customizations(
         *([f"fine_tuning.adaptation={adaptation}"] if adaptation else []),
         *([f"fine_tuning.lora.rank={rank}"] if rank else []),
     ]
-    recipe = load_config(config, sets).fine_tuning
+    if demand and model:
+        raise UsageError("--demand and --model are combined", hint="Name the models in --demand, as COUNTxMODEL.")
+    customization = load_config(config, sets)
+    recipe = customization.fine_tuning
     device, gpus = sizing_input.parse_gpu(gpu)
     sizing_input.check_precision(device, precision)
     sizing_input.check_choices(
@@ -233,11 +319,11 @@ def size_customizations(
         stall_budget,
         sizing_input.parse_bytes("--write-rate", write_rate),
     )
-    request = sizing_input.build_request(
+    build = partial(
+        sizing_input.build_request,
         recipe,
         device,
         gpus,
-        model,
         precision=precision,
         stack=stack,
         objective=objective or None,
@@ -266,5 +352,27 @@ def size_customizations(
         kwh_price=kwh_price,
         pue=pue,
     )
-    result = sizing.size(request)
+    if demand:
+        counts = [cluster_size.parse_demand(text) for text in demand]
+        fractions = customization.data_curation.fractions
+        cluster = cluster_size.ClusterRequest(
+            tuple((count, build(name)) for count, name in counts),
+            nodes=nodes,
+            teams=teams,
+            max_wait_hours=max_wait_hours,
+            queue=queue,
+            read_rate=sizing_input.parse_bytes("--read-rate", read_rate),
+            write_rate=storage.write_bytes_per_second,
+            held_out_share=fractions.test / fractions.train,
+            storage_node=storage_node,
+            storage_node_rate=sizing_input.parse_bytes("--storage-node-rate", storage_node_rate),
+            seed=seed,
+        )
+        result = cluster_size.size_cluster(cluster)
+        if report:
+            output_paths.check_file(report, inputs=[path for path in (config,) if path])
+            output_paths.write_file(report, cluster_report.render_report(cluster, result))
+        print_result(result, as_json, lambda: cluster_report.format_cluster(result))
+        return
+    result = sizing.size(build(model))
     print_result(result, as_json, lambda: sizing_report.format_size(result))

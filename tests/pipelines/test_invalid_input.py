@@ -1354,7 +1354,7 @@ CURATION_ERRORS = {
 PLATFORM_ERRORS = {  # the test is in test_platform_check.py
     "the environment does not match platform.yaml: …": ("platform", 1),
 }
-SIZING_ERRORS = {  # the tests are in test_sizing.py
+SIZING_ERRORS = {  # the tests are in test_sizing.py and test_cluster_size.py
     "--gpu '…' is not a known accelerator": ("usage", 2),
     "the memory of --gpu … is not known": ("usage", 2),
     "--precision fp8: … has no fp8 rate": ("usage", 2),
@@ -1365,6 +1365,14 @@ SIZING_ERRORS = {  # the tests are in test_sizing.py
     "the training does not fit on …: …": ("usage", 2),
     "no number of GPUs finishes in … hours: …": ("usage", 2),
     "--deadline-hours needs the amount of data": ("usage", 2),
+    "--demand '…' is not COUNTxMODEL": ("usage", 2),
+    "--demand … needs the amount of data": ("usage", 2),
+    "--demand and --model are combined": ("usage", 2),
+    "--queue is '…'": ("usage", 2),
+    "--nodes …: a training needs … GPUs, and a node has …": ("usage", 2),
+    "no cluster of up to … nodes meets the demand with a wait of … hours": ("usage", 2),
+    "--storage-node '…' is not a known storage node": ("usage", 2),
+    "--storage-node …: … TB and … GB/s need more than … nodes": ("usage", 2),
     "--mean-length … exceeds the longest row, … tokens": ("usage", 2),
     "--concurrency …: weights and KV cache need … GB, more than 64 GPUs of … have": ("usage", 2),
 }

@@ -1,0 +1,91 @@
+"""The size of a shared cluster as lines of text, and as an HTML page with plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.common.reporting import html_report
+from pipelines.planning import cluster_size
+from pipelines.planning.cluster_size import ClusterRequest
+from pipelines.planning.throughput import CASES
+
+Json = Mapping[str, Any]
+WAITS = {"p50": "half wait at most", "p90": "9 of 10 wait at most"}
+PLOTTED_NODES = 6  # numbers of nodes in the plots, from the smallest cluster on
+
+
+def format_cluster(result: Json) -> list[str]:
+    """Return the result as lines: demand, cluster, waiting times, what limits it, and the bill of materials."""
+    weekly, wait, shares = result["customizations_per_week"], result["wait_hours"], result["utilization"]
+    capacity, binds = weekly["capacity"], result["binds"]
+    who = f"{result['teams']} teams" if result["teams"] else "enough teams"
+    lines = [
+        f"{'demand' if not n else '':<10}{item['per_month']} × {item['model']} a month: {_count(item['gpus'], 'GPU')} for "
+        f"{_format_cases(item['hours'])} hours each"
+        for n, item in enumerate(result["demand"])
+    ]
+    lines += [
+        f"cluster   {_count(result['nodes'], 'node')} with {result['gpus']} × {result['gpu']}, queue {result['queue']}",
+        f"weekly    {weekly['demand']:g} customizations asked; with {who}, {_format_cases(capacity)}, "
+        f"{capacity['drawn']:g} for a mixture of these cases",
+        f"wait      for GPUs: mean {wait['mean']:g}, half at most {wait['p50']:g}, 9 of 10 {wait['p90']:g}, "
+        f"99 of 100 {wait['p99']:g} hours",
+        f"use       {shares['gpus']:.1%} of the GPUs, {shares['read']:.1%} of the read rate, {shares['write']:.1%} of the "
+        f"write rate; GPUs wait for storage {result['transfer_share']:.1%} of their time",
+        f"bound     at capacity by {binds['bound']}: {binds['reason']}",
+    ]
+    for n, gain in enumerate(result["gains"]):
+        change = "less than the noise" if gain["is_noise"] else f"{gain['customizations_per_week']:+g}"
+        lines.append(
+            f"{'gains' if not n else '':<10}{gain['change']}: customizations a week at capacity {change}, "
+            f"wait of 9 of 10 {gain['p90_wait_hours']:+g} hours"
+        )
+    for n, item in enumerate(result["bill_of_materials"]):
+        quantity = f"{item['quantity']:g} {item['unit']}".strip()
+        lines.append(f"{'materials' if not n else '':<10}{item['item']}: {quantity}; {item['reason']}")
+    return lines + [f"{'assumed' if not n else '':<10}{text}" for n, text in enumerate(result["assumptions"])]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _format_cases(values: Mapping[str, float]) -> str:
+    return " – ".join(f"{values[case]:,g} {case}" for case in CASES)
+
+
+def render_report(request: ClusterRequest, result: Json) -> str:
+    """Return an HTML page: the bill of materials, and waiting time and capacity by number of nodes."""
+    measured = cluster_size.measure_nodes(request, PLOTTED_NODES)
+    counts = [size["nodes"] for size in measured]
+    waits = {name: (counts, [size[key] for size in measured]) for key, name in WAITS.items()}
+    asked = result["customizations_per_week"]["demand"]
+    weekly = {"asked": (counts, [asked] * len(counts))}
+    weekly |= {case: (counts, [size[case] for size in measured]) for case in CASES}
+    tiles = {
+        "nodes": result["nodes"],
+        "GPUs": result["gpus"],
+        "customizations a week": asked,
+        "hours of waiting, 9 of 10": result["wait_hours"]["p90"],
+    }
+    rows = [[item["item"], item["quantity"], item["unit"], item["reason"]] for item in result["bill_of_materials"]]
+    demand = ", ".join(f"{item['per_month']} × {item['model']}" for item in result["demand"])
+    return html_report.render_page(
+        "Size of a shared cluster",
+        f"{demand} a month on {result['gpu']}",
+        {
+            "Result": html_report.render_tiles(tiles),
+            "Bill of materials": html_report.render_table(["item", "quantity", "unit", "reason"], rows),
+            "Waiting time": html_report.plot_lines(
+                waits,
+                x="nodes",
+                y="hours",
+                caption=f"Waiting time for GPUs by number of nodes; {result['nodes']} chosen.",
+            ),
+            "Capacity": html_report.plot_lines(
+                weekly, x="nodes", y="customizations a week", caption="Customizations a week, asked and possible."
+            ),
+            "Assumptions": "".join(html_report.render_paragraph(text) for text in result["assumptions"]),
+        },
+    )
