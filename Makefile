@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 WORKDIR ?= .tuneline
 
-.PHONY: images images-check run test test-all test-cluster test-gpu quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-gpu bench-serving bench-storage soak vllm-package lint ui clean help
+.PHONY: images images-check run test test-all test-cluster test-gpu quality stress stress-training stress-deploy stress-launch bench-curation bench-fine-tuning bench-evaluation bench-explanation bench-gate bench-drift bench-cluster bench-gpu bench-serving bench-storage soak vllm-package lint ui clean help
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -81,6 +81,9 @@ bench-gate: $(VENV)/.ready ## Simulate the promotion gate over 16 distributions 
 
 bench-drift: $(VENV)/.ready ## Simulate the drift check (10 minutes); ARGS="--far FILE --language FILE": other texts; writes docs/benchmarks-drift.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.drift_simulation --near numpy scipy sklearn --markdown docs/benchmarks-drift.md $(ARGS)
+
+bench-cluster: $(VENV)/.ready ## Emulate a shared cluster, and compare it with the simulator (4 minutes); writes docs/cluster-emulation.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -P -m benchmarks.cluster_emulation $(ARGS)
 
 bench-gpu: ## Measure training, serving and scoring on one NVIDIA GPU with PYTHON; writes docs/benchmarks-gpu.md
 	@PYTHONPATH=. $(PYTHON) -m benchmarks.gpu --workdir $(WORKDIR)/benchmark-gpu --output $(WORKDIR)/benchmark-gpu/results $(ARGS)
