@@ -343,6 +343,9 @@ Measured in the emulation, and simulated. Throughput in customizations per minut
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
+A process that is alone loses the time from the end of a block to its next request, which no other process uses. On a busy machine,
+its transfers therefore take longer than simulated (`one team`).
+
 In an earlier run, the teams of `mixed` submitted at the same time, in random order. The throughput was then 33.4 per minute, and the simulator
 missed it by 13%. With the first six customizations in 200 random orders, it simulates 29.2 to 35.0. Teams now start 50 ms
 apart. A throughput of few customizations with GPUs of different number depends on their order; compare means of many.

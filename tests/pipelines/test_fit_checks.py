@@ -10,9 +10,11 @@ import pytest
 from components.common.models import compute_devices
 from components.common.reporting.check_findings import CheckResult
 from components.common.workspace.artifact_store import Workdir
+from components.fine_tuning import acceleration
 from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import Platform
-from pipelines.planning import fit_checks
+from pipelines.planning import fit_checks, sizing_input
+from pipelines.planning.architectures import find_architecture
 from pipelines.planning.run_demand import estimate_demand
 from tests.pipelines.test_sizing import size
 
@@ -37,6 +39,29 @@ def test_memory_equals_that_of_the_sizing() -> None:
     demand = estimate_demand(customize(micro_batch_size=2), 48e9, on_gpu=True)
     sized = size("--model", "llama-3.1-8b", "--gpu", "l40s:1", "--length", 2048, "--micro-batch", 2)
     assert demand.plan.memory["total"] / 2**30 == pytest.approx(sized["memory_gib_per_gpu"], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        {"adaptation": "lora"},
+        {"adaptation": "qlora", "activation_checkpointing": "on"},
+        {"adaptation": "full", "processes": 8, "strategy": "fsdp2"},
+        {"adaptation": "full", "processes": 8, "strategy": "zero3"},
+        {"adaptation": "full", "processes": 8, "strategy": "fsdp2", "objective": "dpo"},
+    ],
+)
+def test_memory_equals_that_of_the_training_check(tuning: dict[str, Any]) -> None:
+    config = customize(micro_batch_size=2, batch_size=16, fused_kernels="off", **tuning)
+    demand = estimate_demand(config, 400e9, on_gpu=True)
+    recipe = config.fine_tuning
+    adapter = sizing_input.count_adapter_parameters(find_architecture("llama-3.1-8b"), recipe)
+    shape = find_architecture("llama-3.1-8b").build_shape(adapter=adapter)
+    checkpointing = recipe.activation_checkpointing == "on"
+    parts = acceleration.estimate_memory_parts(
+        recipe, shape, rows=2, length=2048, gpu=True, checkpointing=checkpointing
+    )
+    assert demand.plan.memory == parts
 
 
 def test_training_that_fits_passes_and_the_parts_are_listed() -> None:
