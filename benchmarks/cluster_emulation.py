@@ -364,7 +364,7 @@ Each customization reads its model, computes, writes a checkpoint, computes, wri
 - Computing is a known time. The simulation of a plan adds the uncertainty of the [estimated times](sizing-validation.md), which is larger.
 - Training on several nodes is not emulated.
 
-Measured {date} at commit `{commit}` on {cores} cores of {processor}, with a load of {load} from other work, Python {python}.
+Measured {date} on {cores} cores of {processor}, with a load of {load} from other work, Python {python}.
 """
 
 

@@ -56,6 +56,7 @@ def doctor(
 ) -> int:
     """Check this machine, or a cluster (-p), for the requirements of tuneline. Show how to fix each failed check."""
     from components.common.reporting.check_findings import all_passed
+    from pipelines.planning import fit_checks
 
     customization = load_config(config, sets) if config or sets else None
     if platform is None:
@@ -68,13 +69,10 @@ def doctor(
 
         results = check_machine(Workdir(workdir.absolute()))
         if customization:
-            from pipelines.planning.fit_checks import check_machine_fit
-
-            results += check_machine_fit(customization, Workdir(workdir.absolute()))
+            results += fit_checks.check_machine_fit(customization, Workdir(workdir.absolute()))
     else:
         from pipelines.config.platform_config import load_platform
         from pipelines.kubeflow.preflight.cluster_checks import check_cluster
-        from pipelines.planning.fit_checks import build_cluster_check
 
         results = check_cluster(
             load_platform(platform),
@@ -83,7 +81,7 @@ def doctor(
             endpoint=endpoint,
             token_file=token_file,
             ca_cert=ca_cert,
-            additional={"fit of the customization": build_cluster_check(customization)} if customization else None,
+            additional=fit_checks.build_cluster_checks(customization) if customization else None,
         )
     lines = [format_check(result) for result in results]
     print_result({"ok": all_passed(results), "findings": results}, as_json, lines)

@@ -26,7 +26,8 @@ def format_cluster(result: Json) -> list[str]:
         for n, item in enumerate(result["demand"])
     ]
     lines += [
-        f"cluster   {_count(result['nodes'], 'node')} with {result['gpus']} × {result['gpu']}, queue {result['queue']}",
+        f"cluster   {_count(result['nodes'], 'node')} with {result['gpus']} × {result['gpu']}, queue {result['queue']}"
+        + ("" if result["keeps_up"] else "; the queue grows: the cluster does not keep up with the demand"),
         f"weekly    {weekly['demand']:g} customizations asked; with {who}, {_format_cases(capacity)}, "
         f"{capacity['drawn']:g} for a mixture of these cases",
         f"wait      for GPUs: mean {wait['mean']:g}, half at most {wait['p50']:g}, 9 of 10 {wait['p90']:g}, "

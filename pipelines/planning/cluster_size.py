@@ -155,6 +155,7 @@ def size_cluster(request: ClusterRequest) -> Json:
             "completed": _round(waits["completed_per_week"]),
             "capacity": {**{case: _round(value) for case, value in capacity.items()}, "drawn": _round(drawn)},
         },
+        "keeps_up": _keeps_up(waits, workloads, cluster),
         "wait_hours": {name: _round(waits[name] / HOUR) for name in ("mean", "p50", "p90", "p99")},
         "utilization": _measure_utilization(result, cluster),
         "utilization_at_capacity": _measure_utilization(saturated, cluster),
@@ -318,7 +319,7 @@ def _choose_cluster(
         if request.nodes is not None:
             return cluster, arrivals
         waits = _summarize(simulate(cluster, arrivals), arrivals)
-        if waits["p90"] <= request.max_wait_hours * HOUR:
+        if waits["p90"] <= request.max_wait_hours * HOUR and _keeps_up(waits, workloads, cluster):
             return cluster, arrivals
     raise UsageError(
         f"no cluster of up to {MAX_NODES} nodes meets the demand with a wait of {request.max_wait_hours:g} hours",
@@ -326,8 +327,14 @@ def _choose_cluster(
     )
 
 
+def _keeps_up(waits: Mapping[str, float], workloads: Sequence[Workload], cluster: Cluster) -> bool:
+    """Return whether the GPUs that the demand holds on average exist; otherwise the queue grows without limit."""
+    per_second = sum(workload.count for workload in workloads) / WEEKS_PER_MONTH / WEEK
+    return waits["gpu_seconds"] * per_second <= cluster.gpus
+
+
 def _summarize(result: SimulationResult, jobs: Sequence[Job]) -> dict[str, float]:
-    """Return waiting times and shares without the warm-up, in seconds and customizations per week."""
+    """Return waiting times, GPU-seconds and shares per customization without the warm-up, and those that ended per week."""
     records = result.records[round(WARM_UP_SHARE * len(jobs)) :]
     waits = sorted(record.wait for record in records)
     span = max(record.finish for record in records) - records[0].arrival
@@ -337,6 +344,7 @@ def _summarize(result: SimulationResult, jobs: Sequence[Job]) -> dict[str, float
         "p90": _pick(waits, 0.9),
         "p99": _pick(waits, 0.99),
         "completed_per_week": len(records) / span * WEEK,
+        "gpu_seconds": statistics.fmean(record.gpu_seconds for record in records),
         "transfer_share": sum(record.gpu_transfer_seconds for record in records)
         / sum(record.gpu_seconds for record in records),
     }
@@ -450,9 +458,10 @@ def _list_materials(
               f"the largest base model is read in {MODEL_LOAD_SECONDS / 60:g} minutes; without the traffic between GPUs of several nodes"),
         _item("usable storage", capacity / 1e12, "TB", reason),
         _item("storage, read", cluster.read_rate / 1e9, "GB/s",
-              "as given" if request.read_rate else f"a training reads its base model in {MODEL_LOAD_SECONDS / 60:g} minutes"),
+              "as given" if request.read_rate else f"a training alone reads its base model in {MODEL_LOAD_SECONDS / 60:g} minutes; "
+              f"GPUs wait for the storage {waits['transfer_share']:.1%} of the time that they are held"),
         _item("storage, write", cluster.write_rate / 1e9, "GB/s",
-              "as given" if request.write_rate else "checkpoints stay within the stall budget, and a model is written in "
+              "as given" if request.write_rate else "a training alone writes checkpoints within the stall budget, and a model in "
               f"{MODEL_LOAD_SECONDS / 60:g} minutes"),
     ]  # fmt: skip
     if request.storage_node:

@@ -35,6 +35,7 @@ MAX_REQUEST_RATIO = 2.0
 MIN_REPORTED_BYTES = 16 * GIB  # a smaller surplus is not worth a change
 MEMORY_LABEL, PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"  # of NVIDIA's GPU feature discovery
 MIB = 2**20
+FIT_CHECK = "fit of the customization"
 STAGES = ("fine_tuning", "evaluation", "triton_packaging")
 
 
@@ -67,7 +68,7 @@ def check_machine_fit(config: Customization, workdir: Workdir) -> list[CheckResu
         on_gpu, memory = device != "cpu", compute_devices.get_total_memory_bytes(device)
         demand = estimate_demand(config, memory, on_gpu=on_gpu)
     except TunelineError as error:
-        return [skipped_check("fit of the customization", error.message, error.hint)]
+        return [skipped_check(FIT_CHECK, error.message, error.hint)]
     results = []
     if on_gpu:
         processes, count = demand.config.processes, compute_devices.count_devices(device) or 1
@@ -112,7 +113,7 @@ def check_platform_fit(config: Customization, platform: Platform, gpu_bytes: flo
             evaluates_on_gpu=bool(platform.resources.evaluation.accelerator),
         )
     except TunelineError as error:
-        return [skipped_check("fit of the customization", error.message, error.hint)]
+        return [skipped_check(FIT_CHECK, error.message, error.hint)]
     results = list(_check_accelerators(demand, training)) if on_gpu else []
     if on_gpu and gpu_bytes:
         results.append(_check_gpu_memory(demand, gpu_bytes))
@@ -130,17 +131,15 @@ def check_platform_fit(config: Customization, platform: Platform, gpu_bytes: flo
     return results
 
 
-def build_cluster_check(config: Customization) -> Check:
-    """Return a check of the platform that reads the memory of the GPUs from the labels of the cluster's nodes."""
+def build_cluster_checks(config: Customization) -> dict[str, Check]:
+    """Return the check of the platform by name; it reads the memory of the GPUs from the labels of the cluster's nodes."""
 
     def check(context: CheckContext) -> Iterator[CheckResult]:
-        sizes = [
-            _find_gpu_bytes(node["metadata"].get("labels") or {}) for node in node_checks.list_training_nodes(context)
-        ]
-        known = [size for size in sizes if size]
+        labels = [node["metadata"].get("labels") or {} for node in node_checks.list_training_nodes(context)]
+        known = [size for size in map(_find_gpu_bytes, labels) if size]
         yield from check_platform_fit(config, context.platform, min(known, default=None))
 
-    return check
+    return {FIT_CHECK: check}
 
 
 def list_warnings(config: Customization, platform: Platform) -> list[str]:

@@ -151,9 +151,11 @@ def test_slow_storage_and_few_teams_limit_the_capacity() -> None:
 
 
 def test_longer_waits_need_fewer_nodes() -> None:
-    busy = ("--demand", "4200x8b", "--gpu", "h200", *DATA)
+    busy = ("--demand", "4000x8b", "--gpu", "h200", *DATA)
     patient, hasty = (size(*busy, "--max-wait-hours", hours) for hours in (24, 0))
     assert patient["nodes"] < hasty["nodes"]
+    assert patient["keeps_up"]
+    assert not size(*busy, "--nodes", 1)["keeps_up"]
     assert hasty["wait_hours"]["p90"] == 0 < patient["wait_hours"]["p90"] <= 24
 
 

@@ -600,7 +600,7 @@ def test_complete_cluster_passes_all_checks(cluster: SimulatedCluster) -> None:
 
 def test_customization_is_compared_with_the_gpus_of_the_nodes(cluster: SimulatedCluster) -> None:
     tuning = {"base_model": "hf://meta-llama/Llama-3.1-8B", "adaptation": "full", "processes": 8, "strategy": "fsdp2"}
-    check = fit_checks.build_cluster_check(Customization.load(fine_tuning=tuning))
+    (check,) = fit_checks.build_cluster_checks(Customization.load(fine_tuning=tuning)).values()
     findings = index_by_name(list(check(CheckContext(cluster_api.connect(), cluster.platform, TEAM))))
     assert "of 79.6 GiB per GPU" in findings["GPU memory for fine_tuning"]["found"]  # the label of the nodes
     assert findings["GPUs for fine_tuning"]["found"].startswith("8 of 8 per node")
