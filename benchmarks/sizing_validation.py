@@ -141,7 +141,7 @@ class PublishedRun:
             master_weights=self.master_weights != "compute",
             offload=self.offload or "",
             optimizer_in_backward=bool(self.in_backward),
-            layout=ParallelLayout(data=self.gpus, stage=self.stage or 0, gathers=True, buffer_bytes=buffers),
+            layout=ParallelLayout(data=self.gpus, stage=self.stage or 0, buffer_bytes=buffers),
         )
         return parts["total"] / GIB
 

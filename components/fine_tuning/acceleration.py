@@ -208,13 +208,10 @@ def estimate_memory_parts(
     """
     # Preference objectives hold two sequences per row: chosen and rejected, or an answer and its KL completion.
     sequences = rows * (1 if config.objective_spec.is_causal else 2)
-    # Without FSDP2, TRL usually computes the reference of such an objective before the training; see `training`.
-    is_precomputed = config.objective_spec.precomputes_reference and config.strategy != "fsdp2"
     has_reference = config.objective_spec.has_reference and config.adaptation_spec.trains_all_weights
     layout = ParallelLayout(
         data=config.processes,
         stage=3 if config.is_sharded else 0,
-        gathers=True,
         buffer_bytes=ZERO3_BUFFER_BYTES if config.strategy == "zero3" and gpu else 0,
     )
     return estimate_training_memory(
@@ -228,7 +225,7 @@ def estimate_memory_parts(
         four_bit=gpu and config.adaptation_spec.holds_4bit_weights,
         fused=config.compile or (config.fused_kernels != "off" and util.find_spec("liger_kernel") is not None),
         whole_logits=not config.objective_spec.is_causal,
-        reference=has_reference and not is_precomputed,
+        reference=has_reference and not config.precomputes_reference,
         layout=layout,
     )
 

@@ -490,6 +490,14 @@ class FineTuningConfig(Section):
         return self.strategy in SHARDED_STRATEGIES
 
     @property
+    def precomputes_reference(self) -> bool:
+        """Whether TRL computes the reference of the loss before the training, if the training visits every row.
+
+        TRL hashes the model for it, which fails on FSDP2's shards.
+        """
+        return self.objective_spec.precomputes_reference and self.strategy != "fsdp2"
+
+    @property
     def has_sharded_checkpoints(self) -> bool:
         """Whether the processes write their shards to FSDP2's checkpoints. They hold equal adapters, which one writes."""
         return self.strategy == "fsdp2" and self.adaptation_spec.trains_all_weights

@@ -317,11 +317,9 @@ def _build_arguments(
         # TRL loads no reference model, and `reference_free_trainer` computes none.
         options["precompute_ref_log_probs"] = True
     elif objective.precomputes_reference:
-        # Precompute the log-probabilities of the reference model only if training visits every row. TRL hashes the
-        # model for it, which fails on FSDP2's shards.
         drawn = training_plan.count_rows_seen(epoch_examples, epoch_examples, steps.total, config)
         visits_every_row = drawn >= splits.train.counts.examples
-        options["precompute_ref_log_probs"] = visits_every_row and config.strategy != "fsdp2"
+        options["precompute_ref_log_probs"] = visits_every_row and config.precomputes_reference
     arguments: TrainingArguments = getattr(trl, f"{objective.trl_method}Config")(
         output_dir=job.state,
         max_length=None,

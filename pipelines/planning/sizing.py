@@ -23,7 +23,8 @@ from pipelines.planning.storage_size import StorageRequest, size_storage
 GIB = 2**30
 Json = dict[str, Any]
 ADAPTATIONS = ("full", "lora", "qlora", "p_tuning")
-OBJECTIVES = ("sft", "dpo", "grpo")
+OBJECTIVES = ("sft", "dpo", "kto", "orpo", "simpo", "grpo")
+REFERENCE_OBJECTIVES = ("dpo", "kto", "grpo")  # the loss compares with the model before the training
 DEFAULT_LENGTH = 2048
 MICRO_BATCHES = (16, 8, 4, 2, 1)
 GPU_COUNTS = (1, 2, 4, *range(8, 1025, 8))
@@ -48,6 +49,7 @@ class SizingRequest:
         stage: ZeRO stage; FSDP is 3. None: 0 if that fits, otherwise 3.
         recomputation: activation checkpointing; auto enables it if the training does not fit without.
         models: models that are trained at the same time.
+        precomputes_reference: whether the reference model has read the rows before the training, and is not in memory.
         on_gpu: whether a GPU trains. On a CPU, `device` is a process's share of the host.
     """
 
@@ -85,6 +87,7 @@ class SizingRequest:
     gpu_hour_price: float | None = None
     kwh_price: float | None = None
     pue: float = 1.0
+    precomputes_reference: bool = False
     on_gpu: bool = True
     assumptions: tuple[str, ...] = ()
 
@@ -105,8 +108,13 @@ class SizingRequest:
 
     @property
     def sequences(self) -> int:
-        """Sequences per row: a preference row has two answers."""
-        return 2 if self.objective == "dpo" else 1
+        """Sequences per row: a preference row has two answers, and KTO adds a completion of another row."""
+        return 1 if self.objective in ("sft", "grpo") else 2
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a reference model reads the tokens too."""
+        return self.objective in REFERENCE_OBJECTIVES
 
 
 @dataclass(frozen=True)
@@ -238,7 +246,7 @@ def choose_plan(request: SizingRequest) -> tuple[TrainingPlan, Bound, str]:
 def build_plan(request: SizingRequest, gpus: int) -> TrainingPlan:
     """Return the layout on a number of GPUs: the lowest ZeRO stage, and no recomputation, if that fits."""
     split = request.tensor * request.pipeline * request.context
-    base = ParallelLayout(gpus // split, request.tensor, request.pipeline, request.context, gathers=True)
+    base = ParallelLayout(gpus // split, request.tensor, request.pipeline, request.context)
     buffers = resource_formulas.ZERO3_BUFFER_BYTES if request.deepspeed else 0
     stages = [request.stage] if request.stage is not None else [0, 3] if base.shards > 1 else [0]
     choices = {"auto": (False, True), "on": (True,), "off": (False,)}[request.recomputation]
@@ -274,7 +282,7 @@ def _measure_plan(
         fused=request.fused,
         whole_logits=request.objective != "sft",
         offload=request.offload,
-        reference=request.objective in ("dpo", "grpo") and request.adapter is None,
+        reference=request.has_reference and request.adapter is None and not request.precomputes_reference,
         layout=layout,
     )
     capacity = resource_formulas.MAX_MEMORY_FRACTION * (request.device.memory_bytes or 0.0)
@@ -285,7 +293,7 @@ def _count_flops(request: SizingRequest, recomputation: bool) -> float:
     """Return the FLOPs per token, with the forward pass of a reference model."""
     shape, length = request.shape, request.row_tokens
     flops = resource_formulas.estimate_training_flops(shape, length, checkpointing=recomputation)
-    return flops + (0.0 if request.objective == "sft" else resource_formulas.estimate_forward_flops(shape, length))
+    return flops + (resource_formulas.estimate_forward_flops(shape, length) if request.has_reference else 0.0)
 
 
 def _estimate_rates(
@@ -367,8 +375,9 @@ def _list_assumptions(request: SizingRequest, plan: TrainingPlan) -> list[str]:
         assumptions.append(
             f"generation takes {request.generation_share:.0%} of the time; the rollout engine is not sized"
         )
-    if request.objective == "dpo":
-        assumptions.append("tokens count both answers, and the reference model reads them once more")
+    if request.sequences == 2:
+        again = ", and the reference model reads them once more" if request.has_reference else ""
+        assumptions.append(f"tokens count both answers{again}")
     if request.epoch_tokens is None:
         assumptions.append("the amount of data is not given, so that time, energy and cost are left out")
     if request.kwh_price is not None and request.device.watts is None:

@@ -119,7 +119,8 @@ def build_request(
     objective = config.objective
     recipe: dict[str, Any] = {
         "adaptation": config.adaptation,
-        "objective": "sft" if objectives.OBJECTIVES[objective].is_causal else "dpo",
+        "objective": "sft" if objectives.OBJECTIVES[objective].is_causal else objective,
+        "precomputes_reference": config.precomputes_reference and not options.get("objective"),
         "adapter": count_adapter_parameters(architecture, config),
         "optimizer_bytes": OPTIMIZERS[config.optimizer].state_bytes,
         "dropout": config.has_lora_dropout,

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import sizing_validation as validation
 from benchmarks.sizing_validation import PublishedRun
+from components.fine_tuning.recipe_defaults import MAX_ESTIMATE_RATIO
 from pipelines.planning import throughput
 
 ROUNDED_RUN = "bridge-qwen3-30b-a3b-16xh100"  # published as 121 TFLOP/s
@@ -46,6 +47,12 @@ def test_memory_median_meets_the_goal_and_few_runs_miss(runs: list[PublishedRun]
     assert statistics.median(errors.values()) <= validation.MEMORY_MEDIAN_GOAL
     assert sum(error > validation.MEMORY_WORST_GOAL for error in errors.values()) <= MAX_MEMORY_MISSES
     assert all(error <= 0.02 for name, error in errors.items() if name.startswith("tuneline-"))
+
+
+def test_no_published_run_on_several_gpus_would_be_refused(runs: list[PublishedRun]) -> None:
+    errors = {run.id: error for run, _, error in validation.check_memory(runs) if run.gpus > 1}
+    assert len(errors) > 15
+    assert {name: error for name, error in errors.items() if 1 + error > MAX_ESTIMATE_RATIO} == {}
 
 
 def test_speeds_are_inside_the_band_of_the_other_runs(runs: list[PublishedRun]) -> None:

@@ -40,8 +40,7 @@ class ParallelLayout:
         pipeline: groups of layers.
         context: processes that share each row.
         stage: ZeRO stage, 0 to 3. FSDP is stage 3.
-        gathers: whether to count the whole layers that a process of stage 3 holds.
-        buffer_bytes: communication buffers of DeepSpeed, in place of these layers.
+        buffer_bytes: communication buffers of DeepSpeed, in place of the whole layers that a process of stage 3 gathers.
     """
 
     data: int = 1
@@ -49,7 +48,6 @@ class ParallelLayout:
     pipeline: int = 1
     context: int = 1
     stage: int = 0
-    gathers: bool = False
     buffer_bytes: int = 0
 
     @property
@@ -168,7 +166,7 @@ def estimate_training_memory(
         parts["reference"] = layout.split(shape.parameters * width, 3)
     if layout.buffer_bytes:
         parts["weights"] += layout.buffer_bytes
-    elif layout.gathers and layout.stage == 3 and layout.shards > 1:
+    elif layout.stage == 3 and layout.shards > 1:
         # the layer that computes, and the next one or the output head
         layer_bytes = (shape.parameters - ends) // shape.layers * (NF4_BYTES if four_bit else width)
         head_bytes = shape.vocabulary * shape.hidden * width
