@@ -74,8 +74,9 @@ def doctor(
         from pipelines.config.platform_config import load_platform
         from pipelines.kubeflow.preflight.cluster_checks import check_cluster
 
+        target = load_platform(platform)
         results = check_cluster(
-            load_platform(platform),
+            target,
             context=context,
             namespace=namespace,
             endpoint=endpoint,
@@ -83,6 +84,8 @@ def doctor(
             ca_cert=ca_cert,
             additional=fit_checks.build_cluster_checks(customization) if customization else None,
         )
+        if customization and not all_passed([result for result in results if result["name"] == "cluster"]):
+            results += fit_checks.check_platform_fit(customization, target)  # the cluster did not answer
     lines = [format_check(result) for result in results]
     print_result({"ok": all_passed(results), "findings": results}, as_json, lines)
     return 0 if all_passed(results) else EXIT_FAILED

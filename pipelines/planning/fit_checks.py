@@ -17,7 +17,7 @@ from components.common.launch.kubernetes.pod_settings import PodSettings
 from components.common.models import compute_devices, resource_formulas
 from components.common.models.accelerators import Accelerator, load_accelerators
 from components.common.reporting.check_findings import CheckResult, check_result, skipped_check
-from components.common.runtime.errors import TunelineError
+from components.common.runtime.errors import TunelineError, UsageError
 from components.common.runtime.filesystem import find_nearest_existing_path
 from components.common.workspace.artifact_store import Workdir
 from components.fine_tuning.recipe_defaults import MAX_ESTIMATE_RATIO
@@ -26,12 +26,14 @@ from pipelines.config.platform_config import Platform
 from pipelines.definition import pod_spec
 from pipelines.kubeflow.preflight import node_checks
 from pipelines.kubeflow.preflight.check_context import Check, CheckContext, parse_amount
+from pipelines.kubeflow.preflight.cluster_api import ForbiddenError
 from pipelines.planning.run_demand import RunDemand, estimate_demand
 from pipelines.planning.sizing import GIB
 from pipelines.steps import step_launcher
 
-# A request of more than twice the estimate is reported. The largest error of the estimate is 32% (docs/sizing-validation.md).
-MAX_REQUEST_RATIO = 2.0
+MAX_REQUEST_RATIO = (
+    2.0  # a larger request is reported; the largest known error of an estimate is 32% (docs/sizing-validation.md)
+)
 MIN_REPORTED_BYTES = 16 * GIB  # a smaller surplus is not worth a change
 MEMORY_LABEL, PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"  # of NVIDIA's GPU feature discovery
 MIB = 2**20
@@ -66,9 +68,12 @@ def check_machine_fit(config: Customization, workdir: Workdir) -> list[CheckResu
     try:
         device = compute_devices.select_device(config.fine_tuning.device)
         on_gpu, memory = device != "cpu", compute_devices.get_total_memory_bytes(device)
-        demand = estimate_demand(config, memory, on_gpu=on_gpu)
     except TunelineError as error:
         return [skipped_check(FIT_CHECK, error.message, error.hint)]
+    try:
+        demand = estimate_demand(config, memory, on_gpu=on_gpu)
+    except UsageError:
+        return [_skip_unknown_model(config)]
     results = []
     if on_gpu:
         processes, count = demand.config.processes, compute_devices.count_devices(device) or 1
@@ -78,7 +83,7 @@ def check_machine_fit(config: Customization, workdir: Workdir) -> list[CheckResu
     total = compute_devices.get_total_memory_bytes("cpu")
     for stage in STAGES:
         needed = demand.host[stage]
-        parts = "" if on_gpu or stage != "fine_tuning" else f" ({_format_parts(demand)})"
+        parts = "" if on_gpu or stage != "fine_tuning" else f"; of each process: {_format_parts(demand)}"
         found = f"{_format_gib(needed)} of {_format_gib(total)}{parts}"
         hint = "Use a machine with more memory, a smaller model, or a smaller adaptation such as lora."
         needs_change = needed > resource_formulas.MAX_MEMORY_FRACTION * total
@@ -112,8 +117,8 @@ def check_platform_fit(config: Customization, platform: Platform, gpu_bytes: flo
             nodes=training.nodes,
             evaluates_on_gpu=bool(platform.resources.evaluation.accelerator),
         )
-    except TunelineError as error:
-        return [skipped_check(FIT_CHECK, error.message, error.hint)]
+    except UsageError:
+        return [_skip_unknown_model(config)]
     results = list(_check_accelerators(demand, training)) if on_gpu else []
     if on_gpu and gpu_bytes:
         results.append(_check_gpu_memory(demand, gpu_bytes))
@@ -132,11 +137,17 @@ def check_platform_fit(config: Customization, platform: Platform, gpu_bytes: flo
 
 
 def build_cluster_checks(config: Customization) -> dict[str, Check]:
-    """Return the check of the platform by name; it reads the memory of the GPUs from the labels of the cluster's nodes."""
+    """Return the check of the platform by name; it reads the memory of the GPUs from the labels of the cluster's nodes.
+
+    A caller who may not list nodes gets the comparison with the labels in platform.yaml.
+    """
 
     def check(context: CheckContext) -> Iterator[CheckResult]:
-        labels = [node["metadata"].get("labels") or {} for node in node_checks.list_training_nodes(context)]
-        known = [size for size in map(_find_gpu_bytes, labels) if size]
+        try:
+            nodes = node_checks.list_training_nodes(context)
+        except ForbiddenError:
+            nodes = []
+        known = [size for node in nodes if (size := _find_gpu_bytes(node["metadata"].get("labels") or {}))]
         yield from check_platform_fit(config, context.platform, min(known, default=None))
 
     return {FIT_CHECK: check}
@@ -200,6 +211,11 @@ def _find_product(product: str) -> Accelerator | None:
     ]
     # of equal driver names, the one with less memory
     return max(matches, key=lambda device: (len(device.driver), -(device.memory or 0)), default=None)
+
+
+def _skip_unknown_model(config: Customization) -> CheckResult:
+    reason = f"the shape of fine_tuning.base_model {config.fine_tuning.base_model!r} is not known"
+    return skipped_check(FIT_CHECK, reason, "Estimate it with `tuneline size --model` and the path of its config.json.")
 
 
 def _check_accelerators(demand: RunDemand, training: TrainingResources) -> Iterator[CheckResult]:

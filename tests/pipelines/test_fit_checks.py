@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,9 +15,13 @@ from components.common.workspace.artifact_store import Workdir
 from components.fine_tuning import acceleration
 from pipelines.config.customization_config import Customization
 from pipelines.config.platform_config import Platform
+from pipelines.kubeflow.preflight import node_checks
+from pipelines.kubeflow.preflight.check_context import CheckContext
+from pipelines.kubeflow.preflight.cluster_api import ForbiddenError
 from pipelines.planning import fit_checks, sizing_input
 from pipelines.planning.architectures import find_architecture
 from pipelines.planning.run_demand import estimate_demand
+from tests.pipelines.command import run_in_process
 from tests.pipelines.test_sizing import size
 
 LLAMA = "hf://meta-llama/Llama-3.1-8B-Instruct"
@@ -49,6 +55,9 @@ def test_memory_equals_that_of_the_sizing() -> None:
         {"adaptation": "full", "processes": 8, "strategy": "fsdp2"},
         {"adaptation": "full", "processes": 8, "strategy": "zero3"},
         {"adaptation": "full", "processes": 8, "strategy": "fsdp2", "objective": "dpo"},
+        {"adaptation": "full", "processes": 8, "objective": "dpo"},
+        {"adaptation": "full", "processes": 8, "objective": "kto"},
+        {"adaptation": "full", "processes": 8, "strategy": "fsdp2", "objective": "orpo"},
     ],
 )
 def test_memory_equals_that_of_the_training_check(tuning: dict[str, Any]) -> None:
@@ -137,7 +146,7 @@ def test_compilation_warns_about_certain_failures_only() -> None:
 def test_unknown_model_is_not_checked() -> None:
     (result,) = fit_checks.check_platform_fit(customize(base_model="hf://acme/secret-1"), request({}))
     assert (result["ok"], result["needed"]) == (False, False)
-    assert "not a known model" in result["found"]
+    assert "the shape of fine_tuning.base_model 'hf://acme/secret-1' is not known" in result["found"]
 
 
 def test_machine_is_compared_with_the_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,5 +157,29 @@ def test_machine_is_compared_with_the_demand(tmp_path: Path, monkeypatch: pytest
     }
     assert not results["memory for triton_packaging"]["ok"]  # two models of 30 GiB
     assert results["memory for evaluation"]["ok"]
-    assert "weights 30.1" in results["memory for fine_tuning"]["found"]
+    assert "of each process: weights 30.1" in results["memory for fine_tuning"]["found"]
     assert "repository 30" in results["disk for a run"]["found"]
+
+
+def test_platform_is_compared_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    platform = {"resources": {"fine_tuning": {"memory": "8Gi"}, "evaluation": {"memory": "900Gi"}}}
+    (tmp_path / "platform.yaml").write_text(json.dumps(platform), encoding="utf-8")
+    (tmp_path / "customization.yaml").write_text(json.dumps({"fine_tuning": {"base_model": LLAMA}}), encoding="utf-8")
+    arguments = ("doctor", "-p", "platform.yaml", "-c", "customization.yaml", "--json")
+    done = run_in_process(*arguments, cwd=tmp_path)
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 1
+    assert not findings["cluster"]["ok"]
+    assert findings["memory for fine_tuning"]["needed"]
+    assert findings["memory for evaluation"]["hint"].startswith("Lower resources.evaluation.memory")
+
+
+def test_forbidden_nodes_leave_the_labels_of_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(context: object) -> list[Any]:
+        raise ForbiddenError("nodes is forbidden")
+
+    monkeypatch.setattr(node_checks, "list_training_nodes", refuse)
+    (check_fit,) = fit_checks.build_cluster_checks(customize()).values()
+    results = check_fit(CheckContext(Mock(), request({}), "team"))
+    assert "of 44.7 GiB per GPU" in next(r["found"] for r in results if r["name"] == "GPU memory for fine_tuning")

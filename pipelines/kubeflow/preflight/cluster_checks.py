@@ -70,7 +70,7 @@ def check_cluster(
         endpoint: address of Kubeflow Pipelines; by default, the check of Kubeflow Pipelines is skipped.
         token_file: file with the token for Kubeflow Pipelines.
         ca_cert: PEM file with the CA certificate of Kubeflow Pipelines.
-        additional: checks to run after the others, by name.
+        additional: checks to run after the others, by name; they need no namespace.
     """
     try:
         api = cluster_api.connect(context)
@@ -84,7 +84,8 @@ def check_cluster(
         found = f"{check_context.user or 'unknown'}, in the namespace {check_context.namespace}"
         results.append(check_result("user", True, found, ""))
         for name, check in {**CHECKS, **(additional or {})}.items():
-            if "no namespace" in check_context.failed and name not in CLUSTER_SCOPED_CHECKS:
+            is_namespaced = name in CHECKS and name not in CLUSTER_SCOPED_CHECKS
+            if "no namespace" in check_context.failed and is_namespaced:
                 continue
             for result in run_check(name, check_context, check):
                 if result["needed"] and not result["ok"]:
