@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.cli.application import JsonOption, SetOption, app, load_config, open_reporter, print_result
+
+if TYPE_CHECKING:
+    from components.fine_tuning.config import FineTuningConfig
+    from pipelines.planning.cluster_size import ClusterRequest
 
 DATA, PLACE, SERVING, STORAGE, MONEY = "Data", "Layout", "Serving", "Storage", "Money and energy"
 SHARED = "Cluster that several models share"
@@ -35,7 +39,9 @@ AdaptationOption = Annotated[
     str, typer.Option("--adaptation", help="full, lora, qlora, p_tuning, … Default: that of the recipe.")
 ]
 RankOption = Annotated[int | None, typer.Option("--rank", min=1, help="Rank of LoRA. Default: that of the recipe.")]
-ObjectiveOption = Annotated[str, typer.Option("--objective", help="sft, dpo or grpo. Default: that of the recipe.")]
+ObjectiveOption = Annotated[
+    str, typer.Option("--objective", help="sft, dpo, kto, orpo, simpo or grpo. Default: that of the recipe.")
+]
 DatasetOption = Annotated[
     Path | None,
     typer.Option("--dataset", help="Dataset artifact, whose tokens are counted.", rich_help_panel=DATA),
@@ -198,7 +204,7 @@ ReadRateOption = Annotated[
 ]
 StorageNodeOption = Annotated[
     str,
-    typer.Option("--storage-node", help="PowerScale node to count: f210 or f710.", rich_help_panel=SHARED),
+    typer.Option("--storage-node", help="PowerScale node to count: f210.", rich_help_panel=SHARED),
 ]
 StorageNodeRateOption = Annotated[
     str,
@@ -278,9 +284,8 @@ def size_customizations(
     """
     from functools import partial
 
-    from components.common.artifacts import output_paths
     from components.common.runtime.errors import UsageError
-    from pipelines.planning import cluster_report, cluster_size, sizing, sizing_input, sizing_report
+    from pipelines.planning import cluster_size, sizing, sizing_input, sizing_report
     from pipelines.planning.serving_size import ServingRequest
     from pipelines.planning.storage_size import StorageRequest
 
@@ -291,6 +296,10 @@ def size_customizations(
     ]
     if demand and model:
         raise UsageError("--demand and --model are combined", hint="Name the models in --demand, as COUNTxMODEL.")
+    shared = {"--nodes": nodes, "--teams": teams, "--read-rate": read_rate, "--storage-node": storage_node,
+              "--storage-node-rate": storage_node_rate, "--report": report}  # fmt: skip
+    if not demand and (given := [option for option, value in shared.items() if value]):
+        raise UsageError(f"{given[0]} is given without --demand", hint="Give --demand COUNTxMODEL, such as 20x8b.")
     customization = load_config(config, sets)
     recipe = customization.fine_tuning
     device, gpus = sizing_input.parse_gpu(gpu)
@@ -308,9 +317,7 @@ def size_customizations(
     if dataset and (tokens or rows):
         raise UsageError("--dataset is combined with --tokens or --rows", hint="Give one of them.")
     if dataset:
-        with open_reporter("size", as_json) as reporter:
-            longest = length or recipe.max_length or sizing.DEFAULT_LENGTH
-            tokens, mean_length = sizing_input.count_dataset_tokens(dataset, recipe.base_model, longest, reporter)
+        tokens, mean_length = _count_tokens(dataset, recipe, length, as_json)
     storage = StorageRequest(
         sizing_input.parse_bytes("--raw", raw) or 0.0,
         versions,
@@ -353,10 +360,10 @@ def size_customizations(
         pue=pue,
     )
     if demand:
-        counts = [cluster_size.parse_demand(text) for text in demand]
+        counts = cluster_size.parse_demands(demand)
         fractions = customization.data_curation.fractions
         cluster = cluster_size.ClusterRequest(
-            tuple((count, build(name)) for count, name in counts),
+            tuple((count, build(name)) for name, count in counts.items()),
             nodes=nodes,
             teams=teams,
             max_wait_hours=max_wait_hours,
@@ -368,11 +375,29 @@ def size_customizations(
             storage_node_rate=sizing_input.parse_bytes("--storage-node-rate", storage_node_rate),
             seed=seed,
         )
-        result = cluster_size.size_cluster(cluster)
-        if report:
-            output_paths.check_file(report, inputs=[path for path in (config,) if path])
-            output_paths.write_file(report, cluster_report.render_report(cluster, result))
-        print_result(result, as_json, lambda: cluster_report.format_cluster(result))
+        _size_cluster(cluster, report, config, as_json)
         return
     result = sizing.size(build(model))
     print_result(result, as_json, lambda: sizing_report.format_size(result))
+
+
+def _count_tokens(dataset: Path, recipe: FineTuningConfig, length: int | None, as_json: bool) -> tuple[int, float]:
+    """Return the tokens of a dataset and their mean per row, of rows as long as the training's."""
+    from pipelines.planning import sizing, sizing_input
+
+    longest = length or recipe.max_length or sizing.DEFAULT_LENGTH
+    with open_reporter("size", as_json) as reporter:
+        return sizing_input.count_dataset_tokens(dataset, recipe.base_model, longest, reporter)
+
+
+def _size_cluster(request: ClusterRequest, report: Path | None, config: Path | None, as_json: bool) -> None:
+    """Simulate the cluster, write the report, and print the result."""
+    from components.common.artifacts import output_paths
+    from pipelines.planning import cluster_report, cluster_size
+
+    if report:
+        output_paths.check_file(report, inputs=[config] if config else [], example="cluster.html")
+    result = cluster_size.size_cluster(request)
+    if report:
+        output_paths.write_file(report, cluster_report.render_report(request, result))
+    print_result(result, as_json, lambda: cluster_report.format_cluster(result))

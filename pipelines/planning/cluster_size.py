@@ -5,6 +5,7 @@ The trainings are those of `sizing`; `cluster_simulation` adds the queue and the
 
 from __future__ import annotations
 
+import bisect
 import math
 import random
 import re
@@ -39,6 +40,7 @@ HOUR, WEEK = 3600.0, 7 * 24 * 3600.0
 WEEKS_PER_MONTH = 365.25 / 12 / 7
 SIMULATED_JOBS = 2000  # of the waiting times: years of customizations at the rate of the demand
 CAPACITY_JOBS = 1000  # of the throughput, which varies less
+CAPACITY_JOBS_PER_TEAM = 3  # at least: with fewer, many teams would have ended before the cluster is full
 WARM_UP_SHARE = 0.1  # of the customizations, which start in an empty cluster
 MAX_NODES = 512
 SATURATING_TEAMS_PER_GPU = 2  # one customization uses GPUs while another transfers its results
@@ -112,16 +114,20 @@ class Workload:
         )
 
 
-def parse_demand(text: str) -> tuple[int, str]:
-    """Return the number of customizations per month and the model of COUNTxMODEL.
+def parse_demands(texts: Sequence[str]) -> dict[str, int]:
+    """Return the number of customizations per month by model, of texts COUNTxMODEL; those of one model are added.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: a text has another form.
     """
-    match = DEMAND_PATTERN.fullmatch(text.strip())
-    if match is None or int(match[1]) == 0:
-        raise UsageError(f"--demand {text!r} is not COUNTxMODEL", hint="Give customizations per month, such as 20x8b.")
-    return int(match[1]), match[2]
+    counts: dict[str, int] = {}
+    for text in texts:
+        match = DEMAND_PATTERN.fullmatch(text.strip())
+        if match is None or int(match[1]) == 0:
+            hint = "Give customizations per month, such as 20x8b."
+            raise UsageError(f"--demand {text!r} is not COUNTxMODEL", hint=hint)
+        counts[match[2]] = counts.get(match[2], 0) + int(match[1])
+    return counts
 
 
 def size_cluster(request: ClusterRequest) -> Json:
@@ -313,14 +319,20 @@ def _choose_cluster(
                 f"--nodes {request.nodes}: a training needs {largest} GPUs, and a node has {device.node}",
                 hint=f"Give --nodes {math.ceil(largest / device.node)} or more.",
             )
-        least = request.nodes
-    for nodes in range(least, MAX_NODES + 1):
+        return Cluster((device.node,) * request.nodes, read, write, queue=request.queue), arrivals
+
+    def is_enough(nodes: int) -> bool:
         cluster = Cluster((device.node,) * nodes, read, write, queue=request.queue)
-        if request.nodes is not None:
-            return cluster, arrivals
         waits = _summarize(simulate(cluster, arrivals), arrivals)
-        if waits["p90"] <= request.max_wait_hours * HOUR and _keeps_up(waits, workloads, cluster):
-            return cluster, arrivals
+        return waits["p90"] <= request.max_wait_hours * HOUR and _keeps_up(waits, workloads, cluster)
+
+    too_small, nodes = least - 1, least
+    while nodes <= MAX_NODES and not is_enough(nodes):
+        too_small, nodes = nodes, nodes + 2 * (nodes - too_small)
+    candidates = range(too_small + 1, min(nodes, MAX_NODES) + 1)
+    found = bisect.bisect_left(candidates, True, key=is_enough)
+    if found < len(candidates):
+        return Cluster((device.node,) * candidates[found], read, write, queue=request.queue), arrivals
     raise UsageError(
         f"no cluster of up to {MAX_NODES} nodes meets the demand with a wait of {request.max_wait_hours:g} hours",
         hint="Lower --demand, or raise --max-wait-hours, --read-rate or --write-rate.",
@@ -363,8 +375,9 @@ def _measure_capacity(
     An unfinished customization counts with the share of its GPU-seconds that it has had. Otherwise the few large ones
     that happen to be unfinished would hide what a change of the cluster gains.
     """
-    jobs = _draw_jobs(request, workloads, case, CAPACITY_JOBS)
-    result = simulate(cluster, jobs, request.teams or SATURATING_TEAMS_PER_GPU * cluster.gpus)
+    teams = request.teams or SATURATING_TEAMS_PER_GPU * cluster.gpus
+    jobs = _draw_jobs(request, workloads, case, max(CAPACITY_JOBS, CAPACITY_JOBS_PER_TEAM * teams))
+    result = simulate(cluster, jobs, teams)
     done = 0.0
     for job, record in zip(jobs, result.records, strict=False):
         alone = sum(stage.gpus * _measure_alone(stage, cluster) for stage in job.stages)

@@ -12,11 +12,12 @@ from components.common.runtime.errors import UsageError
 from components.common.runtime.yaml_loading import load_yaml
 
 TERA = 10**12
-MAX_STORAGE_NODES = 252  # of a OneFS cluster
-MAX_STRIPE_NODES = (
-    9  # +2d:1n writes 16 + 2 units at most, on nine nodes (unstructureddatatips.com, OneFS protection overhead)
-)
-MAX_FILL = 0.9  # the rest is needed to rebuild a failed drive
+MAX_STORAGE_NODES = 252  # of a OneFS cluster (unstructureddatatips.com, PowerScale F210 platform node)
+# +2d:1n writes at most 16 + 2 units, on nine nodes (unstructureddatatips.com, 2021/08, OneFS protection overhead).
+MAX_STRIPE_NODES = 9
+# OneFS can be slower above 90% (unstructureddatatips.com, OneFS capacity management), and 10% is the advised space to
+# rebuild a failed drive (OneFS virtual hot spare).
+MAX_FILL = 0.9
 
 
 @dataclass(frozen=True)
@@ -96,5 +97,5 @@ def choose_storage_cluster(node: StorageNode, capacity: float, rate: float, node
     raise UsageError(
         f"--storage-node {node.name}: {capacity / TERA:,.0f} TB and {rate / 1e9:,.1f} GB/s need more than "
         f"{MAX_STORAGE_NODES} nodes",
-        hint="Choose a larger node, or lower --raw, --versions or --demand.",
+        hint="Lower --raw, --versions or --demand, or divide the demand between clusters.",
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from components.common.runtime.errors import TunelineError
-from pipelines.planning import cluster_size
+from pipelines.planning import cluster_report, cluster_size
 from pipelines.planning.cluster_simulation import Cluster, Job, Phase, SharedRate, SimulationResult, Stage, simulate
 from pipelines.planning.storage_nodes import choose_storage_cluster, load_storage_nodes
 from tests.pipelines.command import run_in_process
@@ -150,6 +150,21 @@ def test_slow_storage_and_few_teams_limit_the_capacity() -> None:
     assert gains["1 GB/s more to read"] > gains["one more node"]
 
 
+def test_capacity_grows_with_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_size, "CAPACITY_JOBS", 20)  # less than the GPUs of the larger cluster
+    fast_storage = ("--read-rate", "1TB", "--write-rate", "1TB")
+    small, large = (
+        size("--demand", "8x8b", "--gpu", "h200", "--nodes", nodes, *fast_storage, *DATA) for nodes in (1, 5)
+    )
+    rates = [result["customizations_per_week"]["capacity"]["drawn"] for result in (small, large)]
+    assert rates[1] == pytest.approx(5 * rates[0], rel=0.15)
+
+
+def test_demands_of_one_model_are_added() -> None:
+    split = size("--demand", "12x8b", "--demand", "8x8b", "--gpu", "h200", *DATA)
+    assert split == size("--demand", "20x8b", "--gpu", "h200", *DATA)
+
+
 def test_longer_waits_need_fewer_nodes() -> None:
     busy = ("--demand", "4000x8b", "--gpu", "h200", *DATA)
     patient, hasty = (size(*busy, "--max-wait-hours", hours) for hours in (24, 0))
@@ -159,7 +174,8 @@ def test_longer_waits_need_fewer_nodes() -> None:
     assert hasty["wait_hours"]["p90"] == 0 < patient["wait_hours"]["p90"] <= 24
 
 
-def test_report_has_plots_and_text_the_bill(tmp_path: Path) -> None:
+def test_report_has_plots_and_text_the_bill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_report, "PLOTTED_NODES", 2)
     arguments = ("size", *map(str, DEMAND), "--report", "cluster.html")
     text = run_in_process(*arguments, cwd=tmp_path).stdout
     page = (tmp_path / "cluster.html").read_text(encoding="utf-8")
@@ -173,6 +189,7 @@ def test_report_has_plots_and_text_the_bill(tmp_path: Path) -> None:
         (("--demand", "8b"), "--demand '8b' is not COUNTxMODEL", "20x8b"),
         (("--demand", "2x8b"), "--demand 2x8b parameters needs the amount of data", "--tokens"),
         (("--demand", "2x8b", "--model", "8b", *DATA), "--demand and --model are combined", "COUNTxMODEL"),
+        (("--model", "8b", "--storage-node", "f210", *DATA), "--storage-node is given without --demand", "20x8b"),
         (("--demand", "2x8b", "--queue", "LIFO", *DATA), "--queue is 'LIFO'", "BestEffortFIFO or StrictFIFO"),
         (("--demand", "2x8b", "--storage-node", "f900", *DATA), "--storage-node 'f900' is not a known", "f210"),
         (("--demand", "2x8b", "--gpu", "h200:16", "--nodes", 1, *DATA), "a training needs 16 GPUs", "--nodes 2"),

@@ -1368,6 +1368,7 @@ SIZING_ERRORS = {  # the tests are in test_sizing.py and test_cluster_size.py
     "--demand '…' is not COUNTxMODEL": ("usage", 2),
     "--demand … needs the amount of data": ("usage", 2),
     "--demand and --model are combined": ("usage", 2),
+    "… is given without --demand": ("usage", 2),
     "--queue is '…'": ("usage", 2),
     "--nodes …: a training needs … GPUs, and a node has …": ("usage", 2),
     "no cluster of up to … nodes meets the demand with a wait of … hours": ("usage", 2),
